@@ -1,0 +1,30 @@
+"""autotune: the fastest stable configuration of a fine-tuning job, found by running it.
+
+    import autotune
+
+    job, space = autotune.load_job("job.yaml")
+    result = autotune.tune(job, space, autotune.RunFolder(path="runs/mine"))
+
+Importing this package loads nothing heavy: the names below are resolved on first use.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load_job": "autotune.space.load",
+    "tune": "autotune.tune",
+    "Job": "autotune.job",
+    "Recommendation": "autotune.recommend",
+    "Result": "autotune.session",
+    "RunFolder": "autotune.run_folder",
+}
+__all__ = ["Job", "Recommendation", "Result", "RunFolder", "__version__", "load_job", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module `autotune` has no attribute `{name}`")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,58 @@
+"""The command line: parse, make one call, print. One file a command.
+
+stdout is data, stderr is talk. Commands are loaded when they are called, so that `--help` answers
+at once.
+"""
+
+import importlib
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "run": "Find the fastest stable configuration of a job and write its verified bundle.",
+    "probe": "Measure one candidate of a job.",
+    "verify": "Launch the bundle of a run for a few steps and compare with its promise.",
+    "emit": "Write the bundle of a run, or of one of its probes, again.",
+    "report": "Show what a run measured and recommends.",
+    "space": "Show the search space of a job.",
+    "validate": "Check a job file without touching model, data or device.",
+    "env": "Show the machine and the stack, as a bug report needs it.",
+}
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported on call."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"autotune.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from autotune.errors import nearest
+
+            hint = nearest(args[0], COMMANDS)
+            raise click.UsageError(f"{error.message} {hint or ''}".strip(), ctx) from None
+
+
+@click.command(cls=_Commands)
+@click.version_option(package_name="autotune")
+def main() -> None:
+    """Find the fastest stable configuration of a fine-tuning job by running short real training
+    steps on this machine's own devices.
+
+    Exit codes: 0 done, 1 nothing fits, 2 the job file or flags, 3 the machine, 130 interrupted.
+    """

@@ -1,0 +1,35 @@
+"""`autotune emit`."""
+
+from pathlib import Path
+
+import click
+
+from autotune.cli.job_options import guarded, json_option, print_json
+
+
+@click.command("emit")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--probe", type=int, help="Number of the probe to emit, in place of the recommended.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/bundle.")
+@click.option("--storage", help="Optuna storage URL of the run, where it has one of its own.")
+@json_option
+@guarded
+def command(
+    run: Path, probe: int | None, out: Path | None, storage: str | None, as_json: bool
+) -> int:
+    """Write the bundle of RUN again, or that of one of its probes. It is not verified: see
+    `autotune verify`."""
+    from autotune.errors import user_error
+    from autotune.reopening import reopen
+
+    past = reopen(run, storage)
+    target = (out or past.run.bundle).absolute()
+    if out is not None and target.exists():
+        raise user_error("the folder is there already", where=str(out), hint="choose another one")
+    recommendation = past.recommendation(probe)
+    past.emit(recommendation, None, target)
+    if as_json:
+        print_json({"schema": 1, "bundle": str(target), "probe": recommendation.chosen.number})
+    else:
+        click.echo(str(target))
+    return 0

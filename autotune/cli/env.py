@@ -1,0 +1,47 @@
+"""`autotune env`."""
+
+from dataclasses import asdict
+
+import click
+
+from autotune.cli.job_options import guarded, json_option, print_json
+
+
+@click.command("env")
+@json_option
+@guarded
+def command(as_json: bool) -> int:
+    """Show the machine and the stack, as a bug report needs it."""
+    import platform
+
+    from autotune import __version__
+    from autotune.facts import devices, stack
+    from autotune.units import format_bytes
+
+    found = stack.installed()
+    present = [devices.cpu(), *(devices.gpu(n) for n in range(devices.gpu_count()))]
+    if as_json:
+        plain = {key: value for key, value in asdict(found).items() if key != "training_fields"}
+        print_json(
+            {
+                "schema": 1,
+                "autotune": __version__,
+                "platform": platform.platform(),
+                "stack": plain,
+                "devices": [asdict(device) for device in present],
+            }
+        )
+        return 0
+    click.echo(f"autotune {__version__}")
+    click.echo(f"python {found.python} on {platform.platform()}")
+    for name, version in found.versions.items():
+        click.echo(f"{name} {version or 'not installed'}")
+    for name in ("flash_attention_2", "flash_attention_3", "liger", "bitsandbytes"):
+        click.echo(f"{name} {'yes' if getattr(found, name) else 'no'}")
+    for device in present:
+        click.echo(
+            f"{device.kind}:{device.index} {device.name}, {format_bytes(device.free_bytes)} of "
+            f"{format_bytes(device.total_bytes)} free"
+            + (f", driver {device.driver}" if device.driver else "")
+        )
+    return 0

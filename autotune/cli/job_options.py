@@ -1,0 +1,94 @@
+"""Options that several commands share: a job from a file and flags, errors, output."""
+
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.errors import EXIT_INTERRUPTED, AutotuneError, user_error
+
+_FLAGS = {
+    "model": "Hub id, local folder or config.json.",
+    "dataset": "Hub id, local folder or JSONL file.",
+    "method": "Training method.",
+    "tuning": "full or lora.",
+    "global-batch-size": "Sequences per optimizer step (exact), or 'N tokens'.",
+    "max-length": "Rows are truncated to this many tokens.",
+    "budget": "Minutes such as 5m, or a number of probes.",
+}
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """JOB, `--set` and a flag for each of the most used fields."""
+    for name, text in reversed(_FLAGS.items()):
+        function = click.option(f"--{name}", help=text)(function)
+    function = click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set any job field, knob or training field. May be repeated.",
+    )(function)
+    return click.argument(
+        "job", required=False, type=click.Path(dir_okay=False, path_type=Path)
+    )(function)
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+
+
+def all_sets(sets: tuple[str, ...], flags: dict[str, Any]) -> list[str]:
+    """`--set` values, those of the named flags last."""
+    named = [
+        f"{name.replace('-', '_')}={value}"
+        for name in _FLAGS
+        if (value := flags[name.replace("-", "_")]) is not None
+    ]
+    return [*sets, *named]
+
+
+def load(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> Any:
+    """(Job, SpaceDefinition) of the options."""
+    from autotune.space.load import load_job
+
+    overrides = all_sets(sets, flags)
+    if job is None and not overrides:
+        raise user_error(
+            "a job is needed", hint="name a job file, or give --model, --dataset and so on"
+        )
+    return load_job(job, overrides)
+
+
+def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Run a command's body: no traceback for what a user can cause, and the documented exit code.
+
+    SIGTERM ends a run as Ctrl-C does.
+    """
+
+    @functools.wraps(function)
+    def body(*args: Any, **kwargs: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            code = function(*args, **kwargs)
+        except AutotuneError as error:
+            for problem in error.problems:
+                click.echo(f"error: {problem.render()}", err=True)
+            code = error.exit_code
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            code = EXIT_INTERRUPTED
+        sys.exit(code or 0)
+
+    return body
+
+
+def print_json(data: Any) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(data, ensure_ascii=False, sort_keys=True, allow_nan=False))

@@ -1,0 +1,36 @@
+"""`autotune probe`."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+
+
+@click.command("probe")
+@job_options
+@json_option
+@guarded
+def command(
+    job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
+) -> int:
+    """Measure one candidate of JOB: the knobs that `--set` names, defaults for the rest.
+
+    The exit code is 0 where the candidate ran, 1 where it did not.
+    """
+    from rich.console import Console
+
+    from autotune.probing import probe_once
+    from autotune.report.plain import probe_plain
+    from autotune.report.tables import measurement_table
+
+    loaded, definition = load(job, sets, flags)
+    with tempfile.TemporaryDirectory(prefix="autotune-probe-") as folder:
+        candidate, measurement = probe_once(loaded, definition, Path(folder))
+    if as_json:
+        print_json(probe_plain(candidate, measurement))
+    else:
+        Console().print(measurement_table(candidate, measurement))
+    return 0 if measurement.outcome == "ok" else 1

@@ -1,0 +1,42 @@
+"""`autotune report`."""
+
+from pathlib import Path
+
+import click
+
+from autotune.cli.job_options import guarded, json_option, print_json
+
+
+@click.command("report")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--storage", help="Optuna storage URL of the run, where it has one of its own.")
+@json_option
+@guarded
+def command(run: Path, storage: str | None, as_json: bool) -> int:
+    """Show every probe of RUN, what is recommended and why."""
+    from rich.console import Console
+
+    from autotune.reopening import reopen
+    from autotune.report.plain import report_plain
+    from autotune.report.tables import records_table
+
+    past = reopen(run, storage)
+    stored = past.stored
+    if as_json:
+        print_json(report_plain(list(past.records), stored))
+        return 0
+    free = [knob.name for knob in past.space.free_knobs]
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(records_table(past.records, free))
+    if stored is None:
+        console.print("\nno recommendation yet", highlight=False)
+        return 0
+    console.print(f"\nrecommended: probe {stored['chosen']['probe']}", highlight=False)
+    for reason in stored["reasons"]:
+        console.print(f"- {reason}", highlight=False)
+    verification = stored["verification"]
+    if verification is not None:
+        word = "verified" if verification["verified"] else "NOT verified"
+        console.print(f"{word}: {verification['reason']}", highlight=False, soft_wrap=True)
+    console.print(f"bundle: {past.run.bundle}", highlight=False, soft_wrap=True)
+    return 0

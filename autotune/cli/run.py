@@ -1,0 +1,97 @@
+"""`autotune run`."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+
+
+@click.command("run")
+@job_options
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder to make. Default: runs/NAME.")
+@click.option("--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
+@click.option("--storage", help="Optuna storage URL, in place of study.db in the run folder.")
+@json_option
+@guarded
+def command(
+    job: Path | None,
+    sets: tuple[str, ...],
+    out: Path | None,
+    resume: Path | None,
+    storage: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Find the fastest stable configuration of JOB and write its verified bundle.
+
+    JOB is a YAML file; it may be left out where flags say it all. Everything is kept in the run
+    folder; Ctrl-C ends cleanly, and --resume goes on.
+    """
+    from rich.console import Console
+
+    from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+    from autotune.report.plain import result_plain
+    from autotune.report.tables import result_lines
+    from autotune.report.terminal import TerminalListener
+    from autotune.tune import tune
+
+    if resume is not None:
+        loaded, definition, run = _resumed(resume, job, sets, flags)
+    else:
+        loaded, definition, run = _started(job, sets, flags, out)
+    console = Console(stderr=True)
+    result = tune(loaded, definition, run, storage=storage, listener=TerminalListener(console))
+    if as_json:
+        print_json(result_plain(result, run.bundle))
+    else:
+        click.echo("\n".join(result_lines(result, str(run.bundle))))
+    if result.outcome == "interrupted":
+        click.echo(f"interrupted; go on with: autotune run --resume {run.path}", err=True)
+        return EXIT_INTERRUPTED
+    return EXIT_DONE if result.outcome == "recommended" else EXIT_NOTHING_FITS
+
+
+def _started(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Path | None) -> Any:
+    import uuid
+
+    import yaml
+
+    from autotune import __version__
+    from autotune.run_folder import RunFolder
+
+    loaded, definition = load(job, sets, flags)
+    name = job.stem if job is not None else "job"
+    path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run = RunFolder(path=path.absolute())
+    info = {
+        "schema": 1,
+        "version": __version__,
+        "study": f"autotune-{uuid.uuid4().hex[:12]}",
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    run.begin(yaml.safe_dump(loaded.plain(), sort_keys=False, allow_unicode=True), info)
+    return loaded, definition, run
+
+
+def _resumed(resume: Path, job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> Any:
+    from autotune.cli.job_options import all_sets
+    from autotune.errors import user_error
+    from autotune.run_folder import RunFolder
+    from autotune.space.load import load_job
+
+    run = RunFolder(path=resume.absolute())
+    run.read(run.run)
+    if job is not None:
+        raise user_error("a resumed run keeps its job", where="JOB", hint="leave JOB out")
+    before, _ = load_job(run.job)
+    loaded, definition = load_job(run.job, all_sets(sets, flags))
+    if loaded.model_copy(update={"budget": before.budget}) != before:
+        raise user_error(
+            "only the budget of a resumed run may change",
+            where="--set",
+            hint="start a new run for another job",
+        )
+    return loaded, definition, run

@@ -1,0 +1,40 @@
+"""`autotune space show`."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+
+
+@click.group("space")
+def command() -> None:
+    """Show the search space of a job."""
+
+
+@command.command("show")
+@job_options
+@json_option
+@guarded
+def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
+    """The space of JOB on this machine: its knobs, how many candidates, which are excluded and why."""
+    from rich.console import Console
+
+    from autotune.probing import bound_space
+    from autotune.report.plain import space_plain
+    from autotune.report.tables import space_table
+
+    loaded, definition = load(job, sets, flags)
+    with tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
+        space, facts = bound_space(loaded, definition, Path(folder))
+    if as_json:
+        print_json(space_plain(space, facts))
+        return 0
+    console = Console(width=120)
+    console.print(space_table(space))
+    console.print(f"\n{len(space.candidates)} candidates", highlight=False)
+    for one in space.exclusions:
+        console.print(f"excluded {one.count}: {one.reason}", highlight=False)
+    return 0

@@ -1,0 +1,24 @@
+"""`autotune validate`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+
+
+@click.command("validate")
+@job_options
+@json_option
+@guarded
+def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
+    """Check JOB without touching model, data or device, and print it resolved."""
+    import yaml
+
+    loaded, _ = load(job, sets, flags)
+    if as_json:
+        print_json({"schema": 1, "valid": True, "job": loaded.plain()})
+    else:
+        click.echo(yaml.safe_dump(loaded.plain(), sort_keys=False, allow_unicode=True), nl=False)
+    return 0

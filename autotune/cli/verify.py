@@ -1,0 +1,25 @@
+"""`autotune verify`."""
+
+from pathlib import Path
+
+import click
+
+from autotune.cli.job_options import guarded, json_option, print_json
+
+
+@click.command("verify")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--storage", help="Optuna storage URL of the run, where it has one of its own.")
+@json_option
+@guarded
+def command(run: Path, storage: str | None, as_json: bool) -> int:
+    """Launch the bundle of RUN for a few steps on worst batches, through an evaluation and a save,
+    and compare with its promise. The exit code is 0 where it holds, 1 where it does not."""
+    from autotune.reopening import reopen, verify_again
+
+    outcome = verify_again(reopen(run, storage))
+    if as_json:
+        print_json({"schema": 1, **outcome.plain()})
+    else:
+        click.echo(f"{'verified' if outcome.verified else 'NOT verified'}: {outcome.reason}")
+    return 0 if outcome.verified else 1

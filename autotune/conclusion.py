@@ -1,0 +1,165 @@
+"""How a search is concluded: recommend, emit, verify; or say what would make the job fit."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.emit.bundle import bundle_files
+from autotune.errors import UserError
+from autotune.facts import Facts
+from autotune.job import Job
+from autotune.probe.measure import measure, probe_request
+from autotune.probe.protocol import ProbeFolder
+from autotune.probe.record import Record, counts_as_probe, excess_bytes
+from autotune.recommend import NothingFits, Recommendation, recommend
+from autotune.run_folder import RunFolder
+from autotune.session import Result, Session
+from autotune.space.definition import load_definition
+from autotune.space.knobs import Candidate
+from autotune.space.spaces import bind
+from autotune.verify import Verification, verify
+from autotune.what_if import TriedChange, single_changes
+
+MAX_VERIFICATIONS = 3
+
+
+def conclude(session: Session, reason: str) -> Result:
+    """What the run comes to, once the search has stopped for `reason`."""
+    records = tuple(session.study.records())
+    size = len(session.space.candidates)
+    first = recommend(records, session.allowed_bytes)
+    if isinstance(first, NothingFits):
+        tried = tuple(try_changes(session, first))
+        return Result(
+            outcome="nothing_fits",
+            records=records,
+            stop_reason=reason,
+            space_size=size,
+            nothing_fits=first,
+            tried=tried,
+        )
+    recommendation, verification = verified(session, first, records)
+    return Result(
+        outcome="recommended",
+        records=records,
+        stop_reason=reason,
+        space_size=size,
+        recommendation=recommendation,
+        verification=verification,
+    )
+
+
+def verified(
+    session: Session, first: Recommendation, records: tuple[Record, ...]
+) -> tuple[Recommendation, Verification]:
+    """The first recommendation whose bundle passes; where none does, the very first one."""
+    failures: list[tuple[Recommendation, Verification]] = []
+    passed_over: dict[int, str] = {}
+    following: Recommendation | NothingFits = first
+    while isinstance(following, Recommendation) and len(failures) < MAX_VERIFICATIONS:
+        emit_session(session, following, None)
+        session.listener.verifying(following)
+        outcome = verify(
+            session.run, session.job, session.facts, following.chosen, session.server
+        )
+        session.listener.verified(outcome)
+        if outcome.verified:
+            emit_session(session, following, outcome)
+            return following, outcome
+        failures.append((following, outcome))
+        passed_over[following.chosen.number] = outcome.reason
+        following = recommend(records, session.allowed_bytes, passed_over)
+    emit_session(session, *failures[0])
+    return failures[0]
+
+
+def emit_session(
+    session: Session, recommendation: Recommendation, verification: Verification | None
+) -> None:
+    """Write the bundle of a recommendation into the run folder."""
+    files = render(
+        recommendation,
+        session.job,
+        session.facts,
+        session.run,
+        space_size=len(session.space.candidates),
+        probes=sum(counts_as_probe(record) for record in session.study.records()),
+        verification=verification,
+    )
+    session.run.write_bundle(session.run.bundle, files)
+
+
+def render(
+    recommendation: Recommendation,
+    job: Job,
+    facts: Facts,
+    run: RunFolder,
+    *,
+    space_size: int,
+    probes: int,
+    verification: Verification | None,
+) -> dict[str, str]:
+    """The files of a bundle that is launched with this very interpreter."""
+    return bundle_files(
+        recommendation,
+        job,
+        facts,
+        python=sys.executable,
+        output_dir=str(run.output),
+        space_size=space_size,
+        probes=probes,
+        verification=verification.plain() if verification is not None else None,
+    )
+
+
+def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]:
+    """Probe the single changes of the job that might make it fit."""
+    if nothing.nearest is None:
+        return
+    nearest = nothing.nearest.candidate
+    for index, change in enumerate(single_changes(session.job, nearest)):
+        try:
+            definition = load_definition(change.job.method, change.job.search_space)
+            space = bind(definition, change.job, session.facts)
+        except UserError:
+            continue
+        session.listener.trying(change.text)
+        candidate = closest(space.candidates, nearest)
+        request = probe_request(
+            change.job,
+            session.facts,
+            candidate,
+            rows=session.run.rows,
+            output_dir=str(session.run.output),
+            limit=session.limit_bytes,
+        )
+        folder = ProbeFolder(path=Path(session.run.what_if) / f"{index:02d}")
+        measurement = measure(session.server, folder, request, session.limits)
+        excess = excess_bytes(measurement, session.allowed_bytes)
+        yield TriedChange(
+            text=change.text,
+            kind=change.kind,
+            fits=measurement.outcome == "ok" and (excess or 0) <= 0,
+            measurement=measurement,
+        )
+
+
+def closest(candidates: tuple[Candidate, ...], wanted: Candidate) -> Candidate:
+    """The candidate with most knobs in common with `wanted`."""
+    return min(
+        candidates,
+        key=lambda c: sum(c.values.get(name) != value for name, value in wanted.values.items()),
+    )
+
+
+def interrupted(session: Session) -> Result:
+    """What is known when the run is ended from outside."""
+    records = tuple(session.study.records())
+    best = recommend(records, session.allowed_bytes)
+    return Result(
+        outcome="interrupted",
+        records=records,
+        stop_reason="interrupted",
+        space_size=len(session.space.candidates),
+        recommendation=best if isinstance(best, Recommendation) else None,
+    )

@@ -1,0 +1,1 @@
+"""Recommendation -> files. Pure; one file a format."""

@@ -1,0 +1,96 @@
+"""The bundle: every file of a recommendation, by name. Pure: values in, text out."""
+
+import json
+from typing import Any
+
+from autotune.emit.accelerate_config import accelerate_config
+from autotune.emit.launch import launch_script
+from autotune.emit.readme import readme
+from autotune.emit.sft_config import sft_config
+from autotune.facts import Facts
+from autotune.job import Job
+from autotune.recommend import Recommendation, ranked_plain
+from autotune.space.precision import resolve_precision
+from autotune.space.settings import settings, threads
+
+SCHEMA = 1
+
+
+def bundle_files(
+    recommendation: Recommendation,
+    job: Job,
+    facts: Facts,
+    *,
+    python: str,
+    output_dir: str,
+    space_size: int,
+    probes: int,
+    verification: dict[str, Any] | None,
+) -> dict[str, str]:
+    """File name -> text. The same recommendation gives the same bytes.
+
+    Args:
+        python: interpreter that launches.
+        output_dir: where training writes unless the job says otherwise.
+        space_size: candidates in the space.
+        probes: how many were probed.
+        verification: what verification found; None before it ran.
+    """
+    candidate = recommendation.chosen.candidate
+    chosen = settings(job, facts, candidate, output_dir)
+    return {
+        "sft_config.yaml": sft_config(chosen.config),
+        "accelerate.yaml": accelerate_config(
+            device_kind=facts.device.kind,
+            precision=resolve_precision(job, facts.device)[0],
+            processes=job.devices.count,
+        ),
+        "launch.sh": launch_script(
+            python=python,
+            environment=chosen.environment,
+            threads=threads(facts),
+            has_data=bool(facts.data.source),
+        ),
+        "recommendation.json": _json(recommendation_plain(recommendation, job, facts, verification)),
+        "README.md": readme(
+            recommendation,
+            model=facts.model.name,
+            device=facts.device.name,
+            epochs=float(chosen.config["num_train_epochs"]),
+            verification=verification,
+            space_size=space_size,
+            probes=probes,
+        ),
+    }
+
+
+def recommendation_plain(
+    recommendation: Recommendation,
+    job: Job,
+    facts: Facts,
+    verification: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """`recommendation.json` as data."""
+    precision, why = resolve_precision(job, facts.device)
+    return {
+        "schema": SCHEMA,
+        "method": job.method,
+        "model": facts.model.name,
+        "weights_probed": facts.model.weights,
+        "device": facts.device.name,
+        "versions": facts.stack.versions,
+        "precision": {"value": precision, "reason": why},
+        "chosen": ranked_plain(recommendation.chosen),
+        "reasons": list(recommendation.reasons),
+        "ties": [ranked_plain(one) for one in recommendation.ties],
+        "runners_up": [ranked_plain(one) for one in recommendation.runners_up],
+        "rejected": {why: list(numbers) for why, numbers in recommendation.rejected.items()},
+        "allowed_bytes": recommendation.allowed_bytes,
+        "passed_over": {str(n): why for n, why in recommendation.passed_over.items()},
+        "verified": bool(verification and verification["verified"]),
+        "verification": verification,
+    }
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,93 @@
+"""The bundle's `README.md`: why this configuration, and what to expect of it. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.recommend import Ranked, Recommendation
+from autotune.space.knobs import value_label
+from autotune.units import format_bytes, format_seconds
+
+
+def readme(
+    recommendation: Recommendation,
+    *,
+    model: str,
+    device: str,
+    epochs: float,
+    verification: dict[str, Any] | None,
+    space_size: int,
+    probes: int,
+) -> str:
+    """The bundle's page as Markdown text."""
+    chosen = recommendation.chosen
+    knobs = chosen.candidate.knobs
+    lines = [
+        f"# {model}: recommended configuration",
+        "",
+        f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
+        "Launch it with `bash launch.sh`; arguments are passed on to TRL.",
+        "",
+        "## Why this one",
+        "",
+        *[f"- {reason}" for reason in recommendation.reasons],
+        "",
+        "## What to expect",
+        "",
+        *_expectations(chosen, epochs),
+        "",
+        "## Verified",
+        "",
+        *_verified(verification),
+        "",
+        "## The knobs",
+        "",
+        "| knob | value |",
+        "|---|---|",
+        *[f"| `{name}` | `{value_label(knobs[name])}` |" for name in sorted(knobs)],
+    ]
+    others = [*recommendation.ties, *recommendation.runners_up][:5]
+    if others:
+        lines += ["", "## Runners-up", "", *_runners_up(chosen, others)]
+    if recommendation.rejected:
+        lines += ["", "## Rejected", ""]
+        for why, numbers in recommendation.rejected.items():
+            lines.append(f"- {why}: probe {', '.join(map(str, numbers))}")
+    return "\n".join(lines) + "\n"
+
+
+def _expectations(chosen: Ranked, epochs: float) -> list[str]:
+    measurement = chosen.measurement
+    noise = measurement.relative_uncertainty
+    lines = [
+        f"- {chosen.tokens_per_s:.0f} real tokens/s"
+        + (f" (+-{100 * noise:.1f}%)" if noise is not None else ""),
+        f"- {format_seconds(measurement.step_time_s or 0)} per optimizer step",
+        f"- peak memory {format_bytes(chosen.peak_memory_bytes)}, on the worst batch of the data",
+    ]
+    if measurement.tokens_per_epoch is not None:
+        seconds = epochs * measurement.tokens_per_epoch / chosen.tokens_per_s
+        lines.append(
+            f"- {format_seconds(seconds)} for {epochs:g} epoch(s), evaluation and saving not counted"
+        )
+    return lines
+
+
+def _verified(verification: dict[str, Any] | None) -> list[str]:
+    if verification is None:
+        return ["Not verified."]
+    word = "Yes" if verification["verified"] else "No"
+    return [f"{word}: {verification['reason']}."]
+
+
+def _runners_up(chosen: Ranked, others: Sequence[Ranked]) -> list[str]:
+    lines = ["| probe | tokens/s | peak | what differs |", "|---|---|---|---|"]
+    for one in others:
+        differs = ", ".join(
+            f"{name}={value_label(value)}"
+            for name, value in sorted(one.candidate.differences(chosen.candidate).items())
+        )
+        lines.append(
+            f"| {one.number} | {one.tokens_per_s:.0f} | {format_bytes(one.peak_memory_bytes)} "
+            f"| {differs} |"
+        )
+    return lines

@@ -1,0 +1,40 @@
+"""What is true before any probe."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.facts.data import DataFacts
+from autotune.facts.devices import DeviceFacts, DeviceProcess
+from autotune.facts.model import ModelFacts
+from autotune.facts.stack import StackFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The model, the data, the device and the stack."""
+
+    model: ModelFacts
+    data: DataFacts
+    device: DeviceFacts
+    stack: StackFacts
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+
+def facts_from_plain(data: dict[str, Any]) -> Facts:
+    """The way back from `Facts.plain`."""
+    model, device = dict(data["model"]), dict(data["device"])
+    for name in ("attention_modules", "linear_modules"):
+        model[name] = tuple(model[name])
+    device["processes"] = tuple(DeviceProcess(**one) for one in device["processes"])
+    if device["capability"] is not None:
+        device["capability"] = tuple(device["capability"])
+    stack = {**data["stack"], "training_fields": tuple(data["stack"]["training_fields"])}
+    return Facts(
+        model=ModelFacts(**model),
+        data=DataFacts(**data["data"]),
+        device=DeviceFacts(**device),
+        stack=StackFacts(**stack),
+    )

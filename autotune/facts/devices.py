@@ -1,0 +1,186 @@
+"""The devices: the only door to NVML, and the CPU as a device of its own.
+
+Memory is in bytes. Where NVML or the kernel does not tell a figure it is None, never 0. What
+counts for a run is the memory that is *free*: other processes are seen and named.
+"""
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import machine_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProcess:
+    """Another process that computes on the device."""
+
+    pid: int
+    used_bytes: int | None
+    name: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """One device as it is now."""
+
+    kind: str
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    cores: int
+    driver: str | None = None
+    capability: tuple[int, int] | None = None
+    processes: tuple[DeviceProcess, ...] = ()
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes compute on this GPU."""
+        return bool(self.processes)
+
+
+def detect(kind: str, index: int) -> DeviceFacts:
+    """The device a job asks for.
+
+    Raises:
+        MachineError: `cuda` was asked for and there is no such GPU.
+    """
+    gpus = gpu_count()
+    if kind == "cpu" or (kind == "auto" and not gpus):
+        return cpu()
+    if index >= gpus:
+        raise machine_error(
+            f"no GPU {index}: NVML sees {gpus} GPU(s)",
+            where="devices.index" if gpus else "devices.kind",
+            hint="check `nvidia-smi -L`" if gpus else "use `devices.kind: cpu`, or install a driver",
+        )
+    return gpu(index)
+
+
+def cpu() -> DeviceFacts:
+    """The CPU with the memory a new process could get now."""
+    memory = dict(_meminfo())
+    total, free = memory["MemTotal"], memory["MemAvailable"]
+    for limit, used in _cgroup_limits():
+        total, free = min(total, limit), min(free, max(limit - used, 0))
+    return DeviceFacts(
+        kind="cpu",
+        index=0,
+        name=_cpu_name(),
+        total_bytes=total,
+        free_bytes=free,
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def _meminfo() -> Iterator[tuple[str, int]]:
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(":")
+        yield name, int(rest.split()[0]) * 1024
+
+
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
+    """(limit, used) of the memory control group, in the second version's files and the first's."""
+    for folder, limit_file, used_file in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((Path(folder) / limit_file).read_text(encoding="ascii"))
+            yield limit, int((Path(folder) / used_file).read_text(encoding="ascii"))
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """An open NVML, or None where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_count() -> int:
+    """How many GPUs NVML sees; 0 without a driver."""
+    with _nvml() as nvml:
+        return 0 if nvml is None else int(nvml.nvmlDeviceGetCount())
+
+
+def gpu(index: int) -> DeviceFacts:
+    """GPU `index` with its free memory and the processes that compute on it, this one left out."""
+    with _nvml() as nvml:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return DeviceFacts(
+            kind="cuda",
+            index=index,
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            total_bytes=int(memory.total),
+            free_bytes=int(memory.free),
+            cores=len(os.sched_getaffinity(0)),
+            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+            capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            processes=tuple(_processes(nvml, handle)),
+        )
+
+
+def _processes(nvml: Any, handle: Any) -> Iterator[DeviceProcess]:
+    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        if process.pid == os.getpid():
+            continue
+        name = None
+        with contextlib.suppress(nvml.NVMLError, UnicodeDecodeError):
+            name = _text(nvml.nvmlSystemGetProcessName(process.pid))
+        yield DeviceProcess(pid=int(process.pid), used_bytes=_known(process), name=name)
+
+
+def _known(process: Any) -> int | None:
+    used = process.usedGpuMemory
+    return None if used is None else int(used)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def gpu_process_bytes(index: int, pid: int) -> int | None:
+    """What NVML says process `pid` holds on GPU `index`; None where it does not tell.
+
+    In a container NVML may list pids of another namespace: then nothing matches, and the figure
+    is unknown rather than somebody else's.
+    """
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == pid:
+                return _known(process)
+    return None
+
+
+def gpu_used_bytes(index: int) -> int | None:
+    """Memory in use on GPU `index` by everybody; None without NVML."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index)).used)

@@ -1,0 +1,162 @@
+"""ModelFacts: what a model is, from a hub id, a local folder or a bare config.json.
+
+The functions here import transformers and run in a child process only. Parameters are counted on
+the meta device: no weights are read or made.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known of the model before any probe."""
+
+    name: str
+    """What the user called it."""
+    path: str
+    """What `from_pretrained` takes: a folder, or the hub id."""
+    weights: str
+    """`real` or `random`: what a probe trains."""
+    architecture: str
+    model_type: str
+    parameters: int
+    hidden_size: int | None
+    layers: int | None
+    vocab_size: int | None
+    max_positions: int | None
+    attention_modules: tuple[str, ...]
+    """Names of the linear modules inside attention blocks (LoRA target set `attention`)."""
+    linear_modules: tuple[str, ...]
+
+
+def survey_model(
+    name: str, weights: str, folder: Path, *, revision: str | None, trust_remote_code: bool
+) -> ModelFacts:
+    """Facts of the model called `name`; a bare config becomes a model folder in `folder`.
+
+    Raises:
+        OSError, ValueError: transformers cannot make a model of it (its own message says why).
+    """
+    import transformers
+
+    path = _local_path(name, folder, revision)
+    kinds = {"trust_remote_code": trust_remote_code}
+    if revision:
+        kinds["revision"] = revision
+    config = transformers.AutoConfig.from_pretrained(path, **kinds)
+    text = config.get_text_config()
+    model = build_on_meta(config)
+    attention, linear = _linear_modules(model)
+    return ModelFacts(
+        name=name,
+        path=path,
+        weights=_weights(weights, path, revision),
+        architecture=type(model).__name__,
+        model_type=config.model_type,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        hidden_size=getattr(text, "hidden_size", None),
+        layers=getattr(text, "num_hidden_layers", None),
+        vocab_size=getattr(text, "vocab_size", None),
+        max_positions=getattr(text, "max_position_embeddings", None),
+        attention_modules=attention,
+        linear_modules=linear,
+    )
+
+
+def _local_path(name: str, folder: Path, revision: str | None) -> str:
+    path = Path(name)
+    if path.is_dir() and not _has_weights(path):
+        path = path / "config.json"
+    if path.is_dir():
+        return str(path)
+    if path.is_file():
+        return str(_folder_of_config(path, folder))
+    if path.is_absolute():
+        raise OSError(f"there is no model folder or config file {name}")
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(name, revision=revision, allow_patterns=_CONFIG_AND_TOKENIZER)
+    return name
+
+
+def _folder_of_config(config: Path, folder: Path) -> Path:
+    """A model folder of ours around a bare config: the config, and the tokenizer beside it if any.
+
+    Random weights may be saved into it later, so that the bundle can be launched.
+    """
+    json.loads(config.read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.jinja"):
+        for file in config.parent.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    shutil.copyfile(config, folder / "config.json")
+    return folder
+
+
+def _weights(wanted: str, path: str, revision: str | None) -> str:
+    if wanted == "random":
+        return "random"
+    if Path(path).is_dir():
+        present = _has_weights(Path(path))
+    else:
+        present = _hub_weights_cached(path, revision)
+    if wanted == "real" and not present:
+        raise ValueError(f"`weights: real` was asked for, but {path} has no weights on this machine")
+    return "real" if present else "random"
+
+
+def _hub_weights_cached(name: str, revision: str | None) -> bool:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except OSError:
+        return False
+    return _has_weights(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+
+
+def build_on_meta(config: Any) -> Any:
+    """The model without storage."""
+    import torch
+
+    with torch.device("meta"):
+        return model_class(config)._from_config(config)
+
+
+def model_class(config: Any) -> Any:
+    """The class TRL would build: the config's own architecture, else the causal LM of its type."""
+    import transformers
+
+    named = (config.architectures or [None])[0]
+    found = getattr(transformers, named, None) if named else None
+    if found is not None:
+        return found
+    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def _linear_modules(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Leaf names of linear layers: (inside attention, all but the output head)."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    attention, linear = set(), set()
+    for path, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear | Conv1D) or module is head:
+            continue
+        *parents, leaf = path.split(".")
+        linear.add(leaf)
+        if any("attn" in parent or "attention" in parent for parent in parents):
+            attention.add(leaf)
+    return tuple(sorted(attention)), tuple(sorted(linear))

@@ -1,0 +1,122 @@
+"""The stack: versions, what is installed, and which names this version of it uses.
+
+Everything here is read without importing the libraries: versions from their metadata, field names
+from their source. That keeps `autotune validate` fast and right for the versions installed.
+"""
+
+import ast
+import functools
+import importlib.metadata
+import importlib.util
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "deepspeed",
+    "datasets",
+    "optuna",
+    "nvidia-ml-py",
+)
+
+# What a field was called, and what newer versions call it. The name in use is the one that the
+# installed version's own source defines; see `field_name`.
+RENAMED = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+
+_CONFIG_SOURCES = {
+    "transformers": (("training_args.py", "TrainingArguments"),),
+    "trl": (
+        ("trainer/base_config.py", "_BaseConfig"),
+        ("trainer/sft_config.py", "SFTConfig"),
+        ("trainer/model_config.py", "ModelConfig"),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackFacts:
+    """Versions of the stack and what it can do here."""
+
+    python: str
+    versions: dict[str, str | None]
+    flash_attention_2: bool
+    flash_attention_3: bool
+    liger: bool
+    bitsandbytes: bool
+    training_fields: tuple[str, ...] = ()
+    """Fields of SFTConfig and ModelConfig in these versions."""
+
+
+def installed() -> StackFacts:
+    """The stack as it is installed."""
+    return StackFacts(
+        python=platform.python_version(),
+        versions={name: version(name) for name in LIBRARIES},
+        flash_attention_2=_has("flash_attn"),
+        flash_attention_3=_has("flash_attn_interface"),
+        liger=_has("liger_kernel"),
+        bitsandbytes=_has("bitsandbytes"),
+        training_fields=tuple(sorted(training_fields())),
+    )
+
+
+def version(library: str) -> str | None:
+    """The installed version; None where it is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+@functools.cache
+def training_fields() -> frozenset[str]:
+    """The fields of SFTConfig and ModelConfig in the installed versions."""
+    return frozenset(
+        field
+        for package, sources in _CONFIG_SOURCES.items()
+        for file, class_name in sources
+        for field in _fields_of(package, file, class_name)
+    )
+
+
+def _fields_of(package: str, file: str, class_name: str) -> list[str]:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return []
+    path = Path(spec.origin).parent / file
+    if not path.is_file():
+        return []
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        statement.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == class_name
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and not statement.target.id.startswith("_")
+    ]
+
+
+def field_name(name: str, fields: frozenset[str]) -> str:
+    """What a version with these fields prefers to call the field `name`."""
+    newer = RENAMED.get(name)
+    return newer if newer is not None and newer in fields else name
+
+
+def canonical_name(name: str) -> str:
+    """The name of the knob that a field, old or new, belongs to."""
+    older = {new: old for old, new in RENAMED.items()}
+    return older.get(name, name)

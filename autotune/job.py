@@ -1,0 +1,213 @@
+"""The job: what the user wants to fine-tune, on what data, under which limits.
+
+The docstring under each field is its documentation: `docs/job.md` is generated from here. The
+file is strict: unknown keys are refused, and all problems are reported at once with their line.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from autotune.units import parse_bytes, parse_seconds
+
+Scalar = bool | int | float | str | None
+"""A value as YAML and JSON both have it."""
+
+KnobValue = Scalar | list[str]
+"""A value of a knob: a scalar, or a list of names (LoRA target modules)."""
+
+_TOKENS = re.compile(r"\s*([0-9][0-9_]*)\s*tokens\s*")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+def _as_bytes(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str | int) else value
+
+
+class Lengths(_Strict):
+    """Token lengths in place of data, where there is none yet."""
+
+    max: int = Field(gt=0)
+    """Longest row, in tokens."""
+    p50: int | None = Field(default=None, gt=0)
+    """Median row, in tokens. Without it every row is taken to be as long as `max`."""
+    p99: int | None = Field(default=None, gt=0)
+    """99th percentile, in tokens. Without it, halfway (geometrically) between `p50` and `max`."""
+    rows: int = Field(default=10_000, gt=0)
+    """How many rows one epoch has."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        known = [value for value in (self.p50, self.p99, self.max) if value is not None]
+        if known != sorted(known):
+            raise ValueError(
+                f"`p50 <= p99 <= max` must hold, but got (p50={self.p50}, p99={self.p99}, "
+                f"max={self.max})"
+            )
+        if self.p99 is not None and self.p50 is None:
+            raise ValueError("`p99` needs `p50` beside it")
+        return self
+
+
+class NoData(_Strict):
+    """A data set that is known by its lengths alone."""
+
+    lengths: Lengths
+    """What the rows will be like."""
+
+
+class Devices(_Strict):
+    """The devices to tune for."""
+
+    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cuda`, `cpu`, or `auto`: CUDA where an NVIDIA GPU is present, else the CPU."""
+    count: Literal[1] = 1
+    """Number of devices. This version tunes for one."""
+    index: int = Field(default=0, ge=0)
+    """Which GPU, as `nvidia-smi` counts them."""
+    memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
+    """Memory a candidate may use per device, such as `20GiB`. It is enforced in every probe (a
+    real allocation failure past it). Default: what is free at the start."""
+
+
+class Budget(_Strict):
+    """When the search has to end."""
+
+    minutes: float = Field(default=30.0, gt=0)
+    """Wall-clock minutes for all probes together; verification comes on top."""
+    probes: int = Field(default=40, gt=0)
+    """Number of probes."""
+    probe_minutes: float = Field(default=5.0, gt=0)
+    """Wall-clock minutes after which one probe is killed (outcome `timeout`)."""
+
+
+def _as_budget(value: object) -> object:
+    """`5m` means minutes, `12` means probes."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return value
+    if isinstance(value, int):
+        return {"probes": value}
+    return {"minutes": parse_seconds(value) / 60.0}
+
+
+def _dataset_form(value: object) -> str:
+    return "no_data" if isinstance(value, dict | NoData) else "name"
+
+
+class Job(_Strict):
+    """What to fine-tune, on what data, under which limits."""
+
+    model: str = Field(min_length=1)
+    """Hub id, local model folder, or a bare `config.json` (then weights are random, and a tokenizer
+    is optional)."""
+    method: Literal["sft"] = "sft"
+    """Training method."""
+    dataset: Annotated[
+        Annotated[str, Field(min_length=1), Tag("name")] | Annotated[NoData, Tag("no_data")],
+        Discriminator(_dataset_form),
+    ]
+    """Hub id, local folder or JSONL file, in any form TRL takes (`text`, `prompt`/`completion`,
+    `messages`, or already tokenized). Where there is no data yet: `{lengths: {max: 2048, p50: 300,
+    p99: 1500}}`, of which only `max` is required."""
+    dataset_config: str | None = None
+    """Configuration name of a hub dataset."""
+    dataset_train_split: str = "train"
+    """Split to train on."""
+    dataset_test_split: str = "test"
+    """Split to evaluate on, where the dataset has it."""
+    tuning: Literal["full", "lora"] = "full"
+    """Train all weights, or a LoRA adapter."""
+    global_batch_size: int | str = Field(default=16)
+    """Sequences per optimizer step over all devices: a hard equality, never rounded. `"65536
+    tokens"` means that many tokens at full `max_length`, and must divide exactly."""
+    max_length: int | None = Field(default=1024, gt=0)
+    """Rows are truncated to this many tokens (`null`: never)."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Mixed precision of the training step. `auto`: bf16 on GPUs that have it, fp16 on older ones,
+    fp32 on the CPU."""
+    weights: Literal["auto", "real", "random"] = "auto"
+    """Weights a probe trains. Speed and memory do not depend on them. `auto`: the real ones where
+    they are already local, else random ones of the same shape."""
+    devices: Devices = Devices()
+    """The devices to tune for."""
+    objective: Literal["tokens_per_s"] = "tokens_per_s"
+    """What to maximise: real (non-padding) tokens per second, end to end."""
+    headroom: float = Field(default=0.1, ge=0.0, lt=0.9)
+    """Share of the device memory that a recommended candidate leaves free at its peak."""
+    budget: Annotated[Budget, BeforeValidator(_as_budget)] = Budget()
+    """When the search has to end; also `5m` or a number of probes."""
+    recipe: dict[str, list[KnobValue]] = {}
+    """Recipe knobs you are willing to vary, each with its values: what is learned changes."""
+    training: dict[str, Any] = {}
+    """Any other field of TRL's SFTConfig, ModelConfig or TrainingArguments, passed through to the
+    probes and to the emitted files untouched."""
+    fixed: dict[str, KnobValue] = {}
+    """Knobs to pin."""
+    search_space: str | None = None
+    """Your own search space file, in place of `search_spaces/<method>.yaml`."""
+
+    @field_validator("global_batch_size")
+    @classmethod
+    def _batch(cls, value: int | str) -> int | str:
+        if isinstance(value, bool):
+            raise ValueError("must be a whole number of sequences, or `N tokens`")
+        if isinstance(value, str):
+            match = _TOKENS.fullmatch(value)
+            if not match:
+                raise ValueError(f"`{value}` is neither a whole number nor `N tokens`")
+            value = f"{int(match[1].replace('_', ''))} tokens"
+        if int(str(value).split()[0]) <= 0:
+            raise ValueError(f"must be positive, but got {value}")
+        return value
+
+    @field_validator("recipe")
+    @classmethod
+    def _values(cls, recipe: dict[str, list[KnobValue]]) -> dict[str, list[KnobValue]]:
+        for name, values in recipe.items():
+            if not values:
+                raise ValueError(f"`{name}` lists no value")
+            if any(value in values[:index] for index, value in enumerate(values)):
+                raise ValueError(f"`{name}` lists a value twice")
+        return recipe
+
+    def batch_sequences(self, max_length: int | None) -> int | None:
+        """Sequences per optimizer step; None where the token count is no multiple of the length."""
+        if isinstance(self.global_batch_size, int):
+            return self.global_batch_size
+        tokens = int(self.global_batch_size.split()[0])
+        if max_length is None or tokens % max_length:
+            return None
+        return tokens // max_length
+
+    def plain(self) -> dict[str, Any]:
+        """The job as plain YAML/JSON data, every field present."""
+        return self.model_dump(mode="json")
+
+
+def resolve_path(text: str, base: Path) -> str:
+    """A path relative to the job file's folder, as an absolute one where it exists or must be one.
+
+    A name that exists below `base` is a path; so is anything that starts like one. The rest is
+    left as it is: a hub id.
+    """
+    path = Path(text).expanduser()
+    looks_like_path = text.startswith((".", "/", "~")) or path.suffix in {".json", ".jsonl"}
+    if looks_like_path or (base / path).exists():
+        return str((base / path).absolute())
+    return text

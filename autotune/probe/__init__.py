@@ -1,0 +1,1 @@
+"""What does happen: the process boundary."""

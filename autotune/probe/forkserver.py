@@ -1,0 +1,184 @@
+"""The process that every child is forked from.
+
+It imports the stack once (seconds) and then forks a child per request (milliseconds). It never
+touches a device, starts no thread, and never runs what a child runs. One JSON line per request
+comes in on stdin, one per event goes out on stdout; when stdin closes, which is what a killed
+parent looks like from here, it kills its children and ends.
+
+    in:  {"start": folder, "worker": "module:function"}      {"kill": pid}
+    out: {"event": "ready"}  {"event": "started", "pid"}  {"event": "exited", "pid", "exit_code",
+         "signal", "max_rss_bytes", "strays"}
+
+A child leads its own session and process group. When it ends, its group is killed before it is
+reaped, so a group id is never somebody else's; whatever left the group is re-parented to this
+process (it is a subreaper) and killed too (`strays`).
+
+Why not `multiprocessing`'s forkserver: see docs/decisions/0002-own-forkserver.md.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class ForkServer:
+    """Forks workers on request and tells how each one ended."""
+
+    def __init__(self) -> None:
+        self._children: set[int] = set()
+        self._buffer = b""
+        # stdout is for events alone: whatever a library prints goes to stderr.
+        self._events = os.dup(1)
+        os.dup2(2, 1)
+
+    def serve(self, preload: list[str]) -> None:
+        """Import `preload`, then answer requests until stdin closes."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for module in preload:
+            importlib.import_module(module)
+        wake_in, wake_out = os.pipe()
+        os.set_blocking(wake_out, False)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._tell({"event": "ready"})
+        while True:
+            readable, _, _ = select.select([0, wake_in], [], [])
+            if wake_in in readable:
+                os.read(wake_in, 4096)
+                self._reap()
+            if 0 in readable and not self._read_requests((wake_in, wake_out)):
+                break
+        for pid in self._children:
+            _kill_group(pid)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._events, json.dumps(event).encode() + b"\n")
+
+    def _read_requests(self, private: tuple[int, ...]) -> bool:
+        chunk = os.read(0, 65536)
+        if not chunk:
+            return False
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "kill" in request:
+                if request["kill"] in self._children:
+                    _kill_group(request["kill"])
+            else:
+                self._start(request, private)
+        return True
+
+    def _start(self, request: dict[str, Any], private: tuple[int, ...]) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            exit_code = 70
+            try:
+                _become_worker(server, Path(request["start"]), (*private, self._events))
+                exit_code = _run_worker(request["worker"], Path(request["start"]))
+            finally:
+                os._exit(exit_code)
+        self._children.add(pid)
+        self._tell({"event": "started", "pid": pid})
+
+    def _reap(self) -> None:
+        for pid in sorted(self._children):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _kill_group(pid)
+            _, status, usage = os.wait4(pid, 0)
+            self._children.discard(pid)
+            self._tell(
+                {
+                    "event": "exited",
+                    "pid": pid,
+                    "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                    "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                    "max_rss_bytes": usage.ru_maxrss * 1024,
+                    "strays": self._end_strays(),
+                }
+            )
+        if not self._children:
+            self._end_strays()
+
+    def _end_strays(self) -> int:
+        """Kill and reap what a finished child left behind; how many were still running."""
+        running = 0
+        deadline = time.monotonic() + 5.0
+        while strays := _own_children() - self._children:
+            for pid in strays:
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    running += 1
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            if time.monotonic() > deadline:
+                break
+        return running
+
+
+def _own_children() -> set[int]:
+    tasks = Path("/proc/self/task")
+    texts = (task / "children" for task in tasks.iterdir())
+    return {int(pid) for text in texts for pid in text.read_text(encoding="ascii").split()}
+
+
+def _kill_group(pid: int) -> None:
+    for target in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.kill(pid, signal.SIGKILL)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            target()
+
+
+def _become_worker(server: int, folder: Path, private: tuple[int, ...]) -> None:
+    os.setsid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:
+        os._exit(71)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    for descriptor in private:
+        os.close(descriptor)
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for source, target in (
+        (os.open(os.devnull, os.O_RDONLY), 0),
+        (os.open(folder / "stdout.log", append, 0o644), 1),
+        (os.open(folder / "stderr.log", append, 0o644), 2),
+    ):
+        os.dup2(source, target)
+        os.close(source)
+
+
+def _run_worker(name: str, folder: Path) -> int:
+    module, _, function = name.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)(folder)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        return 1
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    ForkServer().serve(sys.argv[1:])

@@ -1,0 +1,167 @@
+"""Probe one candidate, from the parent's side: ask, wait, and name what happened.
+
+The child names what it can. What it cannot (a kill, a hang, silence) is named here, from how the
+process ended and what it held; never from the text of a log.
+"""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+from autotune.facts import Facts, devices
+from autotune.job import Job
+from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
+from autotune.probe.runner import Ending, Limits, ProbeServer, Watcher, signal_name
+from autotune.space.knobs import Candidate
+from autotune.space.settings import settings, threads
+from autotune.units import format_bytes
+
+WORKER = "autotune.probe.worker:probe"
+NEAR_LIMIT = 0.85
+"""A child that dies or hangs holding this share of its limit is taken to have run out of memory."""
+
+
+def probe_request(
+    job: Job, facts: Facts, candidate: Candidate, *, rows: Path, output_dir: str, limit: int | None
+) -> ProbeRequest:
+    """What the child is asked."""
+    chosen = settings(job, facts, candidate, output_dir)
+    return ProbeRequest(
+        method=job.method,
+        config=chosen.config,
+        environment=chosen.environment,
+        weights=facts.model.weights,
+        model_path=facts.model.path,
+        device_kind=facts.device.kind,
+        device_index=facts.device.index,
+        memory_limit_bytes=limit,
+        threads=threads(facts),
+        rows=str(rows),
+        rows_total=facts.data.rows,
+        rows_sampled=facts.data.sampled,
+        global_batch=candidate.micro_batch * candidate.gradient_accumulation_steps,
+        seed=int(chosen.config["seed"]),
+    )
+
+
+def measure(
+    server: ProbeServer,
+    folder: ProbeFolder,
+    request: ProbeRequest,
+    limits: Limits,
+    watch: Watcher | None = None,
+) -> Measurement:
+    """Run the probe of `request` in `folder` and say how it ended; never raises for a child."""
+    busy = _busy(request)
+    if busy is not None:
+        return busy
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.request, request.plain())
+    kills_before = kernel_oom_kills()
+    ending = server.run(folder, WORKER, limits, watch)
+    shutil.rmtree(folder.scratch, ignore_errors=True)
+    killed = kernel_oom_kills() > kills_before
+    measurement = name_outcome(ending, read_json(folder.reply), request, kernel_killed=killed)
+    measurement = dataclasses.replace(measurement, seconds=round(ending.seconds, 4))
+    if measurement.outcome != "ok" or ending.why != "exited":
+        write_json(folder.path / "measurement.json", measurement.plain())
+    return measurement
+
+
+def _busy(request: ProbeRequest) -> Measurement | None:
+    """Other processes that compute on the GPU: seen before the start, not measured around."""
+    if request.device_kind != "cuda":
+        return None
+    gpu = devices.gpu(request.device_index)
+    if not gpu.busy:
+        return None
+    return Measurement(
+        outcome="busy",
+        reason=describe_processes(gpu),
+        processes=[dataclasses.asdict(process) for process in gpu.processes],
+    )
+
+
+def describe_processes(gpu: devices.DeviceFacts) -> str:
+    """Who else computes on a GPU, with pids and memory."""
+    each = ", ".join(
+        f"pid {p.pid}"
+        + (f" ({p.name})" if p.name else "")
+        + (f" holds {format_bytes(p.used_bytes)}" if p.used_bytes is not None else "")
+        for p in gpu.processes
+    )
+    return f"GPU {gpu.index} is in use by {each}"
+
+
+def name_outcome(
+    ending: Ending, reply: Any | None, request: ProbeRequest, *, kernel_killed: bool = False
+) -> Measurement:
+    """The measurement of a probe that ended as `ending` says and left `reply`."""
+    if ending.why == "stopped":
+        return _stopped(ending)
+    if ending.why == "wall":
+        return Measurement(outcome="timeout", reason=f"still running after {ending.seconds:.0f} s")
+    if ending.why == "stall":
+        return _stalled(ending, request)
+    if ending.why == "lost":
+        return Measurement(outcome="crash", reason="the process that starts probes died", inferred=True)
+    if isinstance(reply, dict):
+        try:
+            return Measurement.from_plain(reply)
+        except (TypeError, ValueError) as error:
+            return Measurement(outcome="crash", reason=f"its reply makes no sense: {error}")
+    return _silent(ending, request, kernel_killed)
+
+
+def _stopped(ending: Ending) -> Measurement:
+    rounds = [event for event in ending.events if event.get("event") == "round"]
+    return Measurement(
+        outcome="stopped",
+        reason=ending.stop_reason or "it cannot win",
+        tokens_per_s=rounds[-1]["tokens_per_s"] if rounds else None,
+        relative_uncertainty=rounds[-1]["relative_uncertainty"] if rounds else None,
+    )
+
+
+def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
+    held, limit = ending.rss_at_stop_bytes, request.memory_limit_bytes
+    if request.device_kind == "cpu" and held and limit and held >= NEAR_LIMIT * limit:
+        return Measurement(
+            outcome="oom",
+            reason=f"hung while holding {format_bytes(held)} of {format_bytes(limit)}",
+            memory_limit_bytes=limit,
+            inferred=True,
+        )
+    return Measurement(
+        outcome="timeout", reason="hung: no progress and no processor time", inferred=True
+    )
+
+
+def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
+    """A child that ended without a whole reply."""
+    if ending.signal is None:
+        return Measurement(
+            outcome="crash", reason=f"ended with exit code {ending.exit_code} and no whole reply"
+        )
+    name = signal_name(ending.signal)
+    limit, held = request.memory_limit_bytes, ending.max_rss_bytes
+    near = request.device_kind == "cpu" and limit and held and held >= NEAR_LIMIT * limit
+    if name == "SIGKILL" and (kernel_killed or near):
+        who = "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
+        return Measurement(
+            outcome="oom",
+            reason=f"killed {who}, holding {format_bytes(held or 0)}",
+            memory_limit_bytes=limit,
+            inferred=True,
+        )
+    return Measurement(outcome="crash", reason=f"ended by {name}")
+
+
+def kernel_oom_kills() -> int:
+    """How many processes the kernel has killed for memory, since it booted."""
+    try:
+        text = Path("/proc/vmstat").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return next((int(v) for k, v in map(str.split, text.splitlines()) if k == "oom_kill"), 0)

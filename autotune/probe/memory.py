@@ -1,0 +1,137 @@
+"""What a child takes, and the limit it runs under. Bytes.
+
+CPU: memory is the process's peak resident size (`VmHWM`, which the kernel lets us reset). The limit
+is `RLIMIT_DATA`, set relative to what the child holds when it starts, so that too large a candidate
+dies of a real allocation failure. Because a forked child shares the imported stack with its
+parent, a fresh process of the same training may differ by the pages of code either has touched.
+
+CUDA: the allocator's own peaks, and what NVML says of the whole process. The peak that counts is
+reserved memory plus what the process holds outside the allocator (context, libraries).
+"""
+
+import contextlib
+import re
+import resource
+from pathlib import Path
+from typing import Any
+
+from autotune.facts import devices
+
+_CPU_WANTED = re.compile(r"tried to allocate (\d+) bytes")
+_CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def process_status(field: str) -> int:
+    """A size of this process from /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+class CpuMemory:
+    """Peak resident size, and a limit on growth."""
+
+    def __init__(self, limit_bytes: int | None):
+        self._limit = limit_bytes
+        self._data_limit: int | None = None
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        if limit_bytes is not None:
+            growth = max(limit_bytes - process_status("VmRSS"), 0)
+            self._data_limit = process_status("VmData") + growth
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (self._data_limit, hard))
+
+    def figures(self) -> dict[str, int | None]:
+        """The memory fields of a measurement."""
+        return {
+            "peak_memory_bytes": process_status("VmHWM"),
+            "allocated_peak_bytes": None,
+            "reserved_peak_bytes": None,
+            "allocator_retries": None,
+        }
+
+    def missing_bytes(self, error: BaseException) -> int | None:
+        """How far beyond the limit the refused allocation went; None where it does not tell."""
+        match = _CPU_WANTED.search(str(error))
+        if match is None or self._data_limit is None:
+            return None
+        return max(process_status("VmData") + int(match[1]) - self._data_limit, 1)
+
+    def lift(self) -> None:
+        """Let the reply be written even at the limit."""
+        with contextlib.suppress(ValueError, OSError):
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+class CudaMemory:
+    """The CUDA caching allocator and NVML."""
+
+    def __init__(self, limit_bytes: int | None, index: int):
+        import torch
+
+        self._torch: Any = torch
+        self._index = index
+        self._used_before = devices.gpu_used_bytes(index)
+        torch.cuda.init()
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        self._limit = min(limit_bytes or total, total)
+        outside = self._outside_bytes()
+        allowed = max(min(self._limit - outside, free), 1)
+        torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0))
+        self._allowed = allowed
+
+    def _outside_bytes(self) -> int:
+        """What the process holds on the GPU besides the allocator's reserved memory."""
+        import os
+
+        reserved = int(self._torch.cuda.memory_reserved())
+        own = devices.gpu_process_bytes(self._index, os.getpid())
+        if own is None:
+            used = devices.gpu_used_bytes(self._index)
+            if used is None or self._used_before is None:
+                return 0
+            own = used - self._used_before
+        return max(own - reserved, 0)
+
+    def figures(self) -> dict[str, int | None]:
+        """The memory fields of a measurement."""
+        stats = self._torch.cuda.memory_stats()
+        reserved = int(self._torch.cuda.max_memory_reserved())
+        return {
+            "peak_memory_bytes": reserved + self._outside_bytes(),
+            "allocated_peak_bytes": int(self._torch.cuda.max_memory_allocated()),
+            "reserved_peak_bytes": reserved,
+            "allocator_retries": int(stats.get("num_alloc_retries", 0)),
+        }
+
+    def missing_bytes(self, error: BaseException) -> int | None:
+        """How far beyond the limit the refused allocation went; None where it does not tell."""
+        match = _CUDA_WANTED.search(str(error))
+        if match is None:
+            return None
+        wanted = int(float(match[1]) * _UNITS[match[2]])
+        held = int(self._torch.cuda.memory_stats().get("allocated_bytes.all.peak", 0))
+        return max(held + wanted - self._allowed, 1)
+
+    def lift(self) -> None:
+        """Nothing to do: the reply needs no GPU memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception is an allocation failure of a device or of the host."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError | OSError) and (
+        "can't allocate memory" in text
+        or "std::bad_alloc" in text
+        or "out of memory" in text
+        or "Cannot allocate memory" in text
+    )

@@ -1,0 +1,185 @@
+"""Times and checks the steps of a real trainer, from inside the child.
+
+What is timed: a micro-step from the end of the one before it to its own end (forward, backward and
+the Trainer's bookkeeping), the optimizer step from the last micro-step to the end of the step
+(clipping, update, schedule, zeroing), and the wait for data before a step. On a GPU the clock is
+read after a synchronisation. What is not covered: logging, evaluation, saving.
+
+The order of steps in a probe:
+    step 0     representative micro-batches; creates gradients and optimizer states (warm-up)
+    step 1     the same, the last of them the worst micro-batch: with everything else in memory
+    then       rounds over the timed micro-batches, until the time is known or the cap is reached
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from autotune.probe.throughput import MicroStep, Throughput, throughput
+from autotune.training.batches import Batching, Plan, Row, batch_size
+
+WARM_UP_STEPS = 2
+MIN_ROUNDS, MAX_ROUNDS = 2, 8
+ENOUGH_SECONDS = 10.0
+GOAL = 0.02
+"""Relative uncertainty at which a probe has measured enough."""
+
+
+class NotFinite(Exception):
+    """The loss or the gradient norm is not a finite number."""
+
+
+class Progress:
+    """Appends events to the progress file; a whole line at a time."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def tell(self, event: str, **values: Any) -> None:
+        """One event."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **values}) + "\n")
+
+
+class Schedule:
+    """Which micro-batch comes when, as positions in the plan (-1: the worst)."""
+
+    def __init__(self, plan: Plan, accumulation: int):
+        self.accumulation = accumulation
+        count = len(plan.timed)
+        # A round is a whole number of optimizer steps; what fills it up is timed once more.
+        self.steps_per_round = -(-count // accumulation)
+        filled = [n % count for n in range(self.steps_per_round * accumulation)]
+        warm = [n % count for n in range(accumulation)]
+        self.order = warm + warm[:-1] + [-1] + filled * MAX_ROUNDS
+        self.steps = WARM_UP_STEPS + self.steps_per_round * MAX_ROUNDS
+
+    def batches(self, plan: Plan) -> list[list[Row]]:
+        """The micro-batches in their order."""
+        return [plan.worst if n < 0 else plan.timed[n] for n in self.order]
+
+
+class StepMeter(TrainerCallback):
+    """Wraps one trainer's `training_step` and listens to its callbacks."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        batching: Batching,
+        accumulation: int,
+        progress: Progress,
+    ):
+        self._plan, self._schedule, self._batching = plan, schedule, batching
+        self._accumulation, self._progress = accumulation, progress
+        self._cuda = torch.cuda.is_available()
+        self._done = 0
+        self._mark = 0.0
+        self._measuring_since = 0.0
+        self.steps: list[MicroStep] = []
+        self.optimizer_s: list[float] = []
+        self.wait_s: list[float] = []
+        self.last_loss: float | None = None
+        self.gradient_norm: float | None = None
+        self.result: Throughput | None = None
+
+    def attach(self, trainer: Any) -> None:
+        """Start timing `trainer`."""
+        trainer.add_callback(self)
+        trainer.training_step = self._timed(trainer.training_step)
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _timed(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        def step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            position = self._schedule.order[self._done]
+            rows = self._plan.worst if position < 0 else self._plan.timed[position]
+            tokens, padded = batch_size(rows, self._batching)
+            if inputs["input_ids"].numel() != padded:
+                raise RuntimeError(
+                    f"micro-batch {self._done} was planned with {padded} tokens, but the trainer "
+                    f"formed one of {inputs['input_ids'].numel()}"
+                )
+            loss = training_step(model, inputs, *args, **kwargs)
+            now = self._now()
+            seconds, self._mark = now - self._mark, now
+            self.last_loss = float(loss)
+            if not math.isfinite(self.last_loss):
+                raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._done}")
+            if self._measuring:
+                self.steps.append(
+                    MicroStep(
+                        position=position, tokens=tokens, padded_tokens=padded, seconds=seconds
+                    )
+                )
+            self._done += 1
+            self._progress.tell("micro_step", n=self._done, seconds=seconds, padded_tokens=padded)
+            return loss
+
+        return step
+
+    @property
+    def _measuring(self) -> bool:
+        return self._done >= WARM_UP_STEPS * self._schedule.accumulation
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The wait for the first batch begins."""
+        self._mark = self._now()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """All micro-batches of the step have been fetched."""
+        now = self._now()
+        if self._measuring:
+            self.wait_s.append((now - self._mark) / self._schedule.accumulation)
+            self._measuring_since = self._measuring_since or self._mark
+        self._mark = now
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """During warm-up, look at the gradients."""
+        if not self._measuring or self.gradient_norm is None:
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            self.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+            if not math.isfinite(self.gradient_norm):
+                raise NotFinite(f"the gradient norm is {self.gradient_norm}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A whole optimizer step is done: a round may be, and the probe with it."""
+        now = self._now()
+        rounds, rest = divmod(
+            state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round
+        )
+        if state.global_step > WARM_UP_STEPS:
+            self.optimizer_s.append(now - self._mark)
+            if rest == 0:
+                self._end_of_round(rounds, now, control)
+        else:
+            self._progress.tell("warm_up", step=state.global_step)
+        self._mark = self._now()
+
+    def _end_of_round(self, rounds: int, now: float, control: Any) -> None:
+        self.result = throughput(
+            self.steps, self.optimizer_s, self.wait_s, self._plan.sample, self._accumulation
+        )
+        self._progress.tell(
+            "round",
+            round=rounds,
+            tokens_per_s=self.result.tokens_per_s,
+            optimistic_tokens_per_s=self.result.optimistic_tokens_per_s,
+            relative_uncertainty=self.result.relative_uncertainty,
+        )
+        uncertainty = self.result.relative_uncertainty
+        known = rounds >= MIN_ROUNDS and uncertainty is not None and uncertainty <= GOAL
+        long_enough = rounds >= MIN_ROUNDS and now - self._measuring_since > ENOUGH_SECONDS
+        if known or long_enough or rounds >= MAX_ROUNDS:
+            control.should_training_stop = True

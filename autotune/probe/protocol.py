@@ -1,0 +1,237 @@
+"""What parent and child say to each other: plain data in JSON files, and the files of one probe.
+
+A probe's folder holds `request.json` (written by the parent), `progress.jsonl` (appended by the
+child as it goes), `reply.json` (written by the child, atomically, last), `stdout.log` and
+`stderr.log`. A reply is whole or absent.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+OUTCOMES = (
+    "ok",
+    "oom",
+    "timeout",
+    "crash",
+    "unstable",
+    "unsupported",
+    "busy",
+    "stopped",
+    "interrupted",
+)
+"""How a probe can end. `stopped`: it could not win any more. `interrupted`: the run was ended."""
+
+
+TIMED_STEPS = 4
+STEPS = 2 + TIMED_STEPS
+"""Optimizer steps of a verification: one to warm up, one with the worst batch, the timed ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeFolder:
+    """Owns every path of one probe."""
+
+    path: Path
+
+    @property
+    def request(self) -> Path:
+        """What the parent asks."""
+        return self.path / "request.json"
+
+    @property
+    def reply(self) -> Path:
+        """What the child answers."""
+        return self.path / "reply.json"
+
+    @property
+    def progress(self) -> Path:
+        """What the child says as it goes."""
+        return self.path / "progress.jsonl"
+
+    @property
+    def stdout(self) -> Path:
+        """The child's standard output."""
+        return self.path / "stdout.log"
+
+    @property
+    def stderr(self) -> Path:
+        """The child's standard error."""
+        return self.path / "stderr.log"
+
+    @property
+    def scratch(self) -> Path:
+        """Where the trainer may write."""
+        return self.path / "scratch"
+
+
+class Message:
+    """A frozen dataclass that is JSON on disk."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> Self:
+        """From JSON data; fields that this version does not know are left out."""
+        known = {one.name for one in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyRequest(Message):
+    """Look at the model and the data, and tokenize the rows."""
+
+    model: str
+    weights: str
+    dataset: str | None
+    dataset_config: str | None
+    train_split: str
+    test_split: str
+    lengths: dict[str, int | None] | None
+    training: dict[str, Any]
+    seed: int
+    run_folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest(Message):
+    """Train a candidate for a few steps and measure."""
+
+    method: str
+    config: dict[str, Any]
+    """The flat TRL configuration, exactly as the bundle would have it."""
+    environment: dict[str, str]
+    weights: str
+    model_path: str
+    device_kind: str
+    device_index: int
+    memory_limit_bytes: int | None
+    threads: int
+    rows: str
+    """Folder of the tokenized rows."""
+    rows_total: int
+    rows_sampled: bool
+    global_batch: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalRequest(Message):
+    """Write the data of a verification (see `training/rehearsal.py`)."""
+
+    rows: str
+    raw: str
+    target: str
+    dataset_config: str | None
+    global_batch: int
+    micro_batch: int
+    grouped: bool
+    packed_to: int | None
+    rows_total: int
+    seed: int
+    make_weights: str | None
+    """Model folder that needs weights before it can be launched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure(Message):
+    """Why a child could not go on."""
+
+    type: str
+    message: str
+    traceback: str
+    stage: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Message):
+    """The stored record of one probe, good or bad. What is missing is None, and `reason` tells why.
+
+    Times are seconds, sizes bytes. `micro_step_time_s` is the mean micro-step over the data's
+    lengths, `optimizer_step_time_s` everything between the last micro-step and the end of the
+    step, `data_wait_s` the wait for a micro-batch; so that for any accumulation count `n`
+    `step_time_s = n * (micro_step_time_s + data_wait_s) + optimizer_step_time_s`.
+    `relative_uncertainty` is the half-width of a 95% interval around `tokens_per_s`, relative.
+    """
+
+    outcome: str
+    reason: str
+    tokens_per_s: float | None = None
+    step_time_s: float | None = None
+    micro_step_time_s: float | None = None
+    optimizer_step_time_s: float | None = None
+    data_wait_s: float | None = None
+    tokens_per_step: float | None = None
+    tokens_per_epoch: float | None = None
+    relative_uncertainty: float | None = None
+    padding_share: float | None = None
+    peak_memory_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    missing_bytes: int | None = None
+    allocator_retries: int | None = None
+    micro_steps_measured: int = 0
+    last_loss: float | None = None
+    gradient_norm: float | None = None
+    inferred: bool = False
+    """True where the outcome was concluded from outside, not reported by the child."""
+    seconds: float = 0.0
+    stages_s: dict[str, float] = field(default_factory=dict)
+    failure: dict[str, Any] | None = None
+    processes: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f"`{self.outcome}` is no outcome; choose from {', '.join(OUTCOMES)}")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON so that a reader sees all of it or none of it, whatever kills us."""
+    draft = path.with_name(path.name + ".draft")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_json(path: Path) -> Any | None:
+    """What `path` holds; None where there is no whole JSON document."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+class ProgressReader:
+    """Reads the whole lines a child has appended since the last call."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._offset = 0
+
+    def new_events(self) -> list[dict[str, Any]]:
+        """The events since the last call; half a line waits for its rest, garbage is passed over."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                chunk = file.read()
+        except OSError:
+            return []
+        end = chunk.rfind(b"\n") + 1
+        self._offset += end
+        events = []
+        for line in chunk[:end].splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                events.append(event)
+        return events

@@ -1,0 +1,37 @@
+"""A probe in the record: which candidate, how it ended, and by how much it missed its memory. Pure."""
+
+from dataclasses import dataclass
+
+from autotune.probe.protocol import Measurement
+from autotune.space.knobs import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One probe in the record: its number, its candidate, its measurement (None: still running)."""
+
+    number: int
+    candidate: Candidate
+    measurement: Measurement | None
+
+
+def excess_bytes(measurement: Measurement, allowed_bytes: int | None) -> float | None:
+    """Bytes beyond what is allowed (<= 0: fits); None where the probe does not tell.
+
+    Of an out-of-memory probe this is a lower bound: what came after the refused allocation is not
+    known. Where not even that is known it is 1.
+    """
+    if measurement.outcome == "oom":
+        headroom = 0
+        if allowed_bytes is not None and measurement.memory_limit_bytes is not None:
+            headroom = max(measurement.memory_limit_bytes - allowed_bytes, 0)
+        return float((measurement.missing_bytes or 1) + headroom)
+    if measurement.outcome == "ok" and allowed_bytes is not None and measurement.peak_memory_bytes:
+        return float(measurement.peak_memory_bytes - allowed_bytes)
+    return None
+
+
+def counts_as_probe(record: Record) -> bool:
+    """Whether a record is a probe that came to an end of its own."""
+    measurement = record.measurement
+    return measurement is not None and measurement.outcome not in {"busy", "interrupted"}

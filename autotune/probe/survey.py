@@ -1,0 +1,99 @@
+"""The child's side of a survey: facts of the model and the data, and the tokenized rows.
+
+Raises nothing: what is wrong with the user's model, data or training fields is told in the reply.
+"""
+
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotune.probe.protocol import ProbeFolder, SurveyRequest, read_json, write_json
+
+MODEL_FIELDS = ("model_revision", "trust_remote_code")
+
+
+def survey(path: Path) -> None:
+    """Answer `path/request.json` with `{"model", "data"}` or `{"problems": [[where, what], ...]}`."""
+    folder = ProbeFolder(path=path)
+    request = SurveyRequest.from_plain(read_json(folder.request) or {})
+    problems: list[tuple[str, str]] = []
+    reply: dict[str, Any] = {"problems": problems}
+    where = "training"
+    try:
+        _check_training(request, folder.scratch)
+        where = "model"
+        model = _model(request)
+        reply["model"] = asdict(model)
+        tokenizer = _tokenizer(request, model.path, model.vocab_size)
+        where = "dataset"
+        reply["data"] = asdict(_data(request, tokenizer))
+    except MemoryError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        problems.append((where, f"{type(error).__name__}: {_first_lines(error)}"))
+    write_json(folder.reply, reply)
+
+
+def _first_lines(error: BaseException) -> str:
+    return " ".join(str(error).split())[:600] or "no message"
+
+
+def _check_training(request: SurveyRequest, scratch: Path) -> None:
+    """Let TRL itself judge the user's fields."""
+    from autotune.training.sft import parse_config
+
+    parse_config({"output_dir": str(scratch), "bf16": False, **request.training}, scratch)
+
+
+def _model(request: SurveyRequest) -> Any:
+    from autotune.facts.model import survey_model
+
+    return survey_model(
+        request.model,
+        request.weights,
+        Path(request.run_folder) / "model",
+        revision=request.training.get("model_revision"),
+        trust_remote_code=bool(request.training.get("trust_remote_code", False)),
+    )
+
+
+def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any:
+    """The model's tokenizer; where there is no data, one is made for a model that has none."""
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        if request.lengths is None or not Path(path).is_dir():
+            raise
+    made = Path(request.run_folder) / "model"
+    return _make_tokenizer(Path(path), made, vocabulary or 256)
+
+
+def _make_tokenizer(path: Path, made: Path, vocabulary: int) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<eos>": 1} | {f"<{n}>": n for n in range(2, vocabulary)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<eos>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
+    )
+    if path != made:
+        raise OSError(f"the model folder {path} holds no tokenizer")
+    tokenizer.save_pretrained(made)
+    return tokenizer
+
+
+def _data(request: SurveyRequest, tokenizer: Any) -> Any:
+    from autotune.facts.data import survey_data
+
+    folder = Path(request.run_folder) / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    return survey_data(request, tokenizer, folder)

@@ -1,0 +1,122 @@
+"""From timed micro-steps to tokens per second and how well that is known. Pure.
+
+The measured micro-batches are a few, spread over the data's lengths. Their times are scaled to the
+whole sample with the least model that fits them, `seconds = a + b * padded tokens` (a, b >= 0),
+calibrated so that it reproduces the measured total: time = model(sample) * measured / model(measured).
+Known error: attention grows faster than linearly with length, which the calibration averages over.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+
+LEAST_DOUBT = 0.03
+"""However close its repeats, one probe is not known better than this against another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroStep:
+    """One timed forward and backward pass. `position` says which of the planned micro-batches."""
+
+    position: int
+    tokens: int
+    padded_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What a candidate achieves. Times in seconds; `relative_uncertainty` None: one reading only."""
+
+    tokens_per_s: float
+    step_time_s: float
+    micro_step_time_s: float
+    optimizer_step_time_s: float
+    data_wait_s: float
+    tokens_per_step: float
+    padding_share: float
+    relative_uncertainty: float | None
+
+    @property
+    def optimistic_tokens_per_s(self) -> float:
+        """The upper end of the interval (at least 3% up); twice the estimate while there is no interval."""
+        if self.relative_uncertainty is None:
+            return 2 * self.tokens_per_s
+        return self.tokens_per_s * (1 + max(self.relative_uncertainty, LEAST_DOUBT))
+
+
+def throughput(
+    steps: Sequence[MicroStep],
+    optimizer_s: Sequence[float],
+    wait_s: Sequence[float],
+    sample: Sequence[tuple[int, int]],
+    accumulation: int,
+) -> Throughput:
+    """Throughput at `accumulation` micro-steps per optimizer step.
+
+    Args:
+        steps: the timed micro-steps, each planned position at least once.
+        optimizer_s: the timed optimizer steps.
+        wait_s: waits for a micro-batch.
+        sample: (tokens, padded tokens) of every micro-batch of the sample.
+        accumulation: micro-steps per optimizer step of the real job.
+    """
+    readings: dict[int, list[float]] = defaultdict(list)
+    padded: dict[int, int] = {}
+    for step in steps:
+        readings[step.position].append(step.seconds)
+        padded[step.position] = step.padded_tokens
+    centre = {position: median(seconds) for position, seconds in readings.items()}
+    a, b = _fit([(padded[position], seconds) for position, seconds in centre.items()])
+    modelled = sum(a + b * padded[position] for position in centre)
+    scale = sum(centre.values()) / modelled
+    micro = scale * mean(a + b * size for _, size in sample)
+    optimizer, wait = median(optimizer_s), median(wait_s)
+    step_time = accumulation * (micro + wait) + optimizer
+    tokens_per_step = accumulation * mean(tokens for tokens, _ in sample)
+    return Throughput(
+        tokens_per_s=tokens_per_step / step_time,
+        step_time_s=step_time,
+        micro_step_time_s=micro,
+        optimizer_step_time_s=optimizer,
+        data_wait_s=wait,
+        tokens_per_step=tokens_per_step,
+        padding_share=1 - sum(t for t, _ in sample) / sum(size for _, size in sample),
+        relative_uncertainty=_relative_uncertainty(readings),
+    )
+
+
+def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Least squares of seconds on tokens with neither term negative."""
+    x_mean, y_mean = mean(x for x, _ in points), mean(y for _, y in points)
+    spread = sum((x - x_mean) ** 2 for x, _ in points)
+    if spread == 0:
+        return 0.0, y_mean / x_mean
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / spread
+    if slope <= 0:
+        return y_mean, 0.0
+    intercept = y_mean - slope * x_mean
+    if intercept >= 0:
+        return intercept, slope
+    return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+
+
+def _relative_uncertainty(readings: dict[int, list[float]]) -> float | None:
+    """Half-width of a 95% interval around the summed time, from repeats of the same micro-batch.
+
+    The repeats of one position scatter around their mean with one relative standard deviation,
+    pooled over positions; two standard errors of the sum are the half-width.
+    """
+    deviations = [
+        (second / mean(seconds) - 1) ** 2 for seconds in readings.values() for second in seconds
+    ]
+    freedom = sum(len(seconds) - 1 for seconds in readings.values())
+    if freedom < 1:
+        return None
+    sigma = math.sqrt(sum(deviations) / freedom)
+    total = sum(mean(seconds) for seconds in readings.values())
+    error = sum((mean(seconds) / total) ** 2 / len(seconds) for seconds in readings.values())
+    return 2 * sigma * math.sqrt(error)

@@ -1,0 +1,162 @@
+"""The child's side of a probe: read the request, train, write the reply.
+
+Runs in a process of its own, forked from the forkserver. What goes wrong here is named here, where
+the exception is at hand; what cannot be named from inside (a kill, a hang) the parent names.
+"""
+
+import os
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotune.probe.memory import CpuMemory, CudaMemory, is_out_of_memory
+from autotune.probe.protocol import (
+    Failure,
+    Measurement,
+    ProbeFolder,
+    ProbeRequest,
+    read_json,
+    write_json,
+)
+
+
+class Stages:
+    """How long each stage took, and which one is running."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.current = "start"
+        self._since = time.monotonic()
+
+    def enter(self, name: str) -> None:
+        """The running stage ends, `name` begins."""
+        now = time.monotonic()
+        self.seconds[self.current] = round(now - self._since, 4)
+        self.current, self._since = name, now
+
+
+class Unsupported(Exception):
+    """This stack cannot do what the candidate asks."""
+
+
+def probe(path: Path) -> None:
+    """Train the candidate of `path/request.json` for a few steps and write `path/reply.json`."""
+    folder = ProbeFolder(path=path)
+    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    os.environ.update(request.environment)
+    memory = _memory(request)
+    stages = Stages()
+    try:
+        measurement = _measure(request, folder, memory, stages)
+    except BaseException as error:
+        memory.lift()
+        measurement = _failed(request, memory, stages, error)
+    stages.enter("end")
+    data = {**measurement.plain(), "stages_s": stages.seconds}
+    write_json(folder.reply, data)
+
+
+def _memory(request: ProbeRequest) -> CpuMemory | CudaMemory:
+    if request.device_kind == "cuda":
+        return CudaMemory(request.memory_limit_bytes, request.device_index)
+    return CpuMemory(request.memory_limit_bytes)
+
+
+def _measure(
+    request: ProbeRequest,
+    folder: ProbeFolder,
+    memory: CpuMemory | CudaMemory,
+    stages: Stages,
+) -> Measurement:
+    import torch
+
+    from autotune.probe.meters import Progress, Schedule, StepMeter
+    from autotune.training import sft
+    from autotune.training.batches import Rows, as_dataset, plan
+
+    torch.set_num_threads(request.threads)
+    progress = Progress(folder.progress)
+    stages.enter("plan")
+    accumulation = request.config["gradient_accumulation_steps"]
+    # Gradients are in memory during the worst micro-batch exactly if there is one before it.
+    shown = min(accumulation, 2)
+    overrides = {
+        **sft.PROBE_OVERRIDES,
+        "gradient_accumulation_steps": shown,
+        "output_dir": str(folder.scratch),
+    }
+    _, training, model = sft.parse_config({**request.config, **overrides}, folder.scratch)
+    batching = sft.batching_of(request, training)
+    steps = plan(Rows(request.rows), batching, request.rows_total, sampled=request.rows_sampled)
+    schedule = Schedule(steps, shown)
+    training.max_steps = schedule.steps
+    progress.tell("planned", micro_batches=len(schedule.order))
+    stages.enter("build")
+    trainer = sft.build_trainer(request, training, model, as_dataset(schedule.batches(steps)))
+    if batching.flat and sft.rows_see_each_other(trainer):
+        raise Unsupported(
+            "without padding, the rows of a micro-batch attend to each other in this model and "
+            "attention kernel: the loss would be another one"
+        )
+    progress.tell("built")
+    meter = StepMeter(steps, schedule, batching, accumulation, progress)
+    meter.attach(trainer)
+    stages.enter("train")
+    trainer.train()
+    assert meter.result is not None
+    return Measurement(
+        outcome="ok",
+        reason=f"measured {len(meter.steps)} micro-steps",
+        memory_limit_bytes=request.memory_limit_bytes,
+        micro_steps_measured=len(meter.steps),
+        tokens_per_epoch=steps.tokens_per_epoch,
+        last_loss=meter.last_loss,
+        gradient_norm=meter.gradient_norm,
+        **asdict(meter.result),
+        **memory.figures(),
+    )
+
+
+def _failed(
+    request: ProbeRequest,
+    memory: CpuMemory | CudaMemory,
+    stages: Stages,
+    error: BaseException,
+) -> Measurement:
+    outcome = _outcome_of(error, stages.current)
+    failure = Failure(
+        type=type(error).__name__,
+        message=str(error)[:4000],
+        traceback="".join(traceback.format_exception(error))[-8000:],
+        stage=stages.current,
+    )
+    figures: dict[str, Any] = memory.figures()
+    missing = memory.missing_bytes(error) if outcome == "oom" else None
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return Measurement(
+        outcome=outcome,
+        reason=f"{failure.type} in stage {failure.stage}: {first_line[:300]}",
+        memory_limit_bytes=request.memory_limit_bytes,
+        missing_bytes=missing,
+        failure=failure.plain(),
+        **figures,
+    )
+
+
+def _outcome_of(error: BaseException, stage: str) -> str:
+    """The outcome an exception stands for.
+
+    A refusal while the trainer is put together is the stack's own word that it cannot do this;
+    the same exception types during training are crashes.
+    """
+    if is_out_of_memory(error):
+        return "oom"
+    if type(error).__name__ == "NotFinite":
+        return "unstable"
+    refusals = (ImportError, ValueError, NotImplementedError, TypeError)
+    if isinstance(error, Unsupported) or (stage in {"plan", "build"} and isinstance(error, refusals)):
+        return "unsupported"
+    return "crash"
+

@@ -1,0 +1,46 @@
+"""Survey a job without a run: for one probe, or to see its space."""
+
+from pathlib import Path
+
+from autotune.facts import Facts
+from autotune.job import Job
+from autotune.probe.measure import measure, probe_request
+from autotune.probe.protocol import Measurement, ProbeFolder
+from autotune.probe.runner import Limits, ProbeServer
+from autotune.run_folder import RunFolder
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import Candidate
+from autotune.space.spaces import SearchSpace, bind
+from autotune.surveying import memory_limit, survey
+
+
+def probe_once(
+    job: Job, definition: SpaceDefinition, scratch: Path
+) -> tuple[Candidate, Measurement]:
+    """Measure the job's default candidate (pinned knobs as pinned)."""
+    run = RunFolder(path=scratch)
+    with ProbeServer(run.log) as server:
+        facts = survey(job, run, server)
+        limit = memory_limit(job, facts.device)
+        candidate = bind(definition, job, facts).default()
+        request = probe_request(
+            job,
+            facts,
+            candidate,
+            rows=run.rows,
+            output_dir=str(run.output),
+            limit=limit,
+        )
+        folder: ProbeFolder = run.probe(0)
+        limits = Limits(wall_s=60 * job.budget.probe_minutes)
+        return candidate, measure(server, folder, request, limits)
+
+
+def bound_space(
+    job: Job, definition: SpaceDefinition, scratch: Path
+) -> tuple[SearchSpace, Facts]:
+    """The space of a job on this machine, and the facts it is bound to."""
+    run = RunFolder(path=scratch)
+    with ProbeServer(run.log) as server:
+        facts = survey(job, run, server)
+    return bind(definition, job, facts), facts

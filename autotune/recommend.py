@@ -1,0 +1,222 @@
+"""From measurements to a recommendation, with its reasons. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autotune.probe.protocol import Measurement
+from autotune.probe.record import Record, excess_bytes
+from autotune.space.knobs import Candidate
+from autotune.units import format_bytes
+
+MAX_TIE = 0.05
+"""However noisy the machine, candidates further apart than this are no tie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A measured candidate that may be recommended."""
+
+    number: int
+    candidate: Candidate
+    measurement: Measurement
+
+    @property
+    def tokens_per_s(self) -> float:
+        assert self.measurement.tokens_per_s is not None
+        return self.measurement.tokens_per_s
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return self.measurement.peak_memory_bytes or 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The chosen candidate, why it, and what else was there."""
+
+    chosen: Ranked
+    reasons: tuple[str, ...]
+    ties: tuple[Ranked, ...]
+    runners_up: tuple[Ranked, ...]
+    rejected: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    allowed_bytes: int | None = None
+    passed_over: Mapping[int, str] = field(default_factory=dict)
+    """Probes whose bundles failed verification, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingFits:
+    """No candidate may be recommended: the one that came nearest, and how far off it was."""
+
+    nearest: Record | None
+    short_bytes: int | None
+    short_is_lower_bound: bool
+    rejected: Mapping[str, tuple[int, ...]]
+
+
+def recommend(
+    records: Sequence[Record],
+    allowed_bytes: int | None,
+    passed_over: Mapping[int, str] | None = None,
+    pinned: int | None = None,
+) -> Recommendation | NothingFits:
+    """Rank the candidates that are ok and within the headroom by tokens per second.
+
+    Args:
+        records: every probe.
+        allowed_bytes: peak memory a recommended candidate may have; None: any.
+        passed_over: numbers of probes whose bundles failed verification, with the reason.
+        pinned: number of the probe the user wants, whatever its rank.
+    """
+    passed_over = passed_over or {}
+    rejected = _rejected(records, allowed_bytes, passed_over)
+    out = {number for numbers in rejected.values() for number in numbers}
+    ranked = sorted(
+        (
+            Ranked(number=r.number, candidate=r.candidate, measurement=r.measurement)
+            for r in records
+            if r.number not in out and r.measurement is not None and r.measurement.outcome == "ok"
+        ),
+        key=lambda one: -one.tokens_per_s,
+    )
+    if not ranked:
+        return _nothing_fits(records, allowed_bytes, rejected)
+    fastest = ranked[0]
+    group = [one for one in ranked if is_tie(fastest, one)]
+    chosen = min(group, key=lambda one: (one.peak_memory_bytes, -one.tokens_per_s, one.number))
+    if pinned is not None and pinned != chosen.number:
+        return _pinned(ranked, pinned, chosen, rejected, allowed_bytes, passed_over)
+    ties = tuple(one for one in group if one is not chosen)
+    rest = tuple(one for one in ranked if one not in group)
+    return Recommendation(
+        chosen=chosen,
+        reasons=tuple(_reasons(chosen, fastest, ties, rest, allowed_bytes)),
+        ties=ties,
+        runners_up=rest,
+        rejected=rejected,
+        allowed_bytes=allowed_bytes,
+        passed_over=passed_over,
+    )
+
+
+def _pinned(
+    ranked: Sequence[Ranked],
+    pinned: int,
+    natural: Ranked,
+    rejected: Mapping[str, tuple[int, ...]],
+    allowed_bytes: int | None,
+    passed_over: Mapping[int, str],
+) -> Recommendation | NothingFits:
+    wanted = next((one for one in ranked if one.number == pinned), None)
+    if wanted is None:
+        return NothingFits(
+            nearest=None, short_bytes=None, short_is_lower_bound=True, rejected=rejected
+        )
+    share = 100 * (wanted.tokens_per_s / natural.tokens_per_s - 1)
+    reason = f"asked for; {share:+.0f}% tokens/s against probe {natural.number}, the recommended one"
+    return Recommendation(
+        chosen=wanted,
+        reasons=(reason,),
+        ties=(),
+        runners_up=tuple(one for one in ranked if one is not wanted),
+        rejected=rejected,
+        allowed_bytes=allowed_bytes,
+        passed_over=passed_over,
+    )
+
+
+def is_tie(fastest: Ranked, other: Ranked) -> bool:
+    """Whether the two differ by no more than their measured noise (and by no more than 5%)."""
+    noise = sum(
+        (one.measurement.relative_uncertainty or 0.0) ** 2 for one in (fastest, other)
+    ) ** 0.5
+    return other.tokens_per_s >= fastest.tokens_per_s * (1 - min(noise, MAX_TIE))
+
+
+def _rejected(
+    records: Sequence[Record], allowed_bytes: int | None, passed_over: Mapping[int, str]
+) -> dict[str, tuple[int, ...]]:
+    groups: dict[str, list[int]] = {}
+    for record in records:
+        measurement = record.measurement
+        if measurement is None:
+            continue
+        why = None
+        if record.number in passed_over:
+            why = f"its bundle failed verification: {passed_over[record.number]}"
+        elif measurement.outcome != "ok":
+            why = measurement.outcome
+        elif (excess_bytes(measurement, allowed_bytes) or 0) > 0:
+            why = "it leaves less memory free than the headroom asks for"
+        if why is not None:
+            groups.setdefault(why, []).append(record.number)
+    return {why: tuple(numbers) for why, numbers in groups.items()}
+
+
+def _reasons(
+    chosen: Ranked,
+    fastest: Ranked,
+    ties: Collection[Ranked],
+    rest: Sequence[Ranked],
+    allowed_bytes: int | None,
+) -> list[str]:
+    noise = chosen.measurement.relative_uncertainty
+    known = f" (+-{100 * noise:.1f}%)" if noise is not None else ""
+    reasons = []
+    if chosen is fastest:
+        reasons.append(f"fastest stable candidate: {chosen.tokens_per_s:.0f} tokens/s{known}")
+    else:
+        reasons.append(
+            f"{chosen.tokens_per_s:.0f} tokens/s{known} is within the noise of the fastest, "
+            f"{fastest.tokens_per_s:.0f} tokens/s (probe {fastest.number}), and takes "
+            f"{format_bytes(fastest.peak_memory_bytes - chosen.peak_memory_bytes)} less memory"
+        )
+    if ties and chosen is fastest:
+        reasons.append(
+            f"{len(ties)} other candidate(s) are as fast within the noise, but take more memory"
+        )
+    if rest:
+        gain = chosen.tokens_per_s / rest[0].tokens_per_s - 1
+        reasons.append(f"{100 * gain:.0f}% faster than the next best (probe {rest[0].number})")
+    if allowed_bytes is not None:
+        reasons.append(
+            f"its peak of {format_bytes(chosen.peak_memory_bytes)} is within the "
+            f"{format_bytes(allowed_bytes)} that the headroom leaves"
+        )
+    return reasons
+
+
+def _nothing_fits(
+    records: Sequence[Record], allowed_bytes: int | None, rejected: Mapping[str, tuple[int, ...]]
+) -> NothingFits:
+    short = [
+        (excess, record)
+        for record in records
+        if record.measurement is not None
+        and (excess := excess_bytes(record.measurement, allowed_bytes)) is not None
+        and excess > 0
+        and (record.measurement.outcome == "ok" or record.measurement.missing_bytes is not None)
+    ]
+    if not short:
+        return NothingFits(
+            nearest=None, short_bytes=None, short_is_lower_bound=True, rejected=rejected
+        )
+    # A probe that ran whole is nearer than one that was refused memory on the way.
+    excess, nearest = min(short, key=lambda one: (one[1].measurement.outcome == "oom", one[0]))  # type: ignore[union-attr]
+    assert nearest.measurement is not None
+    return NothingFits(
+        nearest=nearest,
+        short_bytes=int(excess),
+        short_is_lower_bound=nearest.measurement.outcome == "oom",
+        rejected=rejected,
+    )
+
+
+def ranked_plain(one: Ranked) -> dict[str, Any]:
+    """A ranked candidate as JSON data."""
+    return {
+        "probe": one.number,
+        "knobs": one.candidate.knobs,
+        "measurement": asdict(one.measurement),
+    }

@@ -1,0 +1,115 @@
+"""Look at a run that was made before: its record, its recommendation, its bundle."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.conclusion import render
+from autotune.errors import user_error
+from autotune.facts import Facts, facts_from_plain
+from autotune.job import Job
+from autotune.probe.protocol import read_json
+from autotune.probe.record import Record, counts_as_probe
+from autotune.probe.runner import ProbeServer
+from autotune.recommend import Recommendation, recommend
+from autotune.run_folder import RunFolder
+from autotune.search.study import Study
+from autotune.space.load import load_job
+from autotune.space.spaces import SearchSpace, bind
+from autotune.surveying import allowed_memory
+from autotune.verify import Verification, verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """A run on disk, its study opened."""
+
+    run: RunFolder
+    job: Job
+    facts: Facts
+    space: SearchSpace
+    records: tuple[Record, ...]
+    allowed_bytes: int
+
+    @property
+    def stored(self) -> Any | None:
+        """What `recommendation.json` says; None before there was one."""
+        return read_json(self.run.recommendation)
+
+    def recommendation(self, pinned: int | None = None) -> Recommendation:
+        """The run's recommendation, or the probe the user wants.
+
+        Raises:
+            UserError: nothing can be recommended, or not that probe.
+        """
+        passed_over = {int(n): why for n, why in (self.stored or {}).get("passed_over", {}).items()}
+        found = recommend(self.records, self.allowed_bytes, passed_over, pinned)
+        if isinstance(found, Recommendation):
+            return found
+        what = "nothing stable was measured in this run"
+        if pinned is not None:
+            what = f"probe {pinned} is no stable candidate of this run"
+        raise user_error(
+            what, where=str(self.run.path), hint="`autotune report` shows all its probes"
+        )
+
+    def emit(
+        self, recommendation: Recommendation, verification: Verification | None, target: Path
+    ) -> None:
+        """Write the bundle of a recommendation to `target`."""
+        files = render(
+            recommendation,
+            self.job,
+            self.facts,
+            self.run,
+            space_size=len(self.space.candidates),
+            probes=sum(counts_as_probe(record) for record in self.records),
+            verification=verification,
+        )
+        self.run.write_bundle(target, files)
+
+
+def reopen(path: Path, storage: str | None = None) -> PastRun:
+    """The run in a folder.
+
+    Raises:
+        UserError: there is none, or it ended before its model and data were known.
+    """
+    run = RunFolder(path=path.absolute())
+    info = run.read(run.run)
+    job, definition = load_job(run.job)
+    facts = facts_from_plain(run.read(run.facts))
+    space = bind(definition, job, facts)
+    allowed = allowed_memory(job, facts.device)
+    if storage is None and not run.database.is_file():
+        raise user_error(
+            "the run has no study.db", where=str(run.path), hint="name its --storage"
+        )
+    study = Study(
+        space,
+        storage or run.database,
+        info["study"],
+        allowed_bytes=allowed,
+        opening=(),
+        seed=0,
+    )
+    return PastRun(
+        run=run,
+        job=job,
+        facts=facts,
+        space=space,
+        records=tuple(study.records()),
+        allowed_bytes=allowed,
+    )
+
+
+def verify_again(past: PastRun) -> Verification:
+    """Launch the run's recommended bundle again, and write what came out into it."""
+    pinned = (past.stored or {}).get("chosen", {}).get("probe")
+    recommendation = past.recommendation(pinned)
+    with past.run.locked(), ProbeServer(past.run.log) as server:
+        if not past.run.launch.is_file():
+            past.emit(recommendation, None, past.run.bundle)
+        outcome = verify(past.run, past.job, past.facts, recommendation.chosen, server)
+    past.emit(recommendation, outcome, past.run.bundle)
+    return outcome

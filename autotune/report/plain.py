@@ -1,0 +1,94 @@
+"""Results as JSON data, with the schema's version in them. Pure."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.probe.protocol import Measurement
+from autotune.probe.record import Record, counts_as_probe
+from autotune.session import Result
+from autotune.space.knobs import Candidate
+from autotune.space.spaces import SearchSpace
+
+SCHEMA = 1
+
+
+def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
+    """What `autotune run --json` prints."""
+    chosen = result.recommendation.chosen if result.recommendation else None
+    verification = result.verification
+    plain: dict[str, Any] = {
+        "schema": SCHEMA,
+        "outcome": result.outcome,
+        "knobs": chosen.candidate.knobs if chosen else None,
+        "measurement": asdict(chosen.measurement) if chosen else None,
+        "probe": chosen.number if chosen else None,
+        "reasons": list(result.recommendation.reasons) if result.recommendation else [],
+        "verified": bool(verification and verification.verified),
+        "verification": verification.plain() if verification else None,
+        "bundle": str(bundle) if result.outcome == "recommended" else None,
+        "probes": probe_counts(result.records),
+        "space_size": result.space_size,
+        "stop_reason": result.stop_reason,
+        "seconds": result.seconds,
+    }
+    if result.nothing_fits is not None:
+        nearest = result.nothing_fits.nearest
+        plain["nothing_fits"] = {
+            "nearest": record_plain(nearest) if nearest else None,
+            "short_bytes": result.nothing_fits.short_bytes,
+            "short_is_lower_bound": result.nothing_fits.short_is_lower_bound,
+            "tried": [
+                {
+                    "change": one.text,
+                    "kind": one.kind,
+                    "fits": one.fits,
+                    "measurement": asdict(one.measurement),
+                }
+                for one in result.tried
+            ],
+        }
+    return plain
+
+
+def probe_counts(records: tuple[Record, ...]) -> dict[str, int]:
+    """How many probes there were, and how they ended."""
+    outcomes = [r.measurement.outcome for r in records if r.measurement and counts_as_probe(r)]
+    ok, oom = outcomes.count("ok"), outcomes.count("oom")
+    return {"total": len(outcomes), "ok": ok, "oom": oom, "other": len(outcomes) - ok - oom}
+
+
+def record_plain(record: Record) -> dict[str, Any]:
+    """One probe."""
+    return {
+        "probe": record.number,
+        "knobs": record.candidate.knobs,
+        "measurement": asdict(record.measurement) if record.measurement else None,
+    }
+
+
+def report_plain(records: list[Record], recommendation: Any | None) -> dict[str, Any]:
+    """What `autotune report --json` prints: every probe, and the stored recommendation."""
+    return {
+        "schema": SCHEMA,
+        "probes": [record_plain(record) for record in records],
+        "counts": probe_counts(tuple(records)),
+        "recommendation": recommendation,
+    }
+
+
+def probe_plain(candidate: Candidate, measurement: Measurement) -> dict[str, Any]:
+    """What `autotune probe --json` prints."""
+    return {"schema": SCHEMA, "knobs": candidate.knobs, "measurement": asdict(measurement)}
+
+
+def space_plain(space: SearchSpace, facts: Facts) -> dict[str, Any]:
+    """What `autotune space show --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "candidates": len(space.candidates),
+        "knobs": [asdict(knob) for knob in space.knobs],
+        "excluded": [asdict(one) for one in space.exclusions],
+        "device": facts.device.name,
+    }

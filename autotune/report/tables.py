@@ -1,0 +1,164 @@
+"""Tables and sentences of results, for people. Pure: records in, rich renderables out."""
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from autotune.probe.protocol import Measurement
+from autotune.probe.record import Record
+from autotune.session import Result
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_label
+from autotune.space.spaces import SearchSpace
+from autotune.units import format_bytes, format_seconds
+
+
+def describe(candidate: Candidate, free: Sequence[str]) -> str:
+    """A candidate in a few words: its batch, then the knobs that vary."""
+    batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
+    rest = [
+        word for name in free if name != MICRO_BATCH and (word := _word(name, candidate[name]))
+    ]
+    return " ".join([batch, *rest])
+
+
+_FLAGS = {
+    "gradient_checkpointing": "checkpointing",
+    "padding_free": "padding-free",
+    "use_liger_kernel": "liger",
+    "activation_offloading": "offloading",
+    "expandable_segments": "expandable",
+    "torch_compile": "compile",
+}
+
+
+def _word(name: str, value: object) -> str:
+    if name in _FLAGS:
+        return _FLAGS[name] if value else ""
+    label = value_label(value)  # type: ignore[arg-type]
+    numbered = isinstance(value, int) or value is None or name == "lora_target_modules"
+    return f"{name}={label}" if numbered else label
+
+
+def describe_measurement(measurement: Measurement) -> str:
+    """How a probe ended, in a line."""
+    if measurement.outcome != "ok":
+        return f"{measurement.outcome}: {measurement.reason}"
+    noise = measurement.relative_uncertainty
+    return (
+        f"{measurement.tokens_per_s:.0f} tokens/s"
+        + (f" +-{100 * noise:.1f}%" if noise is not None else "")
+        + (f", peak {format_bytes(measurement.peak_memory_bytes)}" if measurement.peak_memory_bytes else "")
+    )
+
+
+def records_table(records: Sequence[Record], free: Sequence[str]) -> Table:
+    """Every probe, in order."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("probe", "right"), ("candidate", "left"), ("outcome", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("tokens/s", "+-", "padding", "peak", "took"):
+        table.add_column(name, justify="right")
+    for record in records:
+        table.add_row(*_row(record, free))
+    return table
+
+
+def _row(record: Record, free: Sequence[str]) -> list[str]:
+    m = record.measurement
+    head = [str(record.number), escape(describe(record.candidate, free))]
+    if m is None:
+        return [*head, "running", "", "", "", "", ""]
+    return [
+        *head,
+        m.outcome,
+        f"{m.tokens_per_s:.0f}" if m.tokens_per_s is not None else "",
+        f"{100 * m.relative_uncertainty:.1f}%" if m.relative_uncertainty is not None else "",
+        f"{100 * m.padding_share:.0f}%" if m.padding_share is not None else "",
+        format_bytes(m.peak_memory_bytes) if m.peak_memory_bytes is not None else "",
+        format_seconds(m.seconds),
+    ]
+
+
+def measurement_table(candidate: Candidate, measurement: Measurement) -> Table:
+    """One probe in full."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("candidate", escape(_all_knobs(candidate)))
+    table.add_row("outcome", f"{measurement.outcome}: {escape(measurement.reason)}")
+    for name, value in measurement.plain().items():
+        if name in {"outcome", "reason", "failure", "stages_s", "processes"} or value is None:
+            continue
+        table.add_row(name, _figure(name, value))
+    for stage, seconds in measurement.stages_s.items():
+        table.add_row(f"stage {stage}", format_seconds(seconds))
+    return table
+
+
+def _all_knobs(candidate: Candidate) -> str:
+    return ", ".join(f"{n}={value_label(v)}" for n, v in sorted(candidate.knobs.items()))
+
+
+def _figure(name: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_s") and not name.endswith("per_s") or name == "seconds":
+        return format_seconds(value)
+    if name in {"relative_uncertainty", "padding_share"}:
+        return f"{100 * value:.1f}%"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def space_table(space: SearchSpace) -> Table:
+    """The knobs of a bound space."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("knob", "kind", "values", "why"):
+        table.add_column(name, overflow="fold")
+    for knob in space.knobs:
+        values = " | ".join(value_label(value) for value in knob.values)
+        table.add_row(knob.name, knob.kind, escape(values), escape(knob.why))
+    return table
+
+
+def result_lines(result: Result, bundle: str) -> list[str]:
+    """The end of a run, as lines of text."""
+    if result.outcome == "nothing_fits":
+        return _nothing_fits_lines(result)
+    if result.recommendation is None:
+        return ["no stable candidate has been measured yet"]
+    chosen = result.recommendation.chosen
+    lines = [f"{'recommended' if result.outcome == 'recommended' else 'best so far'}: probe {chosen.number}"]
+    lines += [f"  {name}: {value_label(value)}" for name, value in sorted(chosen.candidate.knobs.items())]
+    lines += [f"- {reason}" for reason in result.recommendation.reasons]
+    if result.verification is not None:
+        word = "verified" if result.verification.verified else "NOT verified"
+        lines.append(f"{word}: {result.verification.reason}")
+    if result.outcome == "recommended":
+        lines.append(f"bundle: {bundle}")
+    return lines
+
+
+def _nothing_fits_lines(result: Result) -> list[str]:
+    nothing = result.nothing_fits
+    assert nothing is not None
+    lines = ["nothing fits"]
+    if nothing.nearest is None or nothing.short_bytes is None:
+        for why, numbers in nothing.rejected.items():
+            lines.append(f"- {why}: probe {', '.join(map(str, numbers))}")
+        return lines
+    least = "at least " if nothing.short_is_lower_bound else ""
+    knobs = nothing.nearest.candidate
+    lines.append(
+        f"nearest: probe {nothing.nearest.number}, {knobs[MICRO_BATCH]}x{knobs.knobs[ACCUMULATION]}, "
+        f"{least}{format_bytes(nothing.short_bytes)} short"
+    )
+    fitting = [one for one in result.tried if one.fits]
+    for one in fitting:
+        lines.append(f"- fits with {one.text}: {describe_measurement(one.measurement)}")
+    if result.tried and not fitting:
+        tried = "; ".join(one.text for one in result.tried)
+        lines.append(f"- no single change made it fit; tried: {tried}")
+    return lines

@@ -1,0 +1,73 @@
+"""What a run says as it goes: one line a probe, on stderr."""
+
+from rich.console import Console
+from rich.markup import escape
+
+from autotune.facts import Facts
+from autotune.job import Job
+from autotune.probe.record import Record
+from autotune.recommend import Recommendation
+from autotune.report.tables import describe, describe_measurement
+from autotune.session import Listener
+from autotune.space.knobs import Candidate
+from autotune.space.spaces import SearchSpace
+from autotune.units import format_bytes, format_seconds
+from autotune.verify import Verification
+
+
+class TerminalListener(Listener):
+    """Prints what happens."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._free: list[str] = []
+
+    def _say(self, text: str) -> None:
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+    def surveying(self, job: Job) -> None:
+        self._say("loading the training stack, looking at the model, tokenizing the data ...")
+
+    def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
+        self._free = [knob.name for knob in space.free_knobs]
+        model, data = facts.model, facts.data
+        self._say(
+            f"model   {model.architecture}, {model.parameters / 1e6:.1f} M parameters, "
+            f"{model.weights} weights"
+        )
+        seen = f" ({data.rows_measured} measured)" if data.sampled else ""
+        self._say(
+            f"data    {data.rows} rows{seen}, tokens p50 {data.quantiles['p50']} "
+            f"p99 {data.quantiles['p99']} longest {data.longest}"
+        )
+        self._say(f"device  {facts.device.name}, limit {format_bytes(limit_bytes)}")
+        self._say(
+            f"space   {len(space.candidates)} candidates over {len(self._free)} free knobs: "
+            + ", ".join(self._free)
+        )
+
+    def probing(self, number: int, candidate: Candidate) -> None:
+        if self._console.is_terminal:
+            line = f"probe {number:3d}  {describe(candidate, self._free)} ..."
+            self._console.print(escape(line), end="\r", highlight=False, soft_wrap=True)
+
+    def probed(self, record: Record) -> None:
+        assert record.measurement is not None
+        seconds = format_seconds(record.measurement.seconds)
+        self._say(
+            f"probe {record.number:3d}  {describe(record.candidate, self._free)}  "
+            f"{describe_measurement(record.measurement)}  [{seconds}]"
+        )
+
+    def stopped(self, reason: str) -> None:
+        self._say(f"search ends: {reason}")
+
+    def verifying(self, recommendation: Recommendation) -> None:
+        self._say(f"verifying the bundle of probe {recommendation.chosen.number} by launching it ...")
+
+    def verified(self, verification: Verification) -> None:
+        word = "verified" if verification.verified else "NOT verified"
+        self._say(f"{word}: {verification.reason}")
+
+    def trying(self, text: str) -> None:
+        self._say(f"nothing fits; trying {text} ...")

@@ -1,0 +1,205 @@
+"""The Optuna study: the one system of record.
+
+Every trial carries its whole candidate and measurement as attributes, so nothing is lost to
+whoever opens the study. How an outcome ends its trial:
+
+    ok                       COMPLETE, value = tokens/s
+    oom, stopped, timeout,   PRUNED: they say something of the candidate, and are not tried again
+    crash, unstable, unsupported
+    busy, interrupted        FAIL: they say nothing of the candidate, which may be tried again
+
+The constraint `memory` is the bytes by which a candidate exceeds what it may use (<= 0: it fits);
+`runs` is 1 where a candidate does not run at all.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import Trial, TrialState
+
+from autotune.errors import user_error
+from autotune.probe.protocol import Measurement
+from autotune.probe.record import Record, excess_bytes
+from autotune.search.pruning import CannotWinPruner
+from autotune.search.sampler import FeasibleSampler
+from autotune.space.knobs import Candidate, from_knobs, value_label
+from autotune.space.spaces import SearchSpace
+
+STUDY_NAME = "autotune"
+_CANDIDATE, _MEASUREMENT = "candidate", "measurement"
+_SILENT = ("busy", "interrupted")
+_NOT_RUNNING = ("timeout", "crash", "unstable", "unsupported")
+
+
+class Study:
+    """A run's Optuna study.
+
+    Args:
+        space: what is searched.
+        database: the run's SQLite file, or any Optuna storage URL.
+        name: of the study in a shared storage.
+        allowed_bytes: peak memory a candidate may have (limit less headroom).
+        opening: candidates to try first.
+        seed: of the sampler.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        database: Path | str,
+        name: str,
+        *,
+        allowed_bytes: int | None,
+        opening: tuple[Candidate, ...],
+        seed: int,
+    ):
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._space, self._allowed = space, allowed_bytes
+        self._knobs = [knob.name for knob in space.free_knobs]
+        sampler = FeasibleSampler(
+            self._distributions(),
+            [self._params(candidate) for candidate in space.candidates],
+            [self._params(candidate) for candidate in opening],
+            [self._params(c) for c in sorted(space.candidates, key=expected_leanness)],
+            seed,
+        )
+        self._study = optuna.create_study(
+            storage=_storage(database),
+            study_name=name,
+            direction="maximize",
+            sampler=sampler,
+            pruner=CannotWinPruner(),
+            load_if_exists=True,
+        )
+        self._study.set_metric_names(["tokens_per_s"])
+
+    def _distributions(self) -> dict[str, BaseDistribution]:
+        return {
+            knob.name: CategoricalDistribution([_choice(value) for value in knob.values])
+            for knob in self._space.free_knobs
+        }
+
+    def _params(self, candidate: Candidate) -> dict[str, Any]:
+        return {name: _choice(candidate[name]) for name in self._knobs}
+
+    def ask(self) -> tuple[Trial, Candidate]:
+        """The next candidate, recorded as running before anything is done with it."""
+        trial = self._study.ask(self._distributions())
+        params = dict(trial.params)
+        candidate = next(c for c in self._space.candidates if self._params(c) == params)
+        trial.set_user_attr(_CANDIDATE, candidate.knobs)
+        return trial, candidate
+
+    def tell(self, trial: Trial, measurement: Measurement) -> None:
+        """Record how the probe of `trial` ended."""
+        trial.set_user_attr(_MEASUREMENT, measurement.plain())
+        excess = excess_bytes(measurement, self._allowed)
+        if excess is not None:
+            trial.set_constraint("memory", excess)
+        if measurement.outcome in _NOT_RUNNING:
+            trial.set_constraint("runs", 1.0)
+        if measurement.outcome == "ok":
+            self._study.tell(trial, measurement.tokens_per_s)
+        elif measurement.outcome in _SILENT:
+            self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(trial, state=TrialState.PRUNED)
+
+    def cannot_win(self, trial: Trial) -> Callable[[dict[str, Any]], str | None]:
+        """Watches the rounds of a probe and tells when it cannot win any more."""
+
+        def watch(event: dict[str, Any]) -> str | None:
+            if event.get("event") != "round":
+                return None
+            trial.report(event["optimistic_tokens_per_s"], event["round"])
+            if not trial.should_prune():
+                return None
+            return (
+                f"at best {event['optimistic_tokens_per_s']:.0f} tokens/s after round "
+                f"{event['round']}: it cannot win"
+            )
+
+        return watch
+
+    def records(self) -> list[Record]:
+        """Every probe so far, in order."""
+        records = []
+        for trial in self._study.get_trials(deepcopy=False):
+            if _CANDIDATE not in trial.user_attrs:
+                continue
+            stored = trial.user_attrs.get(_MEASUREMENT)
+            records.append(
+                Record(
+                    number=trial.number,
+                    candidate=from_knobs(trial.user_attrs[_CANDIDATE]),
+                    measurement=Measurement.from_plain(stored) if stored else None,
+                )
+            )
+        return records
+
+    def running(self) -> list[Trial]:
+        """Trials that an earlier process of this run left unfinished."""
+        return [
+            Trial(self._study, trial._trial_id)
+            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        ]
+
+    def abandon(self, trial: Trial) -> None:
+        """Close a trial that never got a candidate."""
+        self._study.tell(trial, state=TrialState.FAIL)
+
+    def candidates_left(self) -> int:
+        """Candidates of the space that have not been probed."""
+        told = {
+            record.candidate.key
+            for record in self.records()
+            if record.measurement is None or record.measurement.outcome not in _SILENT
+        }
+        return sum(candidate.key not in told for candidate in self._space.candidates)
+
+
+def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
+    """Orders candidates by how little memory they should take, before any was measured."""
+    values = candidate.values
+    return (
+        candidate.micro_batch,
+        not values.get("gradient_checkpointing", False),
+        values.get("loss_type") == "nll" and not values.get("use_liger_kernel"),
+        values.get("attn_implementation") == "eager",
+        not values.get("activation_offloading", False),
+        candidate.key,
+    )
+
+
+def _choice(value: Any) -> Any:
+    return value_label(value) if isinstance(value, list) else value
+
+
+def _storage(database: Path | str) -> Any:
+    if isinstance(database, Path):
+        # Through a creator, so that no character of the path is taken for URL syntax.
+        return optuna.storages.RDBStorage(
+            "sqlite://",
+            engine_kwargs={
+                "creator": lambda: sqlite3.connect(database, timeout=60, check_same_thread=False),
+                "poolclass": _null_pool(),
+            },
+        )
+    try:
+        return optuna.storages.get_storage(database)
+    except Exception as error:
+        raise user_error(
+            f"cannot open the study storage: {type(error).__name__}: {error}",
+            where="--storage",
+            hint="give an Optuna storage URL such as `postgresql://user@host/database`",
+        ) from None
+
+
+def _null_pool() -> Any:
+    from sqlalchemy.pool import NullPool
+
+    return NullPool

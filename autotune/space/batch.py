@@ -1,0 +1,31 @@
+"""The batch algebra: micro-batch x accumulation x devices = global batch, exactly. Pure."""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def micro_batches(global_batch: int, devices: int) -> list[int]:
+    """Every micro-batch with which some accumulation count makes the global batch exact."""
+    return [] if global_batch % devices else divisors(global_batch // devices)
+
+
+def accumulation(global_batch: int, devices: int, micro_batch: int) -> int | None:
+    """The accumulation count that makes the global batch exact; None where there is none."""
+    per_step = micro_batch * devices
+    return None if global_batch % per_step else global_batch // per_step
+
+
+def nearest_values(value: int, valid: list[int]) -> list[int]:
+    """The valid values just below and just above `value`."""
+    below = [v for v in valid if v < value]
+    above = [v for v in valid if v > value]
+    return below[-1:] + above[:1]
+
+
+def nearest_token_batches(tokens: int, max_length: int) -> list[int]:
+    """The token counts around `tokens` that are whole numbers of rows of `max_length`."""
+    rows = tokens // max_length
+    return [count * max_length for count in (rows, rows + 1) if count > 0]

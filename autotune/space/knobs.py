@@ -1,0 +1,112 @@
+"""Knobs, rules between them, and candidates. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from autotune.job import KnobValue
+
+MICRO_BATCH = "per_device_train_batch_size"
+ACCUMULATION = "gradient_accumulation_steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One setting that may vary, as a search space file describes it.
+
+    `values` are searched by default: a list, a mapping by device kind, or one of the words that
+    `spaces.py` derives from the job. `choices` None means that any value may be asked for.
+    """
+
+    name: str
+    kind: Literal["speed", "recipe"]
+    values: Any
+    why: str
+    default: KnobValue = None
+    choices: tuple[KnobValue, ...] | None = None
+    place: Literal["config", "environment"] = "config"
+    only_if: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A combination that is never tried, and why."""
+
+    forbid: Mapping[str, Any]
+    reason: str
+
+    def excludes(self, known: Mapping[str, Any]) -> bool:
+        """Whether every condition holds; a name that `known` lacks means no."""
+        return all(
+            name in known and condition_holds(condition, known[name], known)
+            for name, condition in self.forbid.items()
+        )
+
+
+def condition_holds(condition: Any, value: Any, known: Mapping[str, Any]) -> bool:
+    """Whether `value` meets a condition of a rule: a value, a list, `not`, `above`, `contains`."""
+    if isinstance(condition, Mapping):
+        ((operator, operand),) = condition.items()
+        if operator == "not":
+            return not _same(operand, value)
+        if operator == "contains":
+            return isinstance(value, list | tuple) and operand in value
+        bound = known.get(operand) if isinstance(operand, str) else operand
+        return value is not None and bound is not None and value > bound
+    if isinstance(condition, list):
+        return any(_same(one, value) for one in condition)
+    return _same(condition, value)
+
+
+def _same(left: Any, right: Any) -> bool:
+    return type(left) is type(right) and left == right
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One value for every knob, and the accumulation that makes the global batch exact."""
+
+    values: Mapping[str, KnobValue]
+    gradient_accumulation_steps: int
+
+    def __getitem__(self, knob: str) -> Any:
+        return self.values[knob]
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences per device and micro-step."""
+        value = self.values[MICRO_BATCH]
+        assert isinstance(value, int)
+        return value
+
+    @property
+    def knobs(self) -> dict[str, KnobValue]:
+        """All values by field name, the accumulation among them."""
+        return {**self.values, ACCUMULATION: self.gradient_accumulation_steps}
+
+    @property
+    def key(self) -> str:
+        """The same text for the same candidate, always."""
+        return json.dumps(self.knobs, sort_keys=True)
+
+    def differences(self, other: "Candidate") -> dict[str, KnobValue]:
+        """What this candidate has that `other` has not."""
+        return {name: value for name, value in self.knobs.items() if other.knobs.get(name) != value}
+
+
+def from_knobs(knobs: Mapping[str, KnobValue]) -> Candidate:
+    """The candidate whose `knobs` these are (the way back from a stored record)."""
+    values = dict(knobs)
+    accumulation = values.pop(ACCUMULATION)
+    assert isinstance(accumulation, int)
+    return Candidate(values=values, gradient_accumulation_steps=accumulation)
+
+
+def value_label(value: KnobValue) -> str:
+    """A value as one short word: the form Optuna stores and tables show."""
+    if isinstance(value, list):
+        return ",".join(value)
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return str(value)

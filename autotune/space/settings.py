@@ -1,0 +1,112 @@
+"""A candidate as the flat configuration that `trl sft --config` reads, and its environment. Pure.
+
+This is the one mapping from knobs to fields: the probe's child parses its result with TRL's own
+parser, and the bundle holds it as YAML. Every field that matters is explicit; nothing is `auto`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.facts.stack import field_name
+from autotune.job import Job
+from autotune.space.knobs import Candidate
+from autotune.space.precision import resolve_precision
+
+# What TRL and transformers do unless told otherwise, made explicit. The job's `training` overrides.
+DEFAULTS: dict[str, Any] = {
+    "learning_rate": 2e-5,
+    "num_train_epochs": 3.0,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "seed": 42,
+    "logging_steps": 10,
+    "save_strategy": "steps",
+    "save_steps": 500,
+    "eval_strategy": "no",
+    "report_to": "none",
+    "packing_strategy": "bfd",
+    "dataset_text_field": "text",
+}
+LORA_DEFAULTS: dict[str, Any] = {"lora_alpha": 32, "lora_dropout": 0.05}
+ENVIRONMENT_KNOBS = {"expandable_segments"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The flat configuration of a candidate, and the environment it runs in."""
+
+    config: dict[str, Any]
+    environment: dict[str, str]
+
+
+def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> Settings:
+    """What the stack has to be told to train this candidate."""
+    fields = frozenset(facts.stack.training_fields)
+    config: dict[str, Any] = {
+        **DEFAULTS,
+        "model_name_or_path": facts.model.path,
+        "dataset_name": facts.data.source or None,
+        "dataset_train_split": job.dataset_train_split,
+        "dataset_test_split": job.dataset_test_split,
+        "output_dir": output_dir,
+        "use_cpu": facts.device.kind == "cpu",
+        **_precision(job, facts),
+        **job.training,
+        **_knob_fields(candidate),
+    }
+    if job.dataset_config is not None:
+        config["dataset_config"] = job.dataset_config
+    # An evaluation must not need more than a micro-step does.
+    config.setdefault("per_device_eval_batch_size", candidate.micro_batch)
+    if job.tuning == "lora":
+        config = {**LORA_DEFAULTS, **config, "use_peft": True}
+        config["lora_target_modules"] = _target_modules(candidate, facts)
+    if config["padding_free"]:
+        # TRL cannot truncate without padding; the rules let only rows through that need no cut.
+        config["max_length"] = None
+    if config["gradient_checkpointing"]:
+        config.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
+    config = {field_name(name, fields): value for name, value in config.items()}
+    return Settings(config=config, environment=environment(candidate, facts))
+
+
+def _knob_fields(candidate: Candidate) -> dict[str, Any]:
+    return {n: v for n, v in candidate.knobs.items() if n not in ENVIRONMENT_KNOBS}
+
+
+def _precision(job: Job, facts: Facts) -> dict[str, bool]:
+    precision, _ = resolve_precision(job, facts.device)
+    return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+
+
+def _target_modules(candidate: Candidate, facts: Facts) -> list[str]:
+    value: Any = candidate["lora_target_modules"]
+    if value == "attention":
+        return list(facts.model.attention_modules)
+    return [value] if isinstance(value, str) else list(value)
+
+
+def environment(candidate: Candidate, facts: Facts) -> dict[str, str]:
+    """Environment variables of the training process."""
+    if facts.device.kind != "cuda":
+        return {}
+    variables = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": str(facts.device.index),
+    }
+    if candidate.values.get("expandable_segments"):
+        variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    return variables
+
+
+def threads(facts: Facts) -> int:
+    """Threads of the training process: all cores where it computes there, else a few for the host."""
+    return facts.device.cores if facts.device.kind == "cpu" else min(facts.device.cores, 4)
+
+
+def without_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are set; `max_length` stays, because None is a choice there."""
+    return {n: v for n, v in config.items() if v is not None or n == "max_length"}

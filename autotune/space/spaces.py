@@ -1,0 +1,231 @@
+"""The search space of one job: knobs bound to the facts, and every feasible candidate. Pure.
+
+Candidates are enumerated knob by knob; a rule cuts a branch as soon as all it asks for is known,
+and what it cut is counted, so that `autotune space show` can say why each candidate is missing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from autotune.errors import Problem, UserError
+from autotune.facts import Facts
+from autotune.job import Job, KnobValue
+from autotune.space.batch import accumulation, micro_batches, nearest_token_batches, nearest_values
+from autotune.space.definition import DIVISORS, JOB_MAX_LENGTH, SpaceDefinition
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, Knob, Rule, condition_holds
+from autotune.space.precision import resolve_precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundKnob:
+    """A knob with the values it may take in this job, and where they come from."""
+
+    name: str
+    kind: str
+    place: str
+    values: tuple[KnobValue, ...]
+    default: KnobValue
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """How many candidates a rule took out, and why."""
+
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """Every feasible candidate of a job, in a stable order."""
+
+    knobs: tuple[BoundKnob, ...]
+    candidates: tuple[Candidate, ...]
+    exclusions: tuple[Exclusion, ...]
+
+    @property
+    def free_knobs(self) -> tuple[BoundKnob, ...]:
+        """The knobs with more than one value."""
+        return tuple(knob for knob in self.knobs if len(knob.values) > 1)
+
+    def environment_knobs(self) -> frozenset[str]:
+        """Knobs that are settings of the environment."""
+        return frozenset(knob.name for knob in self.knobs if knob.place == "environment")
+
+    def default(self) -> Candidate:
+        """The candidate closest to what the stack does when nobody chooses."""
+        wanted = {knob.name: knob.default for knob in self.knobs}
+
+        def distance(candidate: Candidate) -> tuple[int, int]:
+            off = sum(candidate[name] != value for name, value in wanted.items())
+            target = wanted.get(MICRO_BATCH)
+            gap = abs(candidate.micro_batch - target) if isinstance(target, int) else 0
+            return off, gap
+
+        return min(self.candidates, key=distance)
+
+
+def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
+    """What rules may ask, by name."""
+    return {
+        "job.tuning": job.tuning,
+        "job.precision": resolve_precision(job, facts.device)[0],
+        "device.kind": facts.device.kind,
+        "data.rows": facts.data.rows,
+        "data.longest": facts.data.longest,
+        "data.sampled": facts.data.sampled,
+        "stack.flash_attention_2": facts.stack.flash_attention_2,
+        "stack.flash_attention_3": facts.stack.flash_attention_3,
+        "stack.liger": facts.stack.liger,
+        "stack.bitsandbytes": facts.stack.bitsandbytes,
+    }
+
+
+def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
+    """The job's space.
+
+    Raises:
+        UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
+    """
+    known = space_facts(job, facts)
+    knobs = []
+    for knob in definition.knobs:
+        if all(condition_holds(c, known.get(n), known) for n, c in knob.only_if.items()):
+            knobs.append(_bind_knob(knob, job, facts.device.kind))
+    _check_batch(knobs, job)
+    enumeration = _Enumeration(knobs, definition.rules, known, job)
+    candidates = tuple(enumeration.candidates())
+    exclusions = tuple(
+        Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
+    )
+    if not candidates:
+        reasons = "; ".join(one.reason for one in exclusions)
+        raise UserError(
+            Problem(where="job", what=f"no candidate is left: {reasons}", hint="unpin a knob")
+        )
+    return SearchSpace(knobs=tuple(knobs), candidates=candidates, exclusions=exclusions)
+
+
+def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
+    values: Any = knob.values[device_kind] if isinstance(knob.values, dict) else knob.values
+    if values == DIVISORS:
+        lengths = job.recipe.get("max_length", [job.max_length])
+        sizes = {job.batch_sequences(n) for n in lengths if n is None or isinstance(n, int)}
+        values = sorted({m for s in sizes if s for m in micro_batches(s, job.devices.count)})
+    elif values == JOB_MAX_LENGTH:
+        values = [job.max_length]
+    default = values[0] if knob.default is None and values else knob.default
+    if knob.name in job.fixed:
+        values = [job.fixed[knob.name]]
+    elif knob.name in job.recipe:
+        values = job.recipe[knob.name]
+    elif knob.kind == "recipe":
+        values = [default] if default in values else values[:1]
+    return BoundKnob(
+        name=knob.name,
+        kind=knob.kind,
+        place=knob.place,
+        values=tuple(values),
+        default=default if default in values or knob.name == MICRO_BATCH else values[0],
+        why=knob.why,
+    )
+
+
+def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
+    """A pinned micro-batch or a batch in tokens that cannot be exact is refused here."""
+    lengths = next((k.values for k in knobs if k.name == "max_length"), (job.max_length,))
+    problems = [p for length in lengths if (p := batch_problem(job, length)) is not None]
+    if problems:
+        raise UserError(*problems)
+
+
+def batch_problem(job: Job, max_length: Any) -> Problem | None:
+    """Why the global batch cannot be exact at this length, with the nearest values that can."""
+    sequences = job.batch_sequences(max_length)
+    where = "global_batch_size"
+    if sequences is None:
+        tokens = int(str(job.global_batch_size).split()[0])
+        if max_length is None:
+            return Problem(where=where, what="a batch in tokens needs a `max_length`")
+        near = " or ".join(f"`{n} tokens`" for n in nearest_token_batches(tokens, max_length))
+        return Problem(
+            where=where,
+            what=f"{tokens} tokens are no whole number of rows of max_length {max_length}",
+            hint=f"the nearest are {near}",
+        )
+    valid = micro_batches(sequences, job.devices.count)
+    wanted = job.fixed.get(MICRO_BATCH)
+    if isinstance(wanted, int) and wanted not in valid:
+        near = " or ".join(str(n) for n in nearest_values(wanted, valid))
+        return Problem(
+            where=MICRO_BATCH,
+            what=f"a micro-batch of {wanted} does not divide the global batch of {sequences}",
+            hint=f"the nearest values that do are {near}",
+        )
+    pinned = job.fixed.get(ACCUMULATION)
+    counts = [sequences // (m * job.devices.count) for m in valid]
+    if isinstance(pinned, int) and pinned not in counts:
+        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(counts)))
+        return Problem(
+            where=ACCUMULATION,
+            what=f"{pinned} accumulated micro-batches do not divide the global batch of {sequences}",
+            hint=f"the nearest values that do are {near}",
+        )
+    return None
+
+
+class _Enumeration:
+    """Depth-first over the knobs; `excluded` counts what each reason took out."""
+
+    def __init__(
+        self, knobs: list[BoundKnob], rules: tuple[Rule, ...], known: dict[str, Any], job: Job
+    ):
+        self._knobs, self._known, self._job = knobs, known, job
+        self.excluded: dict[str, int] = {}
+        position = {knob.name: depth for depth, knob in enumerate(knobs)}
+        self._rules: list[list[Rule]] = [[] for _ in range(len(knobs) + 1)]
+        for rule in rules:
+            asked = set(rule.forbid) | {
+                condition["above"]
+                for condition in rule.forbid.values()
+                if isinstance(condition, Mapping) and isinstance(condition.get("above"), str)
+            }
+            self._rules[max((position.get(n, -1) + 1 for n in asked), default=0)].append(rule)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every feasible candidate."""
+        yield from self._descend(0, {})
+
+    def _descend(self, depth: int, values: dict[str, KnobValue]) -> Iterator[Candidate]:
+        known = {**self._known, **values}
+        for rule in self._rules[depth]:
+            if rule.excludes(known):
+                self._exclude(rule.reason, depth)
+                return
+        if depth == len(self._knobs):
+            yield from self._complete(values)
+            return
+        knob = self._knobs[depth]
+        for value in knob.values:
+            yield from self._descend(depth + 1, {**values, knob.name: value})
+
+    def _complete(self, values: dict[str, KnobValue]) -> Iterator[Candidate]:
+        length, micro = values.get("max_length"), values[MICRO_BATCH]
+        assert length is None or isinstance(length, int)
+        assert isinstance(micro, int)
+        sequences = self._job.batch_sequences(length)
+        count = accumulation(sequences, self._job.devices.count, micro) if sequences else None
+        pinned = self._job.fixed.get(ACCUMULATION)
+        if count is None:
+            self._exclude("the micro-batch does not divide the global batch exactly", len(self._knobs))
+        elif pinned is not None and pinned != count:
+            self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
+        else:
+            yield Candidate(values=values, gradient_accumulation_steps=count)
+
+    def _exclude(self, reason: str, depth: int) -> None:
+        lost = prod(len(knob.values) for knob in self._knobs[depth:])
+        self.excluded[reason] = self.excluded.get(reason, 0) + lost

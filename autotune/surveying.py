@@ -1,0 +1,119 @@
+"""Find the facts of a run: in a child, once; later calls read what was found."""
+
+import dataclasses
+from pathlib import Path
+
+from autotune.errors import Problem, UserError, machine_error
+from autotune.facts import Facts, devices, facts_from_plain, stack
+from autotune.facts.data import DataFacts
+from autotune.facts.model import ModelFacts
+from autotune.job import Job, NoData
+from autotune.probe.measure import describe_processes
+from autotune.probe.protocol import SurveyRequest, read_json, write_json
+from autotune.probe.runner import Limits, ProbeServer
+from autotune.run_folder import RunFolder
+from autotune.units import format_bytes
+
+WORKER = "autotune.probe.survey:survey"
+WALL_S = 3600.0
+
+
+def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
+    """Facts of the job's model, data, device and stack; kept in the run folder.
+
+    A run that goes on keeps what it found of model and data; the device is looked at afresh.
+
+    Raises:
+        UserError: the model, the data or a training field cannot be used.
+        MachineError: the device that was asked for is not there.
+    """
+    device = devices.detect(job.devices.kind, job.devices.index)
+    stored = read_json(run.facts)
+    if stored is not None and run.rows.is_dir():
+        return dataclasses.replace(facts_from_plain(stored), device=device)
+    model, data = _survey_in_child(job, run, server)
+    facts = Facts(model=model, data=data, device=device, stack=stack.installed())
+    write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
+    write_json(run.facts, facts.plain())
+    return facts
+
+
+def _survey_in_child(
+    job: Job, run: RunFolder, server: ProbeServer
+) -> tuple[ModelFacts, DataFacts]:
+    folder = run.survey
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.reply.unlink(missing_ok=True)
+    lengths = job.dataset.lengths.model_dump() if isinstance(job.dataset, NoData) else None
+    request = SurveyRequest(
+        model=job.model,
+        weights=job.weights,
+        dataset=_named_dataset(job, run),
+        dataset_config=job.dataset_config,
+        train_split=job.dataset_train_split,
+        test_split=job.dataset_test_split,
+        lengths=lengths,
+        training=job.training,
+        seed=int(job.training.get("seed", 42)),
+        run_folder=str(run.path),
+    )
+    write_json(folder.request, request.plain())
+    ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=300.0))
+    reply = read_json(folder.reply)
+    if not isinstance(reply, dict):
+        raise machine_error(
+            f"looking at the model and the data failed (exit code {ending.exit_code}, signal "
+            f"{ending.signal}, {ending.why})",
+            where=str(folder.stderr),
+            hint="read that log",
+        )
+    if reply["problems"]:
+        raise UserError(
+            *(
+                Problem(where=where, what=what, hint=f"the whole message is in {folder.stderr}")
+                for where, what in reply["problems"]
+            )
+        )
+    model = {**reply["model"]}
+    for name in ("attention_modules", "linear_modules"):
+        model[name] = tuple(model[name])
+    return ModelFacts(**model), DataFacts(**reply["data"])
+
+
+def _named_dataset(job: Job, run: RunFolder) -> str | None:
+    """What `dataset_name` will be: TRL loads folders and hub ids, so one file gets a folder."""
+    if isinstance(job.dataset, NoData):
+        return None
+    file = Path(job.dataset)
+    if not file.is_file():
+        return job.dataset
+    run.dataset.mkdir(parents=True, exist_ok=True)
+    link = run.dataset / f"{job.dataset_train_split}{file.suffix}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(file)
+    return str(run.dataset)
+
+
+def memory_limit(job: Job, device: devices.DeviceFacts) -> int:
+    """Bytes a probe may take: what the job allows, or all that is free.
+
+    Raises:
+        MachineError: the device is busy, or has less free than the job counts on.
+    """
+    if device.busy:
+        raise machine_error(
+            describe_processes(device), where="devices", hint="end them, or name another GPU"
+        )
+    if job.devices.memory is not None and job.devices.memory > device.free_bytes:
+        raise machine_error(
+            f"{format_bytes(job.devices.memory)} were asked for, but only "
+            f"{format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)} are free",
+            where="devices.memory",
+            hint="lower it, or free memory first",
+        )
+    return job.devices.memory or device.free_bytes
+
+
+def allowed_memory(job: Job, device: devices.DeviceFacts) -> int:
+    """Bytes a recommended candidate may take: the limit less the headroom."""
+    return int((job.devices.memory or device.free_bytes) * (1 - job.headroom))

@@ -1,0 +1,143 @@
+"""A candidate as a real `trl.SFTTrainer`.
+
+The configuration goes through TRL's own parser, from the very YAML the bundle will hold, and the
+trainer is put together as `trl/scripts/sft.py` does it; so what a probe trains is what the bundle
+trains. The only differences are named in `PROBE_OVERRIDES`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    SFTConfig,
+    SFTTrainer,
+    TrlParser,
+    get_peft_config,
+    get_quantization_config,
+)
+
+from autotune.facts.model import model_class
+from autotune.probe.protocol import ProbeRequest
+from autotune.training.batches import Batching
+
+PROBE_OVERRIDES: dict[str, Any] = {
+    # The rows come tokenized, truncated and packed, in the order in which they are to be timed.
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+    "train_sampling_strategy": "sequential",
+    "shuffle_dataset": False,
+    "num_train_epochs": 1,
+    # A probe leaves nothing behind and says nothing.
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "push_to_hub": False,
+    "report_to": "none",
+    "logging_strategy": "no",
+    "disable_tqdm": True,
+    "resume_from_checkpoint": None,
+}
+
+
+def parse_config(config: dict[str, Any], scratch: Path) -> tuple[Any, SFTConfig, ModelConfig]:
+    """(ScriptArguments, SFTConfig, ModelConfig) of a flat configuration, through TRL's parser.
+
+    Raises:
+        ValueError: TRL or transformers refuse a field or a combination.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    file = scratch / "sft_config.yaml"
+    file.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
+    parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
+    script, training, model, _ = parser.parse_args_and_config(["--config", str(file)])
+    return script, training, model
+
+
+def batching_of(request: ProbeRequest, training: SFTConfig) -> Batching:
+    """How the candidate makes micro-batches."""
+    return Batching(
+        micro_batch=training.per_device_train_batch_size,
+        global_batch=request.global_batch,
+        max_length=request.config.get("max_length"),
+        padding_free=training.padding_free,
+        packing=training.packing,
+        packing_strategy=training.packing_strategy,
+        grouped=request.config.get("train_sampling_strategy") == "group_by_length",
+        pad_to_multiple_of=training.pad_to_multiple_of,
+        seed=request.seed,
+    )
+
+
+def build_trainer(
+    request: ProbeRequest, training: SFTConfig, model: ModelConfig, rows: Any
+) -> SFTTrainer:
+    """The trainer of a candidate on `rows`, its model on the device."""
+    kwargs = {
+        "revision": model.model_revision,
+        "trust_remote_code": training.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+    }
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        request.model_path, trust_remote_code=training.trust_remote_code
+    )
+    source: Any = request.model_path
+    if request.weights == "real":
+        training.model_init_kwargs = kwargs
+    else:
+        source = random_model(request, **kwargs)
+    return SFTTrainer(
+        model=source,
+        args=training,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+    )
+
+
+def random_model(request: ProbeRequest, *, dtype: str, **kwargs: Any) -> Any:
+    """The model of the same shape with random weights, made on the device itself."""
+    attention = kwargs.pop("attn_implementation")
+    revision = {} if Path(request.model_path).exists() else {"revision": kwargs["revision"]}
+    config = transformers.AutoConfig.from_pretrained(
+        request.model_path, trust_remote_code=kwargs["trust_remote_code"], **revision
+    )
+    # As `from_pretrained` leaves it: what a Trainer asks the config for later.
+    config.name_or_path = request.model_path
+    kind = getattr(torch, dtype) if dtype != "auto" else (config.dtype or torch.float32)
+    device = "cuda" if request.device_kind == "cuda" else "cpu"
+    with torch.device(device):
+        return model_class(config)._from_config(
+            config, dtype=kind, attn_implementation=attention
+        )
+
+
+def rows_see_each_other(trainer: SFTTrainer) -> bool:
+    """Whether, without padding, one row of a micro-batch changes what the model says of another.
+
+    Two flattened micro-batches differ in their first row only; the logits of the second row must
+    be the same to the bit. Where they are not, padding-free training computes another loss.
+    """
+    model = trainer.model
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocabulary, (1, 24), generator=generator).to(device)
+    other = ids.clone()
+    other[:, :12] = (other[:, :12] + 1) % vocabulary
+    positions = torch.arange(12, device=device).repeat(2)[None]
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        first, second = (
+            model(input_ids=one, position_ids=positions, use_cache=False).logits[:, 12:]
+            for one in (ids, other)
+        )
+    model.train(was_training)
+    return not torch.equal(first, second)

@@ -1,0 +1,163 @@
+"""READ THIS FIRST: how a job becomes a verified bundle.
+
+    survey -> bind the space -> ( ask -> probe -> tell )* -> recommend -> emit -> verify
+
+Everything is recorded as it happens, so that a run that is killed goes on where it was.
+"""
+
+import dataclasses
+import time
+
+from autotune.conclusion import conclude, interrupted
+from autotune.errors import machine_error
+from autotune.job import Job
+from autotune.probe.measure import measure, probe_request
+from autotune.probe.protocol import Measurement, read_json
+from autotune.probe.record import Record, counts_as_probe
+from autotune.probe.runner import ProbeServer
+from autotune.run_folder import RunFolder
+from autotune.search.stopping import stop_reason
+from autotune.search.study import Study
+from autotune.session import Listener, Result, Session
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import Candidate
+from autotune.space.spaces import SearchSpace, bind
+from autotune.surveying import allowed_memory, memory_limit, survey
+
+MAX_BUSY = 3
+BUSY_WAIT_S = 5.0
+
+
+def tune(
+    job: Job,
+    definition: SpaceDefinition,
+    run: RunFolder,
+    *,
+    storage: str | None = None,
+    listener: Listener | None = None,
+) -> Result:
+    """Find the fastest stable candidate of a job and write its verified bundle.
+
+    Args:
+        run: where everything is kept; a run that was started there goes on.
+        storage: an Optuna storage URL in place of the run's own SQLite file.
+
+    Raises:
+        UserError: the job cannot be (exit code 2).
+        MachineError: the machine cannot do it (exit code 3).
+    """
+    began = time.monotonic()
+    with run.locked(), ProbeServer(run.log) as server:
+        session = open_session(job, definition, run, server, storage, listener or Listener())
+        try:
+            recover(session)
+            reason = search(session)
+            session.listener.stopped(reason)
+            result = conclude(session, reason)
+        except KeyboardInterrupt:
+            result = interrupted(session)
+    return dataclasses.replace(result, seconds=round(time.monotonic() - began, 3))
+
+
+def search(session: Session) -> str:
+    """Probe until it is time to stop; why it is."""
+    busy = 0
+    while True:
+        records = session.study.records()
+        reason = stop_reason(
+            session.job.budget,
+            probes=sum(counts_as_probe(record) for record in records),
+            seconds=sum(r.measurement.seconds for r in records if r.measurement is not None),
+            candidates_left=session.study.candidates_left(),
+        )
+        if reason is not None:
+            return reason
+        measurement = probe_next(session)
+        busy = busy + 1 if measurement.outcome == "busy" else 0
+        if busy >= MAX_BUSY:
+            raise machine_error(measurement.reason, where="devices", hint="end them and --resume")
+        if busy:
+            time.sleep(BUSY_WAIT_S)
+
+
+def probe_next(session: Session) -> Measurement:
+    """Ask for a candidate, probe it, and tell the study how that went."""
+    trial, candidate = session.study.ask()
+    session.listener.probing(trial.number, candidate)
+    request = probe_request(
+        session.job,
+        session.facts,
+        candidate,
+        rows=session.run.rows,
+        output_dir=str(session.run.output),
+        limit=session.limit_bytes,
+    )
+    watch = session.study.cannot_win(trial)
+    folder = session.run.probe(trial.number)
+    try:
+        measurement = measure(session.server, folder, request, session.limits, watch)
+    except KeyboardInterrupt:
+        session.study.tell(trial, Measurement(outcome="interrupted", reason="Ctrl-C"))
+        raise
+    session.study.tell(trial, measurement)
+    record = Record(number=trial.number, candidate=candidate, measurement=measurement)
+    session.listener.probed(record)
+    return measurement
+
+
+def open_session(
+    job: Job,
+    definition: SpaceDefinition,
+    run: RunFolder,
+    server: ProbeServer,
+    storage: str | None,
+    listener: Listener,
+) -> Session:
+    """All that a run needs: facts, limits, the bound space and the study."""
+    listener.surveying(job)
+    facts = survey(job, run, server)
+    limit = memory_limit(job, facts.device)
+    space = bind(definition, job, facts)
+    allowed = allowed_memory(job, facts.device)
+    study = Study(
+        space,
+        storage or run.database,
+        run.read(run.run)["study"],
+        allowed_bytes=allowed,
+        opening=opening(space),
+        seed=int(job.training.get("seed", 42)),
+    )
+    listener.surveyed(facts, space, limit)
+    return Session(
+        job=job,
+        run=run,
+        facts=facts,
+        space=space,
+        study=study,
+        server=server,
+        listener=listener,
+        limit_bytes=limit,
+        allowed_bytes=allowed,
+    )
+
+
+def opening(space: SearchSpace) -> tuple[Candidate, ...]:
+    """What is probed first: the stack's own defaults, and the same without checkpointing."""
+    first = space.default()
+    wanted = {**first.values, "gradient_checkpointing": False}
+    second = min(space.candidates, key=lambda c: sum(c[n] != v for n, v in wanted.items()))
+    return (first, second)
+
+
+def recover(session: Session) -> None:
+    """Close the trials that a killed process left running: with their reply, where it is whole."""
+    known = {record.number for record in session.study.records()}
+    for trial in session.study.running():
+        if trial.number not in known:
+            session.study.abandon(trial)
+            continue
+        measurement = Measurement(outcome="interrupted", reason="the run was killed during it")
+        reply = read_json(session.run.probe(trial.number).reply)
+        if isinstance(reply, dict):
+            measurement = Measurement.from_plain(reply)
+        session.study.tell(trial, measurement)

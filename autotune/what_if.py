@@ -1,0 +1,77 @@
+"""When nothing fits: which single change of the job would make it fit. Pure.
+
+The changes are tried by real probes (see `tune.py`); an untried change is never called a way out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.job import Job
+from autotune.probe.protocol import Measurement
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change of a job: how it is said, whether it changes what is learned, and the job."""
+
+    text: str
+    kind: str
+    job: Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedChange:
+    """A change and the probe of it."""
+
+    text: str
+    kind: str
+    fits: bool
+    measurement: Measurement
+
+
+def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """Changes that lower memory, those that leave the learning as it is first."""
+    for knob, value in _leaner_speed_knobs(job, nearest):
+        fixed = {k: v for k, v in job.fixed.items() if k not in {knob, ACCUMULATION}}
+        yield Change(
+            text=f"`{knob}: {_word(value)}` in place of the pinned `{_word(nearest.knobs[knob])}`",
+            kind="speed",
+            job=job.model_copy(update={"fixed": {**fixed, knob: value}}),
+        )
+    if nearest.values.get("dtype") == "float32":
+        yield _recipe(job, "dtype", "bfloat16", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)")
+    if job.tuning == "full":
+        yield Change(
+            text="`tuning: lora`", kind="recipe", job=job.model_copy(update={"tuning": "lora"})
+        )
+    length = nearest.values.get("max_length", job.max_length)
+    for part in (2, 4):
+        shorter = length // part if isinstance(length, int) else None
+        if shorter and shorter >= 16 and job.batch_sequences(shorter) is not None:
+            recipe = {k: v for k, v in job.recipe.items() if k != "max_length"}
+            yield Change(
+                text=f"`max_length: {shorter}`",
+                kind="recipe",
+                job=job.model_copy(update={"max_length": shorter, "recipe": recipe}),
+            )
+
+
+def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:
+    """Pinned speed knobs and the value that takes less memory."""
+    leaner = {"gradient_checkpointing": True, "loss_type": "chunked_nll", MICRO_BATCH: 1}
+    for knob, value in leaner.items():
+        pinned = knob in job.fixed or (knob == MICRO_BATCH and ACCUMULATION in job.fixed)
+        if pinned and nearest.knobs.get(knob) != value:
+            yield knob, value
+
+
+def _recipe(job: Job, knob: str, value: Any, text: str) -> Change:
+    fixed = {k: v for k, v in job.fixed.items() if k != knob}
+    update = {"fixed": fixed, "recipe": {**job.recipe, knob: [value]}}
+    return Change(text=text, kind="recipe", job=job.model_copy(update=update))
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
