@@ -59,9 +59,7 @@ def verified(
     while isinstance(following, Recommendation) and len(failures) < MAX_VERIFICATIONS:
         emit_session(session, following, None)
         session.listener.verifying(following)
-        outcome = verify(
-            session.run, session.job, session.facts, following.chosen, session.server
-        )
+        outcome = verify(session.run, session.job, session.facts, following.chosen, session.server)
         session.listener.verified(outcome)
         if outcome.verified:
             emit_session(session, following, outcome)

@@ -36,9 +36,7 @@ def probe_once(
         return candidate, measure(server, folder, request, limits)
 
 
-def bound_space(
-    job: Job, definition: SpaceDefinition, scratch: Path
-) -> tuple[SearchSpace, Facts]:
+def bound_space(job: Job, definition: SpaceDefinition, scratch: Path) -> tuple[SearchSpace, Facts]:
     """The space of a job on this machine, and the facts it is bound to."""
     run = RunFolder(path=scratch)
     with ProbeServer(run.log) as server:

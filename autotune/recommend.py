@@ -1,5 +1,6 @@
 """From measurements to a recommendation, with its reasons. Pure."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -114,7 +115,9 @@ def _pinned(
             nearest=None, short_bytes=None, short_is_lower_bound=True, rejected=rejected
         )
     share = 100 * (wanted.tokens_per_s / natural.tokens_per_s - 1)
-    reason = f"asked for; {share:+.0f}% tokens/s against probe {natural.number}, the recommended one"
+    reason = (
+        f"asked for; {share:+.0f}% tokens/s against probe {natural.number}, the recommended one"
+    )
     return Recommendation(
         chosen=wanted,
         reasons=(reason,),
@@ -128,9 +131,10 @@ def _pinned(
 
 def is_tie(fastest: Ranked, other: Ranked) -> bool:
     """Whether the two differ by no more than their measured noise (and by no more than 5%)."""
-    noise = sum(
-        (one.measurement.relative_uncertainty or 0.0) ** 2 for one in (fastest, other)
-    ) ** 0.5
+    noise = math.hypot(
+        fastest.measurement.relative_uncertainty or 0.0,
+        other.measurement.relative_uncertainty or 0.0,
+    )
     return other.tokens_per_s >= fastest.tokens_per_s * (1 - min(noise, MAX_TIE))
 
 

@@ -82,9 +82,7 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
     space = bind(definition, job, facts)
     allowed = allowed_memory(job, facts.device)
     if storage is None and not run.database.is_file():
-        raise user_error(
-            "the run has no study.db", where=str(run.path), hint="name its --storage"
-        )
+        raise user_error("the run has no study.db", where=str(run.path), hint="name its --storage")
     study = Study(
         space,
         storage or run.database,

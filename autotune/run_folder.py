@@ -1,15 +1,15 @@
 """The files of one run. This class owns every path; nothing else joins path names.
 
-    study.db          the Optuna study (unless another storage was asked for)
-    job.yaml          the job, resolved
-    run.json          how the run was started: version, storage, study name, time
-    machine.json      device and stack at the start
-    facts.json        what the survey found
-    data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
-    model/            only where the job named a bare config
-    probes/NNNN/      request, reply, progress and logs of each probe
-    verification/     the data, output and log of the verified launch
-    bundle/           what is emitted
+study.db          the Optuna study (unless another storage was asked for)
+job.yaml          the job, resolved
+run.json          how the run was started: version, storage, study name, time
+machine.json      device and stack at the start
+facts.json        what the survey found
+data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
+model/            only where the job named a bare config
+probes/NNNN/      request, reply, progress and logs of each probe
+verification/     the data, output and log of the verified launch
+bundle/           what is emitted
 """
 
 import contextlib

@@ -38,9 +38,7 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
     return facts
 
 
-def _survey_in_child(
-    job: Job, run: RunFolder, server: ProbeServer
-) -> tuple[ModelFacts, DataFacts]:
+def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[ModelFacts, DataFacts]:
     folder = run.survey
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.reply.unlink(missing_ok=True)

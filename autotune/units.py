@@ -40,13 +40,11 @@ def parse_seconds(text: str) -> float:
 
 def format_bytes(count: int | float) -> str:
     """`1.25 GiB`, with three significant digits."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1000:
             break
-        value /= 1024
-    else:
-        unit = "TiB"
+        value, unit = value / 1024, larger
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
 
 

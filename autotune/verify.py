@@ -159,7 +159,9 @@ def judge(
         problems.append(f"{speed:.0f} tokens/s, but {promised:.0f} were promised")
     limit = _limit(job, facts)
     if peak is not None and peak > limit:
-        problems.append(f"it took {format_bytes(peak)}, more than the limit of {format_bytes(limit)}")
+        problems.append(
+            f"it took {format_bytes(peak)}, more than the limit of {format_bytes(limit)}"
+        )
     elif peak is not None and peak > chosen.peak_memory_bytes * (1 + MEMORY_TOLERANCE):
         problems.append(
             f"it took {format_bytes(peak)}, but {format_bytes(chosen.peak_memory_bytes)} "
@@ -193,7 +195,11 @@ def _tokens_per_s(report: LaunchReport, state: Any | None) -> float | None:
     """Tokens of the timed steps over the time between their log lines."""
     if state is None:
         return None
-    counted = {e["step"]: e["num_tokens"] for e in state["log_history"] if "num_tokens" in e and "loss" in e}
+    counted = {
+        e["step"]: e["num_tokens"]
+        for e in state["log_history"]
+        if "num_tokens" in e and "loss" in e
+    }
     logged = [when for when, line in report.lines if line.lstrip().startswith("{'loss'")]
     first, last = STEPS - TIMED_STEPS, STEPS
     if len(logged) < STEPS or first not in counted or last not in counted:

@@ -41,7 +41,9 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
             job=job.model_copy(update={"fixed": {**fixed, knob: value}}),
         )
     if nearest.values.get("dtype") == "float32":
-        yield _recipe(job, "dtype", "bfloat16", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)")
+        yield _recipe(
+            job, "dtype", "bfloat16", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"
+        )
     if job.tuning == "full":
         yield Change(
             text="`tuning: lora`", kind="recipe", job=job.model_copy(update={"tuning": "lora"})

@@ -10,7 +10,9 @@ from autotune.cli.job_options import guarded, json_option, print_json
 @click.command("emit")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--probe", type=int, help="Number of the probe to emit, in place of the recommended.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/bundle.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/bundle."
+)
 @click.option("--storage", help="Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded

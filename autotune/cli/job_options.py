@@ -34,9 +34,9 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME=VALUE",
         help="Set any job field, knob or training field. May be repeated.",
     )(function)
-    return click.argument(
-        "job", required=False, type=click.Path(dir_okay=False, path_type=Path)
-    )(function)
+    return click.argument("job", required=False, type=click.Path(dir_okay=False, path_type=Path))(
+        function
+    )
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,12 @@ from autotune.cli.job_options import guarded, job_options, json_option, load, pr
 
 @click.command("run")
 @job_options
-@click.option("--out", type=click.Path(path_type=Path), help="Run folder to make. Default: runs/NAME.")
-@click.option("--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Run folder to make. Default: runs/NAME."
+)
+@click.option(
+    "--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder."
+)
 @click.option("--storage", help="Optuna storage URL, in place of study.db in the run folder.")
 @json_option
 @guarded
@@ -54,7 +58,9 @@ def command(
     return EXIT_DONE if result.outcome == "recommended" else EXIT_NOTHING_FITS
 
 
-def _started(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Path | None) -> Any:
+def _started(
+    job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Path | None
+) -> Any:
     import uuid
 
     import yaml

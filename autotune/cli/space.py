@@ -19,7 +19,7 @@ def command() -> None:
 @json_option
 @guarded
 def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
-    """The space of JOB on this machine: its knobs, how many candidates, which are excluded and why."""
+    """Show what this machine makes of JOB: knobs, number of candidates, what is excluded and why."""
     from rich.console import Console
 
     from autotune.probing import bound_space

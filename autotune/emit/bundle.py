@@ -51,7 +51,9 @@ def bundle_files(
             threads=threads(facts),
             has_data=bool(facts.data.source),
         ),
-        "recommendation.json": _json(recommendation_plain(recommendation, job, facts, verification)),
+        "recommendation.json": _json(
+            recommendation_plain(recommendation, job, facts, verification)
+        ),
         "README.md": readme(
             recommendation,
             model=facts.model.name,

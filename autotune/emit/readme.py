@@ -67,7 +67,7 @@ def _expectations(chosen: Ranked, epochs: float) -> list[str]:
     if measurement.tokens_per_epoch is not None:
         seconds = epochs * measurement.tokens_per_epoch / chosen.tokens_per_s
         lines.append(
-            f"- {format_seconds(seconds)} for {epochs:g} epoch(s), evaluation and saving not counted"
+            f"- {format_seconds(seconds)} for {epochs:g} epoch(s), without evaluation and saving"
         )
     return lines
 

@@ -16,6 +16,10 @@ HEADER = """\
 def sft_config(config: Mapping[str, Any]) -> str:
     """The configuration as YAML text, the same bytes for the same values."""
     body = yaml.safe_dump(
-        without_none(config), sort_keys=True, allow_unicode=True, default_flow_style=False, width=100
+        without_none(config),
+        sort_keys=True,
+        allow_unicode=True,
+        default_flow_style=False,
+        width=100,
     )
     return HEADER + body

@@ -151,7 +151,8 @@ def row_lengths(rows: Any) -> list[int]:
     import pyarrow.compute as pc
 
     table = rows.with_format("arrow")[:]
-    return pc.list_value_length(table.column("input_ids")).to_pylist()
+    lengths: list[int] = pc.list_value_length(table.column("input_ids")).to_pylist()
+    return lengths
 
 
 def _rows_of_lengths(lengths: dict[str, int | None], vocabulary: int, seed: int) -> Any:

@@ -57,7 +57,9 @@ def detect(kind: str, index: int) -> DeviceFacts:
         raise machine_error(
             f"no GPU {index}: NVML sees {gpus} GPU(s)",
             where="devices.index" if gpus else "devices.kind",
-            hint="check `nvidia-smi -L`" if gpus else "use `devices.kind: cpu`, or install a driver",
+            hint="check `nvidia-smi -L`"
+            if gpus
+            else "use `devices.kind: cpu`, or install a driver",
         )
     return gpu(index)
 

@@ -47,7 +47,7 @@ def survey_model(
     import transformers
 
     path = _local_path(name, folder, revision)
-    kinds = {"trust_remote_code": trust_remote_code}
+    kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision:
         kinds["revision"] = revision
     config = transformers.AutoConfig.from_pretrained(path, **kinds)
@@ -108,7 +108,9 @@ def _weights(wanted: str, path: str, revision: str | None) -> str:
     else:
         present = _hub_weights_cached(path, revision)
     if wanted == "real" and not present:
-        raise ValueError(f"`weights: real` was asked for, but {path} has no weights on this machine")
+        raise ValueError(
+            f"`weights: real` was asked for, but {path} has no weights on this machine"
+        )
     return "real" if present else "random"
 
 

@@ -137,9 +137,10 @@ def _own_children() -> set[int]:
 
 
 def _kill_group(pid: int) -> None:
-    for target in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.kill(pid, signal.SIGKILL)):
+    """Kill a child's group, and the child itself in case it had no group of its own yet."""
+    for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            target()
+            kill(pid, signal.SIGKILL)
 
 
 def _become_worker(server: int, folder: Path, private: tuple[int, ...]) -> None:

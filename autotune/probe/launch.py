@@ -91,7 +91,7 @@ def launch(
 
 
 def _kill_group(pid: int) -> None:
-    """End the group; its leader gets a moment to end by itself, so that its exit code is its own."""
+    """End the group; its leader first gets a moment, so that its exit code is its own."""
     deadline = time.monotonic() + 5.0
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if time.monotonic() > deadline:

@@ -105,7 +105,9 @@ def name_outcome(
     if ending.why == "stall":
         return _stalled(ending, request)
     if ending.why == "lost":
-        return Measurement(outcome="crash", reason="the process that starts probes died", inferred=True)
+        return Measurement(
+            outcome="crash", reason="the process that starts probes died", inferred=True
+        )
     if isinstance(reply, dict):
         try:
             return Measurement.from_plain(reply)

@@ -1,15 +1,19 @@
 """What a child takes, and the limit it runs under. Bytes.
 
-CPU: memory is the process's peak resident size (`VmHWM`, which the kernel lets us reset). The limit
-is `RLIMIT_DATA`, set relative to what the child holds when it starts, so that too large a candidate
-dies of a real allocation failure. Because a forked child shares the imported stack with its
-parent, a fresh process of the same training may differ by the pages of code either has touched.
+CPU: memory is the process's peak resident size (`VmHWM`, which the kernel lets us reset), as a
+fresh process would have it: a forked child starts without the pages of library code that its parent
+has mapped (115 MB here), and a fresh process has them all; so the file-backed part counts as
+what the parent holds, or the child if that is more. Known error: what tokenization and the first
+touch of further code add in a fresh process, tens of MB. The limit is `RLIMIT_DATA`, set relative
+to what the child holds when it starts, so that too large a candidate dies of a real allocation
+failure.
 
 CUDA: the allocator's own peaks, and what NVML says of the whole process. The peak that counts is
 reserved memory plus what the process holds outside the allocator (context, libraries).
 """
 
 import contextlib
+import os
 import re
 import resource
 from pathlib import Path
@@ -22,9 +26,9 @@ _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def process_status(field: str) -> int:
-    """A size of this process from /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+def process_status(field: str, pid: int | str = "self") -> int:
+    """A size of a process from /proc/PID/status, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise KeyError(field)
@@ -38,16 +42,22 @@ class CpuMemory:
         self._data_limit: int | None = None
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self._parent_file = process_status("RssFile", os.getppid())
         if limit_bytes is not None:
-            growth = max(limit_bytes - process_status("VmRSS"), 0)
+            growth = max(limit_bytes - self._as_fresh(process_status("VmRSS")), 0)
             self._data_limit = process_status("VmData") + growth
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (self._data_limit, hard))
 
+    def _as_fresh(self, resident: int) -> int:
+        """A resident size of this child as a process that imported the stack would have it."""
+        own = process_status("RssFile")
+        return resident - own + max(own, self._parent_file)
+
     def figures(self) -> dict[str, int | None]:
         """The memory fields of a measurement."""
         return {
-            "peak_memory_bytes": process_status("VmHWM"),
+            "peak_memory_bytes": self._as_fresh(process_status("VmHWM")),
             "allocated_peak_bytes": None,
             "reserved_peak_bytes": None,
             "allocator_retries": None,
@@ -87,8 +97,6 @@ class CudaMemory:
 
     def _outside_bytes(self) -> int:
         """What the process holds on the GPU besides the allocator's reserved memory."""
-        import os
-
         reserved = int(self._torch.cuda.memory_reserved())
         own = devices.gpu_process_bytes(self._index, os.getpid())
         if own is None:
@@ -116,7 +124,7 @@ class CudaMemory:
             return None
         wanted = int(float(match[1]) * _UNITS[match[2]])
         held = int(self._torch.cuda.memory_stats().get("allocated_bytes.all.peak", 0))
-        return max(held + wanted - self._allowed, 1)
+        return int(max(held + wanted - self._allowed, 1))
 
     def lift(self) -> None:
         """Nothing to do: the reply needs no GPU memory."""

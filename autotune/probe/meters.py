@@ -156,9 +156,7 @@ class StepMeter(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A whole optimizer step is done: a round may be, and the probe with it."""
         now = self._now()
-        rounds, rest = divmod(
-            state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round
-        )
+        rounds, rest = divmod(state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round)
         if state.global_step > WARM_UP_STEPS:
             self.optimizer_s.append(now - self._mark)
             if rest == 0:

@@ -1,4 +1,4 @@
-"""A probe in the record: which candidate, how it ended, and by how much it missed its memory. Pure."""
+"""A probe in the record: its candidate, how it ended, by how much it missed its memory. Pure."""
 
 from dataclasses import dataclass
 

@@ -64,7 +64,10 @@ class ProbeServer:
     """A running forkserver, and the only way to start a child. Use as a context manager."""
 
     def __init__(
-        self, log: Path, preload: tuple[str, ...] = PRELOAD, environment: dict[str, str] | None = None
+        self,
+        log: Path,
+        preload: tuple[str, ...] = PRELOAD,
+        environment: dict[str, str] | None = None,
     ):
         self._log = log
         self._preload = preload

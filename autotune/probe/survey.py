@@ -14,7 +14,7 @@ MODEL_FIELDS = ("model_revision", "trust_remote_code")
 
 
 def survey(path: Path) -> None:
-    """Answer `path/request.json` with `{"model", "data"}` or `{"problems": [[where, what], ...]}`."""
+    """Answer `request.json` with `{"model", "data"}` or `{"problems": [[where, what], ...]}`."""
     folder = ProbeFolder(path=path)
     request = SurveyRequest.from_plain(read_json(folder.request) or {})
     problems: list[tuple[str, str]] = []

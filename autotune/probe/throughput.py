@@ -2,7 +2,7 @@
 
 The measured micro-batches are a few, spread over the data's lengths. Their times are scaled to the
 whole sample with the least model that fits them, `seconds = a + b * padded tokens` (a, b >= 0),
-calibrated so that it reproduces the measured total: time = model(sample) * measured / model(measured).
+calibrated to the measured total: time = model(sample) * measured / model(measured).
 Known error: attention grows faster than linearly with length, which the calibration averages over.
 """
 
@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-
 
 LEAST_DOUBT = 0.03
 """However close its repeats, one probe is not known better than this against another one."""
@@ -29,7 +28,7 @@ class MicroStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What a candidate achieves. Times in seconds; `relative_uncertainty` None: one reading only."""
+    """What a candidate achieves. Seconds; `relative_uncertainty` None: one reading only."""
 
     tokens_per_s: float
     step_time_s: float
@@ -42,7 +41,7 @@ class Throughput:
 
     @property
     def optimistic_tokens_per_s(self) -> float:
-        """The upper end of the interval (at least 3% up); twice the estimate while there is no interval."""
+        """The upper end of the interval, at least 3% up; twice the estimate without one."""
         if self.relative_uncertainty is None:
             return 2 * self.tokens_per_s
         return self.tokens_per_s * (1 + max(self.relative_uncertainty, LEAST_DOUBT))

@@ -106,6 +106,7 @@ def _measure(
     stages.enter("train")
     trainer.train()
     assert meter.result is not None
+    figures: dict[str, Any] = memory.figures()
     return Measurement(
         outcome="ok",
         reason=f"measured {len(meter.steps)} micro-steps",
@@ -115,7 +116,7 @@ def _measure(
         last_loss=meter.last_loss,
         gradient_norm=meter.gradient_norm,
         **asdict(meter.result),
-        **memory.figures(),
+        **figures,
     )
 
 
@@ -156,7 +157,8 @@ def _outcome_of(error: BaseException, stage: str) -> str:
     if type(error).__name__ == "NotFinite":
         return "unstable"
     refusals = (ImportError, ValueError, NotImplementedError, TypeError)
-    if isinstance(error, Unsupported) or (stage in {"plan", "build"} and isinstance(error, refusals)):
+    if isinstance(error, Unsupported) or (
+        stage in {"plan", "build"} and isinstance(error, refusals)
+    ):
         return "unsupported"
     return "crash"
-

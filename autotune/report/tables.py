@@ -16,9 +16,7 @@ from autotune.units import format_bytes, format_seconds
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
     """A candidate in a few words: its batch, then the knobs that vary."""
     batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
-    rest = [
-        word for name in free if name != MICRO_BATCH and (word := _word(name, candidate[name]))
-    ]
+    rest = [word for name in free if name != MICRO_BATCH and (word := _word(name, candidate[name]))]
     return " ".join([batch, *rest])
 
 
@@ -48,7 +46,11 @@ def describe_measurement(measurement: Measurement) -> str:
     return (
         f"{measurement.tokens_per_s:.0f} tokens/s"
         + (f" +-{100 * noise:.1f}%" if noise is not None else "")
-        + (f", peak {format_bytes(measurement.peak_memory_bytes)}" if measurement.peak_memory_bytes else "")
+        + (
+            f", peak {format_bytes(measurement.peak_memory_bytes)}"
+            if measurement.peak_memory_bytes
+            else ""
+        )
     )
 
 
@@ -123,6 +125,9 @@ def space_table(space: SearchSpace) -> Table:
     return table
 
 
+_TITLES = {"recommended": "recommended", "interrupted": "best so far"}
+
+
 def result_lines(result: Result, bundle: str) -> list[str]:
     """The end of a run, as lines of text."""
     if result.outcome == "nothing_fits":
@@ -130,8 +135,10 @@ def result_lines(result: Result, bundle: str) -> list[str]:
     if result.recommendation is None:
         return ["no stable candidate has been measured yet"]
     chosen = result.recommendation.chosen
-    lines = [f"{'recommended' if result.outcome == 'recommended' else 'best so far'}: probe {chosen.number}"]
-    lines += [f"  {name}: {value_label(value)}" for name, value in sorted(chosen.candidate.knobs.items())]
+    lines = [f"{_TITLES[result.outcome]}: probe {chosen.number}"]
+    lines += [
+        f"  {name}: {value_label(value)}" for name, value in sorted(chosen.candidate.knobs.items())
+    ]
     lines += [f"- {reason}" for reason in result.recommendation.reasons]
     if result.verification is not None:
         word = "verified" if result.verification.verified else "NOT verified"
@@ -152,7 +159,8 @@ def _nothing_fits_lines(result: Result) -> list[str]:
     least = "at least " if nothing.short_is_lower_bound else ""
     knobs = nothing.nearest.candidate
     lines.append(
-        f"nearest: probe {nothing.nearest.number}, {knobs[MICRO_BATCH]}x{knobs.knobs[ACCUMULATION]}, "
+        f"nearest: probe {nothing.nearest.number} "
+        f"({knobs[MICRO_BATCH]}x{knobs.knobs[ACCUMULATION]}), "
         f"{least}{format_bytes(nothing.short_bytes)} short"
     )
     fitting = [one for one in result.tried if one.fits]

@@ -63,7 +63,9 @@ class TerminalListener(Listener):
         self._say(f"search ends: {reason}")
 
     def verifying(self, recommendation: Recommendation) -> None:
-        self._say(f"verifying the bundle of probe {recommendation.chosen.number} by launching it ...")
+        self._say(
+            f"verifying the bundle of probe {recommendation.chosen.number} by launching it ..."
+        )
 
     def verified(self, verification: Verification) -> None:
         word = "verified" if verification.verified else "NOT verified"

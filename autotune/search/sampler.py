@@ -46,9 +46,7 @@ class FeasibleSampler(BaseSampler):
         self._distributions = distributions
         self._feasible, self._opening, self._lean = feasible, opening, lean
         self._random = random.Random(seed)
-        self._inner = TPESampler(
-            seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, warn_independent_sampling=False
-        )
+        self._inner = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial

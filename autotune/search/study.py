@@ -75,7 +75,6 @@ class Study:
             pruner=CannotWinPruner(),
             load_if_exists=True,
         )
-        self._study.set_metric_names(["tokens_per_s"])
 
     def _distributions(self) -> dict[str, BaseDistribution]:
         return {

@@ -66,11 +66,15 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Problem(where=path, what=f"cannot read the search space: {error}")) from None
+        raise UserError(
+            Problem(where=path, what=f"cannot read the search space: {error}")
+        ) from None
     definition = parse_definition(text, path)
     if definition.method != method:
         raise UserError(
-            Problem(where=path, what=f"is for method `{definition.method}`, the job's is `{method}`")
+            Problem(
+                where=path, what=f"is for method `{definition.method}`, the job's is `{method}`"
+            )
         )
     return definition
 
@@ -104,9 +108,7 @@ def parse_definition(text: str, name: str) -> SpaceDefinition:
             rules.append(rule)
     if problems:
         raise UserError(*problems)
-    return SpaceDefinition(
-        name=name, method=data["method"], knobs=tuple(knobs), rules=tuple(rules)
-    )
+    return SpaceDefinition(name=name, method=data["method"], knobs=tuple(knobs), rules=tuple(rules))
 
 
 def _knob(name: str, entry: Any, report: Any) -> Knob | None:

@@ -106,9 +106,7 @@ class _Loading:
         """One `name=value`: a job field (dotted for its parts), a knob or a training field."""
         name, equals, value_text = text.partition("=")
         if not equals:
-            self._problems.append(
-                Problem(where="--set", what=f"`{text}` must be `name=value`")
-            )
+            self._problems.append(Problem(where="--set", what=f"`{text}` must be `name=value`"))
             return
         try:
             value = parse_scalar(value_text)
@@ -275,7 +273,12 @@ def _explain(one: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
 def _fields_at(path: tuple[str | int, ...]) -> list[str]:
     model: Any = Job
     for part in path:
-        names = {"devices": "Devices", "budget": "Budget", "dataset": "NoData", "lengths": "Lengths"}
+        names = {
+            "devices": "Devices",
+            "budget": "Budget",
+            "dataset": "NoData",
+            "lengths": "Lengths",
+        }
         from autotune import job as rooms
 
         model = getattr(rooms, names.get(str(part), "Job"))

@@ -103,7 +103,7 @@ def environment(candidate: Candidate, facts: Facts) -> dict[str, str]:
 
 
 def threads(facts: Facts) -> int:
-    """Threads of the training process: all cores where it computes there, else a few for the host."""
+    """Threads of the training process: all cores where it computes there, else a few."""
     return facts.device.cores if facts.device.kind == "cpu" else min(facts.device.cores, 4)
 
 

@@ -4,6 +4,7 @@ Candidates are enumerated knob by knob; a rule cuts a branch as soon as all it a
 and what it cut is counted, so that `autotune space show` can say why each candidate is missing.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -106,7 +107,17 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         raise UserError(
             Problem(where="job", what=f"no candidate is left: {reasons}", hint="unpin a knob")
         )
-    return SearchSpace(knobs=tuple(knobs), candidates=candidates, exclusions=exclusions)
+    return SearchSpace(
+        knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
+        candidates=candidates,
+        exclusions=exclusions,
+    )
+
+
+def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> BoundKnob:
+    """The knob with the values that some candidate has."""
+    left = [v for v in knob.values if any(c[knob.name] == v for c in candidates)]
+    return dataclasses.replace(knob, values=tuple(left))
 
 
 def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
@@ -171,7 +182,7 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         near = " or ".join(str(n) for n in nearest_values(pinned, sorted(counts)))
         return Problem(
             where=ACCUMULATION,
-            what=f"{pinned} accumulated micro-batches do not divide the global batch of {sequences}",
+            what=f"{pinned} micro-batches do not make up the global batch of {sequences}",
             hint=f"the nearest values that do are {near}",
         )
     return None
@@ -220,7 +231,9 @@ class _Enumeration:
         count = accumulation(sequences, self._job.devices.count, micro) if sequences else None
         pinned = self._job.fixed.get(ACCUMULATION)
         if count is None:
-            self._exclude("the micro-batch does not divide the global batch exactly", len(self._knobs))
+            self._exclude(
+                "the micro-batch does not divide the global batch exactly", len(self._knobs)
+            )
         elif pinned is not None and pinned != count:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
         else:

@@ -162,7 +162,7 @@ def _lengthen(row: Row, length: int | None) -> Row:
     if length is None or have >= length:
         return row
     times = -(-length // have)
-    grown = {
+    grown: Row = {
         name: (row[name] * times)[:length] for name in ("input_ids", "labels") if name in row
     }
     if "seq_lengths" in row:

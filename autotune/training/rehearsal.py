@@ -56,8 +56,8 @@ def _order(request: RehearsalRequest, rows: Rows) -> tuple[list[int], list[int]]
     timed = _fill(spread_over_lengths(rows.lengths, TIMED_STEPS * size), TIMED_STEPS * size)
     random.Random(request.seed).shuffle(timed)
     if request.grouped:
-        keyed: list[Any] = [{"input_ids": range(rows.lengths[i]), "index": i} for i in timed]
-        timed = [one["index"] for one in grouped_by_length(keyed, size, request.rows_total)]
+        keyed = [{"input_ids": [0] * rows.lengths[i], "index": [i]} for i in timed]
+        timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
     warm = _fill(spread_over_lengths(rows.lengths, size), size)
     return [*warm, *warm[: size - micro], *worst, *timed], test
 

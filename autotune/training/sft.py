@@ -113,9 +113,7 @@ def random_model(request: ProbeRequest, *, dtype: str, **kwargs: Any) -> Any:
     kind = getattr(torch, dtype) if dtype != "auto" else (config.dtype or torch.float32)
     device = "cuda" if request.device_kind == "cuda" else "cpu"
     with torch.device(device):
-        return model_class(config)._from_config(
-            config, dtype=kind, attn_implementation=attention
-        )
+        return model_class(config)._from_config(config, dtype=kind, attn_implementation=attention)
 
 
 def rows_see_each_other(trainer: SFTTrainer) -> bool:
