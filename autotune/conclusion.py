@@ -1,22 +1,22 @@
 """How a search is concluded: recommend, emit, verify; or say what would make the job fit."""
 
+import dataclasses
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from autotune.emit.bundle import bundle_files
 from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.measure import measure, probe_request
-from autotune.probe.protocol import ProbeFolder
+from autotune.probe.protocol import Measurement, ProbeFolder
 from autotune.probe.record import Record, counts_as_probe, excess_bytes
 from autotune.recommend import NothingFits, Recommendation, recommend
 from autotune.run_folder import RunFolder
 from autotune.session import Result, Session
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
-from autotune.space.spaces import bind
+from autotune.space.spaces import SearchSpace, bind
 from autotune.verify import Verification, verify
 from autotune.what_if import TriedChange, single_changes
 
@@ -29,6 +29,7 @@ def conclude(session: Session, reason: str) -> Result:
     size = len(session.space.candidates)
     first = recommend(records, session.allowed_bytes)
     if isinstance(first, NothingFits):
+        first = measured_shortfall(session, first)
         tried = tuple(try_changes(session, first))
         return Result(
             outcome="nothing_fits",
@@ -80,7 +81,7 @@ def emit_session(
         session.job,
         session.facts,
         session.run,
-        space_size=len(session.space.candidates),
+        space=session.space,
         probes=sum(counts_as_probe(record) for record in session.study.records()),
         verification=verification,
     )
@@ -93,7 +94,7 @@ def render(
     facts: Facts,
     run: RunFolder,
     *,
-    space_size: int,
+    space: SearchSpace,
     probes: int,
     verification: Verification | None,
 ) -> dict[str, str]:
@@ -104,10 +105,42 @@ def render(
         facts,
         python=sys.executable,
         output_dir=str(run.output),
-        space_size=space_size,
+        space_size=len(space.candidates),
+        recipe_knobs=[knob.name for knob in space.free_knobs if knob.kind == "recipe"],
         probes=probes,
         verification=verification.plain() if verification is not None else None,
     )
+
+
+def measured_shortfall(session: Session, nothing: NothingFits) -> NothingFits:
+    """Where the device has more than the job allows, what the nearest candidate really takes."""
+    roomy = session.facts.device.free_bytes
+    if nothing.nearest is None or not nothing.short_is_lower_bound or roomy <= session.limit_bytes:
+        return nothing
+    session.listener.trying("the nearest candidate without the job's memory limit")
+    measurement = _what_if(session, session.job, nothing.nearest.candidate, "unlimited", roomy)
+    if measurement.outcome != "ok" or measurement.peak_memory_bytes is None:
+        return nothing
+    return dataclasses.replace(
+        nothing,
+        short_bytes=measurement.peak_memory_bytes - session.allowed_bytes,
+        short_is_lower_bound=False,
+    )
+
+
+def _what_if(
+    session: Session, job: Job, candidate: Candidate, name: str, limit: int
+) -> Measurement:
+    request = probe_request(
+        job,
+        session.facts,
+        candidate,
+        rows=session.run.rows,
+        output_dir=str(session.run.output),
+        limit=limit,
+    )
+    folder = ProbeFolder(path=session.run.what_if / name)
+    return measure(session.server, folder, request, session.limits)
 
 
 def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]:
@@ -123,16 +156,7 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
             continue
         session.listener.trying(change.text)
         candidate = closest(space.candidates, nearest)
-        request = probe_request(
-            change.job,
-            session.facts,
-            candidate,
-            rows=session.run.rows,
-            output_dir=str(session.run.output),
-            limit=session.limit_bytes,
-        )
-        folder = ProbeFolder(path=Path(session.run.what_if) / f"{index:02d}")
-        measurement = measure(session.server, folder, request, session.limits)
+        measurement = _what_if(session, change.job, candidate, f"{index:02d}", session.limit_bytes)
         excess = excess_bytes(measurement, session.allowed_bytes)
         yield TriedChange(
             text=change.text,

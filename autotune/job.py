@@ -4,6 +4,7 @@ The docstring under each field is its documentation: `docs/job.md` is generated 
 file is strict: unknown keys are refused, and all problems are reported at once with their line.
 """
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -32,7 +33,11 @@ _TOKENS = re.compile(r"\s*([0-9][0-9_]*)\s*tokens\s*")
 
 class _Strict(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
 
@@ -97,7 +102,7 @@ class Budget(_Strict):
     """Wall-clock minutes after which one probe is killed (outcome `timeout`)."""
 
 
-def _as_budget(value: object) -> object:
+def as_budget(value: object) -> object:
     """`5m` means minutes, `12` means probes."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return value
@@ -150,7 +155,7 @@ class Job(_Strict):
     """What to maximise: real (non-padding) tokens per second, end to end."""
     headroom: float = Field(default=0.1, ge=0.0, lt=0.9)
     """Share of the device memory that a recommended candidate leaves free at its peak."""
-    budget: Annotated[Budget, BeforeValidator(_as_budget)] = Budget()
+    budget: Annotated[Budget, BeforeValidator(as_budget)] = Budget()
     """When the search has to end; also `5m` or a number of probes."""
     recipe: dict[str, list[KnobValue]] = {}
     """Recipe knobs you are willing to vary, each with its values: what is learned changes."""
@@ -162,11 +167,13 @@ class Job(_Strict):
     search_space: str | None = None
     """Your own search space file, in place of `search_spaces/<method>.yaml`."""
 
-    @field_validator("global_batch_size")
+    @field_validator("global_batch_size", mode="before")
     @classmethod
-    def _batch(cls, value: int | str) -> int | str:
-        if isinstance(value, bool):
-            raise ValueError("must be a whole number of sequences, or `N tokens`")
+    def _batch(cls, value: object) -> int | str:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(
+                f"must be a whole number of sequences, or `N tokens`, but got {value!r}"
+            )
         if isinstance(value, str):
             match = _TOKENS.fullmatch(value)
             if not match:
@@ -206,8 +213,22 @@ def resolve_path(text: str, base: Path) -> str:
     A name that exists below `base` is a path; so is anything that starts like one. The rest is
     left as it is: a hub id.
     """
-    path = Path(text).expanduser()
-    looks_like_path = text.startswith((".", "/", "~")) or path.suffix in {".json", ".jsonl"}
-    if looks_like_path or (base / path).exists():
-        return str((base / path).absolute())
-    return text
+    looks_like_path = text.startswith((".", "/", "~")) or Path(text).suffix in {".json", ".jsonl"}
+    path = absolute_path(text, base)
+    return path if looks_like_path or exists(path) else text
+
+
+def absolute_path(text: str, base: Path) -> str:
+    """`text` as a path below `base`; `~` of a user who does not exist is taken as it stands."""
+    path = Path(text)
+    with contextlib.suppress(RuntimeError):
+        path = path.expanduser()
+    return str((base / path).absolute())
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file; a name that no file can have is no error."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from autotune.facts import Facts
 from autotune.job import Job
+from autotune.probe.ending import Limits
 from autotune.probe.measure import measure, probe_request
 from autotune.probe.protocol import Measurement, ProbeFolder
-from autotune.probe.runner import Limits, ProbeServer
+from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate

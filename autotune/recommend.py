@@ -3,11 +3,13 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, excess_bytes
-from autotune.space.knobs import Candidate
+from autotune.space.knobs import Candidate, value_label
+from autotune.space.leanness import expected_leanness
 from autotune.units import format_bytes
 
 MAX_TIE = 0.05
@@ -24,11 +26,13 @@ class Ranked:
 
     @property
     def tokens_per_s(self) -> float:
+        """Real tokens per second, end to end."""
         assert self.measurement.tokens_per_s is not None
         return self.measurement.tokens_per_s
 
     @property
     def peak_memory_bytes(self) -> int:
+        """Peak on the worst batch."""
         return self.measurement.peak_memory_bytes or 0
 
 
@@ -84,7 +88,8 @@ def recommend(
     if not ranked:
         return _nothing_fits(records, allowed_bytes, rejected)
     fastest = ranked[0]
-    group = [one for one in ranked if is_tie(fastest, one)]
+    # Up to the first that is no tie: a noisy candidate must not win over one known to be faster.
+    group = list(takewhile(lambda one: is_tie(fastest, one), ranked))
     chosen = min(group, key=lambda one: (one.peak_memory_bytes, -one.tokens_per_s, one.number))
     if pinned is not None and pinned != chosen.number:
         return _pinned(ranked, pinned, chosen, rejected, allowed_bytes, passed_over)
@@ -194,27 +199,51 @@ def _reasons(
 def _nothing_fits(
     records: Sequence[Record], allowed_bytes: int | None, rejected: Mapping[str, tuple[int, ...]]
 ) -> NothingFits:
+    """The candidate that came nearest: one that ran but took too much; else the leanest refused."""
     short = [
-        (excess, record)
+        (record.measurement.outcome == "oom", excess, record)
         for record in records
         if record.measurement is not None
         and (excess := excess_bytes(record.measurement, allowed_bytes)) is not None
         and excess > 0
-        and (record.measurement.outcome == "ok" or record.measurement.missing_bytes is not None)
     ]
-    if not short:
+    ran = [one for one in short if not one[0]]
+    if ran:
+        _, excess, nearest = min(ran, key=lambda one: (one[1], one[2].number))
+    elif short:
+        _, excess, nearest = min(short, key=lambda one: expected_leanness(one[2].candidate))
+    else:
         return NothingFits(
             nearest=None, short_bytes=None, short_is_lower_bound=True, rejected=rejected
         )
-    # A probe that ran whole is nearer than one that was refused memory on the way.
-    excess, nearest = min(short, key=lambda one: (one[1].measurement.outcome == "oom", one[0]))  # type: ignore[union-attr]
-    assert nearest.measurement is not None
     return NothingFits(
         nearest=nearest,
         short_bytes=int(excess),
-        short_is_lower_bound=nearest.measurement.outcome == "oom",
+        short_is_lower_bound=not ran,
         rejected=rejected,
     )
+
+
+def recipe_costs(
+    ranked: Sequence[Ranked], recipe_knobs: Collection[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """What each value of a recipe knob costs: the best that was measured with it."""
+    costs: dict[str, list[dict[str, Any]]] = {}
+    for knob in sorted(recipe_knobs):
+        best: dict[str, Ranked] = {}
+        for one in sorted(ranked, key=lambda one: -one.tokens_per_s):
+            best.setdefault(value_label(one.candidate[knob]), one)
+        if len(best) > 1:
+            costs[knob] = [
+                {
+                    "value": one.candidate[knob],
+                    "probe": one.number,
+                    "tokens_per_s": one.tokens_per_s,
+                    "peak_memory_bytes": one.peak_memory_bytes,
+                }
+                for one in best.values()
+            ]
+    return costs
 
 
 def ranked_plain(one: Ranked) -> dict[str, Any]:

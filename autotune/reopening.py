@@ -62,7 +62,7 @@ class PastRun:
             self.job,
             self.facts,
             self.run,
-            space_size=len(self.space.candidates),
+            space=self.space,
             probes=sum(counts_as_probe(record) for record in self.records),
             verification=verification,
         )

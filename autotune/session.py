@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from autotune.facts import Facts
 from autotune.job import Job
+from autotune.probe.ending import Limits
 from autotune.probe.record import Record
-from autotune.probe.runner import Limits, ProbeServer
+from autotune.probe.runner import ProbeServer
 from autotune.recommend import NothingFits, Recommendation
 from autotune.run_folder import RunFolder
 from autotune.search.study import Study

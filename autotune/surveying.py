@@ -8,9 +8,10 @@ from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
 from autotune.facts.model import ModelFacts
 from autotune.job import Job, NoData
+from autotune.probe.ending import Limits
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest, read_json, write_json
-from autotune.probe.runner import Limits, ProbeServer
+from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.units import format_bytes
 

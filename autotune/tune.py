@@ -11,7 +11,7 @@ import time
 from autotune.conclusion import conclude, interrupted
 from autotune.errors import machine_error
 from autotune.job import Job
-from autotune.probe.measure import measure, probe_request
+from autotune.probe.measure import measure, probe_request, replied
 from autotune.probe.protocol import Measurement, read_json
 from autotune.probe.record import Record, counts_as_probe
 from autotune.probe.runner import ProbeServer
@@ -159,5 +159,5 @@ def recover(session: Session) -> None:
         measurement = Measurement(outcome="interrupted", reason="the run was killed during it")
         reply = read_json(session.run.probe(trial.number).reply)
         if isinstance(reply, dict):
-            measurement = Measurement.from_plain(reply)
+            measurement = replied(reply)
         session.study.tell(trial, measurement)

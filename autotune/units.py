@@ -1,5 +1,6 @@
 """Bytes and durations, read from what people write and written so that people can read them."""
 
+import math
 import re
 
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -20,7 +21,10 @@ def parse_bytes(text: str | int) -> int:
     match = _NUMBER.fullmatch(str(text))
     if not match or match[2].lower() not in _BYTES:
         raise ValueError(f"`{text}` is not a size; write for example `20GiB`")
-    value = int(float(match[1]) * _BYTES[match[2].lower()])
+    size = float(match[1]) * _BYTES[match[2].lower()]
+    if not math.isfinite(size):
+        raise ValueError(f"`{str(text)[:20]}...` is too large for a size")
+    value = int(size)
     if value <= 0:
         raise ValueError(f"a size must be positive, but got `{text}`")
     return value
@@ -33,7 +37,7 @@ def parse_seconds(text: str) -> float:
         ValueError: not a positive duration with a unit.
     """
     match = _NUMBER.fullmatch(text)
-    if not match or match[2].lower() not in _SECONDS or float(match[1]) <= 0:
+    if not match or match[2].lower() not in _SECONDS or not 0 < float(match[1]) < math.inf:
         raise ValueError(f"`{text}` is not a duration; write for example `90s`, `5m` or `1.5h`")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
@@ -42,7 +46,7 @@ def format_bytes(count: int | float) -> str:
     """`1.25 GiB`, with three significant digits."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1000:
+        if abs(value) < 999.5:
             break
         value, unit = value / 1024, larger
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"

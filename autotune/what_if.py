@@ -34,7 +34,9 @@ class TriedChange:
 def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
     """Changes that lower memory, those that leave the learning as it is first."""
     for knob, value in _leaner_speed_knobs(job, nearest):
-        fixed = {k: v for k, v in job.fixed.items() if k not in {knob, ACCUMULATION}}
+        # The accumulation follows from the micro-batch: it cannot stay pinned beside another one.
+        replaced = {MICRO_BATCH, ACCUMULATION} if knob == MICRO_BATCH else {knob}
+        fixed = {k: v for k, v in job.fixed.items() if k not in replaced}
         yield Change(
             text=f"`{knob}: {_word(value)}` in place of the pinned `{_word(nearest.knobs[knob])}`",
             kind="speed",
@@ -65,7 +67,8 @@ def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any
     leaner = {"gradient_checkpointing": True, "loss_type": "chunked_nll", MICRO_BATCH: 1}
     for knob, value in leaner.items():
         pinned = knob in job.fixed or (knob == MICRO_BATCH and ACCUMULATION in job.fixed)
-        if pinned and nearest.knobs.get(knob) != value:
+        other_loss = knob == "loss_type" and nearest.knobs.get(knob) != "nll"
+        if pinned and nearest.knobs.get(knob) != value and not other_loss:
             yield knob, value
 
 

@@ -8,19 +8,28 @@ import yaml
 from autotune.errors import Problem, UserError
 
 Path_ = tuple[str | int, ...]
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: PyYAML reads `2e-4` as a string and `no` as False, which surprises."""
+    """YAML 1.2 scalars: PyYAML reads `2e-4` as a string, `no` as False, `1:30` as 90, `010` as 8
+    and days as dates, which surprises."""
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in _REPLACED]
-    for _REPLACED in [("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")]
+    for _REPLACED in [
+        [f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "timestamp")]
+    ]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"),
+    list("-+0123456789"),
 )
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -41,12 +50,22 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path_, int]]:
     """The mapping in `text` and the line of each of its entries (1-based).
 
     Raises:
-        UserError: not YAML, not a mapping, or a key given twice.
+        UserError: not YAML, not a mapping, a key given twice, or one that is no word.
     """
+    lines: dict[Path_, int] = {}
+    problems: list[Problem] = []
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        if node is not None:
+            # Before construction, which copies the keys of a merge (`<<`) into the node.
+            _walk(node, (), lines, problems, name)
         data = loader.construct_document(node) if node is not None else {}
+    except RecursionError:
+        raise UserError(Problem(where=name, what="not valid YAML: nested without end")) from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        # What PyYAML lets through where a value does not fit its explicit tag, as in `!!int x`.
+        raise UserError(Problem(where=name, what=f"not valid YAML: {error}")) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
@@ -55,23 +74,26 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path_, int]]:
         ) from None
     if not isinstance(data, dict):
         raise UserError(Problem(where=name, what="must be a mapping of `field: value` lines"))
-    lines: dict[Path_, int] = {}
-    doubled: list[Problem] = []
-    if node is not None:
-        _walk(node, (), lines, doubled, name)
-    if doubled:
-        raise UserError(*doubled)
+    if problems:
+        raise UserError(*problems)
     return data, lines
 
 
 def _walk(
-    node: yaml.Node, path: Path_, lines: dict[Path_, int], doubled: list[Problem], name: str
+    node: yaml.Node, path: Path_, lines: dict[Path_, int], problems: list[Problem], name: str
 ) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*path, str(key.value))
-            if here in lines:
-                doubled.append(
+            if key.tag not in _KEY_TAGS:
+                problems.append(
+                    Problem(
+                        where=f"{name}:{key.start_mark.line + 1}",
+                        what=f"`{key.value}` is no name of a field; names are words",
+                    )
+                )
+            elif here in lines:
+                problems.append(
                     Problem(
                         where=f"{name}:{key.start_mark.line + 1}",
                         what=f"`{'.'.join(map(str, here))}` is given twice",
@@ -79,8 +101,8 @@ def _walk(
                     )
                 )
             lines.setdefault(here, key.start_mark.line + 1)
-            _walk(value, here, lines, doubled, name)
+            _walk(value, here, lines, problems, name)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines[(*path, index)] = value.start_mark.line + 1
-            _walk(value, (*path, index), lines, doubled, name)
+            _walk(value, (*path, index), lines, problems, name)

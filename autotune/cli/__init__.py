@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from autotune import __version__
+
 COMMANDS = {
     "run": "Find the fastest stable configuration of a job and write its verified bundle.",
     "probe": "Measure one candidate of a job.",
@@ -49,7 +51,7 @@ class _Commands(click.Group):
 
 
 @click.command(cls=_Commands)
-@click.version_option(package_name="autotune")
+@click.version_option(version=__version__)
 def main() -> None:
     """Find the fastest stable configuration of a fine-tuning job by running short real training
     steps on this machine's own devices.

@@ -19,7 +19,7 @@ def command() -> None:
 @json_option
 @guarded
 def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
-    """Show what this machine makes of JOB: knobs, number of candidates, what is excluded and why."""
+    """Show what this machine makes of JOB: its knobs, its candidates, and what is excluded."""
     from rich.console import Console
 
     from autotune.probing import bound_space

@@ -1,6 +1,7 @@
 """The bundle: every file of a recommendation, by name. Pure: values in, text out."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.emit.accelerate_config import accelerate_config
@@ -9,7 +10,7 @@ from autotune.emit.readme import readme
 from autotune.emit.sft_config import sft_config
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.recommend import Recommendation, ranked_plain
+from autotune.recommend import Recommendation, ranked_plain, recipe_costs
 from autotune.space.precision import resolve_precision
 from autotune.space.settings import settings, threads
 
@@ -24,6 +25,7 @@ def bundle_files(
     python: str,
     output_dir: str,
     space_size: int,
+    recipe_knobs: Sequence[str],
     probes: int,
     verification: dict[str, Any] | None,
 ) -> dict[str, str]:
@@ -33,11 +35,15 @@ def bundle_files(
         python: interpreter that launches.
         output_dir: where training writes unless the job says otherwise.
         space_size: candidates in the space.
+        recipe_knobs: those that the job varies.
         probes: how many were probed.
         verification: what verification found; None before it ran.
     """
     candidate = recommendation.chosen.candidate
     chosen = settings(job, facts, candidate, output_dir)
+    measured = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
+    costs = recipe_costs(measured, recipe_knobs)
+    plain = recommendation_plain(recommendation, job, facts, verification)
     return {
         "sft_config.yaml": sft_config(chosen.config),
         "accelerate.yaml": accelerate_config(
@@ -51,15 +57,14 @@ def bundle_files(
             threads=threads(facts),
             has_data=bool(facts.data.source),
         ),
-        "recommendation.json": _json(
-            recommendation_plain(recommendation, job, facts, verification)
-        ),
+        "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
             model=facts.model.name,
             device=facts.device.name,
             epochs=float(chosen.config["num_train_epochs"]),
             verification=verification,
+            costs=costs,
             space_size=space_size,
             probes=probes,
         ),

@@ -1,6 +1,6 @@
 """The bundle's `README.md`: why this configuration, and what to expect of it. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.recommend import Ranked, Recommendation
@@ -15,6 +15,7 @@ def readme(
     device: str,
     epochs: float,
     verification: dict[str, Any] | None,
+    costs: Mapping[str, Sequence[Mapping[str, Any]]],
     space_size: int,
     probes: int,
 ) -> str:
@@ -45,6 +46,8 @@ def readme(
         "|---|---|",
         *[f"| `{name}` | `{value_label(knobs[name])}` |" for name in sorted(knobs)],
     ]
+    for knob, values in costs.items():
+        lines += ["", f"## What each `{knob}` costs", "", *_costs(values)]
     others = [*recommendation.ties, *recommendation.runners_up][:5]
     if others:
         lines += ["", "## Runners-up", "", *_runners_up(chosen, others)]
@@ -77,6 +80,16 @@ def _verified(verification: dict[str, Any] | None) -> list[str]:
         return ["Not verified."]
     word = "Yes" if verification["verified"] else "No"
     return [f"{word}: {verification['reason']}."]
+
+
+def _costs(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = ["| value | best tokens/s | peak | probe |", "|---|---|---|---|"]
+    for one in values:
+        lines.append(
+            f"| {value_label(one['value'])} | {one['tokens_per_s']:.0f} "
+            f"| {format_bytes(one['peak_memory_bytes'])} | {one['probe']} |"
+        )
+    return lines
 
 
 def _runners_up(chosen: Ranked, others: Sequence[Ranked]) -> list[str]:

@@ -162,7 +162,10 @@ def _rows_of_lengths(lengths: dict[str, int | None], vocabulary: int, seed: int)
     generator = random.Random(seed)
     drawn = draw_lengths(lengths, min(int(lengths["rows"] or 1), 2000))
     generator.shuffle(drawn)
-    ids = [[generator.randrange(vocabulary) for _ in range(length)] for length in drawn]
+    ids = [
+        [generator.randrange(min(2, vocabulary - 1), vocabulary) for _ in range(length)]
+        for length in drawn
+    ]
     return Dataset.from_dict({"input_ids": ids, "labels": ids})
 
 
@@ -173,7 +176,7 @@ def draw_lengths(lengths: dict[str, int | None], count: int) -> list[int]:
     """
     longest, median, high = lengths["max"], lengths.get("p50"), lengths.get("p99")
     assert longest is not None
-    if median is None:
+    if median is None or count == 1:
         return [longest] * count
     if high is None:
         high = max(median, round(math.sqrt(median * longest)))

@@ -130,23 +130,40 @@ def gpu_count() -> int:
 def gpu(index: int) -> DeviceFacts:
     """GPU `index` with its free memory and the processes that compute on it, this one left out."""
     with _nvml() as nvml:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return DeviceFacts(
-            kind="cuda",
-            index=index,
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            total_bytes=int(memory.total),
-            free_bytes=int(memory.free),
-            cores=len(os.sched_getaffinity(0)),
-            driver=_text(nvml.nvmlSystemGetDriverVersion()),
-            capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-            processes=tuple(_processes(nvml, handle)),
-        )
+        if nvml is None:
+            raise machine_error("NVML finds no driver any more", where="devices")
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return DeviceFacts(
+                kind="cuda",
+                index=index,
+                name=_text(nvml.nvmlDeviceGetName(handle)),
+                total_bytes=int(memory.total),
+                free_bytes=int(memory.free),
+                cores=len(os.sched_getaffinity(0)),
+                driver=_text(nvml.nvmlSystemGetDriverVersion()),
+                capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+                processes=tuple(_processes(nvml, handle)),
+            )
+        except nvml.NVMLError as error:
+            raise machine_error(
+                f"NVML cannot read GPU {index}: {error}",
+                where="devices",
+                hint="check `nvidia-smi`",
+            ) from None
+
+
+def _running(nvml: Any, handle: Any) -> list[Any]:
+    """NVML's list of processes; empty where it does not keep one (some virtual GPUs)."""
+    try:
+        return list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except nvml.NVMLError_NotSupported:
+        return []
 
 
 def _processes(nvml: Any, handle: Any) -> Iterator[DeviceProcess]:
-    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+    for process in _running(nvml, handle):
         if process.pid == os.getpid():
             continue
         name = None
@@ -174,7 +191,7 @@ def gpu_process_bytes(index: int, pid: int) -> int | None:
         if nvml is None:
             return None
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        for process in _running(nvml, handle):
             if process.pid == pid:
                 return _known(process)
     return None

@@ -62,6 +62,8 @@ class ForkServer:
                 break
         for pid in self._children:
             _kill_group(pid)
+        self._children.clear()
+        self._end_strays()
 
     def _tell(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -168,11 +170,18 @@ def _run_worker(name: str, folder: Path) -> int:
     try:
         getattr(importlib.import_module(module), function)(folder)
     except SystemExit as error:
-        return error.code if isinstance(error.code, int) else 1
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        if error.code is None:
+            return 0
+        with contextlib.suppress(Exception):
+            print(error.code, file=sys.stderr)
+        return 1
     except BaseException:
         import traceback
 
-        traceback.print_exc()
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
         return 1
     finally:
         with contextlib.suppress(Exception):

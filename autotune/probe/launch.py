@@ -2,7 +2,8 @@
 
 What is measured is what an outsider can see: when each line came out, the highest memory of any
 of its processes (resident size from the kernel's accounting; on a GPU what NVML says, sampled every
-0.2 s), and how it ended.
+0.2 s), and how it ended. It ends when its first process does: what that leaves in its process group
+is killed, and output is not waited for.
 """
 
 import contextlib
@@ -14,10 +15,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from autotune.facts import devices
+from autotune.probe.memory import process_status
+from autotune.probe.processes import session_peak_bytes
 
 _POLL_S = 0.2
+_TERM_S = 5.0
+_DRAIN_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,61 +47,125 @@ def launch(
     gpu_index: int | None,
 ) -> LaunchReport:
     """Run `command` to its end, or kill its group after `timeout_s`; its output goes to `log`."""
+    meter = _Meter(gpu_index)
     began = time.monotonic()
-    used_before = devices.gpu_used_bytes(gpu_index) if gpu_index is not None else None
-    process = subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    lines: list[tuple[float, str]] = []
-    peak_gpu: int | None = None
-    timed_out = False
-    buffer = b""
-    try:
-        with log.open("wb") as file, selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while True:
-                if selector.select(_POLL_S):
-                    chunk = os.read(process.stdout.fileno(), 65536)
-                    if not chunk:
-                        break
-                    file.write(chunk)
-                    *whole, buffer = (buffer + chunk).split(b"\n")
-                    now = time.monotonic() - began
-                    lines += [(now, line.decode(errors="replace")) for line in whole]
-                if gpu_index is not None and used_before is not None:
-                    used = devices.gpu_used_bytes(gpu_index)
-                    if used is not None:
-                        peak_gpu = max(peak_gpu or 0, used - used_before)
-                if time.monotonic() - began > timeout_s:
-                    timed_out = True
-                    break
-    finally:
-        _kill_group(process.pid)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        process.stdout.close()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        output = _Output(process.stdout.fileno(), file, began)
+        timed_out = False
+        try:
+            while not _ended(process.pid) and not timed_out:
+                output.read(_POLL_S)
+                meter.sample(process.pid)
+                timed_out = time.monotonic() - began > timeout_s
+        finally:
+            _end_group(process.pid)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            output.drain()
+            process.stdout.close()
     return LaunchReport(
         exit_code=process.returncode,
         timed_out=timed_out,
         seconds=time.monotonic() - began,
-        peak_resident_bytes=usage.ru_maxrss * 1024,
-        peak_gpu_bytes=peak_gpu,
-        lines=tuple(lines),
+        peak_resident_bytes=meter.peak_resident(usage.ru_maxrss * 1024),
+        peak_gpu_bytes=meter.peak_gpu,
+        lines=tuple(output.lines),
     )
 
 
-def _kill_group(pid: int) -> None:
-    """End the group; its leader first gets a moment, so that its exit code is its own."""
-    deadline = time.monotonic() + 5.0
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > deadline:
-            break
+class _Output:
+    """What a command says, as it says it."""
+
+    def __init__(self, source: int, log: BinaryIO, began: float):
+        self.lines: list[tuple[float, str]] = []
+        self._source, self._log, self._began = source, log, began
+        self._buffer = b""
+        self._open = True
+
+    def read(self, timeout_s: float) -> bool:
+        """Take what comes within a time; whether anything came."""
+        if not self._open:
+            time.sleep(timeout_s)
+            return False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._source, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return False
+        chunk = os.read(self._source, 65536)
+        self._open = bool(chunk)
+        self._log.write(chunk)
+        *whole, self._buffer = (self._buffer + chunk).split(b"\n")
+        self._add(whole)
+        return self._open
+
+    def drain(self) -> None:
+        """Take what is left when the command has ended; a last line may lack its newline."""
+        deadline = time.monotonic() + _DRAIN_S
+        while self._open and time.monotonic() < deadline and self.read(0.0):
+            pass
+        if self._buffer:
+            self._add([self._buffer])
+
+    def _add(self, lines: list[bytes]) -> None:
+        now = time.monotonic() - self._began
+        self.lines += [(now, line.decode(errors="replace")) for line in lines]
+
+
+class _Meter:
+    """The highest memory of a session's processes.
+
+    The kernel's figure for an ended process is exact, but begins with the resident size of the
+    process that started it: us. Where it is no higher than ours, the sampled one is taken.
+    """
+
+    def __init__(self, gpu_index: int | None):
+        self.peak_gpu: int | None = None
+        self._gpu = gpu_index
+        self._gpu_before = devices.gpu_used_bytes(gpu_index) if gpu_index is not None else None
+        self._sampled = 0
+        self._next = 0.0
+
+    def sample(self, leader: int) -> None:
+        """Look, unless the last look was a moment ago."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _POLL_S
+        self._sampled = max(self._sampled, session_peak_bytes(leader))
+        if self._gpu is not None and self._gpu_before is not None:
+            used = devices.gpu_used_bytes(self._gpu)
+            if used is not None:
+                self.peak_gpu = max(self.peak_gpu or 0, used - self._gpu_before)
+
+    def peak_resident(self, accounted: int) -> int:
+        """The peak of a command for which the kernel accounted so much."""
+        ours = 1.1 * process_status("VmHWM")
+        return accounted if accounted > ours or not self._sampled else self._sampled
+
+
+def _ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end_group(pid: int) -> None:
+    """Kill the group. A leader that still runs is asked first: it may have started processes in
+    groups of their own, as torch's elastic launcher does, and knows how to end them."""
+    if not _ended(pid):
+        _signal_group(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _TERM_S
+    while not _ended(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
+    _signal_group(pid, signal.SIGKILL)
+
+
+def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)

@@ -11,13 +11,15 @@ from typing import Any
 
 from autotune.facts import Facts, devices
 from autotune.job import Job
+from autotune.probe.ending import Ending, Limits, Watcher, signal_name
 from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
-from autotune.probe.runner import Ending, Limits, ProbeServer, Watcher, signal_name
+from autotune.probe.runner import ProbeServer
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.worker:probe"
+_DEATHS_BY_MEMORY = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}
 NEAR_LIMIT = 0.85
 """A child that dies or hangs holding this share of its limit is taken to have run out of memory."""
 
@@ -109,11 +111,20 @@ def name_outcome(
             outcome="crash", reason="the process that starts probes died", inferred=True
         )
     if isinstance(reply, dict):
-        try:
-            return Measurement.from_plain(reply)
-        except (TypeError, ValueError) as error:
-            return Measurement(outcome="crash", reason=f"its reply makes no sense: {error}")
+        return replied(reply)
     return _silent(ending, request, kernel_killed)
+
+
+def replied(reply: dict[str, Any]) -> Measurement:
+    """The measurement that a child's reply is; a crash where it makes no sense."""
+    try:
+        measurement = Measurement.from_plain(reply)
+    except (TypeError, ValueError) as error:
+        return Measurement(outcome="crash", reason=f"its reply makes no sense: {error}")
+    figures = (measurement.tokens_per_s, measurement.peak_memory_bytes)
+    if measurement.outcome == "ok" and None in figures:
+        return Measurement(outcome="crash", reason="its reply calls it ok, but has no figures")
+    return measurement
 
 
 def _stopped(ending: Ending) -> Measurement:
@@ -121,8 +132,8 @@ def _stopped(ending: Ending) -> Measurement:
     return Measurement(
         outcome="stopped",
         reason=ending.stop_reason or "it cannot win",
-        tokens_per_s=rounds[-1]["tokens_per_s"] if rounds else None,
-        relative_uncertainty=rounds[-1]["relative_uncertainty"] if rounds else None,
+        tokens_per_s=rounds[-1].get("tokens_per_s") if rounds else None,
+        relative_uncertainty=rounds[-1].get("relative_uncertainty") if rounds else None,
     )
 
 
@@ -149,11 +160,12 @@ def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measu
     name = signal_name(ending.signal)
     limit, held = request.memory_limit_bytes, ending.max_rss_bytes
     near = request.device_kind == "cpu" and limit and held and held >= NEAR_LIMIT * limit
-    if name == "SIGKILL" and (kernel_killed or near):
+    # A refused allocation in a thread of C++ ends in abort() or worse, without a word.
+    if (name == "SIGKILL" and kernel_killed) or (near and name in _DEATHS_BY_MEMORY):
         who = "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
         return Measurement(
             outcome="oom",
-            reason=f"killed {who}, holding {format_bytes(held or 0)}",
+            reason=f"{name} {who}, holding {format_bytes(held or 0)}",
             memory_limit_bytes=limit,
             inferred=True,
         )

@@ -1,12 +1,11 @@
 """What a child takes, and the limit it runs under. Bytes.
 
 CPU: memory is the process's peak resident size (`VmHWM`, which the kernel lets us reset), as a
-fresh process would have it: a forked child starts without the pages of library code that its parent
-has mapped (115 MB here), and a fresh process has them all; so the file-backed part counts as
-what the parent holds, or the child if that is more. Known error: what tokenization and the first
-touch of further code add in a fresh process, tens of MB. The limit is `RLIMIT_DATA`, set relative
-to what the child holds when it starts, so that too large a candidate dies of a real allocation
-failure.
+fresh process would have it: a forked child starts without the pages of library code that its
+parent has mapped (115 MB here), and a fresh process has them; so they are added. Known error: what
+the child touches of the same pages counts twice (it reads high by tens of MB), and what a fresh
+process takes for tokenizing does not count. The limit is `RLIMIT_DATA`, set relative to what the
+child holds when it starts, so that too large a candidate dies of a real allocation failure.
 
 CUDA: the allocator's own peaks, and what NVML says of the whole process. The peak that counts is
 reserved memory plus what the process holds outside the allocator (context, libraries).
@@ -42,22 +41,17 @@ class CpuMemory:
         self._data_limit: int | None = None
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self._parent_file = process_status("RssFile", os.getppid())
+        self._unmapped = process_status("RssFile", os.getppid()) - process_status("RssFile")
         if limit_bytes is not None:
-            growth = max(limit_bytes - self._as_fresh(process_status("VmRSS")), 0)
+            growth = max(limit_bytes - process_status("VmRSS") - self._unmapped, 0)
             self._data_limit = process_status("VmData") + growth
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (self._data_limit, hard))
 
-    def _as_fresh(self, resident: int) -> int:
-        """A resident size of this child as a process that imported the stack would have it."""
-        own = process_status("RssFile")
-        return resident - own + max(own, self._parent_file)
-
     def figures(self) -> dict[str, int | None]:
         """The memory fields of a measurement."""
         return {
-            "peak_memory_bytes": self._as_fresh(process_status("VmHWM")),
+            "peak_memory_bytes": process_status("VmHWM") + self._unmapped,
             "allocated_peak_bytes": None,
             "reserved_peak_bytes": None,
             "allocator_retries": None,

@@ -6,10 +6,13 @@ child as it goes), `reply.json` (written by the child, atomically, last), `stdou
 """
 
 import json
+import math
 import os
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin
 
 OUTCOMES = (
     "ok",
@@ -25,9 +28,17 @@ OUTCOMES = (
 """How a probe can end. `stopped`: it could not win any more. `interrupted`: the run was ended."""
 
 
-TIMED_STEPS = 4
-STEPS = 2 + TIMED_STEPS
-"""Optimizer steps of a verification: one to warm up, one with the worst batch, the timed ones."""
+UNTIMED_STEPS = 2
+"""Steps of a verification that are not timed: one to warm up, one with the worst batch."""
+
+
+LOGGING_STEPS = 2
+"""A verification logs this seldom, because logging takes time too."""
+
+
+def timed_steps(global_batch: int) -> int:
+    """Steps of a verification that are timed: enough for 64 rows, 4 to 16, and even (see above)."""
+    return min(16, max(4, 2 * -(-64 // (2 * global_batch))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +141,9 @@ class RehearsalRequest(Message):
     global_batch: int
     micro_batch: int
     grouped: bool
+    max_length: int | None
     packed_to: int | None
+    padding_free: bool
     rows_total: int
     seed: int
     make_weights: str | None
@@ -152,7 +165,8 @@ class Measurement(Message):
     """The stored record of one probe, good or bad. What is missing is None, and `reason` tells why.
 
     Times are seconds, sizes bytes. `micro_step_time_s` is the mean micro-step over the data's
-    lengths, `optimizer_step_time_s` everything between the last micro-step and the end of the
+    lengths (`micro_step_fixed_s + micro_step_per_token_s * tokens with padding`),
+    `optimizer_step_time_s` everything between the last micro-step and the end of the
     step, `data_wait_s` the wait for a micro-batch; so that for any accumulation count `n`
     `step_time_s = n * (micro_step_time_s + data_wait_s) + optimizer_step_time_s`.
     `relative_uncertainty` is the half-width of a 95% interval around `tokens_per_s`, relative.
@@ -163,6 +177,8 @@ class Measurement(Message):
     tokens_per_s: float | None = None
     step_time_s: float | None = None
     micro_step_time_s: float | None = None
+    micro_step_fixed_s: float | None = None
+    micro_step_per_token_s: float | None = None
     optimizer_step_time_s: float | None = None
     data_wait_s: float | None = None
     tokens_per_step: float | None = None
@@ -188,6 +204,21 @@ class Measurement(Message):
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
             raise ValueError(f"`{self.outcome}` is no outcome; choose from {', '.join(OUTCOMES)}")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not _fits(value, one.type):
+                raise ValueError(f"`{one.name}` cannot be {reprlib.repr(value)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a field's kind; a number must be finite."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    plain = tuple(get_origin(one) or one for one in kinds)
+    if isinstance(value, bool):
+        return bool in plain
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return isinstance(value, plain) or (isinstance(value, int) and float in plain)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -205,7 +236,7 @@ def read_json(path: Path) -> Any | None:
     """What `path` holds; None where there is no whole JSON document."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last: brackets, thousands deep
         return None
 
 
@@ -230,7 +261,7 @@ class ProgressReader:
         for line in chunk[:end].splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 events.append(event)

@@ -5,6 +5,7 @@ outlives its time; it stops making progress while using no processor (a hang); o
 seen enough of its progress (a probe that cannot win). Whatever happens becomes an `Ending`.
 """
 
+import contextlib
 import json
 import os
 import selectors
@@ -12,12 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from autotune.errors import machine_error
+from autotune.probe.ending import Ending, Limits, Watcher, lost
+from autotune.probe.logs import LogTail
+from autotune.probe.processes import (
+    processor_seconds,
+    resident_bytes,
+    session_processor_seconds,
+)
 from autotune.probe.protocol import ProbeFolder, ProgressReader
 
 PRELOAD = (
@@ -30,34 +36,9 @@ PRELOAD = (
     "autotune.probe.preload",
 )
 _POLL_S = 0.05
-_LOG_LIMIT_BYTES = 8 * 2**20
-
-Watcher = Callable[[dict[str, Any]], str | None]
-"""Sees each progress event; a text that it returns ends the child, and is the reason."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long a child may take, in seconds."""
-
-    wall_s: float = 300.0
-    stall_s: float = 30.0
-    """Silence without using the processor after which a child counts as hung."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How a child ended: `why` is exited, wall, stall, stopped or lost."""
-
-    why: str
-    exit_code: int | None
-    signal: int | None
-    max_rss_bytes: int | None
-    strays: int
-    seconds: float
-    rss_at_stop_bytes: int | None = None
-    stop_reason: str | None = None
-    events: tuple[dict[str, Any], ...] = ()
+_KILL_S = 30.0
+"""How long a kill may take to show; a driver that hangs can hold a process for ever."""
+_CLOSE_S = 10.0
 
 
 class ProbeServer:
@@ -83,9 +64,11 @@ class ProbeServer:
         self.close()
 
     def _start(self) -> None:
+        self._buffer = b""
+        # -P: the folder that the user stands in may hold a `datasets.py`.
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.probe.forkserver", *self._preload],
+                [sys.executable, "-P", "-m", "autotune.probe.forkserver", *self._preload],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -106,9 +89,10 @@ class ProbeServer:
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=_CLOSE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -119,14 +103,21 @@ class ProbeServer:
     ) -> Ending:
         """Run `worker` on `folder` in a child of its own until it ends, one way or another."""
         folder.path.mkdir(parents=True, exist_ok=True)
+        folder.reply.unlink(missing_ok=True)
+        folder.progress.unlink(missing_ok=True)
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
-        self._send({"start": str(folder.path), "worker": worker})
-        started = self._next_event(timeout_s=30.0)
-        if started is None:
-            return _lost(0.0)
-        return _Watch(self, folder, int(started["pid"]), limits, watch).until_end()
+        try:
+            self._send({"start": str(folder.path), "worker": worker})
+            started = self._next_event(timeout_s=30.0)
+            if started is None:
+                self.close()
+                return lost(0.0)
+            return _Watch(self, folder, int(started["pid"]), limits, watch).until_end()
+        except BaseException:
+            self.close()  # and the child with it; what it would still say is not for the next run
+            raise
 
     def kill(self, pid: int) -> None:
         """Kill a child and its whole group."""
@@ -175,12 +166,15 @@ class _Watch:
         limits: Limits,
         watch: Watcher | None,
     ):
-        self._server, self._folder, self._pid = server, folder, pid
+        self._server, self._pid = server, pid
         self._limits, self._watch = limits, watch
         self._reader = ProgressReader(folder.progress)
+        self._logs = (LogTail(folder.stdout), LogTail(folder.stderr))
         self._events: list[dict[str, Any]] = []
         self._began = self._heard = time.monotonic()
         self._processor_s = 0.0
+        self._session_s: float | None = None
+        self._kill_by = float("inf")
         self._rss: int | None = None
         self._stop: tuple[str, str | None] | None = None
 
@@ -190,12 +184,19 @@ class _Watch:
             if event is not None and event["event"] == "exited" and event["pid"] == self._pid:
                 self._read_progress(deciding=False)
                 break
+            if time.monotonic() > self._kill_by:
+                self._server.close()
             if not self._server.alive:
-                return _lost(time.monotonic() - self._began)
+                # The child dies with the server, but not what the child has started.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, signal.SIGKILL)
+                return lost(time.monotonic() - self._began)
             if self._stop is None:
                 self._look()
-            _cut_log(self._folder.stdout, _LOG_LIMIT_BYTES)
-            _cut_log(self._folder.stderr, _LOG_LIMIT_BYTES)
+            for log in self._logs:
+                log.cut()
+        for log in self._logs:
+            log.finish()
         why, reason = self._stop or ("exited", None)
         return Ending(
             why=why,
@@ -214,13 +215,23 @@ class _Watch:
         reason = self._read_progress(deciding=True)
         processor = processor_seconds(self._pid)
         if processor is not None and processor > self._processor_s + 0.01 * self._limits.stall_s:
-            self._processor_s, self._heard = processor, now
+            self._processor_s, self._heard, self._session_s = processor, now, None
+        elif now - self._heard > 0.5 * self._limits.stall_s:
+            self._hear_session(now)
         if reason is not None:
             self._end("stopped", reason)
         elif now - self._began > self._limits.wall_s:
             self._end("wall", None)
         elif now - self._heard > self._limits.stall_s:
             self._end("stall", None)
+
+    def _hear_session(self, now: float) -> None:
+        """What a silent child waits for may be at work: a compiler, say."""
+        used = session_processor_seconds(self._pid)
+        if self._session_s is None:
+            self._session_s = used
+        elif used > self._session_s + 0.01 * self._limits.stall_s:
+            self._heard, self._session_s = now, None
 
     def _read_progress(self, *, deciding: bool) -> str | None:
         reason = None
@@ -234,42 +245,8 @@ class _Watch:
     def _end(self, why: str, reason: str | None) -> None:
         self._rss = resident_bytes(self._pid)
         self._stop = (why, reason)
+        self._kill_by = time.monotonic() + _KILL_S
         self._server.kill(self._pid)
-
-
-def _lost(seconds: float) -> Ending:
-    """The server itself is gone, and its children with it."""
-    return Ending(
-        why="lost", exit_code=None, signal=None, max_rss_bytes=None, strays=0, seconds=seconds
-    )
-
-
-def _cut_log(path: Path, limit: int) -> None:
-    """Keep a log from filling the disk: past `limit` it starts over (the child appends)."""
-    try:
-        if path.stat().st_size > limit:
-            os.truncate(path, 0)
-    except OSError:
-        return
-
-
-def processor_seconds(pid: int) -> float | None:
-    """Processor time that `pid` has used; None once it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    user, system = text.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_bytes(pid: int) -> int | None:
-    """Resident memory of `pid` now; None once it is gone."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def child_environment() -> dict[str, str]:
@@ -279,11 +256,3 @@ def child_environment() -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` of 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.probe.protocol import ProbeFolder, SurveyRequest, read_json, write_json
 
-MODEL_FIELDS = ("model_revision", "trust_remote_code")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model")
 
 
 def survey(path: Path) -> None:
@@ -60,21 +60,27 @@ def _model(request: SurveyRequest) -> Any:
 
 
 def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any:
-    """The model's tokenizer; where there is no data, one is made for a model that has none."""
+    """The model's tokenizer; where there is no data, one is made for a model that has none.
+
+    transformers 5 makes an empty tokenizer of a folder without one, so the files are looked for.
+    """
     import transformers
 
-    try:
-        return transformers.AutoTokenizer.from_pretrained(
-            path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        if request.lengths is None or not Path(path).is_dir():
-            raise
-    made = Path(request.run_folder) / "model"
-    return _make_tokenizer(Path(path), made, vocabulary or 256)
+    folder = Path(path)
+    if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
+        made = Path(request.run_folder) / "model"
+        if request.lengths is None or folder != made:
+            raise OSError(
+                f"{folder} holds no tokenizer, needed to read the data; put one beside the "
+                "config, or give `dataset: {lengths: ...}`"
+            )
+        return _make_tokenizer(made, vocabulary or 256)
+    return transformers.AutoTokenizer.from_pretrained(
+        path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
+    )
 
 
-def _make_tokenizer(path: Path, made: Path, vocabulary: int) -> Any:
+def _make_tokenizer(folder: Path, vocabulary: int) -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -85,9 +91,7 @@ def _make_tokenizer(path: Path, made: Path, vocabulary: int) -> Any:
         pad_token="<pad>",
         eos_token="<eos>",
     )
-    if path != made:
-        raise OSError(f"the model folder {path} holds no tokenizer")
-    tokenizer.save_pretrained(made)
+    tokenizer.save_pretrained(folder)
     return tokenizer
 
 

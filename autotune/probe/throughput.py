@@ -38,6 +38,10 @@ class Throughput:
     tokens_per_step: float
     padding_share: float
     relative_uncertainty: float | None
+    micro_step_fixed_s: float
+    """Part of a micro-step that does not depend on its size."""
+    micro_step_per_token_s: float
+    """Seconds per token of a micro-batch, padding included."""
 
     @property
     def optimistic_tokens_per_s(self) -> float:
@@ -85,6 +89,8 @@ def throughput(
         tokens_per_step=tokens_per_step,
         padding_share=1 - sum(t for t, _ in sample) / sum(size for _, size in sample),
         relative_uncertainty=_relative_uncertainty(readings),
+        micro_step_fixed_s=scale * a,
+        micro_step_per_token_s=scale * b,
     )
 
 

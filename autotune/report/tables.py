@@ -40,6 +40,8 @@ def _word(name: str, value: object) -> str:
 
 def describe_measurement(measurement: Measurement) -> str:
     """How a probe ended, in a line."""
+    if measurement.outcome == "oom" and measurement.missing_bytes is not None:
+        return f"oom: at least {format_bytes(measurement.missing_bytes)} short"
     if measurement.outcome != "ok":
         return f"{measurement.outcome}: {measurement.reason}"
     noise = measurement.relative_uncertainty

@@ -18,6 +18,8 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.search.pruning import best_stable_value
+
 PROPOSALS = 32
 STARTUP_TRIALS = 5
 Params = dict[str, Any]
@@ -66,7 +68,7 @@ class FeasibleSampler(BaseSampler):
         for params in self._opening:
             if params in new:
                 return dict(params)
-        if not any(t.state == TrialState.COMPLETE for t in finished):
+        if best_stable_value(study) is None:
             return dict(next(params for params in self._lean if params in new))
         return dict(self._proposed(study, trial, search_space, new))
 

@@ -27,6 +27,7 @@ from autotune.probe.record import Record, excess_bytes
 from autotune.search.pruning import CannotWinPruner
 from autotune.search.sampler import FeasibleSampler
 from autotune.space.knobs import Candidate, from_knobs, value_label
+from autotune.space.leanness import expected_leanness
 from autotune.space.spaces import SearchSpace
 
 STUDY_NAME = "autotune"
@@ -112,7 +113,7 @@ class Study:
         """Watches the rounds of a probe and tells when it cannot win any more."""
 
         def watch(event: dict[str, Any]) -> str | None:
-            if event.get("event") != "round":
+            if event.get("event") != "round" or "optimistic_tokens_per_s" not in event:
                 return None
             trial.report(event["optimistic_tokens_per_s"], event["round"])
             if not trial.should_prune():
@@ -159,19 +160,6 @@ class Study:
             if record.measurement is None or record.measurement.outcome not in _SILENT
         }
         return sum(candidate.key not in told for candidate in self._space.candidates)
-
-
-def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
-    """Orders candidates by how little memory they should take, before any was measured."""
-    values = candidate.values
-    return (
-        candidate.micro_batch,
-        not values.get("gradient_checkpointing", False),
-        values.get("loss_type") == "nll" and not values.get("use_liger_kernel"),
-        values.get("attn_implementation") == "eager",
-        not values.get("activation_offloading", False),
-        candidate.key,
-    )
 
 
 def _choice(value: Any) -> Any:

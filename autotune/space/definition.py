@@ -1,6 +1,6 @@
 """Search space files: read strictly, every problem reported at once."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -65,7 +65,7 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
         return parse_definition(shipped_space(method), f"search_spaces/{method}.yaml")
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             Problem(where=path, what=f"cannot read the search space: {error}")
         ) from None
@@ -102,8 +102,18 @@ def parse_definition(text: str, name: str) -> SpaceDefinition:
         raise UserError(*problems)
     knobs = [knob for k, v in entries.items() if (knob := _knob(k, v, report)) is not None]
     known = FACT_NAMES | entries.keys()
+    for knob in knobs:
+        only_if: Any = knob.only_if
+        if isinstance(only_if, Mapping):
+            _conditions(("knobs", knob.name, "only_if"), only_if, known, report)
+        else:
+            report(("knobs", knob.name, "only_if"), "`only_if` must be a mapping of conditions")
+    entries = data.get("rules") or []
+    if not isinstance(entries, list):
+        report(("rules",), "`rules` must be a list")
+        entries = []
     rules = []
-    for index, entry in enumerate(data.get("rules") or []):
+    for index, entry in enumerate(entries):
         if (rule := _rule(index, entry, known, report)) is not None:
             rules.append(rule)
     if problems:
@@ -124,12 +134,21 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
             report((*here, key), f"`{key}` of `{name}` must be one of {' | '.join(valid)}")
             return None
     values, choices = entry.get("values"), entry.get("choices")
+    if isinstance(values, dict) and values.keys() != {"cpu", "cuda"}:
+        report((*here, "values"), f"`values` of `{name}` by device must be for cpu and for cuda")
+        return None
     flat = values.values() if isinstance(values, dict) else [values]
-    derived = (DIVISORS, JOB_MAX_LENGTH)
+    derived = {MICRO_BATCH: (DIVISORS,), "max_length": (JOB_MAX_LENGTH,)}.get(name, ())
     if not all((isinstance(one, list) and one) or one in derived for one in flat):
         report((*here, "values"), f"`values` of `{name}` must be a list that is not empty")
         return None
     listed = [value for one in flat if isinstance(one, list) for value in one]
+    if name in (MICRO_BATCH, "max_length") and not all(_is_count(name, v) for v in listed):
+        report((*here, "values"), f"`values` of `{name}` must be whole numbers above 0")
+        return None
+    if not (choices is None or choices == "any" or (isinstance(choices, list) and choices)):
+        report((*here, "choices"), f"`choices` of `{name}` must be a list, or `any`")
+        return None
     if choices is None and all(isinstance(one, list) for one in flat):
         choices = listed
     first = listed[0] if listed else None
@@ -145,7 +164,7 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
     )
 
 
-def _rule(index: int, entry: Any, known: frozenset[str] | set[str], report: Any) -> Rule | None:
+def _rule(index: int, entry: Any, known: Collection[str], report: Any) -> Rule | None:
     here = ("rules", index)
     if not isinstance(entry, dict) or entry.keys() != {"forbid", "reason"}:
         report(here, "a rule has a `forbid` and a `reason`, and nothing else")
@@ -154,12 +173,36 @@ def _rule(index: int, entry: Any, known: frozenset[str] | set[str], report: Any)
     if not isinstance(forbid, Mapping) or not forbid:
         report((*here, "forbid"), "`forbid` must be a mapping of conditions")
         return None
-    for name, condition in forbid.items():
-        if name not in known:
-            report((*here, "forbid", name), f"no knob or fact `{name}`", nearest(name, known))
-        if isinstance(condition, Mapping) and (
-            len(condition) != 1 or not condition.keys() <= _OPERATORS
-        ):
-            report((*here, "forbid", name), "a condition has one of: not, above, contains")
-            return None
+    if not _conditions((*here, "forbid"), forbid, known, report):
+        return None
     return Rule(forbid=forbid, reason=str(entry["reason"]))
+
+
+def _conditions(
+    here: tuple[str | int, ...], conditions: Mapping[str, Any], known: Collection[str], report: Any
+) -> bool:
+    """Whether every condition can be asked."""
+    sound = True
+    for name, condition in conditions.items():
+        if name not in known:
+            report((*here, name), f"no knob or fact `{name}`", nearest(name, known))
+            sound = False
+        if not isinstance(condition, Mapping):
+            continue
+        bound = condition.get("above", 0)
+        if len(condition) != 1 or not condition.keys() <= _OPERATORS:
+            report((*here, name), "a condition has one of: not, above, contains")
+            sound = False
+        elif isinstance(bound, str) and bound not in known:
+            report((*here, name), f"no knob or fact `{bound}`", nearest(bound, known))
+            sound = False
+        elif isinstance(bound, bool) or not isinstance(bound, int | float | str):
+            report((*here, name), "`above` needs a number, or the name of a knob or fact")
+            sound = False
+    return sound
+
+
+def _is_count(name: str, value: Any) -> bool:
+    if value is None:
+        return name == "max_length"
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

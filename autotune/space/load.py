@@ -1,5 +1,6 @@
 """From a job file and flags to a Job: strictly, with every problem and its line at once."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError, nearest
 from autotune.facts.stack import canonical_name, training_fields
-from autotune.job import Job, resolve_path
-from autotune.space.batch import micro_batches
+from autotune.job import Job, absolute_path, as_budget, exists, resolve_path
 from autotune.space.definition import SpaceDefinition, load_definition
+from autotune.space.explain import as_yaml, explain, merged
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.spaces import batch_problem
 from autotune.yaml_file import parse_scalar, parse_yaml
@@ -30,6 +31,12 @@ _OWNED = {
     "fsdp": "`devices` (sharding is not supported yet)",
 }
 """Fields that have a home of their own in the job."""
+
+_VERBATIM = ("model", "dataset", "dataset_config", "search_space")
+"""Fields whose value in a flag is a name: no character of it is taken for YAML syntax."""
+
+_WHOLE = (MICRO_BATCH, ACCUMULATION, "max_length", "lora_r")
+"""Knobs that are whole numbers above 0."""
 
 
 def load_job(path: Path | None, sets: Sequence[str] = ()) -> tuple[Job, SpaceDefinition]:
@@ -64,40 +71,46 @@ class _Loading:
     ):
         self._data, self._lines, self._name, self._base = data, lines, name, base
         self._problems: list[Problem] = []
-        self._set: set[str] = set()
+        self._set: set[tuple[str | int, ...]] = set()
+        self._unsound: set[str] = set()
 
     def load(self, sets: Sequence[str]) -> tuple[Job, SpaceDefinition]:
         definition = self._definition(sets)
+        for section in ("fixed", "recipe"):
+            self._canonical_names(section)
         for text in sets:
             self._apply(text, definition)
+        for section in ("fixed", "recipe"):
+            self._canonical_names(section)
         self._pins_from_training(definition)
         self._check_names(definition)
         job = self._validated()
         if job is not None:
             self._check_values(job, definition)
+            job = self._with_paths(job)
         if self._problems or job is None:
             raise UserError(*self._problems)
-        return self._with_paths(job), definition
+        return job, definition
 
     def _definition(self, sets: Sequence[str]) -> SpaceDefinition:
         """The space must be known before names can be judged, whatever else is wrong."""
         chosen = dict(self._data)
         for text in sets:
             key, _, value = text.partition("=")
-            if key in {"method", "search_space"}:
-                chosen[key] = value
+            if key == "search_space":
+                chosen[key] = None if value == "null" else value or None
         own = chosen.get("search_space")
         if isinstance(own, str):
-            own = str((self._base / Path(own).expanduser()).absolute())
+            own = absolute_path(own, self._base)
         return load_definition("sft", own if isinstance(own, str) else None)
 
     def _where(self, path: tuple[str | int, ...]) -> str:
-        if path and str(path[0]) in self._set:
-            return "--set"
         for length in range(len(path), 0, -1):
+            if path[:length] in self._set:
+                return "--set"
             if path[:length] in self._lines:
                 return f"{self._name}:{self._lines[path[:length]]}"
-        return self._name
+        return "--set" if any(one[: len(path)] == path for one in self._set) else self._name
 
     def _report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
         self._problems.append(Problem(where=self._where(path), what=what, hint=hint))
@@ -109,28 +122,22 @@ class _Loading:
             self._problems.append(Problem(where="--set", what=f"`{text}` must be `name=value`"))
             return
         try:
-            value = parse_scalar(value_text)
+            value = _flag_value(name, value_text)
         except Exception:
             self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
             return
         head, *rest = name.split(".")
         if head in Job.model_fields:
-            target = self._data
-            for part in [head, *rest][:-1]:
-                inner = target.get(part)
-                target[part] = dict(inner) if isinstance(inner, Mapping) else {}
-                target = target[part]
-            target[[head, *rest][-1]] = value
-            self._set.add(head)
+            self._set_field([head, *rest], value)
             return
         knob = canonical_name(name)
         if definition.knob(knob) is not None or knob == ACCUMULATION:
             self._section("fixed")[knob] = value
             self._section("recipe").pop(knob, None)
-            self._set.add("fixed")
+            self._set.add(("fixed", knob))
         elif name in training_fields():
             self._section("training")[name] = value
-            self._set.add("training")
+            self._set.add(("training", name))
         else:
             known = {*Job.model_fields, *(k.name for k in definition.knobs), *training_fields()}
             self._problems.append(
@@ -141,11 +148,52 @@ class _Loading:
                 )
             )
 
+    def _set_field(self, path: list[str], value: Any) -> None:
+        target = self._data
+        for part in path[:-1]:
+            inner = target.get(part, {})
+            if target is self._data and part == "budget":
+                inner = _expanded(inner)
+            if not isinstance(inner, Mapping):
+                self._problems.append(
+                    Problem(
+                        where="--set",
+                        what=f"`{'.'.join(path)}` cannot be set: `{part}` is `{as_yaml(inner)}`",
+                        hint=f"give the whole of it: `{part}={{...}}`",
+                    )
+                )
+                return
+            target[part] = dict(inner)
+            target = target[part]
+        target[path[-1]] = value
+        self._set.add(tuple(path))
+        if path == ["max_length"]:
+            self._section("recipe").pop("max_length", None)
+
     def _section(self, name: str) -> dict[str, Any]:
-        section = self._data.get(name)
-        self._data[name] = dict(section) if isinstance(section, Mapping) else {}
+        """A section to be written to; what is no section is left for `_validated` to refuse."""
+        section = self._data.get(name, {})
+        if not isinstance(section, Mapping):
+            return {}
+        self._data[name] = dict(section)
         found: dict[str, Any] = self._data[name]
         return found
+
+    def _canonical_names(self, section: str) -> None:
+        """A knob may be called by any name that a version of the stack has for it."""
+        for name in list(self._section(section)):
+            knob = canonical_name(str(name))
+            if knob == str(name):
+                continue
+            entries = self._section(section)
+            value = entries.pop(name)
+            if (section, name) in self._set:
+                self._set.add((section, knob))
+            elif knob in entries:
+                self._report((section, name), f"`{name}` is `{knob}`, which is given too; keep one")
+            entries[knob] = value
+            if (section, name) in self._lines:
+                self._lines.setdefault((section, knob), self._lines[(section, name)])
 
     def _pins_from_training(self, definition: SpaceDefinition) -> None:
         """A knob given among the training fields is pinned: it passes through untouched."""
@@ -162,21 +210,25 @@ class _Loading:
                     ("training", name), f"`{name}` is set here and differently under `fixed`"
                 )
             fixed[knob] = self._section("training").pop(name)
-            if ("training", name) in self._lines:
+            if ("training", name) in self._set:
+                self._set.add(("fixed", knob))
+            elif ("training", name) in self._lines:
                 self._lines[("fixed", knob)] = self._lines[("training", name)]
 
     def _check_names(self, definition: SpaceDefinition) -> None:
         knobs = {knob.name: knob for knob in definition.knobs}
+        pinned = self._data.get("fixed")
         for section in ("fixed", "recipe"):
             entries = self._data.get(section)
             for name in entries if isinstance(entries, Mapping) else ():
                 valid = {*knobs, ACCUMULATION} if section == "fixed" else set(knobs)
                 if name not in valid:
                     self._report((section, name), f"no knob `{name}`", nearest(str(name), valid))
-                elif section == "recipe" and name in (self._data.get("fixed") or {}):
+                elif section == "recipe" and isinstance(pinned, Mapping) and name in pinned:
                     self._report((section, name), f"`{name}` is under `fixed` too; keep one")
-        training = self._data.get("training")
-        for name in training if isinstance(training, Mapping) else ():
+        given = self._data.get("training")
+        training = given if isinstance(given, Mapping) else {}
+        for name in training:
             if name in _OWNED:
                 self._report(("training", name), f"`{name}` belongs to {_OWNED[name]} of the job")
             elif name not in training_fields():
@@ -185,14 +237,26 @@ class _Loading:
                     f"no field `{name}` in SFTConfig, ModelConfig or TrainingArguments",
                     nearest(str(name), training_fields()),
                 )
+            elif not _is_plain(training[name]):
+                self._report(
+                    ("training", name),
+                    f"`{name}` must be plain finite data, but got `{as_yaml(training[name])}`",
+                )
 
     def _validated(self) -> Job | None:
+        """The job; where fields are wrong, the job of the others, so that these are judged too."""
         try:
             return Job.model_validate(self._data)
         except ValidationError as error:
-            for one in error.errors():
-                path = tuple(p for p in one["loc"] if p not in {"name", "no_data"})
-                self._report(path, *_explain(one, path))
+            for path, one in merged(error):
+                self._report(path, *explain(one, path))
+                self._unsound.add(str(path[0]))
+        sound = {k: v for k, v in self._data.items() if str(k) not in self._unsound}
+        for field in {"model", "dataset"} & self._unsound:
+            sound[field] = "unknown"
+        try:
+            return Job.model_validate(sound)
+        except ValidationError:
             return None
 
     def _check_values(self, job: Job, definition: SpaceDefinition) -> None:
@@ -203,95 +267,84 @@ class _Loading:
                     continue
                 for value in given if section == "recipe" else [given]:
                     if not any(type(value) is type(c) and value == c for c in knob.choices):
-                        choices = ", ".join(f"`{_yaml(c)}`" for c in knob.choices)
+                        choices = ", ".join(f"`{as_yaml(c)}`" for c in knob.choices)
                         self._report(
                             (section, name),
-                            f"`{name}` cannot be `{_yaml(value)}`",
+                            f"`{name}` cannot be `{as_yaml(value)}`",
                             f"choose from {choices}",
                         )
-        for name in (MICRO_BATCH, ACCUMULATION):
-            value = job.fixed.get(name, 1)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                self._report(("fixed", name), f"`{name}` must be a whole number above 0")
-                return
         if "max_length" in job.fixed:
             self._report(("fixed", "max_length"), "`max_length` is a field of the job itself")
-            return
-        lengths = job.recipe.get("max_length", [job.max_length])
-        for length in lengths:
-            problem = batch_problem(job, length)
-            if problem is not None:
-                self._report((problem.where,), problem.what, problem.hint)
-                return
-        if job.tuning == "full":
+        if self._whole_numbers(job):
+            self._check_batch(job)
+        if job.tuning == "full" and "tuning" not in self._unsound:
             for name in ("lora_r", "lora_target_modules"):
                 for section in ("fixed", "recipe"):
                     if name in getattr(job, section):
                         self._report((section, name), f"`{name}` needs `tuning: lora`")
+
+    def _whole_numbers(self, job: Job) -> bool:
+        """Whether every knob that counts something counts."""
+        sound = True
+        for section in ("fixed", "recipe"):
+            for name, given in getattr(job, section).items():
+                values = given if section == "recipe" else [given]
+                never = [None] if (section, name) == ("recipe", "max_length") else []
+                if name in _WHOLE and not all(_counts(v) or v in never for v in values):
+                    self._report((section, name), f"`{name}` must be a whole number above 0")
+                    sound = False
+        return sound
+
+    def _check_batch(self, job: Job) -> None:
+        """The global batch is exact at every length that is asked for."""
+        if self._unsound & {"global_batch_size", "max_length", "recipe", "fixed", "devices"}:
+            return
+        told = set()
+        for length in job.recipe.get("max_length", [job.max_length]):
+            problem = batch_problem(job, length)
+            if problem is not None and problem not in told:
+                told.add(problem)
+                section = ("fixed",) if problem.where in job.fixed else ()
+                self._report((*section, problem.where), problem.what, problem.hint)
 
     def _with_paths(self, job: Job) -> Job:
         changes: dict[str, Any] = {"model": resolve_path(job.model, self._base)}
         if isinstance(job.dataset, str):
             changes["dataset"] = resolve_path(job.dataset, self._base)
         if job.search_space is not None:
-            changes["search_space"] = str(
-                (self._base / Path(job.search_space).expanduser()).absolute()
-            )
+            changes["search_space"] = absolute_path(job.search_space, self._base)
         if isinstance(job.training.get("output_dir"), str):
-            output = self._base / Path(job.training["output_dir"]).expanduser()
-            changes["training"] = {**job.training, "output_dir": str(output.absolute())}
+            output = absolute_path(job.training["output_dir"], self._base)
+            changes["training"] = {**job.training, "output_dir": output}
         resolved = job.model_copy(update=changes)
-        missing = [
-            Problem(where=self._where((field,)), what=f"`{field}`: there is no {path}")
-            for field in ("model", "dataset", "search_space")
-            if isinstance(path := getattr(resolved, field), str)
-            and path.startswith("/")
-            and not Path(path).exists()
-        ]
-        if missing:
-            raise UserError(*missing)
+        for field in ("model", "dataset", "search_space"):
+            path = getattr(resolved, field)
+            if isinstance(path, str) and path.startswith("/") and not exists(path):
+                self._report((field,), f"`{field}`: there is no {path}")
         return resolved
 
 
-def _explain(one: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
-    """A pydantic error in our words: what is wrong, and the next step."""
-    field = ".".join(str(part) for part in path)
-    if one["type"] == "extra_forbidden":
-        siblings = _fields_at(path[:-1])
-        return f"unknown field `{field}`", nearest(str(path[-1]), siblings)
-    if one["type"] == "missing":
-        return f"the field `{field}` is missing", None
-    message = str(one["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    if not one["msg"].startswith("Value error"):
-        message = f"must be {message}, but got `{_yaml(one['input'])}`"
-    hint = None
-    if path == ("devices", "count"):
-        hint = "several devices come with a later version"
-    return f"`{field}`: {message}", hint
+def _flag_value(name: str, text: str) -> Any:
+    if name in _VERBATIM and text not in ("", "null") and not text.startswith(("{", '"', "'")):
+        return text
+    return parse_scalar(text)
 
 
-def _fields_at(path: tuple[str | int, ...]) -> list[str]:
-    model: Any = Job
-    for part in path:
-        names = {
-            "devices": "Devices",
-            "budget": "Budget",
-            "dataset": "NoData",
-            "lengths": "Lengths",
-        }
-        from autotune import job as rooms
-
-        model = getattr(rooms, names.get(str(part), "Job"))
-    return list(model.model_fields)
+def _expanded(budget: Any) -> Any:
+    """A budget of one word as the mapping it stands for; what is wrong with it is told later."""
+    try:
+        return as_budget(budget)
+    except ValueError:
+        return budget
 
 
-def _yaml(value: Any) -> str:
-    import json
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
-
-def valid_micro_batches(job: Job) -> list[int]:
-    """Micro-batches that keep the job's global batch exact."""
-    sequences = job.batch_sequences(job.max_length)
-    return micro_batches(sequences, job.devices.count) if sequences else []
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

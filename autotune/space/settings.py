@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.facts import Facts
-from autotune.facts.stack import field_name
+from autotune.facts.stack import canonical_name, field_name
 from autotune.job import Job
 from autotune.space.knobs import Candidate
 from autotune.space.precision import resolve_precision
@@ -53,8 +53,9 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         "dataset_test_split": job.dataset_test_split,
         "output_dir": output_dir,
         "use_cpu": facts.device.kind == "cpu",
+        "max_length": job.max_length,
         **_precision(job, facts),
-        **job.training,
+        **{canonical_name(name): value for name, value in job.training.items()},
         **_knob_fields(candidate),
     }
     if job.dataset_config is not None:
@@ -64,10 +65,10 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     if job.tuning == "lora":
         config = {**LORA_DEFAULTS, **config, "use_peft": True}
         config["lora_target_modules"] = _target_modules(candidate, facts)
-    if config["padding_free"]:
+    if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
         config["max_length"] = None
-    if config["gradient_checkpointing"]:
+    if config.setdefault("gradient_checkpointing", True):
         config.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
     config = {field_name(name, fields): value for name, value in config.items()}
     return Settings(config=config, environment=environment(candidate, facts))
@@ -83,7 +84,7 @@ def _precision(job: Job, facts: Facts) -> dict[str, bool]:
 
 
 def _target_modules(candidate: Candidate, facts: Facts) -> list[str]:
-    value: Any = candidate["lora_target_modules"]
+    value: Any = candidate.values.get("lora_target_modules", "all-linear")
     if value == "attention":
         return list(facts.model.attention_modules)
     return [value] if isinstance(value, str) else list(value)

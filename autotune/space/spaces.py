@@ -224,7 +224,7 @@ class _Enumeration:
             yield from self._descend(depth + 1, {**values, knob.name: value})
 
     def _complete(self, values: dict[str, KnobValue]) -> Iterator[Candidate]:
-        length, micro = values.get("max_length"), values[MICRO_BATCH]
+        length, micro = values.get("max_length", self._job.max_length), values[MICRO_BATCH]
         assert length is None or isinstance(length, int)
         assert isinstance(micro, int)
         sequences = self._job.batch_sequences(length)

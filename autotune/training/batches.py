@@ -66,7 +66,7 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
     """
     chosen = spread_over_lengths(rows.lengths, max(SAMPLE_ROWS, 2 * batching.micro_batch))
     sample = [cut(rows[index], batching.max_length) for index in chosen]
-    sample = [row for row in sample if any(label != -100 for label in row["labels"])]
+    sample = [row for row in sample if _learns(row)]
     if not sample:
         raise ValueError(
             f"no token is left to learn from once rows are cut to max_length={batching.max_length}"
@@ -149,7 +149,16 @@ def worst_micro_batch(rows: "Rows", batching: Batching, *, sampled: bool) -> lis
         picked = [_lengthen(row, batching.max_length) for row in picked]
     elif sampled:
         picked = [_lengthen(row, batching.max_length) for row in picked]
+    # One label at least: a loss over nothing is not a number, and says nothing of the candidate.
+    picked = [
+        row if _learns(row) else {**row, "labels": [*row["labels"][:-1], row["input_ids"][-1]]}
+        for row in picked[:count]
+    ]
     return _repeat(picked, count)
+
+
+def _learns(row: Row) -> bool:
+    return any(label != -100 for label in row["labels"])
 
 
 def _repeat(rows: list[Row], count: int) -> list[Row]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.probe.protocol import (
-    STEPS,
-    TIMED_STEPS,
+    UNTIMED_STEPS,
     ProbeFolder,
     RehearsalRequest,
     read_json,
+    timed_steps,
     write_json,
 )
 from autotune.training.batches import Rows, grouped_by_length, spread_over_lengths
@@ -33,8 +33,18 @@ def rehearsal(path: Path) -> None:
     for split, indices in (("train", order), ("test", test)):
         source.select(indices).to_json(target / f"{split}.jsonl")
     (target / "README.md").write_text(_card(request.dataset_config), encoding="utf-8")
-    made = _make_weights(request)
-    write_json(folder.reply, {"rows": len(order), "test_rows": len(test), "made_weights": made})
+    _make_weights(request)
+    lengths = [min(rows.lengths[n], request.max_length or rows.lengths[n]) for n in order]
+    write_json(folder.reply, {"timed": _timed_sizes(request, lengths)})
+
+
+def _timed_sizes(request: RehearsalRequest, lengths: list[int]) -> list[int] | None:
+    """Tokens with padding of each timed micro-batch; None where packing decides it."""
+    if request.packed_to is not None:
+        return None
+    micro, start = request.micro_batch, UNTIMED_STEPS * request.global_batch
+    batches = [lengths[n : n + micro] for n in range(start, len(lengths), micro)]
+    return [sum(batch) if request.padding_free else micro * max(batch) for batch in batches]
 
 
 def _source(request: RehearsalRequest) -> Any:
@@ -51,9 +61,11 @@ def _order(request: RehearsalRequest, rows: Rows) -> tuple[list[int], list[int]]
     test = longest[: max(micro, 4)]
     if request.packed_to is not None:
         mean = sum(min(n, request.packed_to) for n in rows.lengths) / len(rows.lengths)
-        needed = int(1.2 * STEPS * size * request.packed_to / mean)
+        steps = UNTIMED_STEPS + timed_steps(size)
+        needed = int(1.2 * steps * size * request.packed_to / mean)
         return _fill(spread_over_lengths(rows.lengths, needed), needed), test
-    timed = _fill(spread_over_lengths(rows.lengths, TIMED_STEPS * size), TIMED_STEPS * size)
+    count = timed_steps(size) * size
+    timed = _fill(spread_over_lengths(rows.lengths, count), count)
     random.Random(request.seed).shuffle(timed)
     if request.grouped:
         keyed = [{"input_ids": [0] * rows.lengths[i], "index": [i]} for i in timed]
@@ -75,14 +87,13 @@ def _card(config: str | None) -> str:
     )
 
 
-def _make_weights(request: RehearsalRequest) -> bool:
+def _make_weights(request: RehearsalRequest) -> None:
     """Random weights for a model folder of ours that has none."""
     if request.make_weights is None:
-        return False
+        return
     import transformers
 
     from autotune.facts.model import model_class
 
     config = transformers.AutoConfig.from_pretrained(request.make_weights)
     model_class(config)._from_config(config).save_pretrained(request.make_weights)
-    return True

@@ -1,0 +1,48 @@
+"""How long a child may take, and how it ended. Plain values."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Watcher = Callable[[dict[str, Any]], str | None]
+"""Sees each progress event; a text that it returns ends the child, and is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a child may take, in seconds."""
+
+    wall_s: float = 300.0
+    stall_s: float = 30.0
+    """Silence without using the processor after which a child counts as hung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a child ended: `why` is exited, wall, stall, stopped or lost."""
+
+    why: str
+    exit_code: int | None
+    signal: int | None
+    max_rss_bytes: int | None
+    strays: int
+    seconds: float
+    rss_at_stop_bytes: int | None = None
+    stop_reason: str | None = None
+    events: tuple[dict[str, Any], ...] = ()
+
+
+def lost(seconds: float) -> Ending:
+    """The server itself is gone, and its children with it."""
+    return Ending(
+        why="lost", exit_code=None, signal=None, max_rss_bytes=None, strays=0, seconds=seconds
+    )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,61 @@
+"""What the kernel tells of other processes, read from /proc. Seconds and bytes.
+
+A child leads a session of its own, so what it started is found by its session id.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.probe.memory import process_status
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name (the first is the state); None: it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Processor time that `pid` has used; None once it is gone."""
+    fields = _stat(pid)
+    return _ticks(fields[11:13]) if fields is not None else None
+
+
+def _ticks(fields: list[str]) -> float:
+    return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory of `pid` now; None once it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _session(leader: int) -> Iterator[tuple[int, list[str]]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            fields = _stat(int(entry.name))
+            if fields is not None and int(fields[3]) == leader:
+                yield int(entry.name), fields
+
+
+def session_processor_seconds(leader: int) -> float:
+    """Processor time of a whole session, with what its processes have waited for."""
+    return sum(_ticks(fields[11:15]) for _, fields in _session(leader))
+
+
+def session_peak_bytes(leader: int) -> int:
+    """The highest resident size that a living process of a session has had."""
+    peak = 0
+    for pid, _ in _session(leader):
+        with contextlib.suppress(OSError, KeyError):  # gone, or waiting to be reaped
+            peak = max(peak, process_status("VmHWM", pid))
+    return peak

@@ -1,0 +1,18 @@
+"""Which candidate should take least memory, before any was measured. Pure."""
+
+from typing import Any
+
+from autotune.space.knobs import Candidate
+
+
+def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
+    """Orders candidates by how little memory they should take, before any was measured."""
+    values = candidate.values
+    return (
+        candidate.micro_batch,
+        not values.get("gradient_checkpointing", False),
+        values.get("loss_type") == "nll" and not values.get("use_liger_kernel"),
+        values.get("attn_implementation") == "eager",
+        not values.get("activation_offloading", False),
+        candidate.key,
+    )

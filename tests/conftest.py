@@ -1,0 +1,26 @@
+"""What every test gets: a home of its own, and folders with names that break careless code."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test can touch the user's home or caches, nor reach for the hub."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    return home
+
+
+@pytest.fixture(params=["a 0", "a'; echo foo", "ü ñ 日本"])
+def nasty_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder whose name wants quoting."""
+    folder = tmp_path / request.param
+    folder.mkdir()
+    return folder

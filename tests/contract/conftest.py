@@ -1,0 +1,23 @@
+"""A real forkserver that runs the stub workers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from staging import STUBS_PATH, Stage
+
+from autotune.probe.runner import ProbeServer
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeServer]:
+    """One server for all tests: that it survives each of them is part of the contract."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with ProbeServer(log, preload=(), environment={"PYTHONPATH": STUBS_PATH}) as server:
+        yield server
+
+
+@pytest.fixture
+def stage(shared_server: ProbeServer, tmp_path: Path) -> Stage:
+    """The shared server and a folder of this test's own."""
+    return Stage(shared_server, tmp_path / "probe")

@@ -1,0 +1,60 @@
+"""Runs stub workers on a real forkserver, and tells which processes are still there."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.probe.ending import Ending, Limits, Watcher
+from autotune.probe.protocol import ProbeFolder
+from autotune.probe.runner import ProbeServer
+
+ROOT = Path(__file__).resolve().parents[2]
+STUBS_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "contract")])
+
+
+class Stage:
+    """Runs stub workers on one server."""
+
+    def __init__(self, server: ProbeServer, path: Path):
+        self.server = server
+        self.folder = ProbeFolder(path=path)
+
+    def run(
+        self,
+        worker: str,
+        *,
+        wall_s: float = 30.0,
+        stall_s: float = 30.0,
+        watch: Watcher | None = None,
+        **settings: Any,
+    ) -> Ending:
+        """Run one stub in this stage's folder."""
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(settings)
+        (self.folder.path / "settings.json").write_text(text, encoding="utf-8")
+        limits = Limits(wall_s=wall_s, stall_s=stall_s)
+        return self.server.run(self.folder, f"stubs:{worker}", limits, watch)
+
+    def pids(self) -> list[int]:
+        """The processes that the stub says were there."""
+        text = (self.folder.path / "pids").read_text(encoding="ascii")
+        return [int(line) for line in text.splitlines()]
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def still_running(pids: list[int], within_s: float = 5.0) -> list[int]:
+    """Which of these processes have not gone after a while."""
+    deadline = time.monotonic() + within_s
+    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left

@@ -1,0 +1,256 @@
+"""Workers that end in every way a probe can end. Each runs in a child of the forkserver.
+
+`settings.json` in the folder holds what a test wants to tell a worker; `pids` holds the processes
+that must be gone afterwards, one a line.
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+FOREVER_S = 120.0
+SPIN = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+
+
+def settings(folder: Path) -> Any:
+    return json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+
+
+def note_pid(folder: Path) -> None:
+    with (folder / "pids").open("a", encoding="ascii") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def progress(folder: Path, data: bytes) -> None:
+    with (folder / "progress.jsonl").open("ab") as file:
+        file.write(data)
+
+
+def hold(size: int) -> bytearray:
+    """Resident memory: every page of it touched."""
+    data = bytearray(size)
+    data[:: resource.getpagesize()] = b"x" * len(data[:: resource.getpagesize()])
+    return data
+
+
+def silent(folder: Path) -> None:
+    """Ends well, and says nothing."""
+
+
+def says(folder: Path) -> None:
+    """Leaves the given text as its reply."""
+    (folder / "reply.json").write_text(settings(folder)["reply"], encoding="utf-8")
+
+
+def draft_only(folder: Path) -> None:
+    (folder / "reply.json.draft").write_text('{"outcome": "ok", "reason": "x"}', encoding="utf-8")
+
+
+def large_reply(folder: Path) -> None:
+    reply = {"outcome": "crash", "reason": "x" * (30 * 2**20), "unknown": list(range(500_000))}
+    (folder / "reply.json").write_text(json.dumps(reply), encoding="utf-8")
+
+
+def deaf(folder: Path) -> None:
+    """Ignores every polite signal and uses the processor, as does its child."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.fork()
+    note_pid(folder)
+    while True:
+        pass
+
+
+def asleep(folder: Path) -> None:
+    note_pid(folder)
+    time.sleep(FOREVER_S)
+
+
+def waits_for_a_compiler(folder: Path) -> None:
+    """Uses no processor itself: what it started does."""
+    subprocess.run([sys.executable, "-c", SPIN.replace("20", "1.5")], check=True)
+
+
+def waits_for_a_forgotten_compiler(folder: Path) -> None:
+    """The same, and it never ends."""
+    subprocess.run([sys.executable, "-c", SPIN], check=True)
+
+
+def talks_while_asleep(folder: Path) -> None:
+    for number in range(6):
+        progress(folder, json.dumps({"event": "tick", "number": number}).encode() + b"\n")
+        time.sleep(0.25)
+
+
+def holds_and_sleeps(folder: Path) -> None:
+    data = hold(settings(folder)["bytes"])
+    time.sleep(FOREVER_S)
+    del data
+
+
+def holds_and_is_killed(folder: Path) -> None:
+    data = hold(settings(folder)["bytes"])
+    os.kill(os.getpid(), signal.SIGKILL)
+    del data
+
+
+def killed(folder: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def aborts(folder: Path) -> None:
+    os.abort()
+
+
+def segfaults(folder: Path) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leaves_one_in_its_group(folder: Path) -> None:
+    if os.fork() == 0:
+        note_pid(folder)
+        time.sleep(FOREVER_S)
+    wait_for_pids(folder, 1)
+
+
+def leaves_one_that_escaped(folder: Path) -> None:
+    escape(folder)
+    wait_for_pids(folder, 1)
+
+
+def escapes_and_sleeps(folder: Path) -> None:
+    escape(folder)
+    wait_for_pids(folder, 1)
+    note_pid(folder)
+    time.sleep(FOREVER_S)
+
+
+def escape(folder: Path) -> None:
+    """A daemon, as the textbook has it: a session of its own, and a parent that is gone."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        if os.fork() == 0:
+            note_pid(folder)
+            time.sleep(FOREVER_S)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def wait_for_pids(folder: Path, count: int) -> None:
+    path = folder / "pids"
+    while not path.exists() or len(path.read_text(encoding="ascii").splitlines()) < count:
+        time.sleep(0.005)
+
+
+def shouts(folder: Path) -> None:
+    """100 MB on stdout, and a last line; then it replies."""
+    line = b"x" * 1023 + b"\n"
+    for _ in range(100):
+        os.write(1, line * 1024)
+    time.sleep(0.12)
+    print("the last line")
+    (folder / "reply.json").write_text('{"outcome": "crash", "reason": "loud"}', encoding="utf-8")
+
+
+def shouts_slowly(folder: Path) -> None:
+    """60 MB in 1.2 s."""
+    for number in range(20):
+        os.write(1, b"x" * (3 * 2**20))
+        progress(folder, json.dumps({"event": "tick", "number": number}).encode() + b"\n")
+        time.sleep(0.06)
+
+
+def garbled_output(folder: Path) -> None:
+    os.write(1, b"\xff\xfe\x00 not utf-8 \x80\n")
+    os.write(2, b"\xc3\x28\n")
+    (folder / "reply.json").write_text('{"outcome": "crash", "reason": "x"}', encoding="utf-8")
+
+
+def garbled_progress(folder: Path) -> None:
+    good = [json.dumps({"event": "tick", "number": n}).encode() + b"\n" for n in range(3)]
+    progress(folder, good[0] + b"\xff\xfe\x80\n{half\n\n[1, 2]\n7\n" + b"[" * 200_000 + b"\n")
+    progress(folder, good[1][:9])
+    time.sleep(0.2)
+    progress(folder, good[1][9:] + good[2] + b'{"event": "never fini')
+
+
+def garbled_reply(folder: Path) -> None:
+    (folder / "reply.json").write_bytes(b'{"outcome": "ok", "reason": "\xff\xfe"}')
+
+
+def raises(folder: Path) -> None:
+    raise RuntimeError("no such luck")
+
+
+def raises_without_stderr(folder: Path) -> None:
+    sys.stderr.close()
+    raise RuntimeError("nobody hears this")
+
+
+def exits(folder: Path) -> None:
+    sys.exit(settings(folder)["code"])
+
+
+def exits_past_threads(folder: Path) -> None:
+    """Returns while a thread that is no daemon would keep an interpreter alive."""
+    threading.Thread(target=time.sleep, args=(FOREVER_S,)).start()
+
+
+def closes_its_outputs(folder: Path) -> None:
+    os.close(1)
+    os.close(2)
+    (folder / "reply.json").write_text('{"outcome": "crash", "reason": "mute"}', encoding="utf-8")
+
+
+def kills_the_server(folder: Path) -> None:
+    if os.fork() == 0:
+        note_pid(folder)
+        time.sleep(FOREVER_S)
+    wait_for_pids(folder, 1)
+    note_pid(folder)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(FOREVER_S)
+
+
+def stops_the_server(folder: Path) -> None:
+    note_pid(folder)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(FOREVER_S)
+
+
+def ticks(folder: Path) -> None:
+    note_pid(folder)
+    for number in range(1000):
+        progress(folder, json.dumps({"event": "tick", "number": number}).encode() + b"\n")
+        time.sleep(0.01)
+
+
+def wants_too_much(folder: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (256 * 2**20, hard))
+    bytearray(2**30)
+
+
+def names_its_folder(folder: Path) -> None:
+    print(folder)
+    progress(folder, json.dumps({"event": "here", "folder": str(folder)}).encode() + b"\n")
+    reply = {"outcome": "crash", "reason": str(folder)}
+    (folder / "reply.json").write_text(json.dumps(reply), encoding="utf-8")
+
+
+def lists_its_descriptors(folder: Path) -> None:
+    paths = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            paths[entry.name] = str(entry.readlink())
+        except FileNotFoundError:
+            continue
+    (folder / "reply.json").write_text(json.dumps(paths), encoding="utf-8")

@@ -1,0 +1,165 @@
+"""A command as the user would start it, watched from outside."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from staging import still_running
+from stubs import hold
+
+from autotune.probe.launch import LaunchReport, launch
+
+MIB = 2**20
+
+
+def start(tmp_path: Path, *command: str, timeout_s: float = 30.0) -> LaunchReport:
+    return launch(
+        command,
+        log=tmp_path / "launch.log",
+        environment={"GREETING": "hello"},
+        timeout_s=timeout_s,
+        gpu_index=None,
+    )
+
+
+def bash(tmp_path: Path, script: str, timeout_s: float = 30.0) -> LaunchReport:
+    return start(tmp_path, "bash", "-c", script, timeout_s=timeout_s)
+
+
+def python(tmp_path: Path, script: str, timeout_s: float = 30.0) -> LaunchReport:
+    return start(tmp_path, sys.executable, "-c", script, timeout_s=timeout_s)
+
+
+def noted(tmp_path: Path) -> list[int]:
+    return [int(pid) for pid in (tmp_path / "pids").read_text(encoding="ascii").split()]
+
+
+def texts(report: LaunchReport) -> list[str]:
+    return [text for _, text in report.lines]
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9)])
+def test_the_exit_code_is_the_commands_own(tmp_path: Path, script: str, code: int) -> None:
+    report = bash(tmp_path, script)
+    assert (report.exit_code, report.timed_out) == (code, False)
+    assert report.seconds < 10
+
+
+def test_lines_carry_the_time_at_which_they_came(tmp_path: Path) -> None:
+    report = bash(tmp_path, "echo $GREETING; sleep 0.4; echo world >&2")
+    assert texts(report) == ["hello", "world"]
+    (first, _), (second, _) = report.lines
+    assert first >= 0 and 0.35 <= second - first < 5
+    assert (tmp_path / "launch.log").read_bytes() == b"hello\nworld\n"
+
+
+def test_a_last_line_without_a_newline_is_not_lost(tmp_path: Path) -> None:
+    report = bash(tmp_path, "printf 'one\\ntwo'")
+    assert texts(report) == ["one", "two"]
+    assert (tmp_path / "launch.log").read_bytes() == b"one\ntwo"
+
+
+def test_output_that_is_not_utf8_is_kept_in_the_log_and_shown_as_it_can_be(tmp_path: Path) -> None:
+    report = bash(tmp_path, r"printf '\xff\xfe a\nb\n'")
+    assert texts(report) == ["\ufffd\ufffd a", "b"]
+    assert (tmp_path / "launch.log").read_bytes() == b"\xff\xfe a\nb\n"
+
+
+def test_much_output_is_kept_whole(tmp_path: Path) -> None:
+    report = python(tmp_path, "for n in range(100000): print(n)")
+    assert len(report.lines) == 100_000
+    assert texts(report)[-1] == "99999"
+
+
+def test_a_timeout_kills_the_group_with_what_runs_in_its_background(tmp_path: Path) -> None:
+    script = f"sleep 60 & echo $! > '{tmp_path}/pids'; echo $$ >> '{tmp_path}/pids'; sleep 60"
+    report = bash(tmp_path, script, timeout_s=0.5)
+    assert report.timed_out
+    assert report.seconds < 8
+    assert still_running(noted(tmp_path)) == []
+
+
+def test_a_timeout_kills_what_ignores_sigterm(tmp_path: Path) -> None:
+    script = f"trap '' TERM INT; echo $$ > '{tmp_path}/pids'; while :; do sleep 0.1; done"
+    report = bash(tmp_path, script, timeout_s=0.5)
+    assert (report.timed_out, report.exit_code) == (True, -9)
+    assert still_running(noted(tmp_path)) == []
+
+
+def test_a_timeout_lets_a_launcher_end_the_workers_it_put_in_sessions_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """As torch's elastic launcher does, under `accelerate launch` on several devices."""
+    script = f"""
+import signal, subprocess, sys
+worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
+def end(*_):
+    worker.kill()
+    worker.wait()
+    sys.exit(9)
+signal.signal(signal.SIGTERM, end)
+open({str(tmp_path / "pids")!r}, "w").write(str(worker.pid))
+worker.wait()
+"""
+    report = python(tmp_path, script, timeout_s=1.5)
+    assert report.timed_out
+    assert still_running(noted(tmp_path)) == []
+
+
+@pytest.mark.parametrize("detach", ["", "setsid "])
+def test_a_grandchild_that_holds_the_output_open_is_not_waited_for(
+    tmp_path: Path, detach: str
+) -> None:
+    script = f"echo begun; {detach}sleep 7 & echo $! > '{tmp_path}/pids'; echo done; exit 4"
+    report = bash(tmp_path, script)
+    assert (report.exit_code, report.timed_out) == (4, False)
+    assert report.seconds < 5
+    assert texts(report) == ["begun", "done"]
+    if not detach:
+        assert still_running(noted(tmp_path)) == []
+
+
+def test_a_command_that_closes_its_output_early_is_waited_for(tmp_path: Path) -> None:
+    report = bash(tmp_path, "echo last words; exec >&- 2>&-; sleep 6; exit 3")
+    assert (report.exit_code, report.timed_out) == (3, False)
+    assert report.seconds >= 6
+    assert texts(report) == ["last words"]
+
+
+def test_a_command_that_closes_its_output_early_still_times_out(tmp_path: Path) -> None:
+    report = bash(tmp_path, "exec >&- 2>&-; sleep 60", timeout_s=0.5)
+    assert report.timed_out
+    assert report.seconds < 8
+
+
+def test_the_peak_is_that_of_the_hungriest_process(tmp_path: Path) -> None:
+    allocate = "import sys; x = bytearray(200 * 2**20); x[::4096] = b'x' * len(x[::4096])"
+    report = start(tmp_path, "bash", "-c", f'{sys.executable} -c "{allocate}"; true')
+    assert 200 * MIB <= report.peak_resident_bytes < 300 * MIB
+
+
+def test_the_peak_is_not_that_of_whoever_starts_the_command(tmp_path: Path) -> None:
+    data = hold(300 * MIB)
+    report = bash(tmp_path, "sleep 0.4")
+    assert report.peak_resident_bytes < 50 * MIB
+    del data
+
+
+def test_an_interrupted_launch_leaves_nothing(tmp_path: Path) -> None:
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from autotune.probe.launch import launch
+home = Path({str(tmp_path)!r})
+launch(["bash", "-c", f"echo $$ > '{{home}}/pids'; kill -INT $PPID; sleep 60 & sleep 60"],
+       log=home / "log", environment={{}}, timeout_s=30, gpu_index=None)
+"""
+    began = time.monotonic()
+    report = python(tmp_path, script + "\n")
+    assert "KeyboardInterrupt" in texts(report)[-1]
+    assert time.monotonic() - began < 10
+    assert still_running(noted(tmp_path)) == []
+    assert os.getpid() not in noted(tmp_path)

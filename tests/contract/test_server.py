@@ -1,0 +1,140 @@
+"""The forkserver's own end: by a child, by the parent's death, by Ctrl-C, by being closed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from staging import STUBS_PATH, Stage, running, still_running
+
+from autotune.errors import MachineError
+from autotune.probe.ending import Limits
+from autotune.probe.protocol import ProbeFolder
+from autotune.probe.runner import ProbeServer
+
+PARENT = """
+import signal, sys, time
+from pathlib import Path
+from autotune.probe.protocol import ProbeFolder
+from autotune.probe.ending import Limits
+from autotune.probe.runner import ProbeServer
+
+home, path = Path(sys.argv[1]), sys.argv[2]
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+def interrupted(*_):
+    time.sleep(0.3)
+    pids = (home / "probe" / "pids").read_text().split()
+    (home / "states").write_text(" ".join(map(state, pids)))
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, interrupted)
+with ProbeServer(home / "log", preload=(), environment={"PYTHONPATH": path}) as server:
+    try:
+        server.run(ProbeFolder(path=home / "probe"), "stubs:escapes_and_sleeps", Limits())
+    except KeyboardInterrupt:
+        pass
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """A parent in a process group of its own, and the processes under it: server, child, stray."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), STUBS_PATH],
+        env={**os.environ, "PYTHONPATH": STUBS_PATH},
+        start_new_session=True,
+    )
+    path = tmp_path / "probe" / "pids"
+    deadline = time.monotonic() + 30
+    while not path.exists() or path.read_text(encoding="ascii").count("\n") < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    pids = [int(line) for line in path.read_text(encoding="ascii").split()]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    server = [int(pid) for pid in children.read_text(encoding="ascii").split()]
+    assert len(server) == 1 and all(running(pid) for pid in server + pids)
+    yield process, server + pids
+    process.kill()
+    process.wait()
+    for pid in still_running(server + pids, within_s=0.0):
+        os.kill(pid, signal.SIGKILL)
+
+
+Parent = tuple[subprocess.Popen[bytes], list[int]]
+
+
+def test_a_parent_that_is_killed_takes_server_child_and_stray_with_it(parent: Parent) -> None:
+    process, pids = parent
+    process.kill()
+    process.wait()
+    assert still_running(pids) == []
+
+
+def test_a_parent_that_is_terminated_takes_server_child_and_stray_with_it(parent: Parent) -> None:
+    process, pids = parent
+    process.terminate()
+    process.wait()
+    assert still_running(pids) == []
+
+
+def test_ctrl_c_reaches_the_parent_alone_and_it_ends_the_rest(
+    parent: Parent, tmp_path: Path
+) -> None:
+    process, pids = parent
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=20) == 5
+    assert (tmp_path / "states").read_text(encoding="ascii") == "S S"  # alive and asleep until then
+    assert still_running(pids, within_s=0.0) == []
+
+
+def test_a_server_that_dies_takes_its_child_with_it(parent: Parent) -> None:
+    _, (server, _, child) = parent
+    os.kill(server, signal.SIGKILL)
+    assert still_running([server, child]) == []
+
+
+def test_a_child_that_kills_the_server_is_lost_and_the_next_one_runs(stage: Stage) -> None:
+    ending = stage.run("kills_the_server")
+    assert (ending.why, ending.exit_code, ending.signal) == ("lost", None, None)
+    assert still_running(stage.pids()) == []
+    assert stage.run("exits", code=7).exit_code == 7
+
+
+def test_a_kill_sent_to_a_dead_server_does_not_spoil_the_next_run(
+    tmp_path: Path,
+) -> None:
+    folder = ProbeFolder(path=tmp_path / "probe")
+    environment = {"PYTHONPATH": STUBS_PATH}
+    with ProbeServer(tmp_path / "log", preload=(), environment=environment) as server:
+        server.run(folder, "stubs:kills_the_server", Limits(wall_s=30))
+        server.kill(12345)
+        assert server.run(folder, "stubs:silent", Limits(wall_s=30)).exit_code == 0
+
+
+def test_a_closed_server_starts_again_when_it_is_needed(tmp_path: Path) -> None:
+    folder = ProbeFolder(path=tmp_path / "probe")
+    server = ProbeServer(tmp_path / "log", preload=(), environment={"PYTHONPATH": STUBS_PATH})
+    try:
+        assert server.run(folder, "stubs:silent", Limits(wall_s=30)).exit_code == 0
+        server.close()
+        assert server.run(folder, "stubs:silent", Limits(wall_s=30)).exit_code == 0
+    finally:
+        server.close()
+        server.close()
+
+
+def test_a_stack_that_cannot_be_imported_is_a_machine_error_that_names_the_log(
+    tmp_path: Path,
+) -> None:
+    server = ProbeServer(tmp_path / "server.log", preload=("there_is_no_such_module",))
+    with pytest.raises(MachineError, match="cannot be imported"):
+        server.__enter__()
+    assert "there_is_no_such_module" in (tmp_path / "server.log").read_text(encoding="utf-8")
