@@ -1,6 +1,7 @@
 """How a search is concluded: recommend, emit, verify; or say what would make the job fit."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ from autotune.emit.bundle import bundle_files
 from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.probe.measure import measure, probe_request
+from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement, ProbeFolder
 from autotune.probe.record import Record, counts_as_probe, excess_bytes
 from autotune.recommend import NothingFits, Recommendation, recommend
@@ -60,7 +61,17 @@ def verified(
     while isinstance(following, Recommendation) and len(failures) < MAX_VERIFICATIONS:
         emit_session(session, following, None)
         session.listener.verifying(following)
-        outcome = verify(session.run, session.job, session.facts, following.chosen, session.server)
+        again = functools.partial(
+            _what_if,
+            session,
+            session.job,
+            following.chosen.candidate,
+            "again",
+            session.limit_bytes,
+        )
+        outcome = verify(
+            session.run, session.job, session.facts, following.chosen, session.server, again
+        )
         session.listener.verified(outcome)
         if outcome.verified:
             emit_session(session, following, outcome)
@@ -131,16 +142,17 @@ def measured_shortfall(session: Session, nothing: NothingFits) -> NothingFits:
 def _what_if(
     session: Session, job: Job, candidate: Candidate, name: str, limit: int
 ) -> Measurement:
-    request = probe_request(
+    """A probe beside the search: it is not part of the study."""
+    return measure_candidate(
+        session.server,
+        ProbeFolder(path=session.run.what_if / name),
         job,
         session.facts,
         candidate,
         rows=session.run.rows,
-        output_dir=str(session.run.output),
+        output_dir=session.run.output,
         limit=limit,
     )
-    folder = ProbeFolder(path=session.run.what_if / name)
-    return measure(session.server, folder, request, session.limits)
 
 
 def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]:

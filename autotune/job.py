@@ -85,7 +85,8 @@ class Devices(_Strict):
     count: Literal[1] = 1
     """Number of devices. This version tunes for one."""
     index: int = Field(default=0, ge=0)
-    """Which GPU, as `nvidia-smi` counts them."""
+    """Which GPU, as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is set, which of those
+    that it lists."""
     memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
     """Memory a candidate may use per device, such as `20GiB`. It is enforced in every probe (a
     real allocation failure past it). Default: what is free at the start."""

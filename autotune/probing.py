@@ -4,9 +4,8 @@ from pathlib import Path
 
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.probe.ending import Limits
-from autotune.probe.measure import measure, probe_request
-from autotune.probe.protocol import Measurement, ProbeFolder
+from autotune.probe.measure import measure_candidate
+from autotune.probe.protocol import Measurement
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
@@ -24,17 +23,17 @@ def probe_once(
         facts = survey(job, run, server)
         limit = memory_limit(job, facts.device)
         candidate = bind(definition, job, facts).default()
-        request = probe_request(
+        measurement = measure_candidate(
+            server,
+            run.probe(0),
             job,
             facts,
             candidate,
             rows=run.rows,
-            output_dir=str(run.output),
+            output_dir=run.output,
             limit=limit,
         )
-        folder: ProbeFolder = run.probe(0)
-        limits = Limits(wall_s=60 * job.budget.probe_minutes)
-        return candidate, measure(server, folder, request, limits)
+        return candidate, measurement
 
 
 def bound_space(job: Job, definition: SpaceDefinition, scratch: Path) -> tuple[SearchSpace, Facts]:

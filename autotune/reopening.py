@@ -1,14 +1,17 @@
 """Look at a run that was made before: its record, its recommendation, its bundle."""
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.conclusion import render
 from autotune.errors import user_error
-from autotune.facts import Facts, facts_from_plain
+from autotune.facts import Facts, devices, facts_from_plain
 from autotune.job import Job
-from autotune.probe.protocol import read_json
+from autotune.probe.measure import measure_candidate
+from autotune.probe.protocol import ProbeFolder, read_json
 from autotune.probe.record import Record, counts_as_probe
 from autotune.probe.runner import ProbeServer
 from autotune.recommend import Recommendation, recommend
@@ -76,9 +79,8 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
         UserError: there is none, or it ended before its model and data were known.
     """
     run = RunFolder(path=path.absolute())
-    info = run.read(run.run)
+    name, facts = _stored(run)
     job, definition = load_job(run.job)
-    facts = facts_from_plain(run.read(run.facts))
     space = bind(definition, job, facts)
     allowed = allowed_memory(job, facts.device)
     if storage is None and not run.database.is_file():
@@ -86,7 +88,7 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
     study = Study(
         space,
         storage or run.database,
-        info["study"],
+        name,
         allowed_bytes=allowed,
         opening=(),
         seed=0,
@@ -101,6 +103,21 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
     )
 
 
+def _stored(run: RunFolder) -> tuple[str, Facts]:
+    """The name of the study, and the facts the survey found."""
+    file = run.run
+    try:
+        name = str(run.read(file)["study"])
+        file = run.facts
+        return name, facts_from_plain(run.read(file))
+    except (KeyError, TypeError):
+        raise user_error(
+            f"{file.name} is not as this version of autotune writes it",
+            where=str(run.path),
+            hint="name a run folder that this version made",
+        ) from None
+
+
 def verify_again(past: PastRun) -> Verification:
     """Launch the run's recommended bundle again, and write what came out into it."""
     pinned = (past.stored or {}).get("chosen", {}).get("probe")
@@ -108,6 +125,21 @@ def verify_again(past: PastRun) -> Verification:
     with past.run.locked(), ProbeServer(past.run.log) as server:
         if not past.run.launch.is_file():
             past.emit(recommendation, None, past.run.bundle)
-        outcome = verify(past.run, past.job, past.facts, recommendation.chosen, server)
+        facts = past.facts
+        if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
+            device = devices.detect("cuda", past.job.devices.index)
+            facts = dataclasses.replace(facts, device=device)
+        again = functools.partial(
+            measure_candidate,
+            server,
+            ProbeFolder(path=past.run.what_if / "again"),
+            past.job,
+            facts,
+            recommendation.chosen.candidate,
+            rows=past.run.rows,
+            output_dir=past.run.output,
+            limit=past.job.devices.memory or facts.device.free_bytes,
+        )
+        outcome = verify(past.run, past.job, facts, recommendation.chosen, server, again)
     past.emit(recommendation, outcome, past.run.bundle)
     return outcome

@@ -165,14 +165,14 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def read(self, path: Path) -> Any:
-        """A JSON file of this run.
+    def read(self, path: Path) -> dict[str, Any]:
+        """A JSON object of this run.
 
         Raises:
             UserError: it is missing or broken.
         """
         data = read_json(path)
-        if data is None:
+        if not isinstance(data, dict):
             raise user_error(
                 f"{path.name} is missing or unreadable",
                 where=str(self.path),

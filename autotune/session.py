@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.probe.ending import Limits
 from autotune.probe.record import Record
 from autotune.probe.runner import ProbeServer
 from autotune.recommend import NothingFits, Recommendation
@@ -59,11 +58,6 @@ class Session:
     """Memory a probe may take."""
     allowed_bytes: int
     """Memory a recommended candidate may take: the limit less the headroom."""
-
-    @property
-    def limits(self) -> Limits:
-        """How long a probe may take."""
-        return Limits(wall_s=60 * self.job.budget.probe_minutes)
 
 
 @dataclass(frozen=True, kw_only=True)

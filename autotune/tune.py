@@ -11,7 +11,7 @@ import time
 from autotune.conclusion import conclude, interrupted
 from autotune.errors import machine_error
 from autotune.job import Job
-from autotune.probe.measure import measure, probe_request, replied
+from autotune.probe.measure import measure_candidate, replied
 from autotune.probe.protocol import Measurement, read_json
 from autotune.probe.record import Record, counts_as_probe
 from autotune.probe.runner import ProbeServer
@@ -84,18 +84,18 @@ def probe_next(session: Session) -> Measurement:
     """Ask for a candidate, probe it, and tell the study how that went."""
     trial, candidate = session.study.ask()
     session.listener.probing(trial.number, candidate)
-    request = probe_request(
-        session.job,
-        session.facts,
-        candidate,
-        rows=session.run.rows,
-        output_dir=str(session.run.output),
-        limit=session.limit_bytes,
-    )
-    watch = session.study.cannot_win(trial)
-    folder = session.run.probe(trial.number)
     try:
-        measurement = measure(session.server, folder, request, session.limits, watch)
+        measurement = measure_candidate(
+            session.server,
+            session.run.probe(trial.number),
+            session.job,
+            session.facts,
+            candidate,
+            rows=session.run.rows,
+            output_dir=session.run.output,
+            limit=session.limit_bytes,
+            watch=session.study.cannot_win(trial),
+        )
     except KeyboardInterrupt:
         session.study.tell(trial, Measurement(outcome="interrupted", reason="Ctrl-C"))
         raise

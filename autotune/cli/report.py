@@ -33,10 +33,11 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
         return 0
     console.print(f"\nrecommended: probe {stored['chosen']['probe']}", highlight=False)
     for reason in stored["reasons"]:
-        console.print(f"- {reason}", highlight=False)
+        console.print(f"- {reason}", highlight=False, markup=False)
     verification = stored["verification"]
     if verification is not None:
         word = "verified" if verification["verified"] else "NOT verified"
-        console.print(f"{word}: {verification['reason']}", highlight=False, soft_wrap=True)
-    console.print(f"bundle: {past.run.bundle}", highlight=False, soft_wrap=True)
+        text = f"{word}: {verification['reason']}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    click.echo(f"bundle: {past.run.bundle}")
     return 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.cli.job_options import guarded, job_options, job_yaml, json_option, load, print_json
 
 
 @click.command("run")
@@ -63,8 +63,6 @@ def _started(
 ) -> Any:
     import uuid
 
-    import yaml
-
     from autotune import __version__
     from autotune.run_folder import RunFolder
 
@@ -78,7 +76,7 @@ def _started(
         "study": f"autotune-{uuid.uuid4().hex[:12]}",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    run.begin(yaml.safe_dump(loaded.plain(), sort_keys=False, allow_unicode=True), info)
+    run.begin(job_yaml(loaded), info)
     return loaded, definition, run
 
 

@@ -36,5 +36,5 @@ def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -
     console.print(space_table(space))
     console.print(f"\n{len(space.candidates)} candidates", highlight=False)
     for one in space.exclusions:
-        console.print(f"excluded {one.count}: {one.reason}", highlight=False)
+        console.print(f"excluded {one.count}: {one.reason}", highlight=False, markup=False)
     return 0

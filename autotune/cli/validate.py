@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.cli.job_options import guarded, job_options, job_yaml, json_option, load, print_json
 
 
 @click.command("validate")
@@ -14,11 +14,9 @@ from autotune.cli.job_options import guarded, job_options, json_option, load, pr
 @guarded
 def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Check JOB without touching model, data or device, and print it resolved."""
-    import yaml
-
     loaded, _ = load(job, sets, flags)
     if as_json:
         print_json({"schema": 1, "valid": True, "job": loaded.plain()})
     else:
-        click.echo(yaml.safe_dump(loaded.plain(), sort_keys=False, allow_unicode=True), nl=False)
+        click.echo(job_yaml(loaded), nl=False)
     return 0

@@ -63,6 +63,8 @@ def bundle_files(
             model=facts.model.name,
             device=facts.device.name,
             epochs=float(chosen.config["num_train_epochs"]),
+            max_steps=int(chosen.config.get("max_steps") or 0),
+            has_data=bool(facts.data.source),
             verification=verification,
             costs=costs,
             space_size=space_size,

@@ -21,20 +21,20 @@ def launch_script(
 
     Args:
         python: interpreter of the environment that was tuned; `PYTHON` overrides it.
-        environment: variables the training process needs; those already set win, so that a
-            scheduler's choice of devices holds.
+        environment: variables the training process needs; those already set, be it to nothing,
+            win, so that a scheduler's choice of devices holds.
         threads: of the training process.
         has_data: whether the configuration names a data set.
     """
     exports = "".join(
-        f'export {name}="${{{name}:-{value}}}"\n' for name, value in sorted(environment.items())
+        f'export {name}="${{{name}-{value}}}"\n' for name, value in sorted(environment.items())
     )
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: trains with sft_config.yaml. Arguments are passed on to TRL, for example
 #   bash launch.sh --max_steps 10
 set -euo pipefail
-here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
+here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
 {"" if has_data else _NEEDS_DATA}{exports}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\

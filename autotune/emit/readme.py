@@ -14,6 +14,8 @@ def readme(
     model: str,
     device: str,
     epochs: float,
+    max_steps: int,
+    has_data: bool,
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
     space_size: int,
@@ -22,11 +24,12 @@ def readme(
     """The bundle's page as Markdown text."""
     chosen = recommendation.chosen
     knobs = chosen.candidate.knobs
+    flags = "" if has_data else " --dataset_name DATA"
     lines = [
         f"# {model}: recommended configuration",
         "",
         f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
-        "Launch it with `bash launch.sh`; arguments are passed on to TRL.",
+        f"Launch it with `bash launch.sh{flags}`; arguments are passed on to TRL.",
         "",
         "## Why this one",
         "",
@@ -34,7 +37,7 @@ def readme(
         "",
         "## What to expect",
         "",
-        *_expectations(chosen, epochs),
+        *_expectations(chosen, epochs, max_steps),
         "",
         "## Verified",
         "",
@@ -53,12 +56,12 @@ def readme(
         lines += ["", "## Runners-up", "", *_runners_up(chosen, others)]
     if recommendation.rejected:
         lines += ["", "## Rejected", ""]
-        for why, numbers in recommendation.rejected.items():
+        for why, numbers in sorted(recommendation.rejected.items(), key=lambda one: one[1]):
             lines.append(f"- {why}: probe {', '.join(map(str, numbers))}")
     return "\n".join(lines) + "\n"
 
 
-def _expectations(chosen: Ranked, epochs: float) -> list[str]:
+def _expectations(chosen: Ranked, epochs: float, max_steps: int) -> list[str]:
     measurement = chosen.measurement
     noise = measurement.relative_uncertainty
     lines = [
@@ -67,7 +70,12 @@ def _expectations(chosen: Ranked, epochs: float) -> list[str]:
         f"- {format_seconds(measurement.step_time_s or 0)} per optimizer step",
         f"- peak memory {format_bytes(chosen.peak_memory_bytes)}, on the worst batch of the data",
     ]
-    if measurement.tokens_per_epoch is not None:
+    if max_steps > 0 and measurement.step_time_s is not None:
+        seconds = max_steps * measurement.step_time_s
+        lines.append(
+            f"- {format_seconds(seconds)} for {max_steps} step(s), without evaluation and saving"
+        )
+    elif measurement.tokens_per_epoch is not None:
         seconds = epochs * measurement.tokens_per_epoch / chosen.tokens_per_s
         lines.append(
             f"- {format_seconds(seconds)} for {epochs:g} epoch(s), without evaluation and saving"

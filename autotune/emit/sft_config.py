@@ -13,10 +13,18 @@ HEADER = """\
 """
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes equal values alike, be they one object or two."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def sft_config(config: Mapping[str, Any]) -> str:
     """The configuration as YAML text, the same bytes for the same values."""
-    body = yaml.safe_dump(
+    body = yaml.dump(
         without_none(config),
+        Dumper=_Dumper,
         sort_keys=True,
         allow_unicode=True,
         default_flow_style=False,

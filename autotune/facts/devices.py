@@ -7,12 +7,13 @@ counts for a run is the memory that is *free*: other processes are seen and name
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import machine_error
+from autotune.errors import MachineError, machine_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +48,34 @@ class DeviceFacts:
 def detect(kind: str, index: int) -> DeviceFacts:
     """The device a job asks for.
 
+    Args:
+        index: which of the visible GPUs; the device's own `index` is NVML's number of it.
+
     Raises:
         MachineError: `cuda` was asked for and there is no such GPU.
     """
-    gpus = gpu_count()
-    if kind == "cpu" or (kind == "auto" and not gpus):
+    if kind == "cpu":
         return cpu()
-    if index >= gpus:
-        raise machine_error(
-            f"no GPU {index}: NVML sees {gpus} GPU(s)",
-            where="devices.index" if gpus else "devices.kind",
-            hint="check `nvidia-smi -L`"
-            if gpus
-            else "use `devices.kind: cpu`, or install a driver",
-        )
-    return gpu(index)
+    visible = visible_gpus()
+    if kind == "auto" and not visible:
+        return cpu()
+    if index >= len(visible):
+        raise _no_such_gpu(index, len(visible))
+    return gpu(visible[index])
+
+
+def _no_such_gpu(index: int, visible: int) -> MachineError:
+    gpus = gpu_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if listed is None else f", and CUDA_VISIBLE_DEVICES={listed} shows {visible}"
+    hint = "use `devices.kind: cpu`, or install a driver"
+    if gpus:
+        hint = "check `nvidia-smi -L`" + (" and CUDA_VISIBLE_DEVICES" if hidden else "")
+    return machine_error(
+        f"no GPU {index}: NVML sees {gpus} GPU(s){hidden}",
+        where="devices.index" if visible else "devices.kind",
+        hint=hint,
+    )
 
 
 def cpu() -> DeviceFacts:
@@ -127,8 +141,57 @@ def gpu_count() -> int:
         return 0 if nvml is None else int(nvml.nvmlDeviceGetCount())
 
 
+def visible_gpus() -> tuple[int, ...]:
+    """NVML's numbers of the GPUs that CUDA shows, in its order; none without a driver.
+
+    Raises:
+        MachineError: CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG).
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with _nvml() as nvml:
+        if nvml is None:
+            return ()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
+        if listed is None:
+            return tuple(range(len(handles)))
+        return read_visible(listed, [_text(nvml.nvmlDeviceGetUUID(one)) for one in handles])
+
+
+def read_visible(listed: str, uuids: Sequence[str]) -> tuple[int, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lists, by their place in `uuids`.
+
+    Read as CUDA does: an entry is a number or how a UUID begins; the first that names no GPU ends
+    the list, and a GPU named twice empties it. Numbers are taken to be NVML's (PCI order), as torch
+    takes them: with GPUs of different models, CUDA_DEVICE_ORDER=PCI_BUS_ID makes that true.
+
+    Raises:
+        MachineError: an entry is a slice of a GPU (MIG).
+    """
+    found: list[int] = []
+    for entry in (part.strip() for part in listed.split(",")):
+        if entry.startswith("MIG-"):
+            raise machine_error(
+                f"CUDA_VISIBLE_DEVICES={listed} names a slice of a GPU (MIG), and autotune only "
+                "knows whole ones",
+                where="devices",
+                hint="name a whole GPU, or use `devices.kind: cpu`",
+            )
+        if entry.startswith("GPU-"):
+            matching = [n for n, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        else:
+            digits = re.match(r"\+?(\d+)", entry)
+            matching = [int(digits[1])] if digits and int(digits[1]) < len(uuids) else []
+        if len(matching) != 1:
+            break
+        if matching[0] in found:
+            return ()
+        found += matching
+    return tuple(found)
+
+
 def gpu(index: int) -> DeviceFacts:
-    """GPU `index` with its free memory and the processes that compute on it, this one left out."""
+    """GPU `index` (NVML's number) with its free memory and the processes that compute on it, this
+    one left out."""
     with _nvml() as nvml:
         if nvml is None:
             raise machine_error("NVML finds no driver any more", where="devices")
@@ -155,10 +218,10 @@ def gpu(index: int) -> DeviceFacts:
 
 
 def _running(nvml: Any, handle: Any) -> list[Any]:
-    """NVML's list of processes; empty where it does not keep one (some virtual GPUs)."""
+    """NVML's list of processes; empty where it keeps none or may not tell (virtual GPUs, MIG)."""
     try:
         return list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except nvml.NVMLError_NotSupported:
+    except nvml.NVMLError:
         return []
 
 

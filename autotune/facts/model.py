@@ -34,6 +34,9 @@ class ModelFacts:
     attention_modules: tuple[str, ...]
     """Names of the linear modules inside attention blocks (LoRA target set `attention`)."""
     linear_modules: tuple[str, ...]
+    sdpa: bool = True
+    """Whether the architecture has sdpa attention."""
+    flash_attention: bool = True
 
 
 def survey_model(
@@ -67,6 +70,8 @@ def survey_model(
         max_positions=getattr(text, "max_position_embeddings", None),
         attention_modules=attention,
         linear_modules=linear,
+        sdpa=bool(getattr(model, "_supports_sdpa", False)),
+        flash_attention=bool(getattr(model, "_supports_flash_attn", False)),
     )
 
 

@@ -71,6 +71,26 @@ def measure(
     return measurement
 
 
+def measure_candidate(
+    server: ProbeServer,
+    folder: ProbeFolder,
+    job: Job,
+    facts: Facts,
+    candidate: Candidate,
+    *,
+    rows: Path,
+    output_dir: Path,
+    limit: int,
+    watch: Watcher | None = None,
+) -> Measurement:
+    """Probe a candidate of a job in `folder`, within the job's own time limit."""
+    request = probe_request(
+        job, facts, candidate, rows=rows, output_dir=str(output_dir), limit=limit
+    )
+    limits = Limits(wall_s=60 * job.budget.probe_minutes)
+    return measure(server, folder, request, limits, watch)
+
+
 def _busy(request: ProbeRequest) -> Measurement | None:
     """Other processes that compute on the GPU: seen before the start, not measured around."""
     if request.device_kind != "cuda":

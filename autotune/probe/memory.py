@@ -135,5 +135,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         "can't allocate memory" in text
         or "std::bad_alloc" in text
         or "out of memory" in text
+        or "STATUS_ALLOC_FAILED" in text  # cuBLAS and cuDNN, which allocate for themselves
         or "Cannot allocate memory" in text
     )

@@ -78,7 +78,8 @@ class StepMeter(TrainerCallback):
     ):
         self._plan, self._schedule, self._batching = plan, schedule, batching
         self._accumulation, self._progress = accumulation, progress
-        self._cuda = torch.cuda.is_available()
+        # Not `is_available`: a job for the CPU must not start CUDA where there is a GPU too.
+        self._cuda = torch.cuda.is_initialized()
         self._done = 0
         self._mark = 0.0
         self._measuring_since = 0.0

@@ -255,4 +255,7 @@ def child_environment() -> dict[str, str]:
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        # A library that asks for a GPU while the forkserver imports it must not start CUDA there:
+        # no child could use it then. With this, torch asks NVML instead.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }

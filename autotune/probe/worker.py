@@ -46,12 +46,14 @@ def probe(path: Path) -> None:
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     os.environ.update(request.environment)
-    memory = _memory(request)
+    memory: CpuMemory | CudaMemory | None = None
     stages = Stages()
     try:
+        memory = _memory(request)
         measurement = _measure(request, folder, memory, stages)
     except BaseException as error:
-        memory.lift()
+        if memory is not None:
+            memory.lift()
         measurement = _failed(request, memory, stages, error)
     stages.enter("end")
     data = {**measurement.plain(), "stages_s": stages.seconds}
@@ -122,7 +124,7 @@ def _measure(
 
 def _failed(
     request: ProbeRequest,
-    memory: CpuMemory | CudaMemory,
+    memory: CpuMemory | CudaMemory | None,
     stages: Stages,
     error: BaseException,
 ) -> Measurement:
@@ -133,8 +135,8 @@ def _failed(
         traceback="".join(traceback.format_exception(error))[-8000:],
         stage=stages.current,
     )
-    figures: dict[str, Any] = memory.figures()
-    missing = memory.missing_bytes(error) if outcome == "oom" else None
+    figures: dict[str, Any] = memory.figures() if memory is not None else {}
+    missing = memory.missing_bytes(error) if memory is not None and outcome == "oom" else None
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return Measurement(
         outcome=outcome,

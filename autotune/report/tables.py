@@ -123,7 +123,7 @@ def space_table(space: SearchSpace) -> Table:
         table.add_column(name, overflow="fold")
     for knob in space.knobs:
         values = " | ".join(value_label(value) for value in knob.values)
-        table.add_row(knob.name, knob.kind, escape(values), escape(knob.why))
+        table.add_row(escape(knob.name), knob.kind, escape(values), escape(knob.why))
     return table
 
 

@@ -9,7 +9,8 @@ whoever opens the study. How an outcome ends its trial:
     busy, interrupted        FAIL: they say nothing of the candidate, which may be tried again
 
 The constraint `memory` is the bytes by which a candidate exceeds what it may use (<= 0: it fits);
-`runs` is 1 where a candidate does not run at all.
+`runs` is violated by more than any memory can be where a candidate does not run at all (TPE adds
+violations up, so one that only lacks memory counts as nearer).
 """
 
 import sqlite3
@@ -32,6 +33,7 @@ from autotune.space.spaces import SearchSpace
 
 STUDY_NAME = "autotune"
 _CANDIDATE, _MEASUREMENT = "candidate", "measurement"
+NEVER_RUNS = float(2**50)
 _SILENT = ("busy", "interrupted")
 _NOT_RUNNING = ("timeout", "crash", "unstable", "unsupported")
 
@@ -101,7 +103,7 @@ class Study:
         if excess is not None:
             trial.set_constraint("memory", excess)
         if measurement.outcome in _NOT_RUNNING:
-            trial.set_constraint("runs", 1.0)
+            trial.set_constraint("runs", NEVER_RUNS)
         if measurement.outcome == "ok":
             self._study.tell(trial, measurement.tokens_per_s)
         elif measurement.outcome in _SILENT:

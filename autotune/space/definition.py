@@ -15,6 +15,8 @@ FACT_NAMES = frozenset(
         "job.tuning",
         "job.precision",
         "device.kind",
+        "model.sdpa",
+        "model.flash_attention",
         "data.rows",
         "data.longest",
         "data.sampled",

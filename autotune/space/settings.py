@@ -92,15 +92,20 @@ def _target_modules(candidate: Candidate, facts: Facts) -> list[str]:
 
 def environment(candidate: Candidate, facts: Facts) -> dict[str, str]:
     """Environment variables of the training process."""
-    if facts.device.kind != "cuda":
-        return {}
-    variables = {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": str(facts.device.index),
-    }
+    variables = device_environment(facts)
     if candidate.values.get("expandable_segments"):
         variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return variables
+
+
+def device_environment(facts: Facts) -> dict[str, str]:
+    """Environment variables that show a process the one device of the facts."""
+    if facts.device.kind != "cuda":
+        return {}
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": str(facts.device.index),
+    }
 
 
 def threads(facts: Facts) -> int:

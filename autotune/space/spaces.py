@@ -75,6 +75,8 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "job.tuning": job.tuning,
         "job.precision": resolve_precision(job, facts.device)[0],
         "device.kind": facts.device.kind,
+        "model.sdpa": facts.model.sdpa,
+        "model.flash_attention": facts.model.flash_attention,
         "data.rows": facts.data.rows,
         "data.longest": facts.data.longest,
         "data.sampled": facts.data.sampled,

@@ -1,0 +1,265 @@
+"""The measurement `smoke`: `autotune run` on a GPU, full and LoRA, to a verified bundle.
+
+    python scripts/gpu_smoke.py [OUT] [--rehearse]
+
+writes into OUT
+
+    smoke_full.json, smoke_lora.json    what `autotune run --json` printed
+    smoke_probes.jsonl                  one line a probe of either run, as the study holds it
+    smoke_machine.json                  device, versions, command, date, nvidia-smi's own words
+    smoke_log.txt                       what the runs said, and the logs of what went wrong
+
+and ends with exit code 0 if both runs recommended a verified bundle and at least one probe ran out
+of memory. `--rehearse`: on the CPU with something tiny; nothing runs out of memory there.
+
+The model is a bare config of the Qwen2.5-0.5B shape: 494 million parameters, random weights. Its
+data are lengths alone, so that nothing has to be on the machine.
+
+Why 20 GiB. A full run holds 16 bytes a parameter (weights, gradients and two moments in float32):
+7.4 GiB. The worst micro-batch of 8 rows has 8 x 2048 = 16384 positions.
+  * The second probe is always TRL's default (micro-batch 8) without checkpointing. The MLPs alone
+    keep four tensors of 4864 bf16 values a position in each of 24 layers: 14.3 GiB, about 24 with
+    the rest. So it must fail: 7.4 + 14.3 > 20. (LoRA holds 2 GiB in place of 7.4: 2 + 24 > 20.)
+  * With `loss_type: nll` a position's logits, their float32 copy, the log-softmax and its gradient
+    take 2 + 4 + 4 + 4 bytes a vocabulary entry: 2 GiB for every row of 2048. So 4 rows or
+    more fail (7.4 + 16.2 > 20), and one or two fit.
+  * With checkpointing and chunked_nll the default needs the states and about 4 GiB: it fits.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN_LIMIT_S = 270.0
+"""A run that takes longer is ended as by Ctrl-C, so that its record is written all the same."""
+LOG_END_BYTES = 20_000
+GIB = 2**30
+
+SHAPE = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
+JOB = {
+    "dataset": {"lengths": {"max": 2048, "p50": 300, "p99": 1500}},
+    "global_batch_size": 32,
+    "max_length": 2048,
+    "devices": {"kind": "cuda", "memory": "20GiB"},
+    "budget": {"probes": 10, "probe_minutes": 4.0, "minutes": 2.5},
+}
+TINY_SHAPE = {
+    **SHAPE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1024,
+}
+TINY_JOB = {
+    "dataset": {"lengths": {"max": 128, "p50": 40, "p99": 100, "rows": 500}},
+    "global_batch_size": 8,
+    "max_length": 128,
+    "devices": {"kind": "cpu"},
+    "budget": {"probes": 3, "probe_minutes": 1.0, "minutes": 1.0},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run autotune on a GPU, full and LoRA.")
+    parser.add_argument("out", type=Path, nargs="?", help="folder for the results")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with something tiny")
+    arguments = parser.parse_args()
+    out = arguments.out or default_out(arguments.rehearse)
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    describe_machine(out / "smoke_machine.json", arguments.rehearse)
+    with tempfile.TemporaryDirectory(prefix="autotune-smoke-") as scratch:
+        runs = [smoke(name, Path(scratch), out, arguments.rehearse) for name in ("full", "lora")]
+    write_probes(out / "smoke_probes.jsonl", runs)
+    problems = [problem for run in runs for problem in problems_of(run)]
+    if not arguments.rehearse and not any(outcomes(run).count("oom") for run in runs):
+        problems.append("no probe ran out of memory")
+    print(table(runs))
+    print(f"{time.monotonic() - began:.0f} s in all; results in {out}")
+    print("smoke: " + ("; ".join(problems) or "ok"))
+    return 1 if problems else 0
+
+
+def default_out(rehearse: bool) -> Path:
+    """Recorded results are kept in the repository; a rehearsal's are not."""
+    if rehearse:
+        return ROOT / "runs" / f"gpu-smoke-rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
+    return ROOT / "benchmarks" / "recorded" / f"gpu-smoke-{datetime.date.today()}"
+
+
+def smoke(tuning: str, scratch: Path, out: Path, rehearse: bool) -> dict[str, Any]:
+    """Run autotune once; what it printed and what its study holds."""
+    model = scratch / "shape" / "config.json"
+    model.parent.mkdir(exist_ok=True)
+    model.write_text(json.dumps(TINY_SHAPE if rehearse else SHAPE), encoding="utf-8")
+    job = scratch / f"{tuning}.yaml"  # JSON is YAML
+    content = {"model": str(model), "tuning": tuning, **(TINY_JOB if rehearse else JOB)}
+    job.write_text(json.dumps(content), encoding="utf-8")
+    folder = scratch / f"run-{tuning}"
+    printed, said = autotune("run", str(job), "--out", str(folder), "--json")
+    (out / f"smoke_{tuning}.json").write_text(printed, encoding="utf-8")
+    report, complaint = autotune("report", str(folder), "--json")
+    with (out / "smoke_log.txt").open("w" if tuning == "full" else "a", encoding="utf-8") as log:
+        log.write(f"===== {tuning}\n{said}{complaint}{logs_of(folder)}")
+    shutil.rmtree(folder, ignore_errors=True)  # gigabytes of weights
+    return {"tuning": tuning, "result": as_json(printed), "report": as_json(report), "said": said}
+
+
+def autotune(*arguments: str) -> tuple[str, str]:
+    """(stdout, stderr) of an autotune command, ended in time."""
+    command = [sys.executable, "-m", "autotune", *arguments]
+    print("smoke:", shlex.join(["autotune", *arguments]), flush=True)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            return process.communicate(timeout=RUN_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            return process.communicate()
+
+
+def as_json(text: str) -> dict[str, Any]:
+    """What a command printed; empty where it failed before it printed."""
+    try:
+        data: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
+    return data
+
+
+def logs_of(run: Path) -> str:
+    """The ends of the logs that say why something failed."""
+    parts = []
+    for log in [
+        run / "server.log",
+        *sorted(run.glob("survey/stderr.log")),
+        *sorted(run.glob("probes/*/stderr.log")),
+        *sorted(run.glob("verification/**/*.log")),
+    ]:
+        if log.is_file() and log.stat().st_size:
+            text = log.read_bytes()[-LOG_END_BYTES:].decode("utf-8", errors="replace")
+            parts.append(f"----- {log.relative_to(run)}\n{text.rstrip()}\n")
+    return "".join(parts)
+
+
+def write_probes(path: Path, runs: list[dict[str, Any]]) -> None:
+    """One line a probe."""
+    rows = [{"run": run["tuning"], **probe} for run in runs for probe in probes_of(run)]
+    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def probes_of(run: dict[str, Any]) -> list[dict[str, Any]]:
+    probes: list[dict[str, Any]] = run["report"].get("probes", [])
+    return probes
+
+
+def outcomes(run: dict[str, Any]) -> list[str]:
+    return [p["measurement"]["outcome"] for p in probes_of(run) if p["measurement"] is not None]
+
+
+def problems_of(run: dict[str, Any]) -> list[str]:
+    """What speaks against a run."""
+    result = run["result"]
+    if not result:
+        last = run["said"].strip().splitlines()[-1:] or ["it said nothing"]
+        return [f"{run['tuning']}: no result: {last[0]}"]
+    if result["outcome"] != "recommended":
+        return [f"{run['tuning']}: {result['outcome']}: {result['stop_reason']}"]
+    if not result["verified"]:
+        return [f"{run['tuning']}: not verified: {(result['verification'] or {}).get('reason')}"]
+    return []
+
+
+def describe_machine(path: Path, rehearse: bool) -> None:
+    """What a recorded result must come with."""
+    machine = {
+        "schema": 1,
+        "measurement": "smoke",
+        "rehearsal": rehearse,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["scripts/gpu.sh", "smoke", *sys.argv[1:]]),
+        "revision": said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        "autotune_env": as_json(autotune("env", "--json")[0]),
+        "torch": as_json(said_by(sys.executable, "-c", TORCH) or ""),
+        "nvidia_smi": said_by("nvidia-smi"),
+        "nvidia_smi_query": said_by(
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,power.limit",
+            "--format=csv",
+        ),
+        "cuda_variables": {
+            k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "PYTORCH_"))
+        },
+    }
+    path.write_text(json.dumps(machine, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+TORCH = """
+import json, torch
+print(json.dumps({"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
+    "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]}))
+"""
+
+
+def said_by(*command: str) -> str | None:
+    """What a command prints; None where it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    lines = [f"{'run':6}{'outcome':14}{'verified':10}{'probes':>7}{'ok':>4}{'oom':>5}"]
+    lines[0] += f"{'other':>7}{'tokens/s':>11}{'peak GiB':>10}{'run s':>8}"
+    for run in runs:
+        result, seen = run["result"], outcomes(run)
+        measured = result.get("measurement") or {}
+        ok, oom = seen.count("ok"), seen.count("oom")
+        lines.append(
+            f"{run['tuning']:6}{result.get('outcome', 'failed'):14}"
+            f"{'yes' if result.get('verified') else 'no':10}"
+            f"{len(seen):7}{ok:4}{oom:5}{len(seen) - ok - oom:7}"
+            f"{number(measured.get('tokens_per_s'), 1):>11}"
+            f"{number(measured.get('peak_memory_bytes'), GIB, 2):>10}"
+            f"{number(result.get('seconds'), 1):>8}"
+        )
+    return "\n".join(lines)
+
+
+def number(value: float | None, unit: float, digits: int = 0) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""`autotune run` from a job file to a verified bundle, and what happens when it is cut short."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cpu.conftest import LLAMA, Command, write_model
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "build"
+
+
+def write_job(folder: Path, **fields: object) -> Path:
+    job = {
+        "model": "model/config.json",
+        "dataset": {"lengths": {"max": 100, "p50": 30, "p99": 90, "rows": 500}},
+        "global_batch_size": 8,
+        "max_length": 100,
+        "budget": {"probes": 3, "minutes": 5},
+        **fields,
+    }
+    write_model(folder / "model", LLAMA)
+    file = folder / "job.yaml"
+    file.write_text(json.dumps(job), encoding="utf-8")
+    return file
+
+
+def probes_of(autotune: Command, run: str) -> list[dict[str, object]]:
+    report = json.loads(autotune("report", run, "--json"))
+    return [one["measurement"] for one in report["probes"]]
+
+
+def assert_launched(verification: dict[str, object]) -> None:
+    """Verified in all but, on a machine that is busy with something else, its speed."""
+    assert verification["evaluated"] and verification["saved"]
+    assert verification["verified"] or verification["only_too_slow"], verification
+
+
+def own_children(marker: str) -> list[str]:
+    """Command lines of living processes that mention `marker`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if marker in line:
+                found.append(line)
+    return found
+
+
+def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
+    """On real text with its own tokenizer, in a folder whose name wants quoting."""
+    folder = tmp_path / "a'; echo ü 0"
+    folder.mkdir()
+    autotune = Command(folder)
+    rows = (EXAMPLE / "data" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    (folder / "texts.jsonl").write_text("\n".join(rows[:200]) + "\n", encoding="utf-8")
+    fields = {"model": str(EXAMPLE / "model"), "dataset": "texts.jsonl", "max_length": 64}
+    write_job(folder, **fields, fixed={"gradient_checkpointing": False})
+    result = json.loads(autotune("run", "job.yaml", "--out", "run 1", "--json"))
+    assert result["outcome"] == "recommended"
+    assert_launched(result["verification"])
+    assert result["verification"]["evaluated"] and result["verification"]["saved"]
+    assert result["probes"]["total"] == 3
+    assert result["measurement"]["tokens_per_s"] > 0
+    bundle = folder / "run 1" / "bundle"
+    assert Path(result["bundle"]) == bundle
+    stored = json.loads((bundle / "recommendation.json").read_text(encoding="utf-8"))
+    assert stored["verified"] == result["verified"]
+    assert stored["chosen"]["knobs"] == result["knobs"]
+    assert {one["outcome"] for one in probes_of(autotune, "run 1")} <= {"ok", "stopped"}
+    # The user's own command, from the user's own data, without our flags.
+    flags = ["--max_steps", "2", "--output_dir", str(folder / "out"), "--save_strategy", "no"]
+    subprocess.run(
+        ["bash", str(bundle / "launch.sh"), *flags], check=True, capture_output=True, timeout=120
+    )
+    assert (folder / "out" / "model.safetensors").is_file()
+
+
+def test_trl_reads_the_bundle_by_itself(autotune: Command) -> None:
+    write_job(autotune.folder, tuning="lora", recipe={"lora_target_modules": ["attention"]})
+    autotune("run", "job.yaml", "--out", "run", "--budget", "1")
+    bundle, out = autotune.folder / "run" / "bundle", autotune.folder / "out"
+    data = autotune.folder / "run" / "verification" / "data"
+    trl = Path(sys.executable).parent / "trl"
+    command = [str(trl), "sft", "--config", str(bundle / "sft_config.yaml")]
+    command += ["--accelerate_config", str(bundle / "accelerate.yaml")]
+    command += ["--dataset_name", str(data), "--max_steps", "1", "--output_dir", str(out)]
+    subprocess.run(command, check=True, capture_output=True, timeout=180)
+    assert (out / "adapter_model.safetensors").is_file()
+
+
+def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
+    write_job(autotune.folder)
+    process = autotune.start("run", "job.yaml", "--out", "run")
+    probes = autotune.folder / "run" / "probes"
+    deadline = time.monotonic() + 120
+    while not (probes / "0001" / "progress.jsonl").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    time.sleep(2)
+    assert not own_children(str(autotune.folder))
+    result = json.loads(autotune("run", "--resume", "run", "--json"))
+    outcomes = [one["outcome"] for one in probes_of(autotune, "run")]
+    assert outcomes[0] == "ok"
+    assert outcomes[1] in {"interrupted", "ok"}
+    assert result["outcome"] == "recommended"
+    assert_launched(result["verification"])
+    assert result["probes"]["total"] == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) -> None:
+    write_job(autotune.folder, budget={"probes": 30, "minutes": 5})
+    process = autotune.start("run", "job.yaml", "--out", "run", "--json")
+    probes = autotune.folder / "run" / "probes"
+    deadline = time.monotonic() + 120
+    while not (probes / "0001" / "progress.jsonl").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "--resume" in err
+    result = json.loads(out)
+    assert result["outcome"] == "interrupted" and result["knobs"]
+    assert not own_children(str(autotune.folder))
+    again = json.loads(autotune("run", "--resume", "run", "--json", "--budget", "3"))
+    assert again["outcome"] == "recommended"
+
+
+def test_nothing_fits_says_how_much_is_missing_and_what_would_help(autotune: Command) -> None:
+    data = {"lengths": {"max": 400, "rows": 500}}
+    pins = {"loss_type": "nll", "per_device_train_batch_size": 8, "gradient_checkpointing": False}
+    pins |= {"attn_implementation": "eager", "train_sampling_strategy": "random"}
+    write_job(autotune.folder, dataset=data, max_length=400, fixed=pins)
+    roomy = json.loads(autotune("probe", "job.yaml", "--json"))["measurement"]["peak_memory_bytes"]
+    limit = f"devices.memory={roomy - 30 * 2**20}"
+    out = autotune("run", "job.yaml", "--out", "run", "--json", "--set", limit, expect=1)
+    result = json.loads(out)
+    assert result["outcome"] == "nothing_fits" and result["bundle"] is None
+    said = result["nothing_fits"]
+    assert not said["short_is_lower_bound"]
+    expected = roomy - (roomy - 30 * 2**20) * 0.9
+    assert said["short_bytes"] == pytest.approx(expected, rel=0.3)
+    assert any(one["fits"] for one in said["tried"])
+
+
+def test_one_probe_can_be_run_alone(autotune: Command) -> None:
+    write_job(autotune.folder)
+    sets = ["--set", "per_device_train_batch_size=4", "--set", "learning_rate=1e-4"]
+    printed = json.loads(autotune("probe", "job.yaml", *sets, "--json"))
+    assert printed["knobs"]["per_device_train_batch_size"] == 4
+    assert printed["knobs"]["gradient_accumulation_steps"] == 2
+    assert printed["measurement"]["outcome"] == "ok"
+    assert "tokens_per_s" in autotune("probe", "job.yaml", *sets)
+
+
+def test_the_space_of_a_job_says_what_is_excluded_and_why(autotune: Command) -> None:
+    write_job(autotune.folder)
+    shown = json.loads(autotune("space", "show", "job.yaml", "--json"))
+    assert shown["candidates"] > 10
+    reasons = {one["reason"] for one in shown["excluded"]}
+    assert "one row has no padding" in reasons
+
+
+def test_data_and_models_that_cannot_be_read_are_the_users_to_mend(autotune: Command) -> None:
+    write_job(autotune.folder)
+    (autotune.folder / "words.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    process = autotune.start("run", "job.yaml", "--set", "dataset=words.jsonl", "--out", "run")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "holds no tokenizer" in err and "Traceback" not in err

@@ -1,0 +1,172 @@
+"""Recommendations whose bundles are recorded. All values are fixed: no byte moves by itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bundle_facts import MIB, make_facts
+
+from autotune.emit.bundle import bundle_files
+from autotune.facts import Facts
+from autotune.job import Job
+from autotune.probe.protocol import Measurement
+from autotune.recommend import Ranked, Recommendation
+from autotune.space.knobs import Candidate
+
+NASTY = "/data/a 0/a'; echo foo/ü ñ 日本"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What `bundle_files` is given."""
+
+    recommendation: Recommendation
+    job: Job
+    facts: Facts
+    python: str = "/opt/venv/bin/python"
+    output_dir: str = "/runs/mine/output"
+    recipe_knobs: tuple[str, ...] = ()
+    verification: dict[str, Any] | None = None
+
+    def files(self) -> dict[str, str]:
+        """The bundle: file name -> text."""
+        return bundle_files(
+            self.recommendation,
+            self.job,
+            self.facts,
+            python=self.python,
+            output_dir=self.output_dir,
+            space_size=640,
+            recipe_knobs=self.recipe_knobs,
+            probes=12,
+            verification=self.verification,
+        )
+
+    def with_fields(self, fields: frozenset[str]) -> "Case":
+        """The case on a stack that has these training fields."""
+        stack = replace(self.facts.stack, training_fields=tuple(sorted(fields)))
+        return replace(self, facts=replace(self.facts, stack=stack))
+
+
+def _candidate(micro_batch: int = 4, accumulation: int = 4, **values: Any) -> Candidate:
+    knobs: dict[str, Any] = {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_checkpointing": False,
+        "attn_implementation": "sdpa",
+        "loss_type": "chunked_nll",
+        "padding_free": False,
+        "train_sampling_strategy": "random",
+        "optim": "adamw_torch_fused",
+        "dataloader_num_workers": 0,
+        "expandable_segments": False,
+        "max_length": 1024,
+        "dtype": "float32",
+    }
+    return Candidate(values={**knobs, **values}, gradient_accumulation_steps=accumulation)
+
+
+def _ranked(number: int, tokens_per_s: float, peak_mib: int, candidate: Candidate) -> Ranked:
+    measurement = Measurement(
+        outcome="ok",
+        reason="measured",
+        tokens_per_s=tokens_per_s,
+        step_time_s=4000 / tokens_per_s,
+        tokens_per_step=4000.0,
+        tokens_per_epoch=1_000_000.0,
+        relative_uncertainty=0.015,
+        padding_share=0.25,
+        peak_memory_bytes=peak_mib * MIB,
+        memory_limit_bytes=65536 * MIB,
+        micro_steps_measured=24,
+        seconds=4.5,
+        stages_s={"build": 0.5, "steps": 3.0},
+    )
+    return Ranked(number=number, candidate=candidate, measurement=measurement)
+
+
+def _recommendation(chosen: Candidate, **fields: Any) -> Recommendation:
+    best = _ranked(7, 2000.0, 1500, chosen)
+    reasons = ("fastest stable candidate: 2000 tokens/s (+-1.5%)",)
+    return Recommendation(
+        **{"chosen": best, "reasons": reasons, "ties": (), "runners_up": (), **fields}
+    )
+
+
+def _cpu_full() -> Case:
+    chosen = _candidate(gradient_checkpointing=True)
+    return Case(
+        recommendation=_recommendation(
+            chosen,
+            ties=(_ranked(9, 1990.0, 1700, _candidate(8, 2)),),
+            runners_up=(_ranked(2, 1500.0, 1200, _candidate(2, 8, optim="adamw_torch")),),
+            rejected={"oom": (0, 3), "crash": (5,)},
+            allowed_bytes=58982 * MIB,
+            passed_over={5: "the launch ended with exit code 1"},
+        ),
+        job=Job(
+            model="/models/small",
+            dataset="/data/texts",
+            training={"learning_rate": 3e-4, "lr_scheduler_type": "cosine", "num_train_epochs": 2},
+        ),
+        facts=make_facts(),
+        verification={"verified": True, "reason": "launched through its worst batch"},
+    )
+
+
+def _cpu_lora() -> Case:
+    targets = {"lora_target_modules": "attention", "lora_r": 16}
+    return Case(
+        recommendation=_recommendation(
+            _candidate(**targets),
+            runners_up=(_ranked(4, 1600.0, 1400, _candidate(**{**targets, "lora_r": 64})),),
+        ),
+        job=Job(
+            model="/models/small",
+            dataset="/data/texts",
+            tuning="lora",
+            recipe={"lora_r": [16, 64], "lora_target_modules": ["attention"]},
+            training={"lora_alpha": 8, "max_steps": 50},
+        ),
+        facts=make_facts(),
+        recipe_knobs=("lora_r",),
+        verification={"verified": False, "reason": "the launch ended with exit code 1"},
+    )
+
+
+def _cuda_bf16() -> Case:
+    chosen = _candidate(
+        expandable_segments=True, padding_free=True, attn_implementation="flash_attention_2"
+    )
+    return Case(
+        recommendation=_recommendation(chosen),
+        job=Job(model="/models/small", dataset="/data/texts", dataset_config="all"),
+        facts=make_facts("cuda"),
+    )
+
+
+def _no_data() -> Case:
+    return Case(
+        recommendation=_recommendation(_candidate()),
+        job=Job.model_validate({"model": "/models/small", "dataset": {"lengths": {"max": 1000}}}),
+        facts=make_facts(source=""),
+    )
+
+
+def _nasty_paths() -> Case:
+    model, data = f"{NASTY}/model", f"{NASTY}/texts"
+    return Case(
+        recommendation=_recommendation(_candidate()),
+        job=Job(model=model, dataset=data),
+        facts=make_facts(model=model, source=data),
+        python=f"{NASTY}/bin/python",
+        output_dir=f"{NASTY}/output",
+    )
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "cpu_full": _cpu_full,
+    "cpu_lora": _cpu_lora,
+    "cuda_bf16": _cuda_bf16,
+    "no_data": _no_data,
+    "nasty_paths": _nasty_paths,
+}

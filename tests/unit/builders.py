@@ -1,0 +1,131 @@
+"""Values for unit tests: a job, facts, candidates and records that no machine had to make."""
+
+from dataclasses import replace
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.facts.data import DataFacts
+from autotune.facts.devices import DeviceFacts
+from autotune.facts.model import ModelFacts
+from autotune.facts.stack import StackFacts, training_fields
+from autotune.job import Job
+from autotune.probe.protocol import Measurement
+from autotune.probe.record import Record
+from autotune.space.definition import SpaceDefinition, load_definition
+from autotune.space.knobs import Candidate
+from autotune.space.spaces import SearchSpace, bind
+
+GIB = 2**30
+
+
+def make_job(**changes: Any) -> Job:
+    """A job on data that is known by its lengths."""
+    fields = {"model": "some/model", "dataset": {"lengths": {"max": 1024}}}
+    return Job.model_validate({**fields, **changes})
+
+
+def make_facts(
+    kind: str = "cpu",
+    *,
+    longest: int = 1000,
+    rows: int = 5000,
+    sampled: bool = False,
+    installed: bool = False,
+    capability: tuple[int, int] = (9, 0),
+    fields: frozenset[str] | None = None,
+) -> Facts:
+    """Facts of a small model on one device; `installed`: the optional kernels are there."""
+    return Facts(
+        model=ModelFacts(
+            name="some/model",
+            path="/models/some",
+            weights="random",
+            architecture="Qwen2ForCausalLM",
+            model_type="qwen2",
+            parameters=1000,
+            hidden_size=8,
+            layers=2,
+            vocab_size=100,
+            max_positions=2048,
+            attention_modules=("k_proj", "q_proj"),
+            linear_modules=("k_proj", "q_proj", "up_proj"),
+        ),
+        data=DataFacts(
+            source="/data/some",
+            form="text",
+            rows=rows,
+            rows_measured=rows // 2 if sampled else rows,
+            test_rows=0,
+            mean_length=300.0,
+            quantiles={"p50": 250},
+            longest=longest,
+        ),
+        device=DeviceFacts(
+            kind=kind,
+            index=1,
+            name="some device",
+            total_bytes=80 * GIB,
+            free_bytes=70 * GIB,
+            cores=8,
+            capability=capability if kind == "cuda" else None,
+        ),
+        stack=StackFacts(
+            python="3.11.0",
+            versions={},
+            flash_attention_2=installed,
+            flash_attention_3=installed,
+            liger=installed,
+            bitsandbytes=installed,
+            training_fields=tuple(sorted(fields if fields is not None else training_fields())),
+        ),
+    )
+
+
+def shipped() -> SpaceDefinition:
+    """The search space of SFT."""
+    return load_definition("sft")
+
+
+def make_space(job: Job, facts: Facts | None = None) -> SearchSpace:
+    """The shipped space, bound."""
+    return bind(shipped(), job, facts or make_facts())
+
+
+def make_candidate(micro_batch: int = 4, accumulation: int = 4, **values: Any) -> Candidate:
+    """A candidate with a value for the usual knobs."""
+    knobs: dict[str, Any] = {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_checkpointing": False,
+        "loss_type": "chunked_nll",
+        "padding_free": False,
+        "max_length": 1024,
+        "dtype": "float32",
+    }
+    return Candidate(values={**knobs, **values}, gradient_accumulation_steps=accumulation)
+
+
+def ok(tokens_per_s: float, peak: int = GIB, noise: float | None = 0.0) -> Measurement:
+    """A good measurement."""
+    return Measurement(
+        outcome="ok",
+        reason="measured",
+        tokens_per_s=tokens_per_s,
+        peak_memory_bytes=peak,
+        relative_uncertainty=noise,
+    )
+
+
+def bad(outcome: str, **fields: Any) -> Measurement:
+    """Another outcome."""
+    return Measurement(outcome=outcome, reason=f"it was {outcome}", **fields)
+
+
+def make_record(number: int, measurement: Measurement | None, **values: Any) -> Record:
+    """A probe; without `values` its candidate differs from the others by its number."""
+    candidate = make_candidate(**values) if values else make_candidate(max_length=100 + number)
+    return Record(number=number, candidate=candidate, measurement=measurement)
+
+
+def with_data(facts: Facts, **changes: Any) -> Facts:
+    """The facts with other data."""
+    return replace(facts, data=replace(facts.data, **changes))

@@ -1,0 +1,156 @@
+"""Knobs in a job file: pinned, listed, owned by the job; and the exact global batch."""
+
+from pathlib import Path
+
+import pytest
+from loading import load, problems
+
+from autotune.errors import UserError
+from autotune.job import resolve_path
+from autotune.space.load import load_job
+
+
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+@pytest.mark.parametrize("section", ["training", "fixed"])
+def test_old_and_new_field_names_pin_the_same_knob(folder, name, section):
+    job = load(folder, f"{section}: {{{name}: false}}\n")
+    assert job.fixed == {"gradient_checkpointing": False}
+    assert job.training == {}
+    assert load(folder, "", f"{name}=true").fixed == {"gradient_checkpointing": True}
+
+
+def test_a_flag_under_the_new_name_overrides_a_pin_under_the_old_one(folder):
+    text = "fixed: {gradient_checkpointing: true}\n"
+    for flag in ("activation_checkpointing=false", "fixed.activation_checkpointing=false"):
+        assert load(folder, text, flag).fixed == {"gradient_checkpointing": False}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fixed: {gradient_checkpointing: true, activation_checkpointing: true}\n",
+        "fixed: {optim: adamw_torch}\ntraining: {optim: sgd}\n",
+        "fixed: {dtype: float32}\nrecipe: {dtype: [bfloat16]}\n",
+        "training: {dtype: float32}\nrecipe: {dtype: [bfloat16]}\n",
+    ],
+)
+def test_a_knob_given_twice_is_refused(folder, text):
+    assert len(problems(folder, text)) == 1
+
+
+def test_a_knob_among_the_training_fields_is_pinned(folder):
+    job = load(folder, "training: {optim: adafactor, seed: 1, per_device_train_batch_size: 2}\n")
+    assert job.fixed == {"optim": "adafactor", "per_device_train_batch_size": 2}
+    assert job.training == {"seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("field", "owner"),
+    [
+        ("max_length: 5", "`max_length`"),
+        ("bf16: true", "`precision`"),
+        ("use_cpu: true", "`devices.kind`"),
+        ("use_peft: true", "`tuning`"),
+        ("model_name_or_path: x", "`model`"),
+        ("deepspeed: x.json", "`devices`"),
+        ("auto_find_batch_size: true", "the search itself"),
+    ],
+)
+def test_a_field_that_the_job_owns_is_refused_with_its_owner(folder, field, owner):
+    ((where, what, _),) = problems(folder, f"training:\n  {field}\n")
+    assert where == "job:4"
+    assert f"belongs to {owner}" in what
+
+
+def test_a_wrong_value_of_a_knob_names_its_choices(folder):
+    ((where, _, hint),) = problems(folder, "fixed:\n  loss_type: mse\n")
+    assert where == "job:4"
+    assert hint == "choose from `chunked_nll`, `nll`, `dft`"
+
+
+def test_lora_knobs_need_lora(folder):
+    ((_, what, _),) = problems(folder, "recipe: {lora_r: [8]}\n")
+    assert what == "`lora_r` needs `tuning: lora`"
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("global_batch_size: 24\nfixed: {per_device_train_batch_size: 5}", "4 or 6"),
+        ("global_batch_size: 24\nfixed: {gradient_accumulation_steps: 7}", "6 or 8"),
+        ("global_batch_size: 24\nfixed: {per_device_train_batch_size: 48}", "24"),
+        ("global_batch_size: 1000 tokens\nmax_length: 300", "`900 tokens` or `1200 tokens`"),
+        ("global_batch_size: 100 tokens\nmax_length: 300", "`300 tokens`"),
+    ],
+)
+def test_a_batch_that_cannot_be_exact_names_the_nearest_values(folder, text, nearest):
+    ((where, _, hint),) = problems(folder, text + "\n")
+    assert where in ("job:3", "job:4")
+    assert hint.endswith(f"are {nearest}")
+
+
+def test_a_batch_in_tokens_is_judged_at_every_length_asked_for(folder):
+    text = "global_batch_size: 1024 tokens\nrecipe: {max_length: [128, 100, 96]}\n"
+    assert len(problems(folder, text)) == 2
+    job = load(folder, "global_batch_size: 1_024 tokens\nmax_length: 128\n")
+    assert job.batch_sequences(128) == 8
+    assert job.batch_sequences(None) is None
+    ((_, what, _),) = problems(folder, "global_batch_size: 64 tokens\nmax_length: null\n")
+    assert "needs a `max_length`" in what
+
+
+def test_paths_are_relative_to_the_job_file(nasty_dir: Path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a model", "data"):
+        (nasty_dir / name).mkdir()
+    file = nasty_dir / "job.yaml"
+    file.write_text(
+        "model: a model\ndataset: data\ntraining: {output_dir: out}\n", encoding="utf-8"
+    )
+    job, _ = load_job(Path(nasty_dir.name) / "job.yaml")
+    assert job.model == str(nasty_dir / "a model")
+    assert job.dataset == str(nasty_dir / "data")
+    assert job.training["output_dir"] == str(nasty_dir / "out")
+
+
+def test_a_job_can_be_given_wholly_by_flags(nasty_dir: Path, monkeypatch):
+    monkeypatch.chdir(nasty_dir)
+    name = "mo#del: [x"
+    (nasty_dir / name).mkdir()
+    (nasty_dir / " #2").mkdir()
+    job, _ = load_job(None, [f"model={name}", "dataset= #2", "global_batch_size=4"])
+    assert job.model == str(nasty_dir / name)
+    assert job.dataset == str(nasty_dir / " #2")
+    by_lengths, _ = load_job(None, ["model=org/name", "dataset={lengths: {max: 9}}"])
+    assert by_lengths.model == "org/name"
+    assert by_lengths.dataset.lengths.max == 9
+
+
+def test_a_name_that_is_no_path_is_a_hub_id(tmp_path):
+    assert resolve_path("org/name", tmp_path) == "org/name"
+    assert resolve_path("x" * 300, tmp_path) == "x" * 300
+    assert resolve_path("data.jsonl", tmp_path) == str(tmp_path / "data.jsonl")
+    assert resolve_path("~nobody-of-that-name/x", tmp_path).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
+def test_a_job_file_that_cannot_be_read_is_a_users_error(tmp_path, content):
+    file = tmp_path / "job.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match="cannot read the job file"):
+        load_job(file)
+
+
+def test_an_own_search_space_is_read_from_the_job_files_folder(folder):
+    (folder / "mine.yaml").write_text(
+        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n",
+        encoding="utf-8",
+    )
+    job = load(folder, "search_space: mine.yaml\n")
+    assert job.search_space == str(folder / "mine.yaml")
+    ((_, what, _),) = problems(folder, "search_space: mine.yaml\nfixed: {loss_type: nll}\n")
+    assert what == "no knob `loss_type`"
+    (folder / "mine.yaml").write_text("method: dpo\nknobs: {}\n", encoding="utf-8")
+    with pytest.raises(UserError):
+        load(folder, "search_space: mine.yaml\n")
