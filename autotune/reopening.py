@@ -56,11 +56,11 @@ class PastRun:
             what, where=str(self.run.path), hint="`autotune report` shows all its probes"
         )
 
-    def emit(
-        self, recommendation: Recommendation, verification: Verification | None, target: Path
-    ) -> None:
-        """Write the bundle of a recommendation to `target`."""
-        files = render(
+    def files(
+        self, recommendation: Recommendation, verification: Verification | None
+    ) -> dict[str, str]:
+        """The bundle of a recommendation."""
+        return render(
             recommendation,
             self.job,
             self.facts,
@@ -69,7 +69,20 @@ class PastRun:
             probes=sum(counts_as_probe(record) for record in self.records),
             verification=verification,
         )
-        self.run.write_bundle(target, files)
+
+    def kept_verification(self, recommendation: Recommendation) -> Verification | None:
+        """The stored verification, if it is of this probe and of files that would be the same."""
+        stored = self.stored or {}
+        if stored.get("chosen", {}).get("probe") != recommendation.chosen.number:
+            return None
+        if not stored.get("verification"):
+            return None
+        files = self.files(recommendation, None)
+        for name in ("sft_config.yaml", "accelerate.yaml", "launch.sh"):
+            file = self.run.bundle / name
+            if not file.is_file() or file.read_text(encoding="utf-8") != files[name]:
+                return None
+        return Verification(**stored["verification"])
 
 
 def reopen(path: Path, storage: str | None = None) -> PastRun:
@@ -124,7 +137,7 @@ def verify_again(past: PastRun) -> Verification:
     recommendation = past.recommendation(pinned)
     with past.run.locked(), ProbeServer(past.run.log) as server:
         if not past.run.launch.is_file():
-            past.emit(recommendation, None, past.run.bundle)
+            past.run.write_bundle(past.run.bundle, past.files(recommendation, None))
         facts = past.facts
         if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
             device = devices.detect("cuda", past.job.devices.index)
@@ -141,5 +154,5 @@ def verify_again(past: PastRun) -> Verification:
             limit=past.job.devices.memory or facts.device.free_bytes,
         )
         outcome = verify(past.run, past.job, facts, recommendation.chosen, server, again)
-    past.emit(recommendation, outcome, past.run.bundle)
+    past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome

@@ -19,8 +19,8 @@ from autotune.cli.job_options import guarded, json_option, print_json
 def command(
     run: Path, probe: int | None, out: Path | None, storage: str | None, as_json: bool
 ) -> int:
-    """Write the bundle of RUN again, or that of one of its probes. It is not verified: see
-    `autotune verify`."""
+    """Write the bundle of RUN again, or that of one of its probes. Only the bundle that was
+    verified before is called verified: see `autotune verify`."""
     from autotune.errors import user_error
     from autotune.reopening import reopen
 
@@ -29,7 +29,8 @@ def command(
     if out is not None and target.exists():
         raise user_error("the folder is there already", where=str(out), hint="choose another one")
     recommendation = past.recommendation(probe)
-    past.emit(recommendation, None, target)
+    verification = past.kept_verification(recommendation)
+    past.run.write_bundle(target, past.files(recommendation, verification))
     if as_json:
         print_json({"schema": 1, "bundle": str(target), "probe": recommendation.chosen.number})
     else:

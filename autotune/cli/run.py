@@ -36,13 +36,15 @@ def command(
     """
     from rich.console import Console
 
-    from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+    from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
     from autotune.report.plain import result_plain
     from autotune.report.tables import result_lines
     from autotune.report.terminal import TerminalListener
     from autotune.tune import tune
 
     if resume is not None:
+        if out is not None:
+            raise user_error("a resumed run keeps its folder", where="--out", hint="leave it out")
         loaded, definition, run = _resumed(resume, job, sets, flags)
     else:
         loaded, definition, run = _started(job, sets, flags, out)

@@ -169,23 +169,33 @@ def _choice(value: Any) -> Any:
 
 
 def _storage(database: Path | str) -> Any:
-    if isinstance(database, Path):
-        # Through a creator, so that no character of the path is taken for URL syntax.
-        return optuna.storages.RDBStorage(
-            "sqlite://",
-            engine_kwargs={
-                "creator": lambda: sqlite3.connect(database, timeout=60, check_same_thread=False),
-                "poolclass": _null_pool(),
-            },
-        )
+    """The storage of a study.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
     try:
+        if isinstance(database, Path):
+            return _sqlite(database)
         return optuna.storages.get_storage(database)
     except Exception as error:
+        where = str(database) if isinstance(database, Path) else "--storage"
         raise user_error(
-            f"cannot open the study storage: {type(error).__name__}: {error}",
-            where="--storage",
-            hint="give an Optuna storage URL such as `postgresql://user@host/database`",
+            f"cannot open the study: {type(error).__name__}: {str(error).splitlines()[0]}",
+            where=where,
+            hint="an Optuna storage URL looks like `postgresql://user@host/database`",
         ) from None
+
+
+def _sqlite(database: Path) -> Any:
+    """A SQLite file, opened by a creator: no character of its path is taken for URL syntax."""
+    return optuna.storages.RDBStorage(
+        "sqlite://",
+        engine_kwargs={
+            "creator": lambda: sqlite3.connect(database, timeout=60, check_same_thread=False),
+            "poolclass": _null_pool(),
+        },
+    )
 
 
 def _null_pool() -> Any:
