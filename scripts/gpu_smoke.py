@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN_LIMIT_S = 270.0
+RUN_LIMIT_S = 240.0
 """A run that takes longer is ended as by Ctrl-C, so that its record is written all the same."""
 LOG_END_BYTES = 20_000
 GIB = 2**30
@@ -67,7 +67,7 @@ JOB = {
     "global_batch_size": 32,
     "max_length": 2048,
     "devices": {"kind": "cuda", "memory": "20GiB"},
-    "budget": {"probes": 10, "probe_minutes": 4.0, "minutes": 2.5},
+    "budget": {"probes": 10, "probe_minutes": 4.0, "minutes": 2.0},
 }
 TINY_SHAPE = {
     **SHAPE,
@@ -111,7 +111,7 @@ def default_out(rehearse: bool) -> Path:
     """Recorded results are kept in the repository; a rehearsal's are not."""
     if rehearse:
         return ROOT / "runs" / f"gpu-smoke-rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
-    return ROOT / "benchmarks" / "recorded" / f"gpu-smoke-{datetime.date.today()}"
+    return ROOT / "benchmarks" / "recorded" / f"gpu-smoke-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
 
 
 def smoke(tuning: str, scratch: Path, out: Path, rehearse: bool) -> dict[str, Any]:

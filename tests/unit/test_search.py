@@ -205,5 +205,5 @@ def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path):
 
 
 def test_a_storage_that_cannot_be_opened_is_a_users_error():
-    with pytest.raises(UserError, match="cannot open the study storage"):
+    with pytest.raises(UserError, match="cannot open the study"):
         Study(SPACE, "nonsense://x", "name", allowed_bytes=None, opening=(), seed=0)
