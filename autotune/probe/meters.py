@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from autotune.probe.processes import processor_wait_seconds
 from autotune.probe.throughput import MicroStep, Throughput, throughput
 from autotune.training.batches import Batching, Plan, Row, batch_size
 
@@ -83,6 +84,7 @@ class StepMeter(TrainerCallback):
         self._done = 0
         self._mark = 0.0
         self._measuring_since = 0.0
+        self._waited_before: float | None = None
         self.steps: list[MicroStep] = []
         self.optimizer_s: list[float] = []
         self.wait_s: list[float] = []
@@ -141,7 +143,9 @@ class StepMeter(TrainerCallback):
         now = self._now()
         if self._measuring:
             self.wait_s.append((now - self._mark) / self._schedule.accumulation)
-            self._measuring_since = self._measuring_since or self._mark
+            if not self._measuring_since:
+                self._measuring_since = self._mark
+                self._waited_before = processor_wait_seconds()
         self._mark = now
 
     def on_pre_optimizer_step(
@@ -165,6 +169,16 @@ class StepMeter(TrainerCallback):
         else:
             self._progress.tell("warm_up", step=state.global_step)
         self._mark = self._now()
+
+    @property
+    def processor_wait_share(self) -> float | None:
+        """Part of the timed steps that the threads waited for a core."""
+        waited = processor_wait_seconds()
+        if waited is None or self._waited_before is None:
+            return None
+        timed = time.perf_counter() - self._measuring_since
+        threads = int(torch.get_num_threads())
+        return max(waited - self._waited_before, 0.0) / (timed * threads)
 
     def _end_of_round(self, rounds: int, now: float, control: Any) -> None:
         self.result = throughput(

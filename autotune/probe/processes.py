@@ -59,3 +59,18 @@ def session_peak_bytes(leader: int) -> int:
         with contextlib.suppress(OSError, KeyError):  # gone, or waiting to be reaped
             peak = max(peak, process_status("VmHWM", pid))
     return peak
+
+
+def processor_wait_seconds() -> float | None:
+    """How long the threads of this process have waited for a core; None where the kernel is silent.
+
+    On a machine of one's own it hardly grows; where others compute too, it does.
+    """
+    waited = 0
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+                waited += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return waited / 1e9

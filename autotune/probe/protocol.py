@@ -170,6 +170,8 @@ class Measurement(Message):
     step, `data_wait_s` the wait for a micro-batch; so that for any accumulation count `n`
     `step_time_s = n * (micro_step_time_s + data_wait_s) + optimizer_step_time_s`.
     `relative_uncertainty` is the half-width of a 95% interval around `tokens_per_s`, relative.
+    `processor_wait_share` is the part of the timed steps in which its threads waited for a core:
+    where it is high, others were using the machine, and the times are too long.
     """
 
     outcome: str
@@ -185,6 +187,7 @@ class Measurement(Message):
     tokens_per_epoch: float | None = None
     relative_uncertainty: float | None = None
     padding_share: float | None = None
+    processor_wait_share: float | None = None
     peak_memory_bytes: int | None = None
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None

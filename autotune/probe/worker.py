@@ -117,6 +117,7 @@ def _measure(
         tokens_per_epoch=steps.tokens_per_epoch,
         last_loss=meter.last_loss,
         gradient_norm=meter.gradient_norm,
+        processor_wait_share=meter.processor_wait_share,
         **asdict(meter.result),
         **figures,
     )

@@ -12,6 +12,9 @@ from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_lab
 from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
 
+BUSY_SHARE = 0.1
+"""Waiting for a core longer than this is said, because the times are then too long."""
+
 
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
     """A candidate in a few words: its batch, then the knobs that vary."""
@@ -48,12 +51,20 @@ def describe_measurement(measurement: Measurement) -> str:
     return (
         f"{measurement.tokens_per_s:.0f} tokens/s"
         + (f" +-{100 * noise:.1f}%" if noise is not None else "")
+        + _busy_machine(measurement)
         + (
             f", peak {format_bytes(measurement.peak_memory_bytes)}"
             if measurement.peak_memory_bytes
             else ""
         )
     )
+
+
+def _busy_machine(measurement: Measurement) -> str:
+    share = measurement.processor_wait_share
+    if share is None or share < BUSY_SHARE:
+        return ""
+    return f" (the machine was busy: {100 * share:.0f}% of the time waiting for a core)"
 
 
 def records_table(records: Sequence[Record], free: Sequence[str]) -> Table:
@@ -111,7 +122,7 @@ def _figure(name: str, value: object) -> str:
         return format_bytes(value)
     if name.endswith("_s") and not name.endswith("per_s") or name == "seconds":
         return format_seconds(value)
-    if name in {"relative_uncertainty", "padding_share"}:
+    if name in {"relative_uncertainty", "padding_share", "processor_wait_share"}:
         return f"{100 * value:.1f}%"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
