@@ -5,6 +5,7 @@ step), token counts off the checkpoint it saved, memory off the kernel's account
 """
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +23,6 @@ from autotune.probe.protocol import (
     ProbeFolder,
     RehearsalRequest,
     read_json,
-    timed_steps,
     write_json,
 )
 from autotune.probe.runner import ProbeServer
@@ -36,6 +36,9 @@ SPEED_TOLERANCE = 0.25
 MEMORY_TOLERANCE = 0.15
 """The launch may take more than promised by this share."""
 TIMEOUT_S = 1800.0
+TIMED_ROWS = 64
+TIMED_S = 3.0
+MAX_TIMED_STEPS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +105,21 @@ def verify(
     return dataclasses.replace(second, reason=f"{second.reason}; {change}")
 
 
+def timed_steps(chosen: Ranked) -> int:
+    """Timed steps of a rehearsal: enough rows, and long enough; even, as logging is every 2nd."""
+    batch = chosen.candidate.micro_batch * chosen.candidate.gradient_accumulation_steps
+    by_rows = -(-TIMED_ROWS // batch)
+    by_time = math.ceil(TIMED_S / (chosen.measurement.step_time_s or TIMED_S))
+    wanted = min(max(by_rows, by_time, 4), MAX_TIMED_STEPS)
+    return wanted + wanted % 2
+
+
 def _rehearse(
     run: RunFolder, job: Job, facts: Facts, chosen: Ranked, sizes: list[int] | None
 ) -> Verification:
     """Launch once and judge."""
     log, output = run.verification / "launch.log", run.verification / "output"
-    batch = chosen.candidate.micro_batch * chosen.candidate.gradient_accumulation_steps
-    steps = UNTIMED_STEPS + timed_steps(batch)
+    steps = UNTIMED_STEPS + timed_steps(chosen)
     report = launch(
         ["bash", str(run.launch), *_flags(run.verification / "data", output, steps)],
         log=log,
@@ -151,6 +162,7 @@ def _prepare_data(
         max_length=max_length,
         packed_to=max_length if values.get("packing") else None,
         padding_free=bool(values.get("padding_free")),
+        timed_steps=timed_steps(chosen),
         rows_total=facts.data.rows,
         seed=int(job.training.get("seed", 42)),
         make_weights=facts.model.path if bare else None,

@@ -111,7 +111,12 @@ def default_out(rehearse: bool) -> Path:
     """Recorded results are kept in the repository; a rehearsal's are not."""
     if rehearse:
         return ROOT / "runs" / f"gpu-smoke-rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
-    return ROOT / "benchmarks" / "recorded" / f"gpu-smoke-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    return (
+        ROOT
+        / "benchmarks"
+        / "recorded"
+        / f"gpu-smoke-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    )
 
 
 def smoke(tuning: str, scratch: Path, out: Path, rehearse: bool) -> dict[str, Any]:

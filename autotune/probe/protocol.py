@@ -36,11 +36,6 @@ LOGGING_STEPS = 2
 """A verification logs this seldom, because logging takes time too."""
 
 
-def timed_steps(global_batch: int) -> int:
-    """Steps of a verification that are timed: enough for 64 rows, 4 to 16, and even (see above)."""
-    return min(16, max(4, 2 * -(-64 // (2 * global_batch))))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProbeFolder:
     """Owns every path of one probe."""
@@ -144,6 +139,7 @@ class RehearsalRequest(Message):
     max_length: int | None
     packed_to: int | None
     padding_free: bool
+    timed_steps: int
     rows_total: int
     seed: int
     make_weights: str | None

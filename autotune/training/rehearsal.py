@@ -15,7 +15,6 @@ from autotune.probe.protocol import (
     ProbeFolder,
     RehearsalRequest,
     read_json,
-    timed_steps,
     write_json,
 )
 from autotune.training.batches import Rows, grouped_by_length, spread_over_lengths
@@ -61,10 +60,10 @@ def _order(request: RehearsalRequest, rows: Rows) -> tuple[list[int], list[int]]
     test = longest[: max(micro, 4)]
     if request.packed_to is not None:
         mean = sum(min(n, request.packed_to) for n in rows.lengths) / len(rows.lengths)
-        steps = UNTIMED_STEPS + timed_steps(size)
+        steps = UNTIMED_STEPS + request.timed_steps
         needed = int(1.2 * steps * size * request.packed_to / mean)
         return _fill(spread_over_lengths(rows.lengths, needed), needed), test
-    count = timed_steps(size) * size
+    count = request.timed_steps * size
     timed = _fill(spread_over_lengths(rows.lengths, count), count)
     random.Random(request.seed).shuffle(timed)
     if request.grouped:
