@@ -12,13 +12,14 @@ from autotune.job import Job
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement, ProbeFolder
 from autotune.probe.record import Record, counts_as_probe, excess_bytes
+from autotune.promise import Verification
 from autotune.recommend import NothingFits, Recommendation, recommend
 from autotune.run_folder import RunFolder
 from autotune.session import Result, Session
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace, bind
-from autotune.verify import Verification, verify
+from autotune.verify import verify
 from autotune.what_if import TriedChange, single_changes
 
 MAX_VERIFICATIONS = 3

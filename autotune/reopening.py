@@ -14,13 +14,14 @@ from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import ProbeFolder, read_json
 from autotune.probe.record import Record, counts_as_probe
 from autotune.probe.runner import ProbeServer
+from autotune.promise import Verification
 from autotune.recommend import Recommendation, recommend
 from autotune.run_folder import RunFolder
 from autotune.search.study import Study
 from autotune.space.load import load_job
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import allowed_memory
-from autotune.verify import Verification, verify
+from autotune.verify import verify
 
 
 @dataclass(frozen=True, kw_only=True)

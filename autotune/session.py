@@ -6,12 +6,12 @@ from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.record import Record
 from autotune.probe.runner import ProbeServer
+from autotune.promise import Verification
 from autotune.recommend import NothingFits, Recommendation
 from autotune.run_folder import RunFolder
 from autotune.search.study import Study
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace
-from autotune.verify import Verification
 from autotune.what_if import TriedChange
 
 

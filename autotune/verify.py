@@ -8,14 +8,13 @@ import dataclasses
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.ending import Limits
-from autotune.probe.launch import LaunchReport, launch
+from autotune.probe.launch import launch
 from autotune.probe.protocol import (
     LOGGING_STEPS,
     UNTIMED_STEPS,
@@ -26,46 +25,15 @@ from autotune.probe.protocol import (
     write_json,
 )
 from autotune.probe.runner import ProbeServer
+from autotune.promise import Verification, judge, timed_part
 from autotune.recommend import Ranked
 from autotune.run_folder import RunFolder
 from autotune.space.settings import device_environment
-from autotune.units import format_bytes
 
-SPEED_TOLERANCE = 0.25
-"""The launch may be slower than promised by this share; shared machines are this noisy."""
-MEMORY_TOLERANCE = 0.15
-"""The launch may take more than promised by this share."""
 TIMEOUT_S = 1800.0
 TIMED_ROWS = 64
 TIMED_S = 3.0
 MAX_TIMED_STEPS = 48
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verification:
-    """What the launch showed beside what was promised."""
-
-    verified: bool
-    reason: str
-    tokens_per_s: float | None = None
-    """Of the rehearsed steps, whatever rows they held."""
-    promised_tokens_per_s: float | None = None
-    """Of the whole data."""
-    speed_against_promise: float | None = None
-    """Seconds promised for exactly the rehearsed batches, over the seconds they took."""
-    peak_memory_bytes: int | None = None
-    promised_peak_memory_bytes: int | None = None
-    evaluated: bool = False
-    saved: bool = False
-    exit_code: int | None = None
-    seconds: float | None = None
-    log: str | None = None
-    only_too_slow: bool = False
-    """Nothing but its speed speaks against it."""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
 
 
 def verify(
@@ -194,110 +162,3 @@ def _flags(data: Path, output: Path, steps: int) -> list[str]:
         "push_to_hub": "false",
     }
     return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
-
-
-def judge(
-    report: LaunchReport,
-    state: Any | None,
-    rehearsed: tuple[float, float] | None,
-    sizes: list[int] | None,
-    chosen: Ranked,
-    facts: Facts,
-    job: Job,
-    log: str,
-) -> Verification:
-    """What the launch says of the promise. Pure.
-
-    Args:
-        state: the Trainer's own state, from the checkpoint; None: nothing was saved.
-        rehearsed: (tokens, seconds) of the timed steps.
-        sizes: tokens with padding of the timed micro-batches; None: not known.
-    """
-    peak = report.peak_gpu_bytes if facts.device.kind == "cuda" else report.peak_resident_bytes
-    history = state["log_history"] if state else []
-    evaluated = any("eval_loss" in entry for entry in history)
-    speed = rehearsed[0] / rehearsed[1] if rehearsed is not None else None
-    ratio = _against_promise(chosen, rehearsed, sizes)
-    hard = [
-        *_launch_problems(report, evaluated and state is not None, speed),
-        *_memory_problems(peak, chosen, _limit(job, facts)),
-    ]
-    slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE
-    problems = list(hard)
-    if slow:
-        problems.append(f"only {100 * (ratio or 0):.0f}% of the promised speed on the same batches")
-    good = (
-        f"launched through its worst batch, an evaluation and a save: {100 * (ratio or 0):.0f}% of "
-        f"the promised speed on the same batches, peak {format_bytes(peak or 0)} "
-        f"(promised {format_bytes(chosen.peak_memory_bytes)})"
-    )
-    return Verification(
-        verified=not problems,
-        reason="; ".join(problems) or good,
-        tokens_per_s=speed,
-        promised_tokens_per_s=chosen.tokens_per_s,
-        speed_against_promise=ratio,
-        peak_memory_bytes=peak,
-        promised_peak_memory_bytes=chosen.peak_memory_bytes,
-        evaluated=evaluated,
-        saved=state is not None,
-        exit_code=report.exit_code,
-        seconds=round(report.seconds, 3),
-        log=log,
-        only_too_slow=slow and not hard,
-    )
-
-
-def _launch_problems(report: LaunchReport, whole: bool, speed: float | None) -> list[str]:
-    if report.timed_out:
-        return [f"the launch did not end within {TIMEOUT_S:.0f} s"]
-    if report.exit_code != 0:
-        return [f"the launch ended with exit code {report.exit_code}"]
-    if not whole:
-        return ["the launch did not evaluate and save"]
-    if speed is None:
-        return ["the launch logged too few steps to be timed"]
-    return []
-
-
-def _memory_problems(peak: int | None, chosen: Ranked, limit: int) -> list[str]:
-    if peak is not None and peak > limit:
-        return [f"it took {format_bytes(peak)}, over the limit of {format_bytes(limit)}"]
-    if peak is not None and peak > chosen.peak_memory_bytes * (1 + MEMORY_TOLERANCE):
-        promised = format_bytes(chosen.peak_memory_bytes)
-        return [f"it took {format_bytes(peak)}, but {promised} was promised"]
-    return []
-
-
-def _against_promise(
-    chosen: Ranked, rehearsed: tuple[float, float] | None, sizes: list[int] | None
-) -> float | None:
-    """Promised over measured seconds of the timed steps."""
-    if rehearsed is None:
-        return None
-    tokens, seconds = rehearsed
-    m = chosen.measurement
-    if sizes is None or m.micro_step_fixed_s is None or m.micro_step_per_token_s is None:
-        return tokens / chosen.tokens_per_s / seconds
-    micro = len(sizes) * (m.micro_step_fixed_s + (m.data_wait_s or 0.0))
-    steps = len(sizes) / chosen.candidate.gradient_accumulation_steps
-    promised = micro + m.micro_step_per_token_s * sum(sizes)
-    return (promised + steps * (m.optimizer_step_time_s or 0.0)) / seconds
-
-
-def _limit(job: Job, facts: Facts) -> int:
-    return job.devices.memory or facts.device.free_bytes
-
-
-def timed_part(report: LaunchReport, state: Any | None, steps: int) -> tuple[float, float] | None:
-    """(tokens, seconds) of the timed steps, by their log lines; None where some are missing."""
-    if state is None:
-        return None
-    counted = {e["step"]: e["num_tokens"] for e in state["log_history"] if "loss" in e}
-    times = [when for when, line in report.lines if line.lstrip().startswith("{'loss'")]
-    logged = dict(zip(sorted(counted), times, strict=False))
-    if steps not in logged or UNTIMED_STEPS not in logged:
-        return None
-    seconds = logged[steps] - logged[UNTIMED_STEPS]
-    tokens = float(counted[steps] - counted[UNTIMED_STEPS])
-    return (tokens, seconds) if seconds > 0 else None

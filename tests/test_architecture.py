@@ -20,7 +20,8 @@ LAYERS = (
     ("probe", "training"),
     ("run_folder",),
     ("recommend", "what_if", "search", "surveying"),
-    ("verify", "emit"),
+    ("promise", "emit"),
+    ("verify",),
     ("session", "probing"),
     ("conclusion",),
     ("tune", "reopening"),
@@ -56,7 +57,15 @@ OWNERS = {
     "multiprocessing": set(),
     "pickle": set(),
 }
-PURE = ("recommend.py", "what_if.py", "emit", "space", "probe/throughput.py", "probe/record.py")
+PURE = (
+    "recommend.py",
+    "promise.py",
+    "what_if.py",
+    "emit",
+    "space",
+    "probe/throughput.py",
+    "probe/record.py",
+)
 IMPURE = {"time", "random", "subprocess", "socket", "requests", "os", "shutil", "tempfile"}
 READS_FILES = {"space/load.py", "space/definition.py"}
 

@@ -6,13 +6,13 @@ from rich.markup import escape
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.record import Record
+from autotune.promise import Verification
 from autotune.recommend import Recommendation
 from autotune.report.tables import describe, describe_measurement
 from autotune.session import Listener
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
-from autotune.verify import Verification
 
 
 class TerminalListener(Listener):

@@ -5,11 +5,11 @@ from dataclasses import asdict, replace
 
 from builders import GIB, bad, make_candidate, make_facts, make_job, make_record, make_space, ok
 
+from autotune.promise import Verification
 from autotune.recommend import recommend
 from autotune.report.plain import probe_counts, probe_plain, report_plain, result_plain, space_plain
 from autotune.report.tables import result_lines
 from autotune.session import Result
-from autotune.verify import Verification
 from autotune.what_if import TriedChange
 
 DOCUMENTED = {

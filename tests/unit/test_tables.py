@@ -7,6 +7,7 @@ import pytest
 from builders import GIB, bad, make_candidate, make_job, make_record, make_space, ok
 from rich.console import Console
 
+from autotune.promise import Verification
 from autotune.report.tables import (
     describe,
     describe_measurement,
@@ -15,7 +16,6 @@ from autotune.report.tables import (
     space_table,
 )
 from autotune.report.terminal import TerminalListener
-from autotune.verify import Verification
 
 GOOD = replace(ok(200.0, GIB, 0.01), step_time_s=0.5, seconds=3.0)
 
