@@ -1,7 +1,7 @@
 """Verify a bundle: its own launch command, in a fresh process, through an evaluation and a save.
 
-Nothing of the probe's code runs in that process. Step times are read off its log lines (one per
-step), token counts off the checkpoint it saved, memory off the kernel's accounting or NVML.
+Nothing of the probe's code runs in that process. Times are read off its log lines (one every
+second step), token counts off the checkpoint it saved, memory off the kernel's accounting or NVML.
 """
 
 import dataclasses
