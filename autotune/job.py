@@ -203,6 +203,12 @@ class Job(_Strict):
             return None
         return tokens // max_length
 
+    @property
+    def seed(self) -> int:
+        """Of the training, the sampler and everything drawn."""
+        seed = self.training.get("seed", 42)
+        return seed if isinstance(seed, int) else 42
+
     def plain(self) -> dict[str, Any]:
         """The job as plain YAML/JSON data, every field present."""
         return self.model_dump(mode="json")

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.probe.launch import LaunchReport
+from autotune.probe.ending import LaunchReport
 from autotune.probe.protocol import UNTIMED_STEPS
 from autotune.recommend import Ranked
 from autotune.units import format_bytes

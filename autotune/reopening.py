@@ -93,12 +93,13 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
         UserError: there is none, or it ended before its model and data were known.
     """
     run = RunFolder(path=path.absolute())
+    run.check_storage(storage)
     name, facts = _stored(run)
+    if storage is None and not run.database.is_file():
+        raise user_error("the run has no study.db", where=str(run.path), hint="--resume it first")
     job, definition = load_job(run.job)
     space = bind(definition, job, facts)
     allowed = allowed_memory(job, facts.device)
-    if storage is None and not run.database.is_file():
-        raise user_error("the run has no study.db", where=str(run.path), hint="name its --storage")
     study = Study(
         space,
         storage or run.database,

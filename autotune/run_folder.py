@@ -2,7 +2,7 @@
 
 study.db          the Optuna study (unless another storage was asked for)
 job.yaml          the job, resolved
-run.json          how the run was started: version, storage, study name, time
+run.json          how the run was started: version, study name, whether study.db holds it, time
 machine.json      device and stack at the start
 facts.json        what the survey found
 data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
@@ -51,6 +51,10 @@ class RunFolder:
     @property
     def facts(self) -> Path:
         return self.path / "facts.json"
+
+    @property
+    def space(self) -> Path:
+        return self.path / "space.json"
 
     @property
     def rows(self) -> Path:
@@ -142,6 +146,25 @@ class RunFolder:
             raise user_error("the folder is not empty", where=str(self.path), hint=hint)
         self.write_text(self.job, job_yaml)
         write_json(self.run, dict(info))
+
+    def check_storage(self, storage: str | None) -> None:
+        """A run whose study is elsewhere is opened only there (its URL is not kept: it may hold
+        a password).
+
+        Raises:
+            UserError: there is no run here, or its study is in another storage.
+        """
+        own = self.read(self.run).get("own_storage", True)
+        if own and storage is not None:
+            raise user_error(
+                "the run keeps its study in study.db", where="--storage", hint="omit it"
+            )
+        if not own and storage is None:
+            raise user_error(
+                "the run keeps its study in a storage of its own",
+                where=str(self.path),
+                hint="name that --storage again",
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

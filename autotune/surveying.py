@@ -2,8 +2,9 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from autotune.errors import Problem, UserError, machine_error
+from autotune.errors import Problem, UserError, machine_error, user_error
 from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
 from autotune.facts.model import ModelFacts
@@ -31,7 +32,10 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
     device = devices.detect(job.devices.kind, job.devices.index)
     stored = read_json(run.facts)
     if stored is not None and run.rows.is_dir():
-        return dataclasses.replace(facts_from_plain(stored), device=device)
+        facts = facts_from_plain(stored)
+        # Measurements of one study share one limit: the free memory of the start stands.
+        device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
+        return dataclasses.replace(facts, device=device)
     model, data = _survey_in_child(job, run, server)
     facts = Facts(model=model, data=data, device=device, stack=stack.installed())
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
@@ -52,12 +56,12 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
         train_split=job.dataset_train_split,
         test_split=job.dataset_test_split,
         lengths=lengths,
-        training=job.training,
-        seed=int(job.training.get("seed", 42)),
+        training={**job.training, **_pinned_fields(job)},
+        seed=job.seed,
         run_folder=str(run.path),
     )
     write_json(folder.request, request.plain())
-    ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=300.0))
+    ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
         raise machine_error(
@@ -73,10 +77,28 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
                 for where, what in reply["problems"]
             )
         )
+    if job.training.get("eval_strategy", "no") != "no" and reply["data"]["source"]:
+        _check_test_split(job, reply["data"]["test_rows"])
     model = {**reply["model"]}
     for name in ("attention_modules", "linear_modules"):
         model[name] = tuple(model[name])
     return ModelFacts(**model), DataFacts(**reply["data"])
+
+
+def _pinned_fields(job: Job) -> dict[str, Any]:
+    """Pinned knobs that are fields: TRL judges the user's other fields beside them."""
+    return {n: v for n, v in job.fixed.items() if n in stack.training_fields()}
+
+
+def _check_test_split(job: Job, test_rows: int) -> None:
+    """The launch evaluates, so there must be something to evaluate on."""
+    if test_rows == 0:
+        raise user_error(
+            f"`eval_strategy: {job.training['eval_strategy']}` needs the split "
+            f"`{job.dataset_test_split}`, which the data has not",
+            where="dataset_test_split",
+            hint="name another split, or leave eval_strategy out",
+        )
 
 
 def _named_dataset(job: Job, run: RunFolder) -> str | None:

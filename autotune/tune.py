@@ -6,13 +6,14 @@ Everything is recorded as it happens, so that a run that is killed goes on where
 """
 
 import dataclasses
+import hashlib
 import time
 
 from autotune.conclusion import conclude, interrupted
-from autotune.errors import machine_error
+from autotune.errors import machine_error, user_error
 from autotune.job import Job
 from autotune.probe.measure import measure_candidate, replied
-from autotune.probe.protocol import Measurement, read_json
+from autotune.probe.protocol import Measurement, read_json, write_json
 from autotune.probe.record import Record, counts_as_probe
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
@@ -118,6 +119,7 @@ def open_session(
     facts = survey(job, run, server)
     limit = memory_limit(job, facts.device)
     space = bind(definition, job, facts)
+    keep_space(run, space)
     allowed = allowed_memory(job, facts.device)
     study = Study(
         space,
@@ -125,7 +127,7 @@ def open_session(
         run.read(run.run)["study"],
         allowed_bytes=allowed,
         opening=opening(space),
-        seed=int(job.training.get("seed", 42)),
+        seed=job.seed,
     )
     listener.surveyed(facts, space, limit)
     return Session(
@@ -139,6 +141,25 @@ def open_session(
         limit_bytes=limit,
         allowed_bytes=allowed,
     )
+
+
+def keep_space(run: RunFolder, space: SearchSpace) -> None:
+    """Remember the space of a run that starts; hold one that goes on against it.
+
+    Raises:
+        UserError: the search space file has changed since.
+    """
+    keys = "\n".join(candidate.key for candidate in space.candidates)
+    now = {"candidates": len(space.candidates), "sha256": hashlib.sha256(keys.encode()).hexdigest()}
+    before = read_json(run.space)
+    if before is None:
+        write_json(run.space, now)
+    elif before != now:
+        raise user_error(
+            "the search space is not what it was when this run started",
+            where=str(run.path),
+            hint="restore the search space file, or start a new run",
+        )
 
 
 def opening(space: SearchSpace) -> tuple[Candidate, ...]:

@@ -52,21 +52,22 @@ def verify(
     if run.verification.exists():
         shutil.rmtree(run.verification)
     run.verification.mkdir(parents=True)
-    reply = _prepare_data(run, job, facts, chosen, server)
+    timed = timed_steps(chosen)
+    reply = _prepare_data(run, job, facts, chosen, server, timed)
     if reply is None:
         return Verification(
             verified=False,
             reason="the rehearsal data could not be written",
             log=str(run.verification / "rehearsal" / "stderr.log"),
         )
-    first = _rehearse(run, job, facts, chosen, reply["timed"])
+    first = _rehearse(run, job, facts, chosen, reply["timed"], timed)
     if first.verified or not first.only_too_slow:
         return first
     fresh = probe_again()
     if fresh.outcome != "ok":
         return first
     now = dataclasses.replace(chosen, measurement=fresh)
-    second = _rehearse(run, job, facts, now, reply["timed"])
+    second = _rehearse(run, job, facts, now, reply["timed"], timed)
     change = (
         f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {chosen.tokens_per_s:.0f}"
     )
@@ -75,19 +76,19 @@ def verify(
 
 def timed_steps(chosen: Ranked) -> int:
     """Timed steps of a rehearsal: enough rows, and long enough; even, as logging is every 2nd."""
-    batch = chosen.candidate.micro_batch * chosen.candidate.gradient_accumulation_steps
-    by_rows = -(-TIMED_ROWS // batch)
+    by_rows = -(-TIMED_ROWS // chosen.candidate.global_batch)
     by_time = math.ceil(TIMED_S / (chosen.measurement.step_time_s or TIMED_S))
     wanted = min(max(by_rows, by_time, 4), MAX_TIMED_STEPS)
     return wanted + wanted % 2
 
 
 def _rehearse(
-    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, sizes: list[int] | None
+    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, sizes: list[int] | None, timed: int
 ) -> Verification:
-    """Launch once and judge."""
+    """Launch once, through `timed` timed steps, and judge."""
     log, output = run.verification / "launch.log", run.verification / "output"
-    steps = UNTIMED_STEPS + timed_steps(chosen)
+    steps = UNTIMED_STEPS + timed
+    expected_s = steps * (chosen.measurement.step_time_s or 0.0)
     report = launch(
         ["bash", str(run.launch), *_flags(run.verification / "data", output, steps)],
         log=log,
@@ -99,7 +100,7 @@ def _rehearse(
             # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
             "HF_DATASETS_CACHE": str(run.verification / "cache"),
         },
-        timeout_s=TIMEOUT_S,
+        timeout_s=TIMEOUT_S + 3 * expected_s,
         gpu_index=facts.device.index if facts.device.kind == "cuda" else None,
     )
     state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
@@ -111,7 +112,7 @@ def _rehearse(
 
 
 def _prepare_data(
-    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, server: ProbeServer
+    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, server: ProbeServer, timed: int
 ) -> Any | None:
     values = chosen.candidate.values
     folder = ProbeFolder(path=run.verification / "rehearsal")
@@ -124,20 +125,26 @@ def _prepare_data(
         raw=str(run.raw),
         target=str(run.verification / "data"),
         dataset_config=job.dataset_config,
-        global_batch=chosen.candidate.micro_batch * chosen.candidate.gradient_accumulation_steps,
+        global_batch=chosen.candidate.global_batch,
         micro_batch=chosen.candidate.micro_batch,
         grouped=values.get("train_sampling_strategy") == "group_by_length",
         max_length=max_length,
         packed_to=max_length if values.get("packing") else None,
         padding_free=bool(values.get("padding_free")),
-        timed_steps=timed_steps(chosen),
+        timed_steps=timed,
+        eval_batch=_eval_batch(job, chosen),
         rows_total=facts.data.rows,
-        seed=int(job.training.get("seed", 42)),
+        seed=job.seed,
         make_weights=facts.model.path if bare else None,
     )
     write_json(folder.request, request.plain())
     server.run(folder, "autotune.training.rehearsal:rehearsal", Limits(wall_s=TIMEOUT_S))
     return read_json(folder.reply)
+
+
+def _eval_batch(job: Job, chosen: Ranked) -> int:
+    given = job.training.get("per_device_eval_batch_size")
+    return given if isinstance(given, int) else chosen.candidate.micro_batch
 
 
 def _flags(data: Path, output: Path, steps: int) -> list[str]:
@@ -154,6 +161,7 @@ def _flags(data: Path, output: Path, steps: int) -> list[str]:
         "logging_steps": LOGGING_STEPS,
         "eval_strategy": "steps",
         "eval_steps": steps,
+        "eval_delay": 0,
         "save_strategy": "steps",
         "save_steps": steps,
         "load_best_model_at_end": "false",

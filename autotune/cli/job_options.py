@@ -4,13 +4,14 @@ import functools
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from autotune.errors import EXIT_INTERRUPTED, AutotuneError, user_error
+from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, AutotuneError, user_error
 
 _FLAGS = {
     "model": "Hub id, local folder or config.json.",
@@ -108,6 +109,13 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             code = EXIT_INTERRUPTED
+        except OSError as error:  # a full disk, a folder that may not be written
+            click.echo(f"error: {error}", err=True)
+            code = EXIT_MACHINE
+        except Exception:  # our own mistake: the trace is for the report, the code is not 1
+            traceback.print_exc()
+            click.echo("error: this is a bug; please report it with `autotune env`", err=True)
+            code = EXIT_MACHINE
         sys.exit(code or 0)
 
     return body

@@ -45,9 +45,9 @@ def command(
     if resume is not None:
         if out is not None:
             raise user_error("a resumed run keeps its folder", where="--out", hint="leave it out")
-        loaded, definition, run = _resumed(resume, job, sets, flags)
+        loaded, definition, run = _resumed(resume, job, sets, flags, storage)
     else:
-        loaded, definition, run = _started(job, sets, flags, out)
+        loaded, definition, run = _started(job, sets, flags, out, storage)
     console = Console(stderr=True)
     result = tune(loaded, definition, run, storage=storage, listener=TerminalListener(console))
     if as_json:
@@ -61,7 +61,11 @@ def command(
 
 
 def _started(
-    job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Path | None
+    job: Path | None,
+    sets: tuple[str, ...],
+    flags: dict[str, Any],
+    out: Path | None,
+    storage: str | None,
 ) -> Any:
     import uuid
 
@@ -76,20 +80,27 @@ def _started(
         "schema": 1,
         "version": __version__,
         "study": f"autotune-{uuid.uuid4().hex[:12]}",
+        "own_storage": storage is None,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     run.begin(job_yaml(loaded), info)
     return loaded, definition, run
 
 
-def _resumed(resume: Path, job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> Any:
+def _resumed(
+    resume: Path,
+    job: Path | None,
+    sets: tuple[str, ...],
+    flags: dict[str, Any],
+    storage: str | None,
+) -> Any:
     from autotune.cli.job_options import all_sets
     from autotune.errors import user_error
     from autotune.run_folder import RunFolder
     from autotune.space.load import load_job
 
     run = RunFolder(path=resume.absolute())
-    run.read(run.run)
+    run.check_storage(storage)
     if job is not None:
         raise user_error("a resumed run keeps its job", where="JOB", hint="leave JOB out")
     before, _ = load_job(run.job)

@@ -14,6 +14,13 @@ esac
 """
 
 
+def _one_device(environment: Mapping[str, str]) -> str:
+    """Several visible GPUs would multiply the batch (transformers wraps the model by itself)."""
+    if "CUDA_VISIBLE_DEVICES" not in environment:
+        return ""
+    return 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device\n'
+
+
 def launch_script(
     *, python: str, environment: Mapping[str, str], threads: int, has_data: bool
 ) -> str:
@@ -36,7 +43,7 @@ def launch_script(
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
-{"" if has_data else _NEEDS_DATA}{exports}\
+{"" if has_data else _NEEDS_DATA}{exports}{_one_device(environment)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
     --num_cpu_threads_per_process {threads} \\

@@ -108,7 +108,14 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
     ):
         with contextlib.suppress(OSError, ValueError):
             limit = int((Path(folder) / limit_file).read_text(encoding="ascii"))
-            yield limit, int((Path(folder) / used_file).read_text(encoding="ascii"))
+            used = int((Path(folder) / used_file).read_text(encoding="ascii"))
+            yield limit, max(used - _cached_bytes(Path(folder) / "memory.stat"), 0)
+
+
+def _cached_bytes(stat: Path) -> int:
+    """File pages of a control group that the kernel gives back when memory is asked for."""
+    figures = dict(line.split() for line in stat.read_text(encoding="ascii").splitlines())
+    return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
 
 
 def _cpu_name() -> str:

@@ -33,6 +33,18 @@ class Ending:
     events: tuple[dict[str, Any], ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchReport:
+    """How a launched command went. `lines` are (seconds since the start, text)."""
+
+    exit_code: int
+    timed_out: bool
+    seconds: float
+    peak_resident_bytes: int
+    peak_gpu_bytes: int | None
+    lines: tuple[tuple[float, str], ...]
+
+
 def lost(seconds: float) -> Ending:
     """The server itself is gone, and its children with it."""
     return Ending(

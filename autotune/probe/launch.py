@@ -13,29 +13,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from autotune.facts import devices
+from autotune.probe.ending import LaunchReport
 from autotune.probe.memory import process_status
 from autotune.probe.processes import session_peak_bytes
 
 _POLL_S = 0.2
 _TERM_S = 5.0
 _DRAIN_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchReport:
-    """How a launched command went. `lines` are (seconds since the start, text)."""
-
-    exit_code: int
-    timed_out: bool
-    seconds: float
-    peak_resident_bytes: int
-    peak_gpu_bytes: int | None
-    lines: tuple[tuple[float, str], ...]
 
 
 def launch(

@@ -42,8 +42,8 @@ def probe_request(
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
-        global_batch=candidate.micro_batch * candidate.gradient_accumulation_steps,
-        seed=int(chosen.config["seed"]),
+        global_batch=candidate.global_batch,
+        seed=job.seed,
     )
 
 

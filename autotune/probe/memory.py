@@ -22,7 +22,12 @@ from autotune.facts import devices
 
 _CPU_WANTED = re.compile(r"tried to allocate (\d+) bytes")
 _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
+_CUDA_HELD = re.compile(r"([\d.]+) ?(bytes|KiB|MiB|GiB) is allocated by PyTorch")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _size(match: re.Match[str]) -> int:
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def process_status(field: str, pid: int | str = "self") -> int:
@@ -37,7 +42,6 @@ class CpuMemory:
     """Peak resident size, and a limit on growth."""
 
     def __init__(self, limit_bytes: int | None):
-        self._limit = limit_bytes
         self._data_limit: int | None = None
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -116,8 +120,9 @@ class CudaMemory:
         match = _CUDA_WANTED.search(str(error))
         if match is None:
             return None
-        wanted = int(float(match[1]) * _UNITS[match[2]])
-        held = int(self._torch.cuda.memory_stats().get("allocated_bytes.all.peak", 0))
+        wanted = _size(match)
+        told = _CUDA_HELD.search(str(error))
+        held = _size(told) if told else int(self._torch.cuda.memory_allocated())
         return int(max(held + wanted - self._allowed, 1))
 
     def lift(self) -> None:

@@ -151,12 +151,14 @@ class StepMeter(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """During warm-up, look at the gradients."""
-        if not self._measuring or self.gradient_norm is None:
+        """In the first step, look at the gradients (after clipping)."""
+        if not self._measuring and self.gradient_norm is None:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            self.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
-            if not math.isfinite(self.gradient_norm):
-                raise NotFinite(f"the gradient norm is {self.gradient_norm}")
+            norm = float(torch.nn.utils.get_total_norm(gradients))
+            self.gradient_norm = norm if math.isfinite(norm) else None
+            # Under fp16 the first steps overflow until the loss scale fits: that is no instability.
+            if self.gradient_norm is None and not args.fp16:
+                raise NotFinite(f"the gradient norm is {norm}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A whole optimizer step is done: a round may be, and the probe with it."""

@@ -140,6 +140,7 @@ class RehearsalRequest(Message):
     packed_to: int | None
     padding_free: bool
     timed_steps: int
+    eval_batch: int
     rows_total: int
     seed: int
     make_weights: str | None

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Two-sided 95% quantiles of Student's t at 1 to 10 degrees of freedom; beyond, 2."""
 LEAST_DOUBT = 0.03
 """However close its repeats, one probe is not known better than this against another one."""
 
@@ -113,7 +115,7 @@ def _relative_uncertainty(readings: dict[int, list[float]]) -> float | None:
     """Half-width of a 95% interval around the summed time, from repeats of the same micro-batch.
 
     The repeats of one position scatter around their mean with one relative standard deviation,
-    pooled over positions; two standard errors of the sum are the half-width.
+    pooled over positions; the half-width is Student's t times the standard error of the sum.
     """
     deviations = [
         (second / mean(seconds) - 1) ** 2 for seconds in readings.values() for second in seconds
@@ -124,4 +126,5 @@ def _relative_uncertainty(readings: dict[int, list[float]]) -> float | None:
     sigma = math.sqrt(sum(deviations) / freedom)
     total = sum(mean(seconds) for seconds in readings.values())
     error = sum((mean(seconds) / total) ** 2 / len(seconds) for seconds in readings.values())
-    return 2 * sigma * math.sqrt(error)
+    quantile = T_95[freedom - 1] if freedom <= len(T_95) else 2.0
+    return quantile * sigma * math.sqrt(error)

@@ -23,6 +23,9 @@ OWNED = {
     "load_in_4bit": "`tuning` (4-bit bases are not supported yet)",
     "load_in_8bit": "`tuning` (8-bit bases are not supported yet)",
     "auto_find_batch_size": "the search itself",
+    "dataset_kwargs": "the probes, which prepare the rows themselves",
+    "torch_compile_backend": "`fixed: {torch_compile: true}` (the backend cannot be chosen yet)",
+    "torch_compile_mode": "`fixed: {torch_compile: true}` (the mode cannot be chosen yet)",
     "deepspeed": "`devices` (sharding is not supported yet)",
     "fsdp": "`devices` (sharding is not supported yet)",
 }

@@ -81,6 +81,11 @@ class Candidate:
         return value
 
     @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step on one device."""
+        return self.micro_batch * self.gradient_accumulation_steps
+
+    @property
     def knobs(self) -> dict[str, KnobValue]:
         """All values by field name, the accumulation among them."""
         return {**self.values, ACCUMULATION: self.gradient_accumulation_steps}

@@ -1,5 +1,6 @@
 """Which candidate should take least memory, before any was measured. Pure."""
 
+import math
 from typing import Any
 
 from autotune.space.knobs import Candidate
@@ -10,6 +11,9 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
     values = candidate.values
     return (
         candidate.micro_batch,
+        values.get("max_length") or math.inf,
+        values.get("dtype") == "float32",
+        values.get("lora_r") or 0,
         not values.get("gradient_checkpointing", False),
         values.get("loss_type") == "nll" and not values.get("use_liger_kernel"),
         values.get("attn_implementation") == "eager",

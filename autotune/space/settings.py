@@ -55,7 +55,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         "use_cpu": facts.device.kind == "cpu",
         "max_length": job.max_length,
         **_precision(job, facts),
-        **{canonical_name(name): value for name, value in job.training.items()},
+        **{canonical_name(n): v for n, v in job.training.items() if v is not None},
         **_knob_fields(candidate),
     }
     if job.dataset_config is not None:

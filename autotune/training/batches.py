@@ -6,6 +6,7 @@ sizes, are timed. The worst micro-batch is what a long enough run will meet: the
 whole data together, or the fullest packed ones. Pure, but for `Rows`.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,9 +31,16 @@ class Batching:
     padding_free: bool
     packing: bool
     packing_strategy: str
+    keep_end: bool
     grouped: bool
     pad_to_multiple_of: int | None
     seed: int
+
+    @property
+    def cut_to(self) -> int | None:
+        """Length to which rows are cut; some ways of packing keep what is beyond it."""
+        keeps_all = self.packing and self.packing_strategy != "bfd"
+        return None if keeps_all else self.max_length
 
     @property
     def flat(self) -> bool:
@@ -64,9 +72,9 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
         sampled: whether longer rows than the longest measured may exist; then the worst
             micro-batch is made as long as `max_length` allows.
     """
-    chosen = spread_over_lengths(rows.lengths, max(SAMPLE_ROWS, 2 * batching.micro_batch))
-    sample = [cut(rows[index], batching.max_length) for index in chosen]
-    sample = [row for row in sample if _learns(row)]
+    chosen = spread_over_lengths(rows.lengths, _sample_size(rows.lengths, batching))
+    sample = [cut(rows[index], batching.cut_to, batching.keep_end) for index in chosen]
+    sample = [row for row in sample if learns(row)]
     if not sample:
         raise ValueError(
             f"no token is left to learn from once rows are cut to max_length={batching.max_length}"
@@ -84,8 +92,17 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
         timed=[batches[index] for index in timed_indices(sizes, size)],
         worst=worst_micro_batch(rows, batching, sampled=sampled),
         sample=sizes,
-        tokens_per_epoch=rows_total * _mean_cut_length(rows.lengths, batching.max_length),
+        tokens_per_epoch=rows_total * _mean_cut_length(rows.lengths, batching.cut_to),
     )
+
+
+def _sample_size(lengths: Sequence[int], batching: Batching) -> int:
+    """Rows to draw: enough that a few micro-batches come of them, packed or not."""
+    wanted = max(SAMPLE_ROWS, 2 * batching.micro_batch)
+    if batching.packing and batching.max_length is not None:
+        tokens = MIN_TIMED * batching.micro_batch * batching.max_length
+        wanted = max(wanted, math.ceil(tokens / _mean_cut_length(lengths, batching.cut_to)))
+    return wanted
 
 
 def _mean_cut_length(lengths: Sequence[int], max_length: int | None) -> float:
@@ -101,9 +118,10 @@ def spread_over_lengths(lengths: Sequence[int], count: int) -> list[int]:
     return [ranked[int((n + 0.5) * len(ranked) / count)] for n in range(count)]
 
 
-def cut(row: Row, max_length: int | None) -> Row:
-    """A row truncated as SFTTrainer does it (from the end)."""
-    return {name: values[:max_length] for name, values in row.items()}
+def cut(row: Row, max_length: int | None, keep_end: bool = False) -> Row:
+    """A row truncated as SFTTrainer does it."""
+    kept = slice(-max_length, None) if keep_end and max_length else slice(None, max_length)
+    return {name: values[kept] for name, values in row.items()}
 
 
 def grouped_by_length(sample: list[Row], global_batch: int, rows_total: int) -> list[Row]:
@@ -143,7 +161,10 @@ def worst_micro_batch(rows: "Rows", batching: Batching, *, sampled: bool) -> lis
     """The micro-batch that takes most memory among all the data can form."""
     longest = sorted(range(len(rows.lengths)), key=lambda index: (-rows.lengths[index], index))
     count = batching.micro_batch
-    picked = [cut(rows[index], batching.max_length) for index in longest[: max(count, 64)]]
+    picked = [
+        cut(rows[index], batching.cut_to, batching.keep_end)
+        for index in longest[: max(count, SAMPLE_ROWS if batching.packing else count)]
+    ]
     if batching.packing:
         picked = sorted(rows.pack(picked, batching), key=lambda row: -len(row["input_ids"]))
         picked = [_lengthen(row, batching.max_length) for row in picked]
@@ -151,13 +172,14 @@ def worst_micro_batch(rows: "Rows", batching: Batching, *, sampled: bool) -> lis
         picked = [_lengthen(row, batching.max_length) for row in picked]
     # One label at least: a loss over nothing is not a number, and says nothing of the candidate.
     picked = [
-        row if _learns(row) else {**row, "labels": [*row["labels"][:-1], row["input_ids"][-1]]}
+        row if learns(row) else {**row, "labels": [*row["labels"][:-1], row["input_ids"][-1]]}
         for row in picked[:count]
     ]
     return _repeat(picked, count)
 
 
-def _learns(row: Row) -> bool:
+def learns(row: Row) -> bool:
+    """Whether some token of the row counts in the loss."""
     return any(label != -100 for label in row["labels"])
 
 

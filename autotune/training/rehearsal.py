@@ -17,7 +17,7 @@ from autotune.probe.protocol import (
     read_json,
     write_json,
 )
-from autotune.training.batches import Rows, grouped_by_length, spread_over_lengths
+from autotune.training.batches import Rows, cut, grouped_by_length, learns, spread_over_lengths
 
 
 def rehearsal(path: Path) -> None:
@@ -55,21 +55,28 @@ def _source(request: RehearsalRequest) -> Any:
 def _order(request: RehearsalRequest, rows: Rows) -> tuple[list[int], list[int]]:
     """(row indices of all steps in order, row indices of the evaluation)."""
     size, micro = request.global_batch, request.micro_batch
+
+    def teaching(indices: list[int]) -> list[int]:
+        """Those that TRL does not drop: some label is left after truncation."""
+        kept = [i for i in indices if learns(cut(rows[i], request.max_length))]
+        return kept or indices
+
     longest = sorted(range(len(rows.lengths)), key=lambda index: -rows.lengths[index])
-    worst = [longest[n % len(longest)] for n in range(micro)]
-    test = longest[: max(micro, 4)]
+    longest = teaching(longest[: 4 * max(micro, request.eval_batch, 16)])
+    worst = _fill(longest, micro)
+    test = _fill(longest, max(request.eval_batch, 4))
     if request.packed_to is not None:
         mean = sum(min(n, request.packed_to) for n in rows.lengths) / len(rows.lengths)
         steps = UNTIMED_STEPS + request.timed_steps
         needed = int(1.2 * steps * size * request.packed_to / mean)
-        return _fill(spread_over_lengths(rows.lengths, needed), needed), test
+        return _fill(teaching(spread_over_lengths(rows.lengths, needed)), needed), test
     count = request.timed_steps * size
-    timed = _fill(spread_over_lengths(rows.lengths, count), count)
+    timed = _fill(teaching(spread_over_lengths(rows.lengths, count)), count)
     random.Random(request.seed).shuffle(timed)
     if request.grouped:
         keyed = [{"input_ids": [0] * rows.lengths[i], "index": [i]} for i in timed]
         timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
-    warm = _fill(spread_over_lengths(rows.lengths, size), size)
+    warm = _fill(teaching(spread_over_lengths(rows.lengths, size)), size)
     return [*warm, *warm[: size - micro], *worst, *timed], test
 
 

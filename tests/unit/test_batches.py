@@ -56,6 +56,7 @@ def make_batching(**changes):
         "padding_free": False,
         "packing": False,
         "packing_strategy": "bfd",
+        "keep_end": False,
         "grouped": False,
         "pad_to_multiple_of": None,
         "seed": 3,

@@ -78,7 +78,7 @@ def test_a_bad_job_leaves_no_folder_behind(tmp_path, tuned):
 def test_a_run_goes_on_with_its_own_job(tmp_path, tuned):
     run = start_run(tmp_path)
     (tmp_path / "job.yaml").unlink()
-    assert call("run", "--resume", run.path, "--storage", "sqlite://").exit_code == 130
+    assert call("run", "--resume", run.path).exit_code == 130
     assert tuned.calls == [(load_job(run.job)[0], run, "sqlite://")]
 
 

@@ -36,6 +36,9 @@ class FakeCuda:
     def max_memory_allocated(self):
         return 11 * GIB
 
+    def memory_allocated(self):
+        return 18 * GIB
+
     def memory_stats(self):
         return {"num_alloc_retries": 3, "allocated_bytes.all.peak": 18 * GIB}
 
@@ -95,6 +98,12 @@ def test_the_peak_is_reserved_memory_and_the_context(cuda, nvml):
     [
         ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total ...", 1.5 * GIB),
         ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 ...", 1),
+        (
+            "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 80 GiB "
+            "of which 1.00 GiB is free. Of the allocated memory 16.00 GiB is allocated by PyTorch, "
+            "and 1.00 GiB is reserved by PyTorch but unallocated.",
+            1 * GIB,
+        ),
         ("CUDA error: out of memory", None),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from builders import make_candidate, make_facts, make_job, ok
 
-from autotune.probe.launch import LaunchReport
+from autotune.probe.ending import LaunchReport
 from autotune.promise import judge, timed_part
 from autotune.recommend import Ranked
 

@@ -106,11 +106,11 @@ def test_uncertainty_shrinks_with_repeats_and_grows_with_scatter():
     assert scattered(4, 0.0).relative_uncertainty == 0
 
 
-def test_uncertainty_is_two_standard_errors_of_the_sum():
+def test_uncertainty_is_students_t_times_the_standard_error_of_the_sum():
     # Four readings of one micro-batch at 1 -+ 0.1: sigma is 0.1 * sqrt(4/3), its mean's half of it.
     steps = [*steps_of([100], [0.9], 2), *steps_of([100], [1.1], 2)]
     result = throughput(steps, [0.5], [0.0], sample_of([100]), 1)
-    assert result.relative_uncertainty == pytest.approx(0.1 * (4 / 3) ** 0.5)
+    assert result.relative_uncertainty == pytest.approx(3.18 * 0.05 * (4 / 3) ** 0.5)
 
 
 def test_optimism_is_the_upper_end_of_the_interval_and_never_less_than_the_least_doubt():
