@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "load_job": "autotune.space.load",
-    "tune": "autotune.tune",
+    "tune": "autotune.tuning",
     "Job": "autotune.job",
     "Recommendation": "autotune.recommend",
     "Result": "autotune.session",

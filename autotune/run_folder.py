@@ -5,6 +5,7 @@ job.yaml          the job, resolved
 run.json          how the run was started: version, study name, whether study.db holds it, time
 machine.json      device and stack at the start
 facts.json        what the survey found
+space.json        a fingerprint of the search space
 data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
 model/            only where the job named a bare config
 probes/NNNN/      request, reply, progress and logs of each probe

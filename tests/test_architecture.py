@@ -24,7 +24,7 @@ LAYERS = (
     ("verify",),
     ("session", "probing"),
     ("conclusion",),
-    ("tune", "reopening"),
+    ("tuning", "reopening"),
     ("report",),
     ("cli",),
 )

@@ -40,7 +40,7 @@ def command(
     from autotune.report.plain import result_plain
     from autotune.report.tables import result_lines
     from autotune.report.terminal import TerminalListener
-    from autotune.tune import tune
+    from autotune.tuning import tune
 
     if resume is not None:
         if out is not None:

@@ -28,7 +28,7 @@ def tuned(monkeypatch):
         return Tuned.ends
 
     Tuned.calls = []
-    monkeypatch.setattr("autotune.tune.tune", tune)
+    monkeypatch.setattr("autotune.tuning.tune", tune)
     return Tuned
 
 
@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_its_own_job(tmp_path, tuned):
     run = start_run(tmp_path)
     (tmp_path / "job.yaml").unlink()
     assert call("run", "--resume", run.path).exit_code == 130
-    assert tuned.calls == [(load_job(run.job)[0], run, "sqlite://")]
+    assert tuned.calls == [(load_job(run.job)[0], run, None)]
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,23 @@ def test_ctrl_c_and_a_failing_machine_end_with_their_codes(tmp_path, monkeypatch
 
         return tune
 
-    monkeypatch.setattr("autotune.tune.tune", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("autotune.tuning.tune", raising(KeyboardInterrupt()))
     result = call("run", write_job(tmp_path), "--out", tmp_path / "one")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
-    monkeypatch.setattr("autotune.tune.tune", raising(machine_error("no GPU 3", hint="look")))
+    monkeypatch.setattr("autotune.tuning.tune", raising(machine_error("no GPU 3", hint="look")))
     result = call("run", tmp_path / "job.yaml", "--out", tmp_path / "two")
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr == "error: no GPU 3\n  hint: look\n"
+
+
+def test_a_study_kept_elsewhere_is_asked_for_again_and_its_url_is_not_kept(tmp_path, tuned):
+    job = write_job(tmp_path)
+    url = "sqlite:///" + str(tmp_path / "else.db")
+    assert call("run", job, "--out", tmp_path / "run", "--storage", url).exit_code == 130
+    assert url not in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
+    forgotten = call("run", "--resume", tmp_path / "run")
+    assert forgotten.exit_code == 2 and "--storage" in forgotten.stderr
+    assert call("run", "--resume", tmp_path / "run", "--storage", url).exit_code == 130
+    (tmp_path / "other").mkdir()
+    own = start_run(tmp_path / "other")
+    assert call("run", "--resume", own.path, "--storage", url).exit_code == 2
