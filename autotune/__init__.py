@@ -1,9 +1,11 @@
 """autotune: the fastest stable configuration of a fine-tuning job, found by running it.
 
+    from pathlib import Path
+
     import autotune
 
     job, space = autotune.load_job("job.yaml")
-    result = autotune.tune(job, space, autotune.RunFolder(path="runs/mine"))
+    result = autotune.tune(job, space, autotune.RunFolder(path=Path("runs/mine")))
 
 Importing this package loads nothing heavy: the names below are resolved on first use.
 """

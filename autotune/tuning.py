@@ -8,7 +8,9 @@ Everything is recorded as it happens, so that a run that is killed goes on where
 import dataclasses
 import hashlib
 import time
+import uuid
 
+from autotune import __version__
 from autotune.conclusion import conclude, interrupted
 from autotune.errors import machine_error, user_error
 from autotune.job import Job
@@ -24,6 +26,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import allowed_memory, memory_limit, survey
+from autotune.yaml_file import to_yaml
 
 MAX_BUSY = 3
 BUSY_WAIT_S = 5.0
@@ -48,6 +51,8 @@ def tune(
         MachineError: the machine cannot do it (exit code 3).
     """
     began = time.monotonic()
+    if not run.exists():
+        begin(job, run, storage)
     with run.locked(), ProbeServer(run.log) as server:
         session = open_session(job, definition, run, server, storage, listener or Listener())
         try:
@@ -58,6 +63,22 @@ def tune(
         except KeyboardInterrupt:
             result = interrupted(session)
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 3))
+
+
+def begin(job: Job, run: RunFolder, storage: str | None = None) -> None:
+    """Start a run in a folder that is new or empty: its job and its name are kept there.
+
+    Raises:
+        UserError: something is there already.
+    """
+    info = {
+        "schema": 1,
+        "version": __version__,
+        "study": f"autotune-{uuid.uuid4().hex[:12]}",
+        "own_storage": storage is None,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    run.begin(to_yaml(job.plain()), info)
 
 
 def search(session: Session) -> str:

@@ -106,3 +106,24 @@ def _walk(
         for index, value in enumerate(node.value):
             lines[(*path, index)] = value.start_mark.line + 1
             _walk(value, (*path, index), lines, problems, name)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back as the very same data."""
+
+
+def _word(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Our reader takes `1e-4` for a number where PyYAML sees a word, so such a word is quoted."""
+    try:
+        number = isinstance(parse_scalar(text), int | float)
+    except (yaml.YAMLError, ValueError):
+        number = False
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if number else None)
+
+
+_Dumper.add_representer(str, _word)
+
+
+def to_yaml(data: dict[str, Any]) -> str:
+    """A mapping as YAML text, its order kept."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

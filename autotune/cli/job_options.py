@@ -67,30 +67,6 @@ def load(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> Any:
     return load_job(job, overrides)
 
 
-def job_yaml(job: Any) -> str:
-    """A job as YAML that is read back as the very same job.
-
-    Our reader takes `1e-4` for a number where PyYAML sees a word, so such a word is quoted.
-    """
-    import yaml
-
-    from autotune.yaml_file import parse_scalar
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    def word(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-        try:
-            number = isinstance(parse_scalar(text), int | float)
-        except (yaml.YAMLError, ValueError):
-            number = False
-        style = "'" if number else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-    Dumper.add_representer(str, word)
-    return yaml.dump(job.plain(), Dumper=Dumper, sort_keys=False, allow_unicode=True)
-
-
 def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
     """Run a command's body: no traceback for what a user can cause, and the documented exit code.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, job_yaml, json_option, load, print_json
+from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
 
 
 @click.command("run")
@@ -67,23 +67,14 @@ def _started(
     out: Path | None,
     storage: str | None,
 ) -> Any:
-    import uuid
-
-    from autotune import __version__
     from autotune.run_folder import RunFolder
+    from autotune.tuning import begin
 
     loaded, definition = load(job, sets, flags)
     name = job.stem if job is not None else "job"
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = RunFolder(path=path.absolute())
-    info = {
-        "schema": 1,
-        "version": __version__,
-        "study": f"autotune-{uuid.uuid4().hex[:12]}",
-        "own_storage": storage is None,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-    run.begin(job_yaml(loaded), info)
+    begin(loaded, run, storage)
     return loaded, definition, run
 
 

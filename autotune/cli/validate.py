@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, job_yaml, json_option, load, print_json
+from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
 
 
 @click.command("validate")
@@ -14,9 +14,11 @@ from autotune.cli.job_options import guarded, job_options, job_yaml, json_option
 @guarded
 def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Check JOB without touching model, data or device, and print it resolved."""
+    from autotune.yaml_file import to_yaml
+
     loaded, _ = load(job, sets, flags)
     if as_json:
         print_json({"schema": 1, "valid": True, "job": loaded.plain()})
     else:
-        click.echo(job_yaml(loaded), nl=False)
+        click.echo(to_yaml(loaded.plain()), nl=False)
     return 0

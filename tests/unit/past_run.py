@@ -6,7 +6,6 @@ from pathlib import Path
 
 from builders import GIB, bad, make_facts, ok
 
-from autotune.cli.job_options import job_yaml
 from autotune.facts import Facts
 from autotune.probe.protocol import Measurement, write_json
 from autotune.run_folder import RunFolder
@@ -14,6 +13,7 @@ from autotune.search.study import Study
 from autotune.space.load import load_job
 from autotune.space.spaces import bind
 from autotune.surveying import allowed_memory
+from autotune.yaml_file import to_yaml
 
 STUDY = "autotune-test"
 MEASUREMENTS = (
@@ -53,7 +53,9 @@ def start_run(folder: Path, name: str = "run", **fields) -> RunFolder:
     """A run that was begun and has found no facts yet."""
     job, _ = load_job(write_job(folder, **fields))
     run = RunFolder(path=folder / name)
-    run.begin(job_yaml(job), {"schema": 1, "study": STUDY, "version": "0.1.0", "started": "then"})
+    run.begin(
+        to_yaml(job.plain()), {"schema": 1, "study": STUDY, "version": "0.1.0", "started": "then"}
+    )
     return run
 
 
