@@ -108,8 +108,14 @@ def _named_dataset(job: Job, run: RunFolder) -> str | None:
     file = Path(job.dataset)
     if not file.is_file():
         return job.dataset
+    if job.dataset_train_split != "train":
+        raise user_error(
+            "a data set that is one file has only the split `train`",
+            where="dataset_train_split",
+            hint="leave it out, or put the file into a folder",
+        )
     run.dataset.mkdir(parents=True, exist_ok=True)
-    link = run.dataset / f"{job.dataset_train_split}{file.suffix}"
+    link = run.dataset / f"train{file.suffix}"
     link.unlink(missing_ok=True)
     link.symlink_to(file)
     return str(run.dataset)

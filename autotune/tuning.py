@@ -13,7 +13,7 @@ import uuid
 from autotune import __version__
 from autotune.conclusion import conclude, interrupted
 from autotune.errors import machine_error, user_error
-from autotune.job import Job
+from autotune.job import Job, KnobValue
 from autotune.probe.measure import measure_candidate, replied
 from autotune.probe.protocol import Measurement, read_json, write_json
 from autotune.probe.record import Record, counts_as_probe
@@ -184,11 +184,18 @@ def keep_space(run: RunFolder, space: SearchSpace) -> None:
 
 
 def opening(space: SearchSpace) -> tuple[Candidate, ...]:
-    """What is probed first: the stack's own defaults, and the same without checkpointing."""
+    """What is probed first: the stack's defaults, then without checkpointing, then less padding."""
     first = space.default()
-    wanted = {**first.values, "gradient_checkpointing": False}
-    second = min(space.candidates, key=lambda c: sum(c[n] != v for n, v in wanted.items()))
-    return (first, second)
+    changes: tuple[dict[str, KnobValue], ...] = (
+        {"gradient_checkpointing": False},
+        {"train_sampling_strategy": "group_by_length"},
+    )
+    wanted = [{**first.values, **change} for change in changes]
+    others = [
+        min(space.candidates, key=lambda c: sum(c.values.get(n) != v for n, v in values.items()))
+        for values in wanted
+    ]
+    return (first, *others)
 
 
 def recover(session: Session) -> None:

@@ -53,7 +53,7 @@ OWNERS = {
     "sqlalchemy": {"search"},
     "pynvml": {"facts/devices.py"},
     "rich": {"cli", "report"},
-    "subprocess": {"probe/runner.py", "probe/launch.py"},
+    "subprocess": {"probe/runner.py", "probe/launch.py", "probe/guard.py"},
     "multiprocessing": set(),
     "pickle": set(),
 }

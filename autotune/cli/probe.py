@@ -1,5 +1,6 @@
 """`autotune probe`."""
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
     from autotune.report.tables import measurement_table
 
     loaded, definition = load(job, sets, flags)
-    with tempfile.TemporaryDirectory(prefix="autotune-probe-") as folder:
-        candidate, measurement = probe_once(loaded, definition, Path(folder))
+    # Kept where something goes wrong: the message names a log in it.
+    folder = Path(tempfile.mkdtemp(prefix="autotune-probe-"))
+    candidate, measurement = probe_once(loaded, definition, folder)
+    shutil.rmtree(folder, ignore_errors=True)
     if as_json:
         print_json(probe_plain(candidate, measurement))
     else:

@@ -1,5 +1,6 @@
 """`autotune space show`."""
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -
     from autotune.report.tables import space_table
 
     loaded, definition = load(job, sets, flags)
-    with tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
-        space, facts = bound_space(loaded, definition, Path(folder))
+    # Kept where something goes wrong: the message names a log in it.
+    folder = Path(tempfile.mkdtemp(prefix="autotune-space-"))
+    space, facts = bound_space(loaded, definition, folder)
+    shutil.rmtree(folder, ignore_errors=True)
     if as_json:
         print_json(space_plain(space, facts))
         return 0

@@ -57,7 +57,7 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
     """
     if request.lengths is not None:
         rows = _rows_of_lengths(request.lengths, len(tokenizer), request.seed)
-        rows.save_to_disk(folder / "rows")
+        with_first_label(rows).save_to_disk(folder / "rows")
         return _facts("", "lengths", request.lengths["rows"], rows, 0)
     splits = load_splits(request.dataset, request.dataset_config)
     if request.train_split not in splits:
@@ -70,11 +70,21 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
     raw = train
     if len(train) > SAMPLE_ROWS:
         raw = train.shuffle(seed=request.seed).select(range(SAMPLE_ROWS))
+    _check_rows(raw, request.training.get("dataset_text_field", "text"))
     rows = tokenize(raw, tokenizer, request.training, folder / "scratch")
-    rows.save_to_disk(folder / "rows")
+    with_first_label(rows).save_to_disk(folder / "rows")
     raw.save_to_disk(folder / "raw")
     test = splits.get(request.test_split)
     return _facts(request.dataset, _form(raw), len(train), rows, len(test) if test else 0)
+
+
+def with_first_label(rows: Any) -> Any:
+    """The rows with `first_label`: where the first token stands that counts in the loss."""
+
+    def first(labels: list[int]) -> int:
+        return next((n for n, one in enumerate(labels) if n > 0 and one != -100), len(labels))
+
+    return rows.add_column("first_label", [first(labels) for labels in rows["labels"]])
 
 
 def load_splits(dataset: str, config: str | None) -> Any:
@@ -119,6 +129,20 @@ def tokenize(raw: Any, tokenizer: Any, training: dict[str, Any], scratch: Path) 
         processing_class=tokenizer,
     )
     return trainer.train_dataset.select_columns(["input_ids", "labels"])
+
+
+def _check_rows(rows: Any, text_field: str) -> None:
+    """Say in our words what TRL would stumble over."""
+    columns = rows.column_names
+    known = {"messages", "conversations", "prompt", "input_ids", text_field}
+    if not known & set(columns):
+        raise ValueError(
+            f"no column `{text_field}` (nor `messages`, `prompt`/`completion`, `input_ids`); the "
+            f"data has {', '.join(columns)}; `training: {{dataset_text_field: ...}}` names another"
+        )
+    for name in {text_field, "prompt", "completion"} & set(columns):
+        if None in rows[name][:]:
+            raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
 
 
 def _form(rows: Any) -> str:

@@ -3,7 +3,7 @@
 What is measured is what an outsider can see: when each line came out, the highest memory of any
 of its processes (resident size from the kernel's accounting; on a GPU what NVML says, sampled every
 0.2 s), and how it ended. It ends when its first process does: what that leaves in its process group
-is killed, and output is not waited for.
+is killed, and output is not waited for. A guard (`guard.py`) ends it all if we are killed.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from autotune.probe.ending import LaunchReport
 from autotune.probe.memory import process_status
 from autotune.probe.processes import session_peak_bytes
 
+GUARD = Path(__file__).with_name("guard.py")
 _POLL_S = 0.2
 _TERM_S = 5.0
 _DRAIN_S = 1.0
@@ -39,14 +41,14 @@ def launch(
     began = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-I", "-S", str(GUARD), *command],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,
         )
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         output = _Output(process.stdout.fileno(), file, began)
         timed_out = False
         try:
@@ -60,6 +62,7 @@ def launch(
             process.returncode = os.waitstatus_to_exitcode(status)
             output.drain()
             process.stdout.close()
+            process.stdin.close()
     return LaunchReport(
         exit_code=process.returncode,
         timed_out=timed_out,

@@ -3,6 +3,8 @@
 Raises nothing: what is wrong with the user's model, data or training fields is told in the reply.
 """
 
+import contextlib
+import io
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +46,12 @@ def _check_training(request: SurveyRequest, scratch: Path) -> None:
     """Let TRL itself judge the user's fields."""
     from autotune.training.sft import parse_config
 
-    parse_config({"output_dir": str(scratch), "bf16": False, **request.training}, scratch)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parse_config({"output_dir": str(scratch), "bf16": False, **request.training}, scratch)
+    except SystemExit:  # argparse, which has printed why
+        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
 
 
 def _model(request: SurveyRequest) -> Any:

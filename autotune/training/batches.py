@@ -72,13 +72,14 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
         sampled: whether longer rows than the longest measured may exist; then the worst
             micro-batch is made as long as `max_length` allows.
     """
-    chosen = spread_over_lengths(rows.lengths, _sample_size(rows.lengths, batching))
-    sample = [cut(rows[index], batching.cut_to, batching.keep_end) for index in chosen]
-    sample = [row for row in sample if learns(row)]
-    if not sample:
+    usable = rows.usable(batching.cut_to, batching.keep_end)
+    if not usable:
         raise ValueError(
             f"no token is left to learn from once rows are cut to max_length={batching.max_length}"
         )
+    lengths = [rows.lengths[index] for index in usable]
+    chosen = spread_over_lengths(lengths, _sample_size(lengths, batching))
+    sample = [cut(rows[usable[n]], batching.cut_to, batching.keep_end) for n in chosen]
     if batching.packing:
         sample = rows.pack(sample, batching)
     random.Random(batching.seed).shuffle(sample)
@@ -90,9 +91,11 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
     sizes = [batch_size(batch, batching) for batch in batches]
     return Plan(
         timed=[batches[index] for index in timed_indices(sizes, size)],
-        worst=worst_micro_batch(rows, batching, sampled=sampled),
+        worst=worst_micro_batch(rows, usable, batching, sampled=sampled),
         sample=sizes,
-        tokens_per_epoch=rows_total * _mean_cut_length(rows.lengths, batching.cut_to),
+        tokens_per_epoch=rows_total
+        * (len(usable) / len(rows.lengths))
+        * _mean_cut_length(lengths, batching.cut_to),
     )
 
 
@@ -157,9 +160,11 @@ def timed_indices(sizes: Sequence[tuple[int, int]], micro_batch: int) -> list[in
     return [ranked[int((n + 0.5) * len(ranked) / wanted)] for n in range(wanted)]
 
 
-def worst_micro_batch(rows: "Rows", batching: Batching, *, sampled: bool) -> list[Row]:
+def worst_micro_batch(
+    rows: "Rows", usable: Sequence[int], batching: Batching, *, sampled: bool
+) -> list[Row]:
     """The micro-batch that takes most memory among all the data can form."""
-    longest = sorted(range(len(rows.lengths)), key=lambda index: (-rows.lengths[index], index))
+    longest = sorted(usable, key=lambda index: (-rows.lengths[index], index))
     count = batching.micro_batch
     picked = [
         cut(rows[index], batching.cut_to, batching.keep_end)
@@ -170,17 +175,7 @@ def worst_micro_batch(rows: "Rows", batching: Batching, *, sampled: bool) -> lis
         picked = [_lengthen(row, batching.max_length) for row in picked]
     elif sampled:
         picked = [_lengthen(row, batching.max_length) for row in picked]
-    # One label at least: a loss over nothing is not a number, and says nothing of the candidate.
-    picked = [
-        row if learns(row) else {**row, "labels": [*row["labels"][:-1], row["input_ids"][-1]]}
-        for row in picked[:count]
-    ]
     return _repeat(picked, count)
-
-
-def learns(row: Row) -> bool:
-    """Whether some token of the row counts in the loss."""
-    return any(label != -100 for label in row["labels"])
 
 
 def _repeat(rows: list[Row], count: int) -> list[Row]:
@@ -209,12 +204,27 @@ class Rows:
 
         from autotune.facts.data import row_lengths
 
-        self._dataset = load_from_disk(folder)
-        self.lengths = row_lengths(self._dataset)
+        dataset = load_from_disk(folder)
+        self.lengths = row_lengths(dataset)
+        self._first_label: list[int] = dataset["first_label"][:]
+        self._dataset = dataset.select_columns(["input_ids", "labels"])
 
     def __getitem__(self, index: int) -> Row:
         row: Row = self._dataset[index]
         return row
+
+    def usable(self, cut_to: int | None, keep_end: bool = False) -> list[int]:
+        """Rows with something left to learn after the cut: TRL drops the others.
+
+        The first token of a row is predicted by nothing, so a label on it alone does not count.
+        """
+        if cut_to is None or keep_end:
+            cut_to = max(self.lengths, default=0)
+        return [
+            index
+            for index, first in enumerate(self._first_label)
+            if first < min(cut_to, self.lengths[index])
+        ]
 
     def pack(self, rows: list[Row], batching: Batching) -> list[Row]:
         """The rows packed by TRL itself."""

@@ -17,7 +17,7 @@ from autotune.probe.protocol import (
     read_json,
     write_json,
 )
-from autotune.training.batches import Rows, cut, grouped_by_length, learns, spread_over_lengths
+from autotune.training.batches import Rows, grouped_by_length, spread_over_lengths
 
 
 def rehearsal(path: Path) -> None:
@@ -49,34 +49,35 @@ def _timed_sizes(request: RehearsalRequest, lengths: list[int]) -> list[int] | N
 def _source(request: RehearsalRequest) -> Any:
     from datasets import load_from_disk
 
-    return load_from_disk(request.raw if Path(request.raw).is_dir() else request.rows)
+    if Path(request.raw).is_dir():
+        return load_from_disk(request.raw)
+    return load_from_disk(request.rows).select_columns(["input_ids", "labels"])
 
 
 def _order(request: RehearsalRequest, rows: Rows) -> tuple[list[int], list[int]]:
     """(row indices of all steps in order, row indices of the evaluation)."""
     size, micro = request.global_batch, request.micro_batch
+    usable = rows.usable(request.max_length) or list(range(len(rows.lengths)))
+    lengths = [rows.lengths[index] for index in usable]
+    longest = sorted(usable, key=lambda index: -rows.lengths[index])
 
-    def teaching(indices: list[int]) -> list[int]:
-        """Those that TRL does not drop: some label is left after truncation."""
-        kept = [i for i in indices if learns(cut(rows[i], request.max_length))]
-        return kept or indices
+    def spread(count: int) -> list[int]:
+        return [usable[n] for n in spread_over_lengths(lengths, count)]
 
-    longest = sorted(range(len(rows.lengths)), key=lambda index: -rows.lengths[index])
-    longest = teaching(longest[: 4 * max(micro, request.eval_batch, 16)])
     worst = _fill(longest, micro)
     test = _fill(longest, max(request.eval_batch, 4))
     if request.packed_to is not None:
-        mean = sum(min(n, request.packed_to) for n in rows.lengths) / len(rows.lengths)
+        mean = sum(min(n, request.packed_to) for n in lengths) / len(lengths)
         steps = UNTIMED_STEPS + request.timed_steps
         needed = int(1.2 * steps * size * request.packed_to / mean)
-        return _fill(teaching(spread_over_lengths(rows.lengths, needed)), needed), test
+        return _fill(spread(needed), needed), test
     count = request.timed_steps * size
-    timed = _fill(teaching(spread_over_lengths(rows.lengths, count)), count)
+    timed = _fill(spread(count), count)
     random.Random(request.seed).shuffle(timed)
     if request.grouped:
         keyed = [{"input_ids": [0] * rows.lengths[i], "index": [i]} for i in timed]
         timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
-    warm = _fill(teaching(spread_over_lengths(rows.lengths, size)), size)
+    warm = _fill(spread(size), size)
     return [*warm, *warm[: size - micro], *worst, *timed], test
 
 

@@ -1,6 +1,7 @@
 """A command as the user would start it, watched from outside."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -154,7 +155,7 @@ sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from autotune.probe.launch import launch
 home = Path({str(tmp_path)!r})
-launch(["bash", "-c", f"echo $$ > '{{home}}/pids'; kill -INT $PPID; sleep 60 & sleep 60"],
+launch(["bash", "-c", f"echo $$ > '{{home}}/pids'; kill -INT {{os.getpid()}}; sleep 60 & sleep 60"],
        log=home / "log", environment={{}}, timeout_s=30, gpu_index=None)
 """
     began = time.monotonic()
@@ -163,3 +164,24 @@ launch(["bash", "-c", f"echo $$ > '{{home}}/pids'; kill -INT $PPID; sleep 60 & s
     assert time.monotonic() - began < 10
     assert still_running(noted(tmp_path)) == []
     assert os.getpid() not in noted(tmp_path)
+
+
+def test_a_launch_ends_when_the_one_who_asked_is_killed(tmp_path: Path) -> None:
+    """`kill -9` of us: nobody is left to end what we started, but the guard."""
+    code = (
+        "from pathlib import Path\n"
+        "from autotune.probe.launch import launch\n"
+        "launch(['bash', '-c', 'sleep 300 & echo $! > inner; echo $$ > outer; wait'],\n"
+        "       log=Path('log'), environment={}, timeout_s=300, gpu_index=None)\n"
+    )
+    asker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "outer").exists() or not (tmp_path / "outer").read_text():
+        assert time.monotonic() < deadline and asker.poll() is None
+        time.sleep(0.02)
+    pids = [int((tmp_path / name).read_text()) for name in ("inner", "outer")]
+    asker.kill()
+    asker.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
