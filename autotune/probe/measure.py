@@ -148,12 +148,12 @@ def replied(reply: dict[str, Any]) -> Measurement:
 
 
 def _stopped(ending: Ending) -> Measurement:
-    rounds = [event for event in ending.events if event.get("event") == "round"]
+    estimates = [event for event in ending.events if event.get("event") == "estimate"]
     return Measurement(
         outcome="stopped",
         reason=ending.stop_reason or "it cannot win",
-        tokens_per_s=rounds[-1].get("tokens_per_s") if rounds else None,
-        relative_uncertainty=rounds[-1].get("relative_uncertainty") if rounds else None,
+        tokens_per_s=estimates[-1].get("tokens_per_s") if estimates else None,
+        relative_uncertainty=estimates[-1].get("relative_uncertainty") if estimates else None,
     )
 
 

@@ -166,6 +166,8 @@ class StepMeter(TrainerCallback):
         rounds, rest = divmod(state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round)
         if state.global_step > WARM_UP_STEPS:
             self.optimizer_s.append(now - self._mark)
+            if rounds >= 1:  # each planned micro-batch has been timed
+                self._estimate(state.global_step - WARM_UP_STEPS)
             if rest == 0:
                 self._end_of_round(rounds, now, control)
         else:
@@ -182,17 +184,21 @@ class StepMeter(TrainerCallback):
         threads = int(torch.get_num_threads())
         return max(waited - self._waited_before, 0.0) / (timed * threads)
 
-    def _end_of_round(self, rounds: int, now: float, control: Any) -> None:
+    def _estimate(self, step: int) -> None:
+        """What is known after `step` timed optimizer steps, for whoever watches."""
         self.result = throughput(
             self.steps, self.optimizer_s, self.wait_s, self._plan.sample, self._accumulation
         )
         self._progress.tell(
-            "round",
-            round=rounds,
+            "estimate",
+            step=step,
             tokens_per_s=self.result.tokens_per_s,
             optimistic_tokens_per_s=self.result.optimistic_tokens_per_s,
             relative_uncertainty=self.result.relative_uncertainty,
         )
+
+    def _end_of_round(self, rounds: int, now: float, control: Any) -> None:
+        assert self.result is not None
         uncertainty = self.result.relative_uncertainty
         known = rounds >= MIN_ROUNDS and uncertainty is not None and uncertainty <= GOAL
         long_enough = rounds >= MIN_ROUNDS and now - self._measuring_since > ENOUGH_SECONDS

@@ -112,17 +112,17 @@ class Study:
             self._study.tell(trial, state=TrialState.PRUNED)
 
     def cannot_win(self, trial: Trial) -> Callable[[dict[str, Any]], str | None]:
-        """Watches the rounds of a probe and tells when it cannot win any more."""
+        """Watches the steps of a probe and tells when it cannot win any more."""
 
         def watch(event: dict[str, Any]) -> str | None:
-            if event.get("event") != "round" or "optimistic_tokens_per_s" not in event:
+            if event.get("event") != "estimate" or "optimistic_tokens_per_s" not in event:
                 return None
-            trial.report(event["optimistic_tokens_per_s"], event["round"])
+            trial.report(event["optimistic_tokens_per_s"], event["step"])
             if not trial.should_prune():
                 return None
             return (
-                f"at best {event['optimistic_tokens_per_s']:.0f} tokens/s after round "
-                f"{event['round']}: it cannot win"
+                f"at best {event['optimistic_tokens_per_s']:.0f} tokens/s after step "
+                f"{event['step']}: it cannot win"
             )
 
         return watch

@@ -194,14 +194,14 @@ def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path):
     study = open_study(tmp_path)
     trial, _ = study.ask()
     watch = study.cannot_win(trial)
-    assert watch({"event": "round", "round": 1, "optimistic_tokens_per_s": 1.0}) is None
+    assert watch({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 1.0}) is None
     study.tell(trial, measurement("ok", tokens_per_s=100.0))
     trial, _ = study.ask()
     watch = study.cannot_win(trial)
     assert watch({"event": "micro_step", "n": 1}) is None
-    assert watch({"event": "round", "round": 1, "optimistic_tokens_per_s": 101.0}) is None
-    reason = watch({"event": "round", "round": 2, "optimistic_tokens_per_s": 99.0})
-    assert reason == "at best 99 tokens/s after round 2: it cannot win"
+    assert watch({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 101.0}) is None
+    reason = watch({"event": "estimate", "step": 2, "optimistic_tokens_per_s": 99.0})
+    assert reason == "at best 99 tokens/s after step 2: it cannot win"
 
 
 def test_a_storage_that_cannot_be_opened_is_a_users_error():
