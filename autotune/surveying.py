@@ -7,7 +7,7 @@ from typing import Any
 from autotune.errors import Problem, UserError, machine_error, user_error
 from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
-from autotune.facts.model import ModelFacts
+from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.job import Job, NoData
 from autotune.probe.ending import Limits
 from autotune.probe.measure import describe_processes
@@ -79,10 +79,7 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
         )
     if job.training.get("eval_strategy", "no") != "no" and reply["data"]["source"]:
         _check_test_split(job, reply["data"]["test_rows"])
-    model = {**reply["model"]}
-    for name in ("attention_modules", "linear_modules"):
-        model[name] = tuple(model[name])
-    return ModelFacts(**model), DataFacts(**reply["data"])
+    return model_from_plain(reply["model"]), DataFacts(**reply["data"])
 
 
 def _pinned_fields(job: Job) -> dict[str, Any]:

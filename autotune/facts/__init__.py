@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts, DeviceProcess
-from autotune.facts.model import ModelFacts
+from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.facts.stack import StackFacts
 
 
@@ -25,15 +25,13 @@ class Facts:
 
 def facts_from_plain(data: dict[str, Any]) -> Facts:
     """The way back from `Facts.plain`."""
-    model, device = dict(data["model"]), dict(data["device"])
-    for name in ("attention_modules", "linear_modules"):
-        model[name] = tuple(model[name])
+    device = dict(data["device"])
     device["processes"] = tuple(DeviceProcess(**one) for one in device["processes"])
     if device["capability"] is not None:
         device["capability"] = tuple(device["capability"])
     stack = {**data["stack"], "training_fields": tuple(data["stack"]["training_fields"])}
     return Facts(
-        model=ModelFacts(**model),
+        model=model_from_plain(data["model"]),
         data=DataFacts(**data["data"]),
         device=DeviceFacts(**device),
         stack=StackFacts(**stack),

@@ -39,6 +39,12 @@ class ModelFacts:
     flash_attention: bool = True
 
 
+def model_from_plain(data: dict[str, Any]) -> ModelFacts:
+    """The facts that JSON data hold: its lists are tuples again."""
+    lists = {name: tuple(data[name]) for name in ("attention_modules", "linear_modules")}
+    return ModelFacts(**{**data, **lists})
+
+
 def survey_model(
     name: str, weights: str, folder: Path, *, revision: str | None, trust_remote_code: bool
 ) -> ModelFacts:
