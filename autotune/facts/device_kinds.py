@@ -1,0 +1,227 @@
+"""Devices as data: what a GPU of each kind has, so that a job can be planned without the GPU.
+
+The figures and where each comes from are in device_kinds.yaml. Memory is in bytes, rates are in
+floating-point operations or bytes per second. A figure that no source gives is None, never 0.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from autotune.errors import UserError, nearest, user_error
+from autotune.facts.devices import DeviceFacts
+from autotune.units import format_bytes, parse_bytes
+
+DTYPES = ("float32", "tf32", "bfloat16", "float16")
+"""The number formats of the table's rates."""
+
+_FILE = "device_kinds.yaml"
+_MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
+# The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
+_SAME_MEMORY = 0.1
+_GENERIC_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """The links of a GPU, in bytes per second in one direction; None: none, or not known."""
+
+    nvlink_bytes_per_s: float | None = None
+    pcie_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKind:
+    """A kind of GPU.
+
+    `memory_bytes` is NVML's total, `cuda_total_bytes` the part of it that CUDA gives to programs
+    where that is known. `matrix_flops_per_s` holds dense peak rates by number format: a missing
+    format cannot be computed in, None is a rate that is not known.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    memory_bytes: int
+    memory_source: str
+    capability: tuple[int, int]
+    matrix_flops_per_s: Mapping[str, float | None]
+    multiprocessors: int | None = None
+    bandwidth_bytes_per_s: float | None = None
+    cuda_total_bytes: int | None = None
+    interconnect: Interconnect = Interconnect()
+    also_reported_as: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureRules:
+    """What a capability and a PyTorch release decide together.
+
+    The workspaces are bytes per cuBLAS handle and stream, without CUBLAS_WORKSPACE_CONFIG; that of
+    cuBLASLt is what it takes on top, 0 where it shares. `cublas_workspace_kept`: they stay
+    allocated between calls. `cudnn_sdpa_first`: with a recent cuDNN, SDPA tries it before flash
+    attention. `cuda_context_bytes` is outside PyTorch's allocator; None: not known.
+    """
+
+    cublas_workspace_bytes: int
+    cublaslt_workspace_bytes: int
+    cublas_workspace_kept: bool
+    flash_sdpa: bool
+    efficient_sdpa: bool
+    cudnn_sdpa: bool
+    cudnn_sdpa_first: bool
+    cuda_context_bytes: int | None
+
+
+@functools.cache
+def device_kinds() -> tuple[DeviceKind, ...]:
+    """Every kind in the table, in its order."""
+    return tuple(_kind(row) for row in _table()["devices"])
+
+
+def find_kind(text: str) -> DeviceKind:
+    """The kind that `text` names: an alias, a name, or `memory=24GiB` for any GPU of that memory.
+
+    A kind by memory alone has capability 8.0 and no known rates: it says what fits, not how fast.
+
+    Raises:
+        UserError: no such kind, or not a size.
+    """
+    key, equals, size = text.partition("=")
+    if equals and key.strip().lower() == "memory":
+        return _of_memory(size.strip())
+    wanted = _plain(text)
+    for kind in device_kinds():
+        if wanted in (*kind.aliases, *_plain_names(kind)):
+            return kind
+    raise _unknown(text, wanted)
+
+
+def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
+    """The kind of a device that NVML calls `name` and gives `total_bytes`; None: not in the table.
+
+    A part of a GPU (MIG, vGPU) is not of the GPU's kind.
+    """
+    for kind in device_kinds():
+        close = abs(total_bytes - kind.memory_bytes) <= _SAME_MEMORY * kind.memory_bytes
+        if close and _plain(name) in _plain_names(kind):
+            return kind
+    return None
+
+
+def facts_of(kind: DeviceKind, cores: int) -> DeviceFacts:
+    """An idle device of this kind in a host of `cores` CPU cores, all its memory free."""
+    return DeviceFacts(
+        kind="cuda",
+        index=0,
+        name=kind.name,
+        total_bytes=kind.memory_bytes,
+        free_bytes=kind.memory_bytes,
+        cores=cores,
+        capability=kind.capability,
+    )
+
+
+def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRules:
+    """What holds on this capability with this PyTorch.
+
+    A release older than the table takes its oldest row, which then is a guess, and one newer than
+    the table its newest.
+    """
+    rules = _table()["rules"]
+    by_release = {_release(name): row for name, row in rules["by_torch"].items()}
+    known = [release for release in by_release if release <= _release(torch_version)]
+    row = by_release[max(known, default=min(by_release))]
+    workspace = row["cublas_workspace_bytes"]
+    large = capability[0] in workspace["large_majors"]
+    separate = row["cublaslt_workspace"] == "separate"
+
+    def accepted(backend: str) -> bool:
+        lowest, highest = rules["sdpa_capabilities"][backend]
+        return tuple(lowest) <= capability <= tuple(highest)
+
+    return ArchitectureRules(
+        cublas_workspace_bytes=workspace["large" if large else "default"],
+        cublaslt_workspace_bytes=row["cublaslt_workspace_bytes"] if separate else 0,
+        cublas_workspace_kept=row["cublas_workspace_kept"],
+        flash_sdpa=accepted("flash"),
+        efficient_sdpa=accepted("efficient"),
+        cudnn_sdpa=accepted("cudnn"),
+        cudnn_sdpa_first=list(capability) in row["cudnn_sdpa_first"],
+        cuda_context_bytes=rules["cuda_context_bytes"],
+    )
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    # Imported here: PyYAML costs the commands that need no table.
+    from autotune.yaml_file import parse_yaml
+
+    file = resources.files("autotune").joinpath("facts", _FILE)
+    return parse_yaml(file.read_text(encoding="utf-8"), _FILE)[0]
+
+
+def _kind(row: Mapping[str, Any]) -> DeviceKind:
+    major, minor = row["capability"]
+    links = row["interconnect"]
+    return DeviceKind(
+        name=row["name"],
+        aliases=tuple(row["aliases"]),
+        memory_bytes=row["memory_bytes"],
+        memory_source=row["memory_source"],
+        capability=(major, minor),
+        matrix_flops_per_s=dict(row["matrix_flops_per_s"]),
+        multiprocessors=row["multiprocessors"],
+        bandwidth_bytes_per_s=row["bandwidth_bytes_per_s"],
+        cuda_total_bytes=row.get("cuda_total_bytes"),
+        interconnect=Interconnect(
+            nvlink_bytes_per_s=links["nvlink_bytes_per_s"],
+            pcie_bytes_per_s=links["pcie_bytes_per_s"],
+        ),
+        also_reported_as=tuple(row.get("also_reported_as", ())),
+        source=tuple(row["source"]),
+    )
+
+
+def _of_memory(size: str) -> DeviceKind:
+    try:
+        memory = parse_bytes(size)
+    except ValueError as error:
+        raise user_error(str(error), where="device", hint="write `memory=24GiB`") from None
+    return DeviceKind(
+        name=f"CUDA device of {format_bytes(memory)}",
+        aliases=(),
+        memory_bytes=memory,
+        memory_source="asked for",
+        capability=_GENERIC_CAPABILITY,
+        matrix_flops_per_s=dict.fromkeys(DTYPES),
+    )
+
+
+def _unknown(text: str, wanted: str) -> UserError:
+    kinds = device_kinds()
+    close = nearest(wanted, [alias for kind in kinds for alias in kind.aliases])
+    known = ", ".join(kind.aliases[0] for kind in kinds)
+    listed = f"the kinds are {known}; or `memory=24GiB`"
+    return user_error(
+        f"`{text}` is no known kind of GPU",
+        where="device",
+        hint=f"{close} {listed}" if close else listed,
+    )
+
+
+def _plain(name: str) -> str:
+    """`NVIDIA GeForce RTX 4090` -> `rtx-4090`."""
+    return _MAKER.sub("", re.sub(r"[\s_]+", "-", name.strip().lower()), count=1)
+
+
+def _plain_names(kind: DeviceKind) -> tuple[str, ...]:
+    return tuple(_plain(name) for name in (kind.name, *kind.also_reported_as))
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = re.findall(r"[0-9]+", version)[:2]
+    return int(major), int(minor)
