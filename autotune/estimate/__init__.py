@@ -1,0 +1,1 @@
+"""What should happen: memory and time of any candidate, without a device."""

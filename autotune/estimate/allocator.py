@@ -1,0 +1,189 @@
+"""PyTorch's CUDA caching allocator, replayed without a device. Pure.
+
+A model of c10/cuda/CUDACachingAllocator.cpp for one stream with the default settings, or with
+expandable segments. The rules, read in a version of 2025 and in one newer than torch 2.13 (they are
+the same there): a request is rounded up to 512 bytes. The smallest free block that fits is taken,
+at the lowest address among equals, and split if enough remains. Without one, memory is asked of the
+driver. If that refuses, whatever is wholly free is given back to it, and it is asked once more:
+that is a retry.
+
+Where it may differ from a real run:
+- The driver decides addresses. Here they only rise, so among free blocks of equal size another one
+  may be taken.
+- `limit_bytes` is what the driver can hand out. Under `set_per_process_memory_fraction`, torch
+  compares the limit with the reserved bytes plus the whole request, rounded to a segment's size.
+  For segments of fixed size that is the same. An expandable segment may need less (its end is free
+  already) or more (it grows by 20 MiB): torch may then retry where this does not, and go beyond the
+  limit by less than a page. Whether a record fits differed only within 60 MiB of the limit.
+- Uses on other streams, which delay a free, CUDA graphs and `torch.cuda.empty_cache` are left out.
+"""
+
+from dataclasses import dataclass
+
+from autotune.estimate.allocator_expandable import ExpandablePool
+from autotune.estimate.allocator_pools import (
+    LARGE_SEGMENT,
+    ROUNDING,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+    Block,
+    Driver,
+    FixedPool,
+    Pool,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """How the allocator is set up."""
+
+    limit_bytes: int | None = None
+    """The most that it may reserve; None: no limit."""
+    expandable_segments: bool = False
+    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+
+
+DEFAULT_SETTINGS = AllocatorSettings()
+
+
+class OutOfMemory(Exception):
+    """A request that did not fit, after all that is wholly free was given back. Bytes.
+
+    Args:
+        requested_bytes: the request, as it was made.
+        reserved_bytes: what was then still reserved.
+        allocated_bytes: what was in use.
+        missing_bytes: how far beyond the limit the request would have gone, above 0.
+    """
+
+    def __init__(
+        self, *, requested_bytes: int, reserved_bytes: int, allocated_bytes: int, missing_bytes: int
+    ) -> None:
+        super().__init__(
+            f"a request of {requested_bytes} bytes lacks {missing_bytes} bytes"
+            f" ({allocated_bytes} allocated, {reserved_bytes} reserved)"
+        )
+        self.requested_bytes = requested_bytes
+        self.reserved_bytes = reserved_bytes
+        self.allocated_bytes = allocated_bytes
+        self.missing_bytes = missing_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockState:
+    """One block of a segment."""
+
+    address: int
+    size_bytes: int
+    allocated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentState:
+    """A stretch of reserved memory. Addresses begin at 0 in each of the two pools."""
+
+    small: bool
+    """Whether it serves requests up to 1 MiB."""
+    address: int
+    size_bytes: int
+    blocks: tuple[BlockState, ...]
+
+
+class CachingAllocator:
+    """The allocator of one device and stream. Callers name their allocations by any integer.
+
+    Attributes (bytes):
+        allocated_bytes: in use, as `torch.cuda.memory_allocated` counts: whole blocks.
+        peak_allocated_bytes: its highest.
+        retries: `num_alloc_retries`, with those that ended in OutOfMemory.
+    """
+
+    def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
+        self._driver = Driver(settings.limit_bytes)
+        self._small: Pool
+        self._large: Pool
+        if settings.expandable_segments:
+            self._small = ExpandablePool(self._driver, page=SMALL_SEGMENT)
+            self._large = ExpandablePool(self._driver, page=LARGE_SEGMENT)
+        else:
+            self._small = FixedPool(self._driver, least_rest=ROUNDING)
+            self._large = FixedPool(self._driver, least_rest=SMALL_REQUEST + ROUNDING)
+        self._live: dict[int, Block | None] = {}
+        self.allocated_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.retries = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Held from the driver now, as `torch.cuda.memory_reserved` counts."""
+        return self._driver.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The highest `reserved_bytes` so far."""
+        return self._driver.peak_reserved_bytes
+
+    def allocate(self, key: int, nbytes: int) -> None:
+        """Allocate `nbytes` (0: nothing) under the name `key`.
+
+        Raises:
+            OutOfMemory: it does not fit. `key` then names nothing, and one may go on.
+            ValueError: `key` is in use, or `nbytes` is negative.
+        """
+        if key in self._live:
+            raise ValueError(f"allocation {key} has not been freed")
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"`nbytes` must not be negative, but got {nbytes}")
+            self._live[key] = None
+            return
+        size = -(-nbytes // ROUNDING) * ROUNDING
+        pool = self._small if size <= SMALL_REQUEST else self._large
+        block = pool.take(size) or self._grow(pool, size, nbytes)
+        if block.size > size:
+            pool.split(block, size)
+        self._live[key] = block
+        self.allocated_bytes += block.size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+
+    def free(self, key: int) -> None:
+        """Free what was allocated as `key`. KeyError: nothing was, or it was freed already."""
+        block = self._live.pop(key)
+        if block is not None:
+            self.allocated_bytes -= block.size
+            block.pool.put(block)
+
+    def snapshot(self) -> list[SegmentState]:
+        """All reserved memory, the small pool's first, each by address."""
+        return [
+            SegmentState(
+                small=pool is self._small,
+                address=blocks[0].address,
+                size_bytes=sum(block.size for block in blocks),
+                blocks=tuple(
+                    BlockState(address=b.address, size_bytes=b.size, allocated=not b.free)
+                    for b in blocks
+                ),
+            )
+            for pool in (self._small, self._large)
+            for blocks in pool.segments()
+        ]
+
+    def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
+        """A block from the driver, if need be once the cache has been given back to it."""
+        block = pool.grow(size)
+        if block is not None:
+            return block
+        self._large.release()
+        self._small.release()
+        self.retries += 1
+        block = pool.grow(size)
+        if block is not None:
+            return block
+        raise OutOfMemory(
+            requested_bytes=nbytes,
+            reserved_bytes=self.reserved_bytes,
+            allocated_bytes=self.allocated_bytes,
+            missing_bytes=self._driver.excess(pool.growth(size)),
+        )
