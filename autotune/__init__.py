@@ -17,13 +17,23 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "load_job": "autotune.space.load",
+    "plan": "autotune.planning",
     "tune": "autotune.tuning",
     "Job": "autotune.job",
     "Recommendation": "autotune.recommend",
     "Result": "autotune.session",
     "RunFolder": "autotune.run_folder",
 }
-__all__ = ["Job", "Recommendation", "Result", "RunFolder", "__version__", "load_job", "tune"]
+__all__ = [
+    "Job",
+    "Recommendation",
+    "Result",
+    "RunFolder",
+    "__version__",
+    "load_job",
+    "plan",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

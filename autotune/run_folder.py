@@ -6,6 +6,7 @@ run.json          how the run was started: version, study name, whether study.db
 machine.json      device and stack at the start
 facts.json        what the survey found
 space.json        a fingerprint of the search space
+estimates.json    what each candidate was expected to take; estimates/ what was traced for it
 data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
 model/            only where the job named a bare config
 probes/NNNN/      request, reply, progress and logs of each probe
@@ -56,6 +57,10 @@ class RunFolder:
     @property
     def space(self) -> Path:
         return self.path / "space.json"
+
+    @property
+    def estimates(self) -> Path:
+        return self.path / "estimates.json"
 
     @property
     def rows(self) -> Path:

@@ -5,13 +5,20 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(scope="session")
+def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces are the same whoever asks: one test run makes each of them once."""
+    return tmp_path_factory.mktemp("plan-cache")
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_home(tmp_path: Path, plan_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test can touch the user's home or caches, nor reach for the hub."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(plan_cache))
     monkeypatch.setenv("HF_HOME", str(home / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -13,6 +13,7 @@ from autotune import __version__
 
 COMMANDS = {
     "run": "Find the fastest stable configuration of a job and write its verified bundle.",
+    "plan": "Say what every candidate of a job will take, before anything runs.",
     "probe": "Measure one candidate of a job.",
     "verify": "Launch the bundle of a run for a few steps and compare with its promise.",
     "emit": "Write the bundle of a run, or of one of its probes, again.",

@@ -46,6 +46,15 @@ class TerminalListener(Listener):
             + ", ".join(self._free)
         )
 
+    def estimating(self, space: SearchSpace) -> None:
+        self._say("estimating what each candidate takes, without the device ...")
+
+    def estimated(self, candidates: int, hopeless: int, seconds: float) -> None:
+        self._say(
+            f"estimates {candidates - hopeless} of {candidates} candidates may fit; "
+            f"{hopeless} are not probed  [{format_seconds(seconds)}]"
+        )
+
     def probing(self, number: int, candidate: Candidate) -> None:
         if self._console.is_terminal:
             line = f"probe {number:3d}  {describe(candidate, self._free)} ..."

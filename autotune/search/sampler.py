@@ -47,8 +47,13 @@ class FeasibleSampler(BaseSampler):
     ):
         self._distributions = distributions
         self._feasible, self._opening, self._lean = feasible, opening, lean
+        self._left_out: Sequence[Params] = ()
         self._random = random.Random(seed)
         self._inner = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+
+    def leave_out(self, hopeless: Sequence[Params]) -> None:
+        """Do not propose these."""
+        self._left_out = hopeless
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -62,7 +67,8 @@ class FeasibleSampler(BaseSampler):
         """The parameters of the next candidate."""
         finished = study.get_trials(deepcopy=False)
         seen = [t.params for t in finished if _counts(t) and t.number != trial.number]
-        new = [params for params in self._feasible if params not in seen]
+        gone = {_key(params) for params in (*seen, *self._left_out)}
+        new = [params for params in self._feasible if _key(params) not in gone]
         if not new:
             raise RuntimeError("every candidate has been probed")
         for params in self._opening:
@@ -102,6 +108,10 @@ class FeasibleSampler(BaseSampler):
         """Fresh randomness in another worker."""
         self._random.seed()
         self._inner.reseed_rng()
+
+
+def _key(params: Params) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in params.items()))
 
 
 def _counts(trial: FrozenTrial) -> bool:

@@ -63,7 +63,8 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space, self._allowed = space, allowed_bytes
         self._knobs = [knob.name for knob in space.free_knobs]
-        sampler = FeasibleSampler(
+        self._hopeless: frozenset[str] = frozenset()
+        self._sampler = FeasibleSampler(
             self._distributions(),
             [self._params(candidate) for candidate in space.candidates],
             [self._params(candidate) for candidate in opening],
@@ -74,7 +75,7 @@ class Study:
             storage=_storage(database),
             study_name=name,
             direction="maximize",
-            sampler=sampler,
+            sampler=self._sampler,
             pruner=CannotWinPruner(),
             load_if_exists=True,
         )
@@ -87,6 +88,11 @@ class Study:
 
     def _params(self, candidate: Candidate) -> dict[str, Any]:
         return {name: _choice(candidate[name]) for name in self._knobs}
+
+    def leave_out(self, keys: frozenset[str]) -> None:
+        """Candidates, by key, that are not to be proposed from now on."""
+        self._hopeless = keys
+        self._sampler.leave_out([self._params(c) for c in self._space.candidates if c.key in keys])
 
     def ask(self) -> tuple[Trial, Candidate]:
         """The next candidate, recorded as running before anything is done with it."""
@@ -161,7 +167,8 @@ class Study:
             for record in self.records()
             if record.measurement is None or record.measurement.outcome not in _SILENT
         }
-        return sum(candidate.key not in told for candidate in self._space.candidates)
+        done = told | self._hopeless
+        return sum(candidate.key not in done for candidate in self._space.candidates)
 
 
 def _choice(value: Any) -> Any:

@@ -76,24 +76,28 @@ def batching_of(request: ProbeRequest, training: SFTConfig) -> Batching:
 
 
 def build_trainer(
-    request: ProbeRequest, training: SFTConfig, model: ModelConfig, rows: Any
+    request: ProbeRequest,
+    training: SFTConfig,
+    model: ModelConfig,
+    rows: Any,
+    made: Any = None,
 ) -> SFTTrainer:
-    """The trainer of a candidate on `rows`, its model on the device."""
-    kwargs = {
-        "revision": model.model_revision,
-        "trust_remote_code": training.trust_remote_code,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-    }
+    """The trainer of a candidate on `rows`, its model on the device.
+
+    Args:
+        made: the model, where it has been made already (a trace has one without data).
+    """
     revision = {} if Path(request.model_path).exists() else {"revision": model.model_revision}
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         request.model_path, trust_remote_code=training.trust_remote_code, **revision
     )
     source: Any = request.model_path
-    if request.weights == "real":
-        training.model_init_kwargs = kwargs
+    if made is not None:
+        source = made
+    elif request.weights == "real":
+        training.model_init_kwargs = model_kwargs(training, model)
     else:
-        source = random_model(request, **kwargs)
+        source = random_model(request, request.device_kind, **model_kwargs(training, model))
     return SFTTrainer(
         model=source,
         args=training,
@@ -104,8 +108,18 @@ def build_trainer(
     )
 
 
-def random_model(request: ProbeRequest, *, dtype: str, **kwargs: Any) -> Any:
-    """The model of the same shape with random weights, made on the device itself."""
+def model_kwargs(training: SFTConfig, model: ModelConfig) -> dict[str, Any]:
+    """What TRL's script passes on to `from_pretrained`."""
+    return {
+        "revision": model.model_revision,
+        "trust_remote_code": training.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+    }
+
+
+def random_model(request: ProbeRequest, device: str, *, dtype: str, **kwargs: Any) -> Any:
+    """The model of the same shape with random weights, made on `device` itself."""
     attention = kwargs.pop("attn_implementation")
     revision = {} if Path(request.model_path).exists() else {"revision": kwargs["revision"]}
     config = transformers.AutoConfig.from_pretrained(
@@ -114,7 +128,6 @@ def random_model(request: ProbeRequest, *, dtype: str, **kwargs: Any) -> Any:
     # As `from_pretrained` leaves it: what a Trainer asks the config for later.
     config.name_or_path = request.model_path
     kind = getattr(torch, dtype) if dtype != "auto" else (config.dtype or torch.float32)
-    device = "cuda" if request.device_kind == "cuda" else "cpu"
     with torch.device(device):
         return model_class(config)._from_config(config, dtype=kind, attn_implementation=attention)
 

@@ -1,0 +1,115 @@
+"""`autotune plan`."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.errors import user_error
+
+MAXIMA = ("per_device_train_batch_size", "max_length")
+
+
+@click.command("plan")
+@job_options
+@click.option(
+    "--device", metavar="KIND", help="Plan for this GPU (h200, a100-40gb, memory=24GiB) or `cpu`."
+)
+@click.option(
+    "--devices", type=int, default=1, help="How many of them. This version plans for one."
+)
+@click.option("--fits", is_flag=True, help="Only candidates that fit.")
+@click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
+@click.option(
+    "--max", "maximum", type=click.Choice(MAXIMA), help="The largest value of this knob that fits."
+)
+@json_option
+@guarded
+def command(
+    job: Path | None,
+    sets: tuple[str, ...],
+    device: str | None,
+    devices: int,
+    fits: bool,
+    top: int | None,
+    maximum: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Say what every candidate of JOB will take, before anything runs on the device.
+
+    Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
+    `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
+    """
+    if devices != 1:
+        raise user_error(
+            f"this version plans for one device, but got --devices {devices}",
+            hint="plan for one; sharding over several comes later",
+        )
+    if maximum is not None:
+        return _largest(job, sets, flags, device, maximum, as_json)
+    from autotune.planning import plan
+
+    loaded, definition = load(job, _sets(job, sets, flags), flags)
+    folder = Path(tempfile.mkdtemp(prefix="autotune-plan-"))
+    made = plan(loaded, definition, folder, device=device, only_default=job is None)
+    shutil.rmtree(folder, ignore_errors=True)
+    chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
+    chosen = chosen[:top] if top else chosen
+    if as_json:
+        from autotune.report.plan import plan_plain
+
+        print_json(plan_plain(made, chosen))
+    else:
+        from rich.console import Console
+
+        from autotune.report.plan import plan_view
+
+        Console(width=None if Console().is_terminal else 160).print(*plan_view(made, chosen))
+    return 0 if any(estimate.fits for estimate in made.estimates.values()) else 1
+
+
+def _largest(
+    job: Path | None,
+    sets: tuple[str, ...],
+    flags: dict[str, Any],
+    device: str | None,
+    maximum: str,
+    as_json: bool,
+) -> int:
+    from autotune.largest import largest
+    from autotune.report.plan import largest_plain, largest_view
+
+    loaded, definition = load(job, _sets(job, sets, flags), flags)
+    folder = Path(tempfile.mkdtemp(prefix="autotune-plan-"))
+    answer = largest(loaded, definition, folder, maximum, device=device)
+    shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        print_json(largest_plain(answer))
+    else:
+        click.echo(largest_view(answer))
+    return 0 if answer.value is not None else 1
+
+
+def _sets(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> tuple[str, ...]:
+    """What one candidate without a job file leaves open: lengths for data, its own batch."""
+    if job is not None:
+        return sets
+    named = dict(one.partition("=")[::2] for one in sets)
+    length = flags["max_length"] or named.get("max_length")
+    if flags["model"] is None and "model" not in named:
+        raise user_error(
+            "a job is needed", hint="name a job file, or give --model and --max-length"
+        )
+    if length is None:
+        raise user_error("without a job file a length is needed", hint="add --max-length 1024")
+    added = []
+    if flags["dataset"] is None and not any(name.startswith("dataset") for name in named):
+        added.append(f"dataset={{lengths: {{max: {length}}}}}")
+    if flags["global_batch_size"] is None and "global_batch_size" not in named:
+        batch = named.get("per_device_train_batch_size", "8")
+        added.append(f"global_batch_size={2 * int(batch) if batch.isdigit() else 8}")
+    return (*sets, *added)

@@ -1,0 +1,99 @@
+"""Carried values: what small tensors of a fake run hold, so that programs take their real way.
+
+A fake tensor has no values. Integer and boolean tensors that decide what a trainer does (masks,
+labels, lengths, counts) are small, so the concrete result is carried along: each operator whose
+inputs are all known is run on them as well. What is not known is answered by policy, and counted.
+Runs in a child only.
+"""
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+MAX_NUMBERS = 1 << 21
+MAX_FLOATS = 1 << 10
+"""Largest tensors whose values are carried."""
+
+
+def _small(tensor: torch.Tensor) -> bool:
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    return bool(tensor.numel() <= (MAX_FLOATS if floating else MAX_NUMBERS))
+
+
+class CarriedValues:
+    """The concrete values of fake tensors, where they are known."""
+
+    def __init__(self) -> None:
+        self._overwritten: Any = WeakIdKeyDictionary()
+        """Storages that were written to with something unknown."""
+
+    def of(self, tensor: Any) -> torch.Tensor | None:
+        """What the tensor holds; None where that is not known."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor if isinstance(tensor, torch.Tensor) and _small(tensor) else None
+        known: torch.Tensor | None = tensor.__dict__.get("autotune_carried")
+        if known is None or tensor.untyped_storage() in self._overwritten:
+            return None
+        return known
+
+    def listed(self, tensor: Any) -> Any:
+        """What `tolist` gives; None where the values are not known."""
+        value = self.of(tensor)
+        if value is None:
+            return None
+        with unset_fake_temporarily():
+            return value.tolist()
+
+    def set(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Remember what a fake tensor holds."""
+        tensor.__dict__["autotune_carried"] = value
+
+    def follow(self, operator: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Run the operator on the values as well, where all of them are known."""
+        outs = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
+        mutates = operator._schema.is_mutable
+        if not outs and not mutates:
+            return
+        inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+        values = self._values(inputs, outs, mutates)
+        if values is None:
+            if mutates:
+                self._forget_written(operator, args)
+            return
+
+        def concrete(value: Any) -> Any:
+            return values[id(value)] if isinstance(value, torch.Tensor) else value
+
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                result = operator(*tree_map(concrete, args), **tree_map(concrete, kwargs))
+        except Exception:
+            return
+        found = [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]
+        for tensor, value in zip(outs, found, strict=False):
+            if isinstance(tensor, FakeTensor) and tensor.shape == value.shape and _small(tensor):
+                self.set(tensor, value)
+
+    def _values(
+        self, inputs: list[torch.Tensor], outs: list[torch.Tensor], mutates: bool
+    ) -> dict[int, torch.Tensor] | None:
+        if not mutates and not any(_small(tensor) for tensor in outs):
+            return None
+        values = {}
+        for tensor in inputs:
+            value = self.of(tensor)
+            if value is None:
+                return None
+            values[id(tensor)] = value
+        return values
+
+    def _forget_written(self, operator: Any, args: Any) -> None:
+        for argument, value in zip(operator._schema.arguments, args, strict=False):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for tensor in tree_iter(value):
+                if isinstance(tensor, FakeTensor) and "autotune_carried" in tensor.__dict__:
+                    self._overwritten[tensor.untyped_storage()] = True

@@ -1,0 +1,60 @@
+"""What CUDA does that a trace on the CPU would not show: kernels chosen, scratch, workspaces.
+
+Sources: aten/src/ATen/native/transformers/cuda/ (attention) and
+aten/src/ATen/cuda/CublasHandlePool.cpp (workspaces).
+Known not to be modelled: scratch of cuBLASLt and of reductions (at most a few MiB).
+Runs in a child only.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+_MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaRules:
+    """What the architecture decides.
+
+    Attributes:
+        workspace_bytes: of one cuBLAS handle.
+        flash: whether the flash attention kernel runs there (compute capability 8.0 and up).
+        cudnn_first: whether PyTorch prefers cuDNN's attention there.
+    """
+
+    workspace_bytes: int
+    flash: bool
+    cudnn_first: bool
+
+    def uses_cublas(self, operator: Any) -> bool:
+        """Whether the operator opens a cuBLAS handle."""
+        return operator in _MATMULS
+
+    def attention(self, query: Any, key: Any, value: Any, mask: Any) -> str:
+        """The SDPA kernel CUDA takes: `flash`, `cudnn`, `efficient` or `math`."""
+        sizes = (query.shape[-1], value.shape[-1])
+        if query.dtype in _HALF and max(sizes) <= 256 and sizes[0] == sizes[1]:
+            if self.cudnn_first and max(sizes) <= 128 and query.shape[2] > 1:
+                return "cudnn"
+            if self.flash and mask is None:
+                return "flash"
+        return "efficient" if all(n % 4 == 0 for n in sizes) else "math"
+
+    def scratch_bytes(self, operator: Any, args: Any, out: Any) -> Iterator[int]:
+        """Sizes of what a kernel allocates inside and frees before it returns."""
+        if operator is aten._scaled_dot_product_flash_attention_backward.default:
+            query, key = args[1], args[2]
+            batch, heads, length, size = query.shape
+            rows, width = -(-length // 128) * 128, -(-size // 32) * 32
+            yield batch * heads * rows * width * 4  # dq in float32
+            yield batch * heads * rows * 4  # the softmax's row sums
+            if key.shape[1] != heads:  # dk and dv of every query head, before they are summed
+                yield batch * key.shape[2] * heads * size * query.element_size()
+                yield batch * key.shape[2] * heads * size * query.element_size()
+        elif operator is aten.logsumexp.default:
+            yield args[0].numel() * args[0].element_size()

@@ -1,0 +1,174 @@
+"""What is expected of a candidate: its memory in parts, its speed, and how sure that is. Pure."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.estimate.memory import Residual
+from autotune.estimate.paths import UNTRACEABLE
+from autotune.estimate.protocol import PointReply
+from autotune.estimate.record import ACTIVATIONS, LOGITS
+
+FRAGMENTATION, CONTEXT = "fragmentation", "context"
+MIB = 2**20
+CUDA_PRIOR = Residual(offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02)
+"""Before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+CPU_SIGMA = 0.07
+"""The C library's allocator: one and the same probe differed by 15% from process to process."""
+GUESSED_SIGMA = 0.15
+"""Where something else was traced in a knob's place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a candidate is expected to take. Bytes, seconds.
+
+    Attributes:
+        peak_memory_bytes: of the whole process: reserved and what lies outside the allocator.
+        parts: by kind, fragmentation and context among them; they add up to the whole.
+        method: how it was found; `adjusted trace` where a knob could not be traced.
+        notes: what that means.
+        p_oom: probability that it runs out of the memory it may take.
+        fits: the replay under the limit went through, and it is more likely than not.
+        sigma_bytes: standard deviation of the expected peak.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_memory_bytes: int
+    parts: Mapping[str, int]
+    peak_operator: str
+    peak_phase: str
+    retries: int
+    method: str
+    notes: tuple[str, ...]
+    sigma_bytes: int
+    p_oom: float
+    fits: bool
+    missing_bytes: int | None
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    offloaded_bytes: int = 0
+    """Activations that go to the host and back in the worst micro-step."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether the candidate itself was traced, nothing in a knob's place."""
+        return self.method in {"trace", "scaled trace"}
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "parts": dict(self.parts),
+            "peak_operator": self.peak_operator,
+            "peak_phase": self.peak_phase,
+            "allocator_retries": self.retries,
+            "step_time_s": self.step_time_s,
+            "tokens_per_s": self.tokens_per_s,
+            "method": self.method,
+            "notes": list(self.notes),
+            "sigma_bytes": self.sigma_bytes,
+            "p_oom": round(self.p_oom, 4),
+            "offloaded_bytes": self.offloaded_bytes,
+            "missing_bytes": self.missing_bytes,
+        }
+
+
+def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
+    """The estimate that JSON data hold."""
+    known = {field.name for field in dataclasses.fields(Estimate)}
+    values = {name: value for name, value in data.items() if name in known}
+    return Estimate(
+        **{**values, "retries": data["allocator_retries"], "notes": tuple(data["notes"])}
+    )
+
+
+def prior_residual(device_kind: str, process_bytes: int) -> Residual:
+    """What is assumed of a device's processes before any was measured."""
+    if device_kind == "cuda":
+        return CUDA_PRIOR
+    return Residual(offset_bytes=process_bytes, sigma_bytes=32 * MIB, relative_sigma=CPU_SIGMA)
+
+
+def estimated(
+    point: PointReply,
+    replaced: Sequence[str],
+    residual: Residual,
+    limit_bytes: int,
+    layers: int,
+) -> Estimate:
+    """The estimate of a candidate whose path, but for `replaced`, was traced as `point`."""
+    parts = {name: size for name, size in point.parts.items() if size}
+    reserved, offloaded = point.peak_reserved_bytes, 0
+    if "activation_offloading" in replaced:
+        parts, reserved = _offloaded(point, layers)
+        offloaded = point.parts.get(ACTIVATIONS, 0) - parts.get(ACTIVATIONS, 0)
+    allocated = sum(parts.values())
+    parts[FRAGMENTATION] = reserved - allocated
+    expected = residual.corrected(reserved)
+    parts[CONTEXT] = round(expected) - reserved
+    if replaced:
+        residual = _less_sure(residual)
+    p_oom = residual.probability_above(reserved, limit_bytes)
+    missing = round(expected - limit_bytes) if expected > limit_bytes else None
+    if point.oom and not replaced:
+        missing = max(missing or 0, point.missing_bytes or 1)
+        p_oom = max(p_oom, 0.5)
+    return Estimate(
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        peak_memory_bytes=round(expected),
+        parts=parts,
+        peak_operator=point.operator,
+        peak_phase=point.phase,
+        retries=point.retries,
+        method="adjusted trace" if replaced else point.method,
+        notes=tuple(f"{name}: {UNTRACEABLE[name][1]}" for name in replaced),
+        sigma_bytes=round(residual.sigma(reserved)),
+        p_oom=p_oom,
+        fits=missing is None and p_oom < 0.5,
+        missing_bytes=missing,
+        offloaded_bytes=offloaded,
+    )
+
+
+def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int]:
+    """Parts and reserved bytes with all activations but those of two layers on the host.
+
+    A closed form, not a trace. The peaks of other phases, where no activations live, stay.
+    """
+    parts = {name: size for name, size in point.parts.items() if size}
+    kept = round(parts.get(ACTIVATIONS, 0) * min(2 / max(layers, 1), 1.0))
+    saved = parts.get(ACTIVATIONS, 0) - kept
+    other = max(
+        (peak for phase, peak in point.phases.items() if phase not in {"micro-step"}), default=0
+    )
+    saved = min(saved, max(point.peak_allocated_bytes - other, 0))
+    parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0) - saved
+    return parts, point.peak_reserved_bytes - saved
+
+
+def _less_sure(residual: Residual) -> Residual:
+    return Residual(
+        bias=residual.bias,
+        offset_bytes=residual.offset_bytes,
+        relative_sigma=max(residual.relative_sigma, GUESSED_SIGMA),
+        sigma_bytes=residual.sigma_bytes,
+        measurements=residual.measurements,
+    )
+
+
+def most_helpful(parts: Mapping[str, int]) -> str | None:
+    """Which change of a knob would take most from the largest part; None where none is known."""
+    largest = max(parts, key=lambda name: parts[name], default=None)
+    return {
+        ACTIVATIONS: "gradient_checkpointing, or a smaller micro-batch",
+        LOGITS: "loss_type=chunked_nll, or a smaller micro-batch",
+        "optimizer": "tuning: lora, or a leaner optimizer",
+        "gradients": "tuning: lora",
+        "weights": "dtype: bfloat16 (a recipe knob)",
+    }.get(largest or "")

@@ -1,0 +1,62 @@
+"""The child's side of a plan: trace one path, and say what each of its micro-batches takes.
+
+Raises nothing: what cannot be traced is told in the reply.
+"""
+
+import time
+import traceback
+from pathlib import Path
+
+from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+
+
+def estimate(path: Path) -> None:
+    """Answer `path/request.json` with an `EstimateReply`."""
+    folder = ProbeFolder(path=path)
+    plain = read_json(folder.request) or {}
+    points = [Point.from_plain(point) for point in plain["points"]]
+    request = EstimateRequest.from_plain({**plain, "points": points})
+    began = time.monotonic()
+    held = process_bytes()
+    try:
+        reply = _answer(request, held, began)
+    except MemoryError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        reply = EstimateReply(
+            points=[],
+            shapes=[],
+            optimizer_work={},
+            process_bytes=held,
+            policy={},
+            seconds=time.monotonic() - began,
+            problem=f"{type(error).__name__}: {first}",
+        )
+    write_json(folder.reply, reply.plain())
+
+
+def process_bytes() -> int:
+    """What a fresh process with the training stack holds (see `probe/memory.py`)."""
+    import os
+
+    from autotune.probe.memory import process_status
+
+    unmapped = process_status("RssFile", os.getppid()) - process_status("RssFile")
+    return process_status("VmRSS") + unmapped
+
+
+def _answer(request: EstimateRequest, held: int, began: float) -> EstimateReply:
+    from autotune.estimate.path_estimates import PathEstimates
+
+    path = PathEstimates(request)
+    return EstimateReply(
+        points=[path.point(point) for point in request.points],
+        shapes=path.shapes(),
+        optimizer_work=path.optimizer_work(),
+        process_bytes=held,
+        policy=path.traces.policy,
+        seconds=round(time.monotonic() - began, 3),
+    )

@@ -1,0 +1,143 @@
+"""From a record of allocations to the memory a device needs. Pure.
+
+`allocated` is what tensors take, rounded as the caching allocator rounds (512 bytes on CUDA);
+`reserved` is what the allocator holds for them, found by replaying the record through a model of
+it; the process takes its context on top. The verdict is a replay under the device's limit.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.estimate.record import Event, MemoryUse, allocations, live_bytes
+
+CUDA_GRANULE, CPU_GRANULE = 512, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What an allocator makes of a record. Bytes.
+
+    Attributes:
+        missing_bytes: how far beyond the limit it would have had to go; None where it fits.
+        retries: how often it gave its cache back to the driver before it went on.
+    """
+
+    use: MemoryUse
+    reserved_bytes: int
+    retries: int
+    missing_bytes: int | None
+
+
+def replayed(
+    events: Sequence[Event], limit_bytes: int | None, *, expandable_segments: bool
+) -> Replay:
+    """Replay a record through the CUDA caching allocator, held to a limit.
+
+    Where it runs out, the reserved bytes are those it would need without a limit.
+    """
+    use = live_bytes(events, CUDA_GRANULE)
+    free = _run(events, AllocatorSettings(expandable_segments=expandable_segments))
+    reserved, retries, missing = free.peak_reserved_bytes, 0, None
+    if limit_bytes is not None and reserved > limit_bytes:
+        if use.peak_bytes > limit_bytes:
+            missing = use.peak_bytes - limit_bytes
+        else:  # it may still fit, once the cache is given back
+            held = AllocatorSettings(
+                limit_bytes=limit_bytes, expandable_segments=expandable_segments
+            )
+            try:
+                allocator = _run(events, held)
+                reserved, retries = allocator.peak_reserved_bytes, allocator.retries
+            except OutOfMemory as error:
+                missing = error.missing_bytes
+    return Replay(use=use, reserved_bytes=reserved, retries=retries, missing_bytes=missing)
+
+
+def _run(events: Sequence[Event], settings: AllocatorSettings) -> CachingAllocator:
+    allocator = CachingAllocator(settings)
+    for key, nbytes in allocations(events):
+        if nbytes < 0:
+            allocator.free(key)
+        else:
+            allocator.allocate(key, nbytes)
+    return allocator
+
+
+def on_cpu(events: Sequence[Event], limit_bytes: int | None) -> Replay:
+    """The CPU has no caching allocator: what tensors take is what the process asks for."""
+    use = live_bytes(events, CPU_GRANULE)
+    missing = None
+    if limit_bytes is not None and use.peak_bytes > limit_bytes:
+        missing = use.peak_bytes - limit_bytes
+    return Replay(use=use, reserved_bytes=use.peak_bytes, retries=0, missing_bytes=missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """What measurements say an estimate is off by, as explicit values.
+
+    measured = (1 + bias) x estimate + offset, give or take `relative_sigma` of it and
+    `sigma_bytes`.
+
+    Attributes:
+        offset_bytes: what a process takes that no trace shows (context, libraries).
+        measurements: how many probes these figures come from; 0: assumed beforehand.
+    """
+
+    bias: float = 0.0
+    offset_bytes: float = 0.0
+    relative_sigma: float = 0.02
+    sigma_bytes: float = 0.0
+    measurements: int = 0
+
+    def corrected(self, estimate_bytes: float) -> float:
+        """What is to be expected of an estimate of the allocator's bytes."""
+        return (1 + self.bias) * estimate_bytes + self.offset_bytes
+
+    def sigma(self, estimate_bytes: float) -> float:
+        """Standard deviation of what is to be expected."""
+        return math.hypot(self.relative_sigma * estimate_bytes, self.sigma_bytes)
+
+    def probability_above(self, estimate_bytes: float, limit_bytes: float) -> float:
+        """Probability that the process needs more than the limit (normal distribution)."""
+        distance = self.corrected(estimate_bytes) - limit_bytes
+        sigma = max(self.sigma(estimate_bytes), 1.0)
+        return 0.5 * (1 + math.erf(distance / sigma / math.sqrt(2)))
+
+
+def refined(
+    prior: Residual, estimated_bytes: Sequence[float], measured_bytes: Sequence[float]
+) -> Residual:
+    """The residual after measurements: the offset moves, its uncertainty shrinks.
+
+    A Bayesian update of a normal offset with known noise: the prior counts as one measurement of
+    standard deviation `prior.sigma_bytes`; each probe is one of `relative_sigma` of its estimate.
+    The spread of the probes around the new offset then takes the place of the assumed noise, where
+    there are at least three.
+    """
+    if not estimated_bytes:
+        return prior
+    pairs = list(zip(estimated_bytes, measured_bytes, strict=True))
+    weight = 1 / max(prior.sigma_bytes, 1.0) ** 2
+    total, moment = weight, weight * prior.offset_bytes
+    for estimate, measured in pairs:
+        noise = max(prior.relative_sigma * estimate, 1.0)
+        total += 1 / noise**2
+        moment += (measured - (1 + prior.bias) * estimate) / noise**2
+    offset = moment / total
+    relative = prior.relative_sigma
+    if len(pairs) >= 3:
+        spread = [
+            ((measured - offset) / estimate - 1 - prior.bias) ** 2 for estimate, measured in pairs
+        ]
+        # Two more of the assumed size keep a lucky few from claiming certainty.
+        relative = math.sqrt((sum(spread) + 2 * relative**2) / (len(pairs) + 2))
+    return Residual(
+        bias=prior.bias,
+        offset_bytes=offset,
+        relative_sigma=relative,
+        sigma_bytes=math.sqrt(1 / total),
+        measurements=len(pairs),
+    )

@@ -1,0 +1,250 @@
+"""The estimates of one path through the program: which shapes to trace, what each point takes.
+
+Runs in a child only.
+"""
+
+import dataclasses
+from collections import Counter
+from dataclasses import replace
+
+from autotune.estimate import memory
+from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
+from autotune.estimate.record import Event, Work
+from autotune.estimate.resizing import SMALLEST, Irregular
+from autotune.estimate.shapes import (
+    Worst,
+    chunk_count,
+    histogram,
+    micro_batch,
+    sizes_to_trace,
+    smallest_with_chunks,
+)
+from autotune.estimate.tracing import Traces
+from autotune.training.batches import Batching, Plan, Rows, plan
+
+ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
+"""Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
+
+Key = tuple[int, int, bool]
+
+
+class PathEstimates:
+    """Traces a path once, when it is made; then answers for its points."""
+
+    def __init__(self, request: EstimateRequest) -> None:
+        self._request = request
+        self._rows = Rows(request.rows)
+        self._plans: dict[str, Plan] = {}
+        self._loss = str(request.config.get("loss_type", "nll"))
+        self._chunk_rows = CHUNKED_ROWS if self._loss == "chunked_nll" else ENTROPY_ROWS
+        self._worsts = [self._worst(point) for point in request.points]
+        flat = self._worsts[0].flat
+        eager = request.config.get("attn_implementation") == "eager"
+        # The kernels of sdpa differ with and without a mask; eager attention always has one.
+        self._uneven = not flat and not eager and any(map(self._padded, request.points))
+        self.traces = Traces(request)
+        self._keys: dict[bool, tuple[list[int], list[int]]] = {}
+        self._length = max(max(worst.lengths) for worst in self._worsts)
+        self._flat = flat
+        self._whole = False
+        self._others: dict[str, Traces] = {}
+        self._replays: dict[object, memory.Replay] = {}
+        self._events: dict[object, list[Event]] = {}
+        self._trace()
+
+    # -- what the data make of a candidate
+
+    def _plan(self, point: Point) -> Plan:
+        key = repr(sorted(point.batching.items()))
+        if key not in self._plans:
+            self._plans[key] = plan(
+                self._rows,
+                Batching(**point.batching),
+                self._request.rows_total,
+                sampled=self._request.rows_sampled,
+            )
+        return self._plans[key]
+
+    def _worst(self, point: Point) -> Worst:
+        batching = Batching(**point.batching)
+        rows = self._plan(point).worst
+        lengths = [len(row["input_ids"]) for row in rows]
+        multiple = batching.pad_to_multiple_of or 1
+        if not batching.flat:
+            lengths[0] = -(-lengths[0] // multiple) * multiple
+        labelled = sum(label != -100 for row in rows for label in row["labels"][1:])
+        return Worst(lengths=tuple(lengths), labelled=labelled, flat=batching.flat)
+
+    def _padded(self, point: Point) -> bool:
+        return any(tokens != padded for tokens, padded in self._plan(point).sample)
+
+    # -- what to trace
+
+    def _trace(self) -> None:
+        try:
+            self._make(whole=False)
+            self._chunks_checked(self._worsts[0])
+        except Irregular:
+            self._whole = True
+            self._make(whole=True)
+
+    def _chunks_checked(self, worst: Worst) -> None:
+        """TRL's chunks must be those that are counted, or scaling would follow another rule."""
+        for size, length, padded in self.traces.traced():
+            shape = self.traces.shape((size, length, padded))
+            batch = self._micro_batch(size, length, padded)
+            counted = sum(max(round(n * batch.labelled), 1) - 1 for n in batch.lengths)
+            made = Worst(lengths=batch.lengths, labelled=counted, flat=worst.flat)
+            if shape.chunks and abs(shape.chunks - self._chunks(made)) > 1:
+                raise Irregular("the loss is not computed in the chunks that were expected")
+
+    def _share(self, size: int, length: int) -> float:
+        """Share of the tokens that count in the loss. Of a chunked one as few as make chunks."""
+        labelled = sum(worst.labelled for worst in self._worsts)
+        tokens = sum(sum(worst.lengths) - len(worst.lengths) for worst in self._worsts)
+        share = min(labelled / max(tokens, 1), 1.0)
+        if self._loss == "chunked_nll":
+            enough = (SMALLEST + 0.5) * CHUNKED_ROWS
+            share = min(share, enough / max(size if self._flat else size * (length - 1), 1))
+        return share
+
+    def _make(self, *, whole: bool) -> None:
+        wanted: dict[Key, MicroBatch] = {}
+        variants = {worst.padded for worst in self._worsts} | ({True} if self._uneven else set())
+        if any(worst.size == 1 for worst in self._worsts):
+            variants |= {False}
+        for padded in sorted(variants):
+            fitting = [w.size for w in self._worsts if not (padded and w.size == 1)]
+            fitting = [n for n in fitting if padded or n == 1 or not self._needs_padding(n)]
+            self._keys[padded] = self._sizes(fitting or [2])
+            for size in self._keys[padded][0] + self._keys[padded][1]:
+                wanted[size, self._length, padded] = self._micro_batch(size, self._length, padded)
+        self._add_short_shapes(wanted)
+        self.traces.make(wanted, whole=whole)
+
+    def _needs_padding(self, size: int) -> bool:
+        return all(worst.padded for worst in self._worsts if worst.size == size)
+
+    def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
+        per_size = 1.0 if self._flat else self._length - 1.0
+        if self._loss == "chunked_nll":
+            labelled = sum(worst.labelled for worst in self._worsts)
+            per_size *= labelled / max(sum(sum(worst.lengths) for worst in self._worsts), 1)
+        smallest = smallest_with_chunks(per_size, self._chunk_rows, flat=self._flat)
+        return sizes_to_trace(fitting, flat=self._flat, smallest_with_chunks=smallest)
+
+    def _micro_batch(self, size: int, length: int, padded: bool) -> MicroBatch:
+        share = self._share(size, length)
+        return micro_batch(size, length, flat=self._flat, padded=padded, share=share)
+
+    def _add_short_shapes(self, wanted: dict[Key, MicroBatch]) -> None:
+        """Shapes of short rows: speed is needed over all the lengths of the data."""
+        if self._flat:
+            return
+        short = max(self._length // 4, 8)
+        for padded, (direct, scaled) in self._keys.items():
+            sizes = (scaled or direct)[:1] + ([1] if 1 in direct else [])
+            for size in {n for n in sizes if not (padded and n == 1)}:
+                wanted[size, short, padded] = self._micro_batch(size, short, padded)
+
+    # -- answers
+
+    def _chunks(self, worst: Worst) -> int:
+        return chunk_count(worst, self._loss, self._chunk_rows)
+
+    def point(self, point: Point) -> PointReply:
+        """What one point takes: the worst of its padded and its even micro-batch."""
+        worst = self._worst(point)
+        variants = [worst.padded]
+        if worst.size > 1 and True in self._keys:
+            variants.append(True)
+        replies = [self._variant(point, worst, padded) for padded in dict.fromkeys(variants)]
+        return max(replies, key=lambda reply: reply.peak_reserved_bytes)
+
+    def _variant(self, point: Point, worst: Worst, padded: bool) -> PointReply:
+        if True not in self._keys or False not in self._keys:
+            padded = next(iter(self._keys))
+        key = (worst, padded, point.accumulates, point.optim, point.expandable_segments)
+        if key not in self._replays:
+            self._replays[key] = self._replay(point, worst, padded)
+        replay = self._replays[key]
+        return PointReply(
+            peak_allocated_bytes=replay.use.peak_bytes,
+            peak_reserved_bytes=replay.reserved_bytes,
+            parts=replay.use.parts,
+            operator=replay.use.operator,
+            phase=replay.use.phase,
+            oom=replay.missing_bytes is not None,
+            missing_bytes=replay.missing_bytes,
+            retries=replay.retries,
+            phases=replay.use.phases,
+            sample=histogram(self._plan(point).sample),
+            masked=self._padded(point),
+            method="trace" if worst.size in self._keys[padded][0] else "scaled trace",
+        )
+
+    def _replay(self, point: Point, worst: Worst, padded: bool) -> memory.Replay:
+        key = (worst, padded, point.accumulates, point.optim)
+        if key not in self._events:
+            self._events = {key: self._record(point, worst, padded)}
+        events = self._events[key]
+        limit = self._request.limit_bytes
+        if self._request.cuda is None:
+            return memory.on_cpu(events, limit)
+        return memory.replayed(events, limit, expandable_segments=point.expandable_segments)
+
+    def _record(self, point: Point, worst: Worst, padded: bool) -> list[Event]:
+        direct, scaled = self._keys[padded]
+        sizes = [worst.size] if worst.size in direct else scaled
+        keys = [(size, self._length, padded) for size in sizes]
+        chunks = self.traces.shape(keys[0]).chunks
+        if chunks and worst.size not in direct:
+            chunks = self._chunks(worst)
+        optimizer = None if point.optim is None else self._optimizer_step(point.optim)
+        return self.traces.record(
+            keys, worst.size, chunks, accumulates=point.accumulates, optimizer=optimizer
+        )
+
+    def _optimizer_step(self, optim: str) -> list[Event]:
+        """A step of another optimizer, which keeps the same state."""
+        if optim not in self._others:
+            config = {**self._request.config, "optim": optim}
+            other = Traces(dataclasses.replace(self._request, config=config))
+            size = min(key[0] for key in self.traces.traced())
+            small = {(size, 8, False): self._micro_batch(size, 8, False)}
+            other.make(small, whole=self._whole)
+            self._others[optim] = other
+        other = self._others[optim]
+        return other.shape(other.traced()[0]).events
+
+    def shapes(self) -> list[ShapeWork]:
+        """The work of each traced shape, for the whole model."""
+        found = []
+        for size, length, padded in self.traces.traced():
+            shape = self.traces.shape((size, length, padded))
+            work = self.traces.work([(size, length, padded)], size, shape.chunks)
+            found.append(
+                ShapeWork(
+                    rows=1 if self._flat else size,
+                    length=size if self._flat else length,
+                    masked=padded,
+                    flat=self._flat,
+                    work=[[*dataclasses.astuple(one), count] for one, count in work],
+                )
+            )
+        return found
+
+    def optimizer_work(self) -> dict[str, list[list[object]]]:
+        """The work of an optimizer step of the whole model: that of the traced one, as much more
+        as there are more trainable weights."""
+        traced = {"": self.traces.optimizer_work}
+        traced |= {name: other.optimizer_work for name, other in self._others.items()}
+        growth = self.traces.growth()
+        return {name: _grown(works, growth) for name, works in traced.items()}
+
+
+def _grown(works: list[Work], growth: float) -> list[list[object]]:
+    return [
+        [*dataclasses.astuple(replace(work, moved_bytes=round(work.moved_bytes * growth))), count]
+        for work, count in Counter(works).items()
+    ]

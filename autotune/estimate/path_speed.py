@@ -1,0 +1,92 @@
+"""The speed of the candidates on one path, from its traced work and a device's ceilings. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autotune.estimate.ceilings import Ceilings
+from autotune.estimate.protocol import EstimateReply, Point, PointReply, ShapeWork
+from autotune.estimate.record import Work, work_from_plain
+from autotune.estimate.shape_times import ShapeTimes
+from autotune.estimate.speed import TimeParts, step_parts, tokens_per_s, work_time
+
+UNKNOWN_HOST_RATE = 2e10
+"""Bytes/s between host and device where that is not known: PCIe 4.0 x16, less a fifth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What a candidate is expected to run at. `parts` are of one optimizer step."""
+
+    step_time_s: float
+    tokens_per_s: float
+    parts: TimeParts
+
+
+class PathSpeed:
+    """Answers for the points of one path."""
+
+    def __init__(self, reply: EstimateReply, ceilings: Ceilings) -> None:
+        self._reply, self._ceilings = reply, ceilings
+        self._known: dict[tuple[int, int, bool], TimeParts] = {}
+
+    @cached_property
+    def _shapes(self) -> dict[bool, ShapeTimes]:
+        """Curves over the shape, by whether rows are padded."""
+        found: dict[bool, dict[tuple[int, int], TimeParts]] = {}
+        for shape in self._reply.shapes:
+            masked = None if shape.flat else shape.masked
+            time = work_time(works(shape), self._ceilings, masked=masked)
+            found.setdefault(shape.masked, {})[shape.rows, shape.length] = time
+        return {masked: ShapeTimes.fitted(points) for masked, points in found.items()}
+
+    def at(self, rows: int, length: int, masked: bool) -> TimeParts:
+        """One micro-step of `rows` rows padded to `length`."""
+        key = (rows, length, masked)
+        if key not in self._known:
+            curves = self._shapes.get(masked) or next(iter(self._shapes.values()))
+            self._known[key] = curves.at(rows, length)
+        return self._known[key]
+
+    def _host_rate(self) -> float:
+        return self._ceilings.host_bytes_per_s or UNKNOWN_HOST_RATE
+
+    def optimizer(self, optim: str | None) -> TimeParts:
+        """One optimizer step, clipping and all."""
+        rows = self._reply.optimizer_work.get(optim or "") or self._reply.optimizer_work[""]
+        return work_time(_counted(rows), self._ceilings)
+
+    def speed(
+        self, point: Point, answer: PointReply, accumulation: int, *, offloaded_bytes: int = 0
+    ) -> Speed:
+        """What a candidate runs at, over the micro-batches that its sampler forms of the data.
+
+        Args:
+            offloaded_bytes: what its largest micro-batch copies to the host, and back.
+        """
+        largest = max(padded for _, padded, _ in answer.sample)
+        micro: list[TimeParts] = []
+        tokens: list[int] = []
+        rows = 1 if self._reply.shapes[0].flat else point.batching["micro_batch"]
+        for real, padded, count in answer.sample:
+            masked = rows > 1 and real != padded
+            time = self.at(rows, padded // rows, masked)
+            copied = 2 * offloaded_bytes * padded / largest
+            if copied:
+                time = replace(time, transfer_s=copied / self._host_rate())
+            micro += [time] * count
+            tokens += [real] * count
+        parts = step_parts(micro, self.optimizer(point.optim), accumulation)
+        step = parts.total
+        return Speed(
+            step_time_s=step, tokens_per_s=tokens_per_s(step, tokens, accumulation), parts=parts
+        )
+
+
+def works(shape: ShapeWork) -> list[tuple[Work, int]]:
+    """The work of a traced shape, each piece with how often it is done."""
+    return _counted(shape.work)
+
+
+def _counted(rows: Sequence[Sequence[object]]) -> list[tuple[Work, int]]:
+    return [(work_from_plain(row[:-1]), int(str(row[-1]))) for row in rows]

@@ -1,0 +1,106 @@
+"""Candidates that take the same path through the program, so that one trace serves them all. Pure.
+
+What only changes a number (micro-batch, accumulation, learning rate), the order of the data, or
+the allocator does not change the path.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOT_ON_THE_PATH = {
+    *(
+        "learning_rate",
+        "num_train_epochs",
+        "lr_scheduler_type",
+        "weight_decay",
+        "seed",
+        "max_steps",
+    ),
+    *("logging_steps", "save_strategy", "save_steps", "eval_strategy", "report_to", "output_dir"),
+    *("dataset_name", "dataset_train_split", "dataset_test_split", "dataset_config", "run_name"),
+    *("per_device_eval_batch_size", "warmup_ratio", "warmup_steps", "save_total_limit"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy"),
+    *("dataloader_num_workers", "model_name_or_path", "dataset_text_field"),
+}
+
+UNTRACEABLE = {
+    # What cannot run on fake tensors of a CPU: the value that is traced in its place, and what
+    # that means for the estimate.
+    "activation_offloading": (False, "activations are subtracted, but for those of two layers"),
+    "torch_compile": (False, "traced uncompiled; compiled code keeps fewer activations"),
+    "use_liger_kernel": (False, "traced without Liger, which needs less"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedConfig:
+    """What is traced for a candidate: its configuration, and where it differs from its own."""
+
+    config: Mapping[str, Any]
+    replaced: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The same text for the same path."""
+        return json.dumps(path_of(self.config), sort_keys=True)
+
+
+SAME_STATE = ("adamw_torch_fused", "adamw_torch")
+"""Optimizers that keep the same state: one is traced, of the others only their own step."""
+
+
+def optimizer_apart(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """(configuration of the path, the candidate's optimizer where that is another one)."""
+    optim = config.get("optim")
+    if optim in SAME_STATE[1:]:
+        return {**config, "optim": SAME_STATE[0]}, str(optim)
+    return dict(config), None
+
+
+def path_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a flat configuration that decides the path."""
+    return {name: value for name, value in config.items() if name not in NOT_ON_THE_PATH}
+
+
+def traced_config(config: Mapping[str, Any]) -> TracedConfig:
+    """The configuration to trace in place of `config`."""
+    replaced = tuple(
+        name
+        for name, (value, _) in UNTRACEABLE.items()
+        if config.get(name, value) not in (value, None)
+    )
+    return TracedConfig(
+        config={**config, **{name: UNTRACEABLE[name][0] for name in replaced}}, replaced=replaced
+    )
+
+
+def batching_fields(config: Mapping[str, Any], global_batch: int, seed: int) -> dict[str, Any]:
+    """Fields of `training.batches.Batching` of a flat configuration."""
+    return {
+        "micro_batch": config["per_device_train_batch_size"],
+        "global_batch": global_batch,
+        "max_length": config.get("max_length"),
+        "padding_free": bool(config.get("padding_free")),
+        "packing": bool(config.get("packing")),
+        "packing_strategy": config.get("packing_strategy", "bfd"),
+        "keep_end": config.get("truncation_mode") == "keep_end",
+        "grouped": config.get("train_sampling_strategy") == "group_by_length",
+        "pad_to_multiple_of": config.get("pad_to_multiple_of"),
+        "seed": seed,
+    }
+
+
+def unique(values: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """(different values, for each value the index of its like)."""
+    seen: dict[str, int] = {}
+    kept: list[dict[str, Any]] = []
+    places = []
+    for value in values:
+        key = json.dumps(value, sort_keys=True)
+        if key not in seen:
+            seen[key] = len(kept)
+            kept.append(value)
+        places.append(seen[key])
+    return kept, places

@@ -1,0 +1,156 @@
+"""What a planner and its tracing child say to each other. Plain data."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.probe.protocol import Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch(Message):
+    """The shape of one micro-batch.
+
+    Attributes:
+        lengths: tokens of each row, before padding.
+        labelled: the share of each row's tokens that count in the loss.
+    """
+
+    lengths: tuple[int, ...]
+    labelled: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest(Message):
+    """Trace a few optimizer steps of a candidate without a device.
+
+    Attributes:
+        config: the flat TRL configuration, as a probe gets it.
+        model_path: a model folder with a config and a tokenizer.
+        layers: decoder layers to trace; None: all of them.
+        cuda: fields of `CudaRules`; None: the CPU as it is.
+        steps: the micro-batch of each optimizer step, repeated `accumulation` times.
+    """
+
+    config: dict[str, Any]
+    model_path: str
+    layers: int | None
+    cuda: dict[str, Any] | None
+    steps: list[MicroBatch]
+    accumulation: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceReply(Message):
+    """What a trace came to: the events of `AllocationRecord`, and the work of each step."""
+
+    events: list[Any]
+    layers: int
+    chunks: list[int] = field(default_factory=list)
+    """Chunks of the loss in a micro-step of each optimizer step; 0 where it is not chunked."""
+    micro_work: list[Any] = field(default_factory=list)
+    """Of each optimizer step: the work of its last micro-step."""
+    optimizer_work: list[Any] = field(default_factory=list)
+    """The work of the last optimizer step."""
+    policy: dict[str, int] = field(default_factory=dict)
+    """Reads of values that nothing is known of, by operator: how often they were guessed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Message):
+    """A micro-batch to be estimated on one path through the program.
+
+    Attributes:
+        batching: fields of `training.batches.Batching`.
+        accumulates: whether gradients are in memory during its worst micro-batch.
+        expandable_segments: how the CUDA allocator is set up.
+        optim: the optimizer, where it is another than the path's.
+    """
+
+    batching: dict[str, Any]
+    accumulates: bool
+    expandable_segments: bool = False
+    optim: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRequest(Message):
+    """Estimate the points of one path: one traced trainer, many micro-batches.
+
+    Attributes:
+        config: the flat TRL configuration of the path.
+        model: what the cached traces depend on besides: the text of the model's config.
+        layers: decoder layers of the model.
+        cuda: fields of `CudaRules`; None: the CPU.
+        rows: folder of the tokenized rows.
+        limit_bytes: what the allocator may take; None: as much as it likes.
+        cache: folder for traces; None: keep none.
+    """
+
+    config: dict[str, Any]
+    model_path: str
+    model: str
+    versions: dict[str, str]
+    layers: int
+    cuda: dict[str, Any] | None
+    rows: str
+    rows_total: int
+    rows_sampled: bool
+    points: list[Point]
+    limit_bytes: int | None
+    cache: str | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointReply(Message):
+    """What an estimate of a point came to. Bytes.
+
+    Attributes:
+        oom: whether the allocator, held to the limit, could not serve it.
+        retries: how often it had to give its cache back first.
+        phases: peak of each phase.
+        sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
+        masked: whether the micro-batches of the sample are padded.
+        method: `trace`, `scaled trace` (see `templates.py`) or `whole trace` where that failed.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    parts: dict[str, int]
+    operator: str
+    phase: str
+    oom: bool
+    missing_bytes: int | None
+    retries: int
+    phases: dict[str, int]
+    sample: list[tuple[int, int, int]]
+    masked: bool
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeWork(Message):
+    """The work of one micro-step of the whole model at one shape: rows of `Work`, and how often."""
+
+    rows: int
+    length: int
+    masked: bool
+    flat: bool
+    work: list[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateReply(Message):
+    """The estimates of a path's points, and the work that its speed follows from."""
+
+    points: list[PointReply]
+    shapes: list[ShapeWork]
+    optimizer_work: dict[str, list[Any]]
+    """By optimizer, the path's own under the empty name."""
+    process_bytes: int
+    """What a process with the training stack holds before any model."""
+    policy: dict[str, int]
+    seconds: float
+    problem: str | None = None
+    """Why the path cannot be traced; then the rest is empty."""

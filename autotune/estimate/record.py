@@ -1,0 +1,153 @@
+"""What a trace is: every allocation of a few training steps, in program order. Plain data; pure.
+
+An event is a tuple:
+
+    (ALLOCATE, id, bytes, part, operator, region)   a storage comes to life
+    (FREE, id, region)                              it dies
+    (MOVE, id, part, region)                        it is now counted in another part
+    (PHASE, name, 0)                                what the trainer does from here on
+
+Bytes are as asked for: an allocator rounds them. The region says in which repeated stretch of the
+program an event happened: 0 none, `layer(i)`, or `chunk(j)` of a loss that is computed in chunks.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
+NOWHERE = 0
+
+Event = tuple[Any, ...]
+
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer"
+ACTIVATIONS = "activations"
+LOGITS = "logits"
+TEMPORARIES = "temporaries"
+WORKSPACES = "workspaces"
+PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, WORKSPACES)
+
+
+def layer(index: int) -> int:
+    """The region of decoder layer `index`."""
+    return index + 1
+
+
+def chunk(index: int) -> int:
+    """The region of chunk `index` of a chunked loss."""
+    return -index - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One dispatched operator of a micro-step, or of the optimizer step, as work to be done.
+
+    Attributes:
+        kind: `matmul`, `attention`, `attention_backward`, `memory` (bound by bandwidth), `view`.
+        dtype: of its (first) output, as torch names it without the prefix.
+        dims: matmul: (batch, m, k, n); attention: (batch, heads, queries, keys, head size).
+        flops: floating point operations.
+        moved_bytes: bytes read and written.
+        region: as of an event.
+    """
+
+    operator: str
+    kind: str
+    dtype: str
+    dims: tuple[int, ...]
+    flops: int
+    moved_bytes: int
+    region: int
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What does not change with the shape of the micro-batch."""
+        return (self.operator, self.kind, self.dtype, len(self.dims), self.region)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationRecord:
+    """The events of a trace, and how often its repeated stretches were met."""
+
+    events: list[Event]
+    layers: int
+    chunks: int
+    """Chunks of the loss in one micro-step; 0 where it is not chunked."""
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {"events": self.events, "layers": self.layers, "chunks": self.chunks}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """What live storages add up to at the peak. Bytes as asked for.
+
+    `parts` is what was live at the peak, by part; they add up to `peak_bytes`.
+    """
+
+    peak_bytes: int
+    parts: dict[str, int]
+    operator: str
+    phase: str
+    phases: dict[str, int] = field(default_factory=dict)
+    """Peak of each phase."""
+
+
+def work_from_plain(row: Sequence[Any]) -> Work:
+    """The work that a row of JSON data holds."""
+    names = [one.name for one in fields(Work)]
+    values = dict(zip(names, row, strict=True))
+    return Work(**{**values, "dims": tuple(values["dims"])})
+
+
+def record_from_plain(data: dict[str, Any]) -> AllocationRecord:
+    """The record that JSON data hold."""
+    events = [tuple(event) for event in data["events"]]
+    return AllocationRecord(events=events, layers=data["layers"], chunks=data["chunks"])
+
+
+def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
+    """The peak of the live bytes over a record, each storage rounded up to `granule` bytes."""
+    sizes: dict[int, int] = {}
+    part_of: dict[int, str] = {}
+    parts = dict.fromkeys(PARTS, 0)
+    phases: dict[str, int] = {}
+    live = peak = 0
+    phase, operator, at = "", "", ""
+    at_peak: dict[str, int] = {}
+    for event in events:
+        kind, key = event[0], event[1]
+        if kind == ALLOCATE:
+            size = -(-event[2] // granule) * granule
+            sizes[key], part_of[key] = size, event[3]
+            parts[event[3]] += size
+            live += size
+            if live > phases.get(phase, 0):
+                phases[phase] = live
+            if live > peak:
+                peak, operator, at, at_peak = live, event[4], phase, dict(parts)
+        elif kind == FREE:
+            size = sizes.pop(key, 0)
+            live -= size
+            parts[part_of.get(key, TEMPORARIES)] -= size
+        elif kind == MOVE:
+            size = sizes.get(key, 0)
+            parts[part_of[key]] -= size
+            parts[event[2]] += size
+            part_of[key] = event[2]
+        else:
+            phase = key
+    kept = {name: size for name, size in at_peak.items() if size}
+    return MemoryUse(peak_bytes=peak, parts=kept, operator=operator, phase=at, phases=phases)
+
+
+def allocations(events: Iterable[Event]) -> Iterator[tuple[int, int]]:
+    """(id, bytes) of each allocation and (id, -1) of each free, for an allocator to replay."""
+    for event in events:
+        if event[0] == ALLOCATE:
+            yield event[1], event[2]
+        elif event[0] == FREE:
+            yield event[1], -1

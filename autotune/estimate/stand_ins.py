@@ -1,0 +1,257 @@
+"""What has to be replaced so that a trainer runs on fake tensors as it would on real ones.
+
+Each function is a context manager that puts things back. Runs in a child only.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._foreach_utils
+import torch.utils.checkpoint
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autotune.estimate import record
+from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.tracer import Tracer
+
+aten = torch.ops.aten
+_EXPORT_CHECKS = ("is_tracing", "is_fake_tensor")
+_EXPORT_MODULES = (
+    "transformers.masking_utils",
+    "transformers.utils.import_utils",
+    "transformers.utils",
+    "transformers.modeling_utils",
+    "transformers.modeling_flash_attention_utils",
+    "transformers.integrations.sdpa_attention",
+)
+_FOREACH_MODULES = ("torch.utils._foreach_utils", "torch.optim.optimizer")
+_FLOAT32_ON_CUDA = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss")
+"""Functions that autocast runs in float32 on CUDA and not on the CPU (autocast_mode.h)."""
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
+    """Everything a trace needs; CUDA's choices too where `cuda` is given."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(torch.nn.Module, "to", _to_dtype_only))
+        stack.enter_context(eager_branches())
+        stack.enter_context(_recomputation_seen(tracer))
+        stack.enter_context(_carried_tolist(tracer))
+        stack.enter_context(_grouped_mm_of_any_dtype())
+        _keep_one_mode()
+        if cuda is None:
+            stack.enter_context(_generator_states_seen(tracer))
+        else:
+            stack.enter_context(cuda_attention(cuda))
+            stack.enter_context(_foreach_as_on_cuda())
+            stack.enter_context(_autocast_as_on_cuda())
+        yield
+
+
+def _to_dtype_only(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Module.to` cannot swap fake parameters; all are on the fake device, so only dtypes move."""
+    _, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+    if dtype is not None and dtype.is_floating_point:
+        for parameter in module.parameters():
+            if parameter.is_floating_point() and parameter.dtype != dtype:
+                parameter.data = parameter.data.to(dtype)
+    return module
+
+
+def _keep_one_mode() -> None:
+    """A copied tensor copies its attributes, the fake mode too; it must stay in the same one."""
+    mode: Any = active_fake_mode()
+    mode.__deepcopy__ = lambda _: mode
+
+
+@contextlib.contextmanager
+def eager_branches() -> Iterator[None]:
+    """transformers takes its export branches on fake tensors; it must take those it trains with."""
+    with contextlib.ExitStack() as stack:
+        for path in _EXPORT_MODULES:
+            module = importlib.import_module(path)
+            for name in _EXPORT_CHECKS:
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, lambda *_, **__: False))
+        yield
+
+
+@contextlib.contextmanager
+def _recomputation_seen(tracer: Tracer) -> Iterator[None]:
+    """What checkpointing computes again in the backward pass are activations."""
+    hook: Any = torch.utils.checkpoint._recomputation_hook
+
+    class Seen(hook):
+        def __enter__(self) -> Any:
+            tracer.recomputing = True
+            return super().__enter__()
+
+        def __exit__(self, *args: Any) -> Any:
+            tracer.recomputing = False
+            return super().__exit__(*args)
+
+    with replaced(torch.utils.checkpoint, "_recomputation_hook", Seen):
+        yield
+
+
+@contextlib.contextmanager
+def _carried_tolist(tracer: Tracer) -> Iterator[None]:
+    original = FakeTensor.tolist
+
+    def tolist(tensor: Any) -> Any:
+        known = tracer.carried.listed(tensor)
+        return original(tensor) if known is None else known
+
+    with replaced(FakeTensor, "tolist", tolist):
+        yield
+
+
+@contextlib.contextmanager
+def _generator_states_seen(tracer: Tracer) -> Iterator[None]:
+    """Checkpointing keeps the state of the random generators, always on the CPU."""
+    original = torch.get_rng_state
+
+    def state() -> torch.Tensor:
+        found = original()
+        tracer.follow(found, record.ACTIVATIONS, "get_rng_state", tracer.region)
+        return found
+
+    with replaced(torch, "get_rng_state", state):
+        yield
+
+
+@contextlib.contextmanager
+def _grouped_mm_of_any_dtype() -> Iterator[None]:
+    """The grouped matmul of mixtures of experts has kernels for more than bfloat16."""
+    rules: Any = torch._meta_registrations
+    original = rules._meta_grouped_mm_common
+
+    def shape_of(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
+        if left.dtype is torch.bfloat16 or left.dtype is not right.dtype:
+            return original(left, right, *args, **kwargs)
+        return rules._create_grouped_mm_output_tensor(left, right, kwargs["offs"], None)
+
+    with replaced(rules, "_meta_grouped_mm_common", shape_of):
+        yield
+
+
+@contextlib.contextmanager
+def _foreach_as_on_cuda() -> Iterator[None]:
+    """Gradient clipping and AdamW take their foreach kernels on CUDA by default."""
+    kinds = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
+
+    def with_ours() -> list[str]:
+        return [*kinds(), "cpu"]
+
+    with contextlib.ExitStack() as stack:
+        # torch.optim hides its module of that name behind the class.
+        for owner in map(importlib.import_module, _FOREACH_MODULES):
+            if hasattr(owner, "_get_foreach_kernels_supported_devices"):
+                stack.enter_context(
+                    replaced(owner, "_get_foreach_kernels_supported_devices", with_ours)
+                )
+            if hasattr(owner, "_foreach_supported_types"):
+                types = [*owner._foreach_supported_types, FakeTensor]
+                stack.enter_context(replaced(owner, "_foreach_supported_types", types))
+        yield
+
+
+@contextlib.contextmanager
+def _autocast_as_on_cuda() -> Iterator[None]:
+    """The functions that CUDA's autocast runs in float32, and the CPU's does not."""
+
+    def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+        def cast(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_autocast_enabled("cpu"):
+                return function(tensor, *args, **kwargs)
+            with torch.autocast("cpu", enabled=False):
+                return function(tensor.float(), *map(_float, args), **kwargs)
+
+        return cast
+
+    with contextlib.ExitStack() as stack:
+        for name in _FLOAT32_ON_CUDA:
+            stack.enter_context(replaced(F, name, in_float32(getattr(F, name))))
+        yield
+
+
+def _float(value: Any) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.float() if is_float else value
+
+
+@contextlib.contextmanager
+def cuda_attention(cuda: CudaRules) -> Iterator[None]:
+    """`F.scaled_dot_product_attention` as the kernel that CUDA would take.
+
+    A plain replacement: a TorchFunctionMode is off while `Tensor.backward` runs, and with it the
+    recomputation of checkpointed layers.
+    """
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            query, key, value = (one.to(dtype) for one in (query, key, value))
+        kernel = cuda.attention(query, key, value, attn_mask)
+        if kernel == "flash":
+            return aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale
+            )[0]
+        if key.shape[1] != query.shape[1]:
+            times = query.shape[1] // key.shape[1]
+            key, value = (one.repeat_interleave(times, 1) for one in (key, value))
+        if attn_mask is not None:
+            attn_mask = _additive(attn_mask, query, key)
+        if kernel == "math":
+            return _math(query, key, value, attn_mask, is_causal, scale)
+        operator = aten._scaled_dot_product_efficient_attention
+        if kernel == "cudnn":
+            return aten._scaled_dot_product_cudnn_attention(
+                query, key, value, attn_mask, True, dropout_p, is_causal, False, scale=scale
+            )[0]
+        return operator(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+    with replaced(F, "scaled_dot_product_attention", attention):
+        yield
+
+
+def _additive(mask: Any, query: Any, key: Any) -> Any:
+    """A boolean mask becomes an additive one; the kernels want every row of the batch."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _math(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float | None) -> Any:
+    scores = (query @ key.transpose(-1, -2)) * (scale or query.shape[-1] ** -0.5)
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not()
+        scores = scores.masked_fill(ahead, float("-inf"))
+    return torch.softmax(scores, -1) @ value

@@ -1,0 +1,245 @@
+"""A few optimizer steps of the real trainer under FakeTensorMode: every allocation, no device.
+
+The trainer is the one that probes use (`training/sft.py`): TRL's parser, TRL's trainer, the real
+collator. Only its model has no storage, and its micro-batches have the shapes that were asked for.
+Runs in a child only.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.data import DataLoader
+
+from autotune.estimate import record
+from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.protocol import TraceReply, TraceRequest
+from autotune.estimate.regions import chunks_watched, watch_layers
+from autotune.estimate.stand_ins import fake_run, replaced
+from autotune.estimate.tracer import Tracer
+from autotune.probe.protocol import ProbeRequest
+from autotune.training import sft
+
+TRACE_OVERRIDES: dict[str, Any] = {
+    "use_cpu": True,  # fake tensors of the CPU stand for those of the device
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": False,
+    "torch_compile": False,
+}
+
+
+def trace_steps(request: TraceRequest) -> TraceReply:
+    """Run the steps of `request` on fake tensors.
+
+    Raises:
+        Exception: whatever the stack raises where the candidate cannot be traced.
+    """
+    cuda = None if request.cuda is None else CudaRules(**request.cuda)
+    with tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch:
+        _, training, model = sft.parse_config(trace_config(request, Path(scratch)), Path(scratch))
+        training.max_steps = len(request.steps)
+        with _fewer_layers(request.layers):
+            made = sft.random_model(
+                asked_probe(request), "meta", **sft.model_kwargs(training, model)
+            )
+        tracer = Tracer(made.config.get_text_config().vocab_size, cuda)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(fake_run(tracer, cuda))
+            trainer = _build(request, training, model, made, tracer)
+            layers = watch_layers(tracer, _inner(trainer.model))
+            watch = _Watch(tracer, trainer, len(request.steps), request.accumulation)
+            stack.enter_context(chunks_watched(tracer))
+            stack.enter_context(tracer)
+            trainer.train()
+        del trainer
+    return TraceReply(
+        events=tracer.finish(),
+        layers=layers,
+        chunks=_chunks(tracer.events, len(request.steps), request.accumulation),
+        micro_work=[[dataclasses.astuple(w) for w in step] for step in watch.micro_work],
+        optimizer_work=[dataclasses.astuple(work) for work in watch.optimizer_work],
+        policy=dict(tracer.policy),
+    )
+
+
+def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
+    """The flat configuration of the traced trainer."""
+    config = {**request.config, **sft.PROBE_OVERRIDES, **TRACE_OVERRIDES}
+    config["gradient_accumulation_steps"] = request.accumulation
+    config["output_dir"] = str(scratch)
+    if config.get("fp16"):  # needs a GPU; bf16 makes tensors of the same sizes
+        config = {**config, "fp16": False, "bf16": True}
+    return config
+
+
+@contextlib.contextmanager
+def _fewer_layers(layers: int | None) -> Iterator[None]:
+    """Model configs read from now on have this many decoder layers."""
+    if layers is None:
+        yield
+        return
+    original = transformers.AutoConfig.from_pretrained
+
+    def read(*args: Any, **kwargs: Any) -> Any:
+        config = original(*args, **kwargs)
+        text = config.get_text_config()
+        types = getattr(text, "layer_types", None)
+        if types:
+            text.layer_types = [types[n % len(types)] for n in range(layers)]
+        text.num_hidden_layers = layers
+        return config
+
+    with replaced(transformers.AutoConfig, "from_pretrained", read):
+        yield
+
+
+def asked_probe(request: TraceRequest) -> ProbeRequest:
+    """The trace as a probe would be asked for it."""
+    return ProbeRequest(
+        method="sft",
+        config=request.config,
+        environment={},
+        weights="random",
+        model_path=request.model_path,
+        device_kind="cpu",
+        device_index=0,
+        memory_limit_bytes=None,
+        threads=1,
+        rows="",
+        rows_total=1,
+        rows_sampled=False,
+        global_batch=1,
+        seed=request.seed,
+    )
+
+
+def _materialize(model: Any, tracer: Tracer) -> None:
+    """Give a model of the meta device fake storage, and count it as weights."""
+    with tracer:
+        model.to_empty(device="cpu")
+        model.tie_weights()
+        for tensor in (*model.parameters(), *model.buffers()):
+            tracer.follow(tensor, record.WEIGHTS, "init", record.NOWHERE)
+            tracer.count_as(tensor, record.WEIGHTS)
+
+
+def _build(request: TraceRequest, training: Any, model: Any, made: Any, tracer: Tracer) -> Any:
+    _materialize(made, tracer)
+    with tracer:
+        trainer = sft.build_trainer(asked_probe(request), training, model, sft_rows(request), made)
+        for parameter in trainer.model.parameters():
+            tracer.count_as(parameter, record.WEIGHTS)
+    feed(trainer, request)
+    return trainer
+
+
+def sft_rows(request: TraceRequest) -> Any:
+    """Rows of the asked lengths, one micro-batch behind the other."""
+    from datasets import Dataset
+
+    rows = []
+    for step in request.steps:
+        for length in step.lengths * request.accumulation:
+            masked = length - max(round(length * step.labelled), 1)
+            ids = [3] * length
+            rows.append({"input_ids": ids, "labels": [-100] * masked + ids[masked:]})
+    return Dataset.from_list(rows)
+
+
+def feed(trainer: Any, request: TraceRequest) -> None:
+    """Let the trainer's own collator form exactly the micro-batches that were asked for."""
+    order, start = [], 0
+    for step in request.steps:
+        for _ in range(request.accumulation):
+            order.append(list(range(start, start + len(step.lengths))))
+            start += len(step.lengths)
+
+    def loader() -> Any:
+        # accelerate's own would fetch a batch ahead, into the step of another shape.
+        data: Any = trainer.train_dataset
+        return DataLoader(data, batch_sampler=order, collate_fn=trainer.data_collator)
+
+    trainer.get_train_dataloader = loader
+
+
+def _inner(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class _Watch(transformers.TrainerCallback):
+    """Tells the tracer what the trainer is doing, and gathers the work of each step."""
+
+    def __init__(self, tracer: Tracer, trainer: Any, steps: int, accumulation: int) -> None:
+        self._tracer = tracer
+        self._trainer = trainer
+        self._accumulation = accumulation
+        self._steps = steps
+        self.micro_work: list[list[record.Work]] = []
+        self.optimizer_work: list[record.Work] = []
+        self._micro_steps = 0
+        self._label_gradients(trainer.model)
+        self._wrapped = trainer.training_step
+        trainer.training_step = self._training_step
+        trainer.add_callback(self)
+
+    def _label_gradients(self, model: Any) -> None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda p: self._tracer.count_as(p.grad, record.GRADIENTS)
+                )
+
+    def _training_step(self, *args: Any, **kwargs: Any) -> Any:
+        last = self._micro_steps % self._accumulation == self._accumulation - 1
+        self._micro_steps += 1
+        self._tracer.enter_phase("micro-step")
+        self._tracer.works = [] if last else None
+        loss = self._wrapped(*args, **kwargs)
+        if last:
+            self.micro_work.append(self._tracer.works or [])
+        self._tracer.works = [] if last else None
+        self._tracer.enter_phase("clip")
+        return loss
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """The batches of the first step are fetched next."""
+        self._tracer.enter_phase("data")
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The batches of the next step are fetched next."""
+        self._tracer.enter_phase("data")
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Gradients are clipped; the optimizer steps next."""
+        self._tracer.enter_phase("step")
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """The optimizer has its state now."""
+        self.optimizer_work, self._tracer.works = self._tracer.works or [], None
+        optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)
+        for parameter, state in optimizer.state.items():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    self._tracer.belongs_with(value, parameter)
+                    self._tracer.count_as(value, record.OPTIMIZER)
+        self._tracer.enter_phase("zero_grad")
+
+
+def _chunks(events: list[Any], steps: int, accumulation: int) -> list[int]:
+    """Chunks of the loss met in each optimizer step."""
+    found: list[int] = [0] * steps
+    micro = -1
+    for event in events:
+        if event[0] == record.PHASE:
+            micro += event[1] == "micro-step"
+        elif event[0] == record.ALLOCATE and event[5] < 0 <= micro:
+            step = micro // accumulation
+            found[step] = max(found[step], -event[5])
+    return found

@@ -1,0 +1,283 @@
+"""The tracer: every storage a fake training run makes, and its death, in program order.
+
+A dispatch mode inside FakeTensorMode: no data exist and no kernel runs. What differs between fake
+and real tensors is put right here or in `stand_ins.py`:
+
+- autograd accumulates gradients in place for real tensors and never for fake ones; the copies are
+  merged again (`finish`);
+- values that decide the way through the program are carried along (`carried.py`);
+- scratch that kernels allocate inside C++ is put in (`cuda_rules.py`, `cpu_rules.py`).
+
+Runs in a child only.
+"""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.weak import WeakIdKeyDictionary
+
+from autotune.estimate import cpu_rules, record
+from autotune.estimate.carried import CarriedValues
+from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.merging import merged
+from autotune.estimate.work import work_of
+
+aten = torch.ops.aten
+_WRITES_IN_PLACE_FOR_REAL = {
+    # Backward formulas that write into their own fresh zeros, but not for tensor subclasses
+    # (areAnyTensorSubclassLike in FunctionsManual.cpp).
+    *(aten.scatter_add.default, aten.scatter.src, aten.index_put.default, aten.index_add.default),
+}
+_ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
+_MASKS = (torch.bool, torch.uint8)
+_BETWEEN = (__file__, "_dynamo", "_compile.py", "_python_dispatch")
+"""Files of the frames between an operator and whoever called it: ours, and torch's wrappers."""
+
+
+class Tracer(TorchDispatchMode):
+    """Records the storages of everything dispatched while it is active."""
+
+    def __init__(self, vocabulary: int | None, cuda: CudaRules | None) -> None:
+        """`cuda`: whose hidden allocations to put in; None: the CPU as it is."""
+        super().__init__()
+        self.events: list[tuple[Any, ...]] = []
+        self.works: list[record.Work] | None = None
+        """Where to note the work of operators; None: nowhere."""
+        self.policy: Counter[str] = Counter()
+        """Reads of unknown values that had to be answered, by operator."""
+        self.carried = CarriedValues()
+        self.phase = "init"
+        self.recomputing = False
+        self.region = record.NOWHERE
+        self._regions: dict[int, int] = {}
+        self._vocabulary, self._cuda = vocabulary, cuda
+        self._seen: Any = WeakIdKeyDictionary()
+        self._harmless: Any = WeakIdKeyDictionary()
+        self._part: dict[int, str] = {}
+        self._made_by: dict[int, str] = {}
+        self._workspaces: set[str] = set()
+        self._fake: Any = None
+        self._next = 0
+
+    # -- what the trainer tells
+
+    def enter_phase(self, name: str) -> None:
+        """The trainer does something else from here on."""
+        self.phase, self.region = name, record.NOWHERE
+        self.events.append((record.PHASE, name, 0))
+
+    def count_as(self, tensor: torch.Tensor, part: str) -> None:
+        """The tensor's storage belongs to this part from now on."""
+        key = self._key(tensor)
+        if key is not None and self._part[key] != part:
+            self._part[key] = part
+            self.events.append((record.MOVE, key, part, self._regions.get(key, 0)))
+
+    def belongs_to(self, tensor: torch.Tensor, region: int) -> None:
+        """The tensor is of this layer, wherever it is made or freed."""
+        key = self._key(tensor)
+        if key is not None:
+            self._regions[key] = region
+
+    def belongs_with(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """The tensor is of the layer that the other one is of."""
+        key = self._key(other)
+        if key in self._regions:
+            self.belongs_to(tensor, self._regions[key])
+
+    def finish(self) -> list[record.Event]:
+        """The events, with autograd's in-place accumulation as it is for real tensors."""
+        return [self._placed(event) for event in merged(self.events)]
+
+    def _placed(self, event: record.Event) -> record.Event:
+        """Which layer a weight belongs to is told only after it was made."""
+        if event[0] == record.PHASE or event[-1] != record.NOWHERE:
+            return event
+        return (*event[:-1], self._regions.get(event[1], record.NOWHERE))
+
+    # -- storages
+
+    def _key(self, tensor: torch.Tensor) -> int | None:
+        entry = self._seen.get(tensor.untyped_storage())
+        return None if entry is None else int(entry[0])
+
+    def _allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
+        key = self._next
+        self._next += 1
+        self._part[key], self._made_by[key] = part, operator
+        if region:
+            self._regions[key] = region
+        self.events.append((record.ALLOCATE, key, nbytes, part, operator, region))
+        return key
+
+    def _free(self, key: int) -> None:
+        self.events.append((record.FREE, key, self.region or self._regions.get(key, 0)))
+
+    def follow(self, tensor: torch.Tensor, part: str, operator: str, region: int) -> int | None:
+        """Note the tensor's storage if it is new; its id then."""
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return None
+        key = self._allocate(storage.nbytes(), part, operator, region)
+        self._seen[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
+        return key
+
+    def _scratch(self, sizes: Iterator[int], operator: str) -> None:
+        keys = [
+            self._allocate(n, record.TEMPORARIES, operator, self.region) for n in sizes if n > 0
+        ]
+        for key in keys:
+            self._free(key)
+
+    def _part_of(self, tensor: torch.Tensor, backward: bool) -> str:
+        if self.phase == "init":
+            return record.WEIGHTS if isinstance(tensor, torch.nn.Parameter) else record.TEMPORARIES
+        if tensor.ndim > 1 and tensor.shape[-1] == self._vocabulary:
+            return record.LOGITS
+        if self.phase in {"step", "clip"} or (backward and not self.recomputing):
+            return record.TEMPORARIES
+        return record.ACTIVATIONS
+
+    def _region_of(self, index: int, count: int, args: Any) -> int:
+        """Outside the layers: an operator over lists makes one storage for each of its inputs."""
+        if self.region or not args:
+            return self.region
+        first = args[0]
+        if isinstance(first, list | tuple):
+            if len(first) != count:
+                return record.NOWHERE
+            first = first[index]
+        elif self.phase not in {"init", "clip", "step"}:
+            return record.NOWHERE
+        if not isinstance(first, torch.Tensor):
+            return record.NOWHERE
+        key = self._key(first)
+        return record.NOWHERE if key is None else self._regions.get(key, 0)
+
+    # -- operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        kwargs = kwargs or {}
+        if self._fake is None:
+            self._fake = active_fake_mode()
+        elif active_fake_mode() is not self._fake:
+            return func(*args, **kwargs)  # DTensor propagates shapes in a nested fake mode
+        answered, answer = self._answer(func, args)
+        if answered:
+            return answer
+        func, args, kwargs = self._without_unknown_shapes(func, args, kwargs)
+        backward = torch._C._current_autograd_node() is not None
+        self._put_in_workspace(func, backward)
+        out = func(*args, **kwargs)
+        self._note(func, args, kwargs, out, backward)
+        self.carried.follow(func, args, kwargs, out)
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool) -> None:
+        name = func.name()
+        outs = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
+        if name.startswith("aten::any"):
+            for tensor in outs:
+                self._harmless[tensor] = True
+        made = None
+        for index, tensor in enumerate(outs):
+            region = self._region_of(index, len(outs), args)
+            made = self.follow(tensor, self._part_of(tensor, backward), name, region)
+        if backward and made is not None:
+            self._note_in_place(func, args, made)
+        scratch = cpu_rules.scratch_bytes if self._cuda is None else self._cuda.scratch_bytes
+        self._scratch(scratch(func, args, out), name + " scratch")
+        if self.works is not None and not name.startswith("prim::"):
+            self.works.append(work_of(func, name, args, kwargs, outs, self.region))
+
+    def _note_in_place(self, func: Any, args: Any, made: int) -> None:
+        old = self._key(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        if old is None:
+            return
+        accumulated = func is aten.add.Tensor and _called_by_engine() and not args[0]._is_view()
+        into_zeros = func in _WRITES_IN_PLACE_FOR_REAL and self._made_by[old] in _ZEROS
+        if accumulated or into_zeros:
+            self.events.append(("i", made, old))
+
+    def _put_in_workspace(self, func: Any, backward: bool) -> None:
+        """cuBLAS keeps one workspace a handle; the autograd thread has a handle of its own."""
+        if self._cuda is None or not self._cuda.uses_cublas(func):
+            return
+        handle = "backward" if backward else "forward"
+        if handle not in self._workspaces:
+            self._workspaces.add(handle)
+            self._allocate(self._cuda.workspace_bytes, record.WORKSPACES, "cublas", 0)
+
+    def _answer(self, func: Any, args: Any) -> tuple[bool, Any]:
+        """Reads of single values: from what is carried, or by policy."""
+        if func is aten.equal.default:
+            left, right = self.carried.of(args[0]), self.carried.of(args[1])
+            if left is None or right is None:
+                self.policy["equal"] += 1
+                return True, True
+            with unset_fake_temporarily():
+                return True, torch.equal(left, right)
+        if func not in (aten._local_scalar_dense.default, aten.is_nonzero.default):
+            return False, None
+        value = self.carried.of(args[0])
+        if value is not None:
+            with unset_fake_temporarily():
+                number = func is aten._local_scalar_dense.default
+                return True, value.item() if number else bool(value)
+        self.policy[func.name()] += 1
+        if args[0].dtype is torch.bool or func is aten.is_nonzero.default:
+            return True, args[0] not in self._harmless  # any(isnan()) and friends: nothing is wrong
+        return True, 1.0 if args[0].dtype.is_floating_point else 1
+
+    def _without_unknown_shapes(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """Operators whose output shape depends on values: the real shape, or else everything."""
+        if func is aten.nonzero.default:
+            return aten.empty.memory_format, (self._nonzero_shape(args[0]),), {"dtype": torch.int64}
+        if func is aten.masked_select.default:
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            count = self._selected(args[1].expand(shape))
+            return aten.new_empty.default, (args[0], [count]), {}
+        if func is aten.index.Tensor and any(i is not None and i.dtype in _MASKS for i in args[1]):
+            indices: list[Any] = []
+            for one in args[1]:
+                if one is not None and one.dtype in _MASKS:
+                    count = self._selected(one)
+                    indices += [torch.empty(count, dtype=torch.int64) for _ in range(one.ndim)]
+                else:
+                    indices.append(one)
+            return func, (args[0], indices), kwargs
+        return func, args, kwargs
+
+    def _selected(self, mask: torch.Tensor) -> int:
+        value = self.carried.of(mask)
+        if value is None:
+            self.policy["everything selected"] += 1
+            return int(mask.numel())
+        with unset_fake_temporarily():
+            return int(value.count_nonzero())
+
+    def _nonzero_shape(self, mask: torch.Tensor) -> list[int]:
+        return [self._selected(mask), mask.ndim]
+
+
+def _called_by_engine() -> bool:
+    """Whether the running `add` is autograd's own accumulation, not one of a Python function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        if not any(name in frame.f_code.co_filename for name in _BETWEEN):
+            return False
+        frame = frame.f_back
+    return False

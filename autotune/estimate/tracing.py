@@ -1,0 +1,158 @@
+"""The traces of one path: made once, kept on disk, and scaled to any micro-batch and depth.
+
+Runs in a child only.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.estimate.paths import path_of
+from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
+from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
+from autotune.estimate.resizing import SMALLEST
+from autotune.estimate.templates import (
+    Shape,
+    Steps,
+    Template,
+    divide,
+    whole_record,
+    with_optimizer_step,
+    without_accumulation,
+)
+from autotune.estimate.trace import trace_steps
+
+
+@dataclass
+class Traces:
+    """Traced steps of one path, by (size, padded)."""
+
+    request: EstimateRequest
+    policy: dict[str, int] = field(default_factory=dict)
+    optimizer_work: list[Work] = field(default_factory=list)
+    _steps: dict[tuple[int, int, bool], Shape] = field(default_factory=dict)
+    _opening: dict[tuple[int, int, bool], list[Event]] = field(default_factory=dict)
+    have_layers: int = 0
+
+    def make(self, wanted: dict[tuple[int, int, bool], MicroBatch], *, whole: bool) -> None:
+        """Trace micro-batches, by (size, length, padded), in one run of one trainer.
+
+        Args:
+            whole: with all of the model's layers, for models whose layers are not alike.
+        """
+        keys = sorted(wanted)
+        steps = [wanted[keys[0]], *(wanted[key] for key in keys)]
+        few = SMALLEST if self.request.layers > SMALLEST + 1 and not whole else None
+        reply = self._traced(steps, few)
+        self.have_layers = reply.layers
+        self.policy = reply.policy
+        divided: Steps = divide([tuple(event) for event in reply.events])
+        self.optimizer_work = [work_from_plain(row) for row in reply.optimizer_work]
+        for index, key in enumerate(keys):
+            self._opening[key] = divided.opening
+            self._steps[key] = Shape(
+                size=key[0],
+                chunks=reply.chunks[index + 1],
+                events=divided.steps[index],
+                work=[work_from_plain(row) for row in reply.micro_work[index + 1]],
+            )
+
+    def traced(self) -> list[tuple[int, int, bool]]:
+        """(size, length, padded) of everything traced."""
+        return list(self._steps)
+
+    def shape(self, key: tuple[int, int, bool]) -> Shape:
+        """A traced micro-batch."""
+        return self._steps[key]
+
+    def record(
+        self,
+        keys: list[tuple[int, int, bool]],
+        size: int,
+        chunks: int,
+        *,
+        accumulates: bool,
+        optimizer: list[Event] | None = None,
+    ) -> list[Event]:
+        """All events of a run whose micro-batches have this size, from the shapes of `keys`.
+
+        Args:
+            optimizer: a step whose optimizer is to take the place of this one's.
+
+        Raises:
+            Irregular: the traced shapes or layers do not fit each other.
+        """
+        template = Template(shapes=tuple(self._steps[key] for key in keys))
+        step = template.events(size, chunks)
+        if not accumulates:
+            step = without_accumulation(step)
+        if optimizer is not None:
+            step = with_optimizer_step(step, optimizer)
+        return whole_record(self._opening[keys[0]], step, self.have_layers, self._layers())
+
+    def work(
+        self, keys: list[tuple[int, int, bool]], size: int, chunks: int
+    ) -> list[tuple[Work, int]]:
+        """The work of one micro-step of the whole model."""
+        template = Template(shapes=tuple(self._steps[key] for key in keys))
+        return list(template.work(size, chunks, self.have_layers, self._layers()).items())
+
+    def growth(self) -> float:
+        """Trainable bytes of the whole model over those of the traced one."""
+        key = next(iter(self._steps))
+        whole = self.record([key], key[0], self._steps[key].chunks, accumulates=False)
+        return gradient_bytes(whole) / gradient_bytes([*self._opening[key]])
+
+    def _layers(self) -> int:
+        return self.request.layers if self.have_layers else 0
+
+    def _traced(self, steps: list[MicroBatch], layers: int | None) -> TraceReply:
+        asked = TraceRequest(
+            config=self.request.config,
+            model_path=self.request.model_path,
+            layers=layers,
+            cuda=self.request.cuda,
+            steps=steps,
+            accumulation=2,
+            seed=self.request.seed,
+        )
+        file = self._file(asked)
+        if file is not None and file.is_file():
+            return TraceReply.from_plain(json.loads(gzip.decompress(file.read_bytes())))
+        with contextlib.redirect_stdout(io.StringIO()):
+            reply = trace_steps(asked)
+        if file is not None:
+            _keep(file, reply)
+        return reply
+
+    def _file(self, asked: TraceRequest) -> Path | None:
+        if self.request.cache is None:
+            return None
+        told = asked.plain()
+        told["config"] = path_of({**asked.config, "max_length": None})
+        told |= {"model": self.request.model, "versions": self.request.versions}
+        del told["model_path"], told["seed"]
+        key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return Path(self.request.cache) / f"{key[:32]}.json.gz"
+
+
+def gradient_bytes(events: list[Event]) -> int:
+    """Bytes of all gradients of the first optimizer step of a record."""
+    sizes = {event[1]: event[2] for event in events if event[0] == ALLOCATE}
+    found = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
+    return sum(sizes.get(key, 0) for key in found)
+
+
+def _keep(file: Path, reply: TraceReply) -> None:
+    """Write a trace for the next plan; a full or read-only disk only costs that one its speed."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        data = gzip.compress(json.dumps(reply.plain()).encode(), 1)
+        own = file.with_suffix(f".{os.getpid()}")
+        own.write_bytes(data)
+        own.replace(file)

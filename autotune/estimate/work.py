@@ -1,0 +1,63 @@
+"""The work of a dispatched operator: floating point operations, and bytes read and written.
+
+Runs in a child only.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+
+from autotune.estimate.record import Work
+
+aten = torch.ops.aten
+_VIEWS = (
+    *("aten::detach", "aten::empty", "aten::_unsafe_view", "aten::lift", "aten::alias"),
+    *("aten::new_empty", "aten::sym_", "prim::", "aten::_local_scalar", "aten::set_"),
+)
+_ADAM_TRAFFIC = 1.75
+"""Fused Adam reads parameter, gradient and two moments, and writes three of them: 7 of 4."""
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    size = tensor.numel() * tensor.element_size()
+    return int(min(size, tensor.untyped_storage().nbytes()))
+
+
+def work_of(
+    func: Any, name: str, args: Any, kwargs: Any, outs: list[torch.Tensor], region: int
+) -> Work:
+    """What an operator has to do."""
+    inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+    dtype = str((outs or inputs)[0].dtype).removeprefix("torch.") if outs or inputs else ""
+    kind, flops = "memory", 0
+    dims: tuple[int, ...] = ()
+    moved = sum(map(_bytes, inputs)) + sum(map(_bytes, outs))
+    if func in (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default):
+        left, right = args[-2:] if func in (aten.mm.default, aten.bmm.default) else args[1:3]
+        batch = left.shape[0] if left.ndim == 3 else 1
+        kind, dims = "matmul", (batch, left.shape[-2], left.shape[-1], right.shape[-1])
+        flops = 2 * batch * left.shape[-2] * left.shape[-1] * right.shape[-1]
+    elif "scaled_dot_product" in name or "flash_attention" in name:
+        backward = "backward" in name
+        query, key = args[1:3] if backward else args[:2]
+        kind = "attention_backward" if backward else "attention"
+        dims = (*query.shape[:2], query.shape[2], key.shape[2], query.shape[3])
+        causal = any(value is True for value in (*args, *kwargs.values()))
+        flops = 4 * dims[0] * dims[1] * dims[2] * dims[3] * dims[4]
+        flops = int(flops * (2.5 if backward else 1) * (0.5 if causal else 1))
+    elif getattr(func, "is_view", False) or name.startswith(_VIEWS):
+        kind, moved = "view", 0
+    elif name == "aten::embedding":
+        moved = 2 * sum(map(_bytes, outs))
+    elif "_fused_adam" in name:
+        moved = int(sum(map(_bytes, inputs)) * _ADAM_TRAFFIC)
+    return Work(
+        operator=name,
+        kind=kind,
+        dtype=dtype,
+        dims=tuple(int(n) for n in dims),
+        flops=flops,
+        moved_bytes=moved,
+        region=region,
+    )

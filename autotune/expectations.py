@@ -1,0 +1,172 @@
+"""What is expected of each candidate: what children traced, as estimates; and what measurements
+teach about them. Pure, but for files that keep it."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.estimate.ceilings import Ceilings
+from autotune.estimate.closed_form import Dimensions, closed_form
+from autotune.estimate.estimates import Estimate, estimate_from_plain, estimated, prior_residual
+from autotune.estimate.memory import Residual, refined
+from autotune.estimate.path_speed import PathSpeed
+from autotune.estimate.protocol import EstimateReply
+from autotune.facts import Facts
+from autotune.job import Job
+from autotune.path_tasks import PathTask
+from autotune.probe.record import Record
+from autotune.space.knobs import Candidate
+from autotune.space.settings import settings
+
+HOPELESS = 0.95
+"""Candidates that run out of memory with more than this probability are never probed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectations:
+    """The estimates of a space, and what is assumed of the device before it was measured.
+
+    Attributes:
+        estimates: by the candidate's key.
+        prior: what a process takes beyond the estimate, before any probe.
+        limit_bytes: what a probe may take.
+    """
+
+    estimates: Mapping[str, Estimate]
+    prior: Residual
+    limit_bytes: int
+
+    def residual(self, records: Sequence[Record]) -> Residual:
+        """What the probes so far say of the estimates: an offset, a spread, how sure both are."""
+        estimated_bytes, measured_bytes = [], []
+        for record in records:
+            estimate = self.estimates.get(record.candidate.key)
+            measurement = record.measurement
+            if estimate is None or measurement is None or measurement.outcome != "ok":
+                continue
+            if estimate.traced and measurement.peak_memory_bytes is not None:
+                estimated_bytes.append(float(estimate.peak_reserved_bytes))
+                measured_bytes.append(float(measurement.peak_memory_bytes))
+        return refined(self.prior, estimated_bytes, measured_bytes)
+
+    def probability_of_oom(self, candidate: Candidate, residual: Residual) -> float | None:
+        """Probability that the candidate needs more than the limit; None: nothing is known."""
+        estimate = self.estimates.get(candidate.key)
+        if estimate is None:
+            return None
+        own = estimate.sigma_bytes / max(estimate.peak_reserved_bytes, 1)
+        if not estimate.traced:
+            residual = dataclasses.replace(
+                residual, relative_sigma=max(residual.relative_sigma, own)
+            )
+        return residual.probability_above(estimate.peak_reserved_bytes, self.limit_bytes)
+
+    def hopeless(
+        self, candidates: Sequence[Candidate], records: Sequence[Record]
+    ) -> frozenset[str]:
+        """Keys of candidates that are not worth a probe; never of all.
+
+        Where nothing is expected to fit, the leanest is left: a measurement has to say so.
+        """
+        residual = self.residual(records)
+        out = {
+            candidate.key
+            for candidate in candidates
+            if (self.probability_of_oom(candidate, residual) or 0.0) > HOPELESS
+        }
+        if len(out) == len(candidates) and candidates:
+            leanest = min(candidates, key=lambda c: self.estimates[c.key].peak_memory_bytes)
+            out.discard(leanest.key)
+        return frozenset(out)
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {
+            "schema": 1,
+            "prior": dataclasses.asdict(self.prior),
+            "limit_bytes": self.limit_bytes,
+            "estimates": {
+                key: {**estimate.plain(), "fits": estimate.fits}
+                for key, estimate in self.estimates.items()
+            },
+        }
+
+
+def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
+    """The expectations that JSON data hold."""
+    return Expectations(
+        estimates={key: estimate_from_plain(one) for key, one in data["estimates"].items()},
+        prior=Residual(**data["prior"]),
+        limit_bytes=data["limit_bytes"],
+    )
+
+
+def prior_of(replies: Collection[EstimateReply], facts: Facts) -> Residual:
+    """What is assumed of a process before any was measured."""
+    held = max((reply.process_bytes for reply in replies), default=0)
+    return prior_residual(facts.device.kind, held)
+
+
+def estimates_of(
+    tasks: Sequence[PathTask],
+    replies: Sequence[EstimateReply],
+    job: Job,
+    facts: Facts,
+    limit: int,
+    *,
+    ceilings: Ceilings | None = None,
+    residual: Residual | None = None,
+) -> dict[str, Estimate]:
+    """The estimate of each candidate, by its key: by trace, or by formula where there is none."""
+    found = {}
+    for task, reply in zip(tasks, replies, strict=True):
+        known = residual or prior_residual(facts.device.kind, reply.process_bytes)
+        speed = None
+        if ceilings is not None and reply.problem is None:
+            speed = PathSpeed(reply, ceilings)
+        for candidate, replaced, place in zip(
+            task.candidates, task.replaced, task.places, strict=True
+        ):
+            if reply.problem is not None:
+                estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
+            else:
+                point, layers = reply.points[place], facts.model.layers or 1
+                estimate = estimated(point, replaced, known, limit, layers)
+            if speed is not None:
+                expected = speed.speed(
+                    task.request.points[place],
+                    reply.points[place],
+                    candidate.gradient_accumulation_steps,
+                    offloaded_bytes=estimate.offloaded_bytes,
+                )
+                estimate = dataclasses.replace(
+                    estimate,
+                    step_time_s=expected.step_time_s,
+                    tokens_per_s=expected.tokens_per_s,
+                )
+            found[candidate.key] = estimate
+    return found
+
+
+def by_formula(
+    job: Job, facts: Facts, candidate: Candidate, residual: Residual, limit: int, why: str
+) -> Estimate:
+    """The estimate of a candidate that could not be traced; `why` not."""
+    config = settings(job, facts, candidate, "out").config
+    model, length = facts.model, facts.data.longest
+    if isinstance(cut := config.get("max_length"), int):
+        length = min(length, cut)
+    hidden, layers = model.hidden_size or 1024, model.layers or 1
+    adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
+    size = Dimensions(
+        parameters=model.parameters,
+        trained=adapters if job.tuning == "lora" else model.parameters,
+        layers=layers,
+        hidden=hidden,
+        heads=max(hidden // 128, 1),
+        vocabulary=model.vocab_size or 32000,
+        tokens=candidate.micro_batch * length,
+        length=length,
+    )
+    return closed_form(config, size, residual, limit, why)

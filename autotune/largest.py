@@ -1,0 +1,151 @@
+"""The largest micro-batch, or the longest rows, that fit a device."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import user_error
+from autotune.estimate.estimates import Estimate
+from autotune.expectations import estimates_of
+from autotune.facts import Facts
+from autotune.facts.device_kinds import DeviceKind
+from autotune.job import Job
+from autotune.path_tasks import path_tasks
+from autotune.plan_cache import PlanCache
+from autotune.planning import (
+    allocator_limit,
+    device_facts,
+    placed,
+    planned_limit,
+    servers,
+    traced_in_children,
+)
+from autotune.probe.runner import ProbeServer
+from autotune.run_folder import RunFolder
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import MICRO_BATCH, Candidate
+from autotune.space.spaces import bind
+from autotune.surveying import survey
+
+LARGEST = {MICRO_BATCH: 1 << 14, "max_length": 1 << 20}
+STEP = {MICRO_BATCH: 1, "max_length": 128}
+"""`max_length` is told to the next lower multiple of 128."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """The answer: the largest value that fits, and what it and the next one take.
+
+    `value` is None where not even the smallest fits. `bounded`: larger ones were not tried.
+    """
+
+    knob: str
+    value: int | None
+    estimate: Estimate | None
+    too_large: int | None
+    device: str
+    limit_bytes: int
+    bounded: bool
+
+
+def largest(
+    job: Job, definition: SpaceDefinition, scratch: Path, knob: str, *, device: str | None
+) -> Largest:
+    """Look for the largest value of a knob with which the job's default candidate fits.
+
+    The values are tried by doubling, then halving the gap: each is one estimate.
+    """
+    run = RunFolder(path=scratch)
+    job, kind = placed(job, device)
+    with servers(scratch, 1) as started:
+        search = _Search(job, definition, run, started[0], knob, kind)
+        return search.answer()
+
+
+class _Search:
+    def __init__(
+        self,
+        job: Job,
+        definition: SpaceDefinition,
+        run: RunFolder,
+        server: ProbeServer,
+        knob: str,
+        kind: DeviceKind | None,
+    ) -> None:
+        self._job, self._definition, self._run = job, definition, run
+        self._server, self._knob, self._kind = server, knob, kind
+        self._facts = device_facts(self._surveyed(job), kind)
+        self._limit = planned_limit(job, self._facts)
+        self._count = 0
+        self._known: dict[int, Estimate] = {}
+
+    def _surveyed(self, job: Job) -> Facts:
+        return survey(job, self._run, self._server)
+
+    def answer(self) -> Largest:
+        step, most = STEP[self._knob], LARGEST[self._knob]
+        value, failed = 0, None
+        tried = step
+        while tried <= most:
+            if not self._fits(tried):
+                failed = tried
+                break
+            value, tried = tried, 2 * tried
+        while failed is not None and failed - value > step:
+            middle = (value + failed) // 2 // step * step
+            if self._fits(middle):
+                value = middle
+            else:
+                failed = middle
+        return Largest(
+            knob=self._knob,
+            value=value or None,
+            estimate=self._known.get(value),
+            too_large=failed,
+            device=self._facts.device.name,
+            limit_bytes=self._limit,
+            bounded=failed is None,
+        )
+
+    def _fits(self, value: int) -> bool:
+        estimate = self._known[value] = self._estimate(value)
+        return estimate.fits
+
+    def _estimate(self, value: int) -> Estimate:
+        job, candidate = self._candidate(value)
+        limit = allocator_limit(self._facts, self._limit)
+        facts = self._of_length(value)
+        tasks = path_tasks(
+            job,
+            facts,
+            [candidate],
+            rows=self._run.rows,
+            limit=limit,
+            cache=PlanCache.of_user().traces,
+        )
+        folder = self._run.path / "traces" / f"{self._count:03d}"
+        self._count += 1
+        replies = traced_in_children(tasks, [self._server], folder)
+        return estimates_of(tasks, replies, job, facts, self._limit)[candidate.key]
+
+    def _of_length(self, value: int) -> Facts:
+        """Rows as long as is asked for: the data must not decide what could fit."""
+        if self._knob != "max_length":
+            return self._facts
+        data = dataclasses.replace(self._facts.data, rows_measured=0)
+        return dataclasses.replace(self._facts, data=data)
+
+    def _candidate(self, value: int) -> tuple[Job, Candidate]:
+        default = bind(self._definition, self._job, self._facts).default()
+        if self._knob == MICRO_BATCH:
+            values = {**default.values, MICRO_BATCH: value}
+            return self._job, Candidate(values=values, gradient_accumulation_steps=2)
+        positions = self._facts.model.max_positions
+        if positions is not None and value > 4 * positions:
+            raise user_error(
+                f"rows of {value} tokens fit, far beyond the model's {positions} positions",
+                hint="memory does not bound the length here",
+            )
+        values = {**default.values, "max_length": value}
+        steps = default.gradient_accumulation_steps
+        return self._job, Candidate(values=values, gradient_accumulation_steps=steps)

@@ -1,0 +1,119 @@
+"""Which paths a space has, and what a child has to be asked about each."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune.estimate.paths import (
+    TracedConfig,
+    batching_fields,
+    optimizer_apart,
+    traced_config,
+    unique,
+)
+from autotune.estimate.protocol import EstimateRequest, Point
+from autotune.facts import Facts
+from autotune.facts.device_kinds import rules_of
+from autotune.job import Job
+from autotune.space.knobs import Candidate
+from autotune.space.settings import settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathTask:
+    """One path to trace, and which candidates are on it."""
+
+    request: EstimateRequest
+    traced: TracedConfig
+    candidates: tuple[Candidate, ...]
+    replaced: tuple[tuple[str, ...], ...]
+    places: tuple[int, ...]
+    """For each candidate the index of its point."""
+
+
+def path_tasks(
+    job: Job,
+    facts: Facts,
+    candidates: Iterable[Candidate],
+    *,
+    rows: Path,
+    limit: int,
+    cache: Path | None,
+) -> list[PathTask]:
+    """Divide candidates into paths."""
+    groups: dict[str, list[tuple[Candidate, TracedConfig, dict[str, Any]]]] = {}
+    for candidate in candidates:
+        config = settings(job, facts, candidate, "out").config
+        path, optim = optimizer_apart(config)
+        traced = traced_config(path)
+        fields = batching_fields(config, candidate.global_batch, job.seed)
+        point = {
+            "batching": fields,
+            "accumulates": candidate.gradient_accumulation_steps > 1,
+            "expandable_segments": bool(candidate.values.get("expandable_segments")),
+            "optim": optim,
+        }
+        groups.setdefault(traced.key, []).append((candidate, traced, point))
+    return [
+        _task(job, facts, members, rows=rows, limit=limit, cache=cache)
+        for members in groups.values()
+    ]
+
+
+def _task(
+    job: Job,
+    facts: Facts,
+    members: Sequence[tuple[Candidate, TracedConfig, dict[str, Any]]],
+    *,
+    rows: Path,
+    limit: int,
+    cache: Path | None,
+) -> PathTask:
+    points, places = unique(point for _, _, point in members)
+    first = members[0][1]
+    request = EstimateRequest(
+        config=dict(first.config),
+        model_path=facts.model.path,
+        model=_model_text(facts),
+        versions={
+            "autotune": __version__,
+            **{name: version or "" for name, version in facts.stack.versions.items()},
+        },
+        layers=facts.model.layers or 0,
+        cuda=cuda_rules(facts),
+        rows=str(rows),
+        rows_total=facts.data.rows,
+        rows_sampled=facts.data.sampled,
+        points=[Point(**point) for point in points],
+        limit_bytes=limit,
+        cache=None if cache is None else str(cache),
+        seed=job.seed,
+    )
+    return PathTask(
+        request=request,
+        traced=first,
+        candidates=tuple(candidate for candidate, _, _ in members),
+        replaced=tuple(traced.replaced for _, traced, _ in members),
+        places=tuple(places),
+    )
+
+
+def _model_text(facts: Facts) -> str:
+    """What identifies the model's shape: its config."""
+    file = Path(facts.model.path) / "config.json"
+    return file.read_text(encoding="utf-8") if file.is_file() else facts.model.path
+
+
+def cuda_rules(facts: Facts) -> dict[str, Any] | None:
+    """What the device's architecture decides, as fields of `CudaRules`; None on the CPU."""
+    if facts.device.kind != "cuda":
+        return None
+    capability = facts.device.capability or (8, 0)
+    rules = rules_of(capability, facts.stack.versions.get("torch") or "2.13")
+    return {
+        "workspace_bytes": rules.cublas_workspace_bytes,
+        "flash": rules.flash_sdpa,
+        "cudnn_first": rules.cudnn_sdpa_first,
+    }

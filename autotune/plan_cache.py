@@ -1,0 +1,124 @@
+"""What plans have found, kept in the user's cache folder: the second plan is instant.
+
+`ceilings/` holds what was measured of this machine's devices; `traces/` traced paths, by the shape
+of the model, the knobs that matter and the versions; `plans/` whole plans. Everything in it may be
+deleted at any time.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune.estimate.ceilings import Ceilings
+from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
+from autotune.facts import Facts, facts_from_plain, stack
+from autotune.job import Job, NoData
+from autotune.probe.protocol import read_json, write_json
+from autotune.space.definition import SpaceDefinition
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCache:
+    """A folder of plans and traces."""
+
+    path: Path
+
+    @classmethod
+    def of_user(cls) -> "PlanCache":
+        """`$AUTOTUNE_CACHE`, else `autotune` in the user's cache folder."""
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        return cls(path=Path(os.environ.get("AUTOTUNE_CACHE") or Path(home) / "autotune"))
+
+    @property
+    def traces(self) -> Path:
+        """Where children keep traces."""
+        return self.path / "traces"
+
+    def key(self, job: Job, definition: SpaceDefinition, device: str | None) -> str | None:
+        """What a plan depends on; None where that cannot be told (hub ids, a device that is here).
+
+        A device of this machine is looked at each time: its free memory is never remembered.
+        """
+        model = Path(job.model)
+        if device is None or not model.exists():
+            return None
+        told = {
+            "schema": SCHEMA,
+            "autotune": __version__,
+            "job": job.plain(),
+            "space": repr(definition),
+            "device": device,
+            "stack": dataclasses.asdict(stack.installed()),
+            "model": list(_contents(model)),
+            "data": list(_listing(job)),
+        }
+        text = json.dumps(told, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def read(self, key: str) -> tuple[Facts, list[EstimateReply]] | None:
+        """A plan that was made before."""
+        data = read_json(self.path / "plans" / f"{key}.json")
+        if not isinstance(data, dict):
+            return None
+        return facts_from_plain(data["facts"]), [reply_from_plain(one) for one in data["replies"]]
+
+    def write(self, key: str, facts: Facts, replies: Sequence[EstimateReply]) -> None:
+        """Keep a plan; a full or read-only disk only costs the next one its speed."""
+        file = self.path / "plans" / f"{key}.json"
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            plain = {"facts": facts.plain(), "replies": [reply.plain() for reply in replies]}
+            write_json(file, plain)
+
+    def ceilings(self, device: str) -> Ceilings | None:
+        """What was measured of a device of this machine."""
+        data = read_json(self._ceilings_file(device))
+        return Ceilings.from_plain(data) if isinstance(data, dict) else None
+
+    def keep_ceilings(self, device: str, measured: Ceilings) -> None:
+        """Remember what was measured of a device of this machine."""
+        file = self._ceilings_file(device)
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, measured.plain())
+
+    def _ceilings_file(self, device: str) -> Path:
+        """One for each device, number of cores and torch: these decide its rates."""
+        told = (device, len(os.sched_getaffinity(0)), stack.installed().versions.get("torch"))
+        name = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        return self.path / "ceilings" / f"{name}.json"
+
+
+def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
+    """The reply that JSON data hold."""
+    points = [PointReply.from_plain(point) for point in data["points"]]
+    shapes = [ShapeWork.from_plain(shape) for shape in data["shapes"]]
+    return EstimateReply.from_plain({**data, "points": points, "shapes": shapes})
+
+
+def _contents(model: Path) -> Iterator[str]:
+    """The texts that say what a model is (its weights do not matter)."""
+    files = [model] if model.is_file() else sorted(model.glob("*.json"))
+    for file in files:
+        yield hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _listing(job: Job) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of each file of the data."""
+    if isinstance(job.dataset, NoData):
+        return
+    root = Path(job.dataset)
+    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    for file in files:
+        if file.is_file():
+            status = file.stat()
+            yield str(file), status.st_size, status.st_mtime_ns

@@ -1,0 +1,283 @@
+"""What every candidate of a space is expected to take, before anything runs on the device.
+
+survey -> bind the space -> paths -> traces in children -> estimates
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import machine_error, user_error
+from autotune.estimate.ceilings import Ceilings, ceilings_of_kind
+from autotune.estimate.estimates import Estimate, prior_residual
+from autotune.estimate.protocol import EstimateReply
+from autotune.expectations import Expectations, estimates_of, prior_of
+from autotune.facts import Facts
+from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind
+from autotune.job import Job
+from autotune.path_tasks import PathTask, path_tasks
+from autotune.plan_cache import PlanCache, reply_from_plain
+from autotune.probe.ending import Limits
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.probe.runner import ProbeServer
+from autotune.run_folder import RunFolder
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import Candidate
+from autotune.space.settings import threads
+from autotune.space.spaces import SearchSpace, bind
+from autotune.surveying import memory_limit, survey
+
+WORKER = "autotune.estimate.estimating:estimate"
+CEILINGS_WORKER = "autotune.estimate.bench_ceilings:measure"
+LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
+MAX_SERVERS = 8
+WORTH_MEASURING = 16
+"""From so many candidates on, a device's rates are measured (once) to rank them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A space with what is expected of each of its candidates.
+
+    Attributes:
+        limit_bytes: what a process may take on the device.
+        seconds: wall time of making the plan.
+        cached: whether all of it was remembered.
+    """
+
+    facts: Facts
+    space: SearchSpace
+    estimates: Mapping[str, Estimate]
+    limit_bytes: int
+    seconds: float
+    cached: bool
+
+    def ranked(self) -> list[tuple[Candidate, Estimate]]:
+        """Candidates that fit first; the fastest first where speed is known, else the leanest."""
+
+        def order(pair: tuple[Candidate, Estimate]) -> tuple[Any, ...]:
+            estimate = pair[1]
+            speed = -(estimate.tokens_per_s or 0.0)
+            return not estimate.fits, speed, estimate.peak_memory_bytes
+
+        return sorted(((one, self.estimates[one.key]) for one in self.space.candidates), key=order)
+
+
+def plan(
+    job: Job,
+    definition: SpaceDefinition,
+    scratch: Path,
+    *,
+    device: str | None = None,
+    only_default: bool = False,
+) -> Plan:
+    """Estimate every candidate of a job, on this machine's device or on one of a named kind.
+
+    Args:
+        scratch: a folder for the files of the survey and the traces.
+        device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
+        only_default: the default candidate alone, pinned knobs as pinned.
+
+    Raises:
+        UserError: the job or the kind of device cannot be.
+        MachineError: the training stack cannot be run here.
+    """
+    began = time.monotonic()
+    job, kind = placed(job, device)
+    cache = PlanCache.of_user()
+    key = cache.key(job, definition, None if kind is None else kind.name)
+    stored = None if key is None else cache.read(key)
+    run = RunFolder(path=scratch)
+    if stored is not None:
+        facts, replies = stored
+    else:
+        facts, replies = _made(job, definition, run, kind, cache, only_default=only_default)
+        if key is not None and not only_default:
+            cache.write(key, facts, replies)
+    space = bind(definition, job, facts)
+    if only_default:
+        space = dataclasses.replace(space, candidates=(space.default(),))
+    limit = planned_limit(job, facts)
+    tasks = path_tasks(
+        job, facts, space.candidates, rows=run.rows, limit=allocator_limit(facts, limit), cache=None
+    )
+    return Plan(
+        facts=facts,
+        space=space,
+        estimates=estimates_of(
+            tasks, replies, job, facts, limit, ceilings=known_ceilings(facts, kind, cache, scratch)
+        ),
+        limit_bytes=limit,
+        seconds=round(time.monotonic() - began, 3),
+        cached=stored is not None,
+    )
+
+
+def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
+    """The job as it can be surveyed here, and the kind of device to put in place of this one."""
+    if device is None:
+        return job, None
+    if device == "cpu":
+        return _on(job, "cpu"), None
+    # What is looked at here is the model and the data; the device is put in afterwards.
+    return _on(job, "cpu"), find_kind(device)
+
+
+def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
+    """The facts with a device of `kind` in place of the one that is here."""
+    if kind is None:
+        return facts
+    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores))
+
+
+def _on(job: Job, kind: Any) -> Job:
+    return job.model_copy(update={"devices": job.devices.model_copy(update={"kind": kind})})
+
+
+def _made(
+    job: Job,
+    definition: SpaceDefinition,
+    run: RunFolder,
+    kind: DeviceKind | None,
+    cache: PlanCache,
+    *,
+    only_default: bool,
+) -> tuple[Facts, list[EstimateReply]]:
+    with servers(run.path, len(os.sched_getaffinity(0))) as started:
+        facts = device_facts(survey(job, run, started[0]), kind)
+        space = bind(definition, job, facts)
+        candidates = (space.default(),) if only_default else space.candidates
+        limit = allocator_limit(facts, planned_limit(job, facts))
+        tasks = path_tasks(job, facts, candidates, rows=run.rows, limit=limit, cache=cache.traces)
+        return facts, traced_in_children(tasks, started, run.path / "traces")
+
+
+def known_ceilings(
+    facts: Facts, kind: DeviceKind | None, cache: PlanCache, scratch: Path
+) -> Ceilings | None:
+    """The ceilings of the device: tabled for one that is not here, else measured once."""
+    if kind is not None:
+        return ceilings_of_kind(kind)
+    found = cache.ceilings(facts.device.name)
+    if found is not None:
+        return found
+    folder = ProbeFolder(path=scratch / "ceilings")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    request = {
+        "device_kind": facts.device.kind,
+        "device_index": facts.device.index,
+        "threads": threads(facts),
+    }
+    write_json(folder.request, request)
+    with ProbeServer(folder.path / "server.log") as server:
+        server.run(folder, CEILINGS_WORKER, LIMITS)
+    reply = read_json(folder.reply)
+    if not isinstance(reply, dict):
+        return None
+    measured = Ceilings.from_plain(reply)
+    cache.keep_ceilings(facts.device.name, measured)
+    return measured
+
+
+def planned_limit(job: Job, facts: Facts) -> int:
+    """Bytes a process may take on the device of the facts, here or not."""
+    if facts.device.driver is not None:
+        return memory_limit(job, facts.device)
+    # A plan may be made while the machine is in use: all that a device has counts.
+    wanted = job.devices.memory or facts.device.total_bytes
+    if wanted > facts.device.total_bytes:
+        raise user_error(
+            f"devices.memory is more than this device has ({facts.device.name})",
+            where="devices.memory",
+            hint="lower it, or name another device",
+        )
+    return wanted
+
+
+@contextlib.contextmanager
+def servers(folder: Path, count: int) -> Iterator[list[ProbeServer]]:
+    """As many processes that children are forked from as there are cores."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        made = [ProbeServer(folder / f"server-{n}.log") for n in range(min(count, MAX_SERVERS))]
+        folder.mkdir(parents=True, exist_ok=True)
+        yield list(pool.map(stack.enter_context, made))
+
+
+def traced_in_children(
+    tasks: Sequence[PathTask], started: Sequence[ProbeServer], folder: Path
+) -> list[EstimateReply]:
+    """Answer the tasks, one child at a time for each server."""
+    free = list(started)
+    lock = threading.Lock()
+
+    def answer(number: int) -> EstimateReply:
+        with lock:
+            server = free.pop()
+        try:
+            return _in_child(tasks[number], server, folder / f"{number:04d}")
+        finally:
+            with lock:
+                free.append(server)
+
+    with ThreadPoolExecutor(max_workers=len(started)) as pool:
+        return list(pool.map(answer, range(len(tasks))))
+
+
+def _in_child(task: PathTask, server: ProbeServer, path: Path) -> EstimateReply:
+    folder = ProbeFolder(path=path)
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.request, task.request.plain())
+    ending = server.run(folder, WORKER, LIMITS)
+    reply = read_json(folder.reply)
+    if not isinstance(reply, dict):
+        raise machine_error(
+            f"an estimate ended without an answer (exit code {ending.exit_code}, signal "
+            f"{ending.signal}, {ending.why})",
+            where=str(folder.stderr),
+            hint="read that log",
+        )
+    return reply_from_plain(reply)
+
+
+def allocator_limit(facts: Facts, limit: int) -> int:
+    """What the caching allocator may reserve where the process may take `limit`."""
+    if facts.device.kind != "cuda":
+        return limit
+    return max(limit - round(prior_residual("cuda", 0).offset_bytes), 1)
+
+
+def expect(
+    job: Job,
+    facts: Facts,
+    space: SearchSpace,
+    run: RunFolder,
+    server: ProbeServer,
+    limit: int,
+) -> Expectations:
+    """What is expected of the candidates of a run on the device that is here."""
+    cache = PlanCache.of_user()
+    tasks = path_tasks(
+        job,
+        facts,
+        space.candidates,
+        rows=run.rows,
+        limit=allocator_limit(facts, limit),
+        cache=cache.traces,
+    )
+    others = min(facts.device.cores, len(tasks), MAX_SERVERS) - 1
+    with servers(run.path / "estimates", others) as more:
+        replies = traced_in_children(tasks, [server, *more], run.path / "estimates")
+    worth = len(space.candidates) > WORTH_MEASURING
+    ceilings = known_ceilings(facts, None, cache, run.path) if worth else None
+    return Expectations(
+        estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings),
+        prior=prior_of(replies, facts),
+        limit_bytes=limit,
+    )

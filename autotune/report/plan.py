@@ -1,0 +1,150 @@
+"""Plans for people and for programs. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from autotune.estimate.estimates import Estimate, most_helpful
+from autotune.largest import Largest
+from autotune.planning import Plan
+from autotune.report.tables import describe
+from autotune.space.knobs import Candidate
+from autotune.units import format_bytes, format_seconds
+
+SCHEMA = 1
+SHOWN = 25
+Chosen = Sequence[tuple[Candidate, Estimate]]
+
+
+def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
+    """What `autotune plan --json` prints."""
+    device = plan.facts.device
+    return {
+        "schema": SCHEMA,
+        "device": {
+            "kind": device.kind,
+            "name": device.name,
+            "total_bytes": device.total_bytes,
+            "limit_bytes": plan.limit_bytes,
+            "capability": device.capability,
+        },
+        "model": {"name": plan.facts.model.name, "parameters": plan.facts.model.parameters},
+        "candidates": [
+            {"knobs": one.knobs, "estimate": estimate.plain(), "fits": estimate.fits}
+            for one, estimate in chosen
+        ],
+        "counts": _counts(plan),
+        "cached": plan.cached,
+        "seconds": plan.seconds,
+    }
+
+
+def _counts(plan: Plan) -> dict[str, int]:
+    estimates = plan.estimates.values()
+    return {
+        "candidates": len(plan.estimates),
+        "fit": sum(estimate.fits for estimate in estimates),
+        **{
+            f"by {method}": count
+            for method, count in sorted(Counter(one.method for one in estimates).items())
+        },
+    }
+
+
+def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
+    """A table of candidates, and why the first that does not fit does not."""
+    if len(plan.space.candidates) == 1:
+        yield _parts_table(chosen[0][1] if chosen else next(iter(plan.estimates.values())))
+    else:
+        yield _candidates_table(plan, chosen[:SHOWN])
+        if len(chosen) > SHOWN:
+            yield f"... and {len(chosen) - SHOWN} more (--top, --json)\n"
+    counts = _counts(plan)
+    yield (
+        f"{counts['fit']} of {counts['candidates']} candidates fit in "
+        f"{format_bytes(plan.limit_bytes)} on {plan.facts.device.name}; "
+        f"planned in {format_seconds(plan.seconds)}\n"
+    )
+    nearest = min(
+        (one for one in plan.estimates.values() if not one.fits),
+        key=lambda one: one.peak_memory_bytes,
+        default=None,
+    )
+    if nearest is not None:
+        yield _why_not(nearest)
+
+
+def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
+    free = [knob.name for knob in plan.space.free_knobs]
+    table = Table(box=None, pad_edge=False)
+    for name in ("candidate", "peak", "+-", "reserved", "allocated", "tokens/s", "p(oom)", "fits"):
+        table.add_column(name, justify="left" if name == "candidate" else "right")
+    table.add_column("method")
+    for candidate, estimate in chosen:
+        speed = estimate.tokens_per_s
+        table.add_row(
+            describe(candidate, free),
+            format_bytes(estimate.peak_memory_bytes),
+            format_bytes(estimate.sigma_bytes),
+            format_bytes(estimate.peak_reserved_bytes),
+            format_bytes(estimate.peak_allocated_bytes),
+            "-" if speed is None else f"{speed:.0f}",
+            f"{estimate.p_oom:.2f}",
+            "yes" if estimate.fits else "no",
+            estimate.method,
+        )
+    return table
+
+
+def _parts_table(estimate: Estimate) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("part")
+    table.add_column("bytes", justify="right")
+    for name, size in sorted(estimate.parts.items(), key=lambda part: -part[1]):
+        table.add_row(name, format_bytes(size))
+    table.add_row("whole process", format_bytes(estimate.peak_memory_bytes))
+    table.add_row("standard deviation", format_bytes(estimate.sigma_bytes))
+    table.add_row("peak operator", f"{estimate.peak_operator} ({estimate.peak_phase})")
+    table.add_row("method", "; ".join((estimate.method, *estimate.notes)))
+    if estimate.tokens_per_s is not None and estimate.step_time_s is not None:
+        table.add_row("step time", format_seconds(estimate.step_time_s))
+        table.add_row("tokens/s", f"{estimate.tokens_per_s:.0f}")
+    table.add_row("p(oom)", f"{estimate.p_oom:.3f}")
+    return table
+
+
+def _why_not(estimate: Estimate) -> str:
+    largest = max(estimate.parts, key=lambda name: estimate.parts[name])
+    text = (
+        f"The leanest that does not fit is {format_bytes(estimate.missing_bytes or 0)} short: "
+        f"{format_bytes(estimate.parts[largest])} are {largest}, its peak is in "
+        f"{estimate.peak_operator or 'no one place'}."
+    )
+    change = most_helpful(estimate.parts)
+    return f"{text} What helps most: {change}.\n" if change else text + "\n"
+
+
+def largest_plain(answer: Largest) -> dict[str, Any]:
+    """What `autotune plan --max KNOB --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "knob": answer.knob,
+        "value": answer.value,
+        "too_large": answer.too_large,
+        "device": answer.device,
+        "limit_bytes": answer.limit_bytes,
+        "estimate": None if answer.estimate is None else answer.estimate.plain(),
+    }
+
+
+def largest_view(answer: Largest) -> str:
+    """The answer in a sentence."""
+    where = f"{format_bytes(answer.limit_bytes)} on {answer.device}"
+    if answer.value is None or answer.estimate is None:
+        return f"no {answer.knob} fits in {where}"
+    takes = format_bytes(answer.estimate.peak_memory_bytes)
+    more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
+    return f"{answer.knob}={answer.value} fits in {where} (it takes {takes}); {more}"

@@ -1,0 +1,159 @@
+"""Which candidates take the same path through the program."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.estimate.paths import (
+    NOT_ON_THE_PATH,
+    SAME_STATE,
+    UNTRACEABLE,
+    batching_fields,
+    optimizer_apart,
+    path_of,
+    traced_config,
+    unique,
+)
+from autotune.training.batches import Batching
+
+CONFIG = {
+    "learning_rate": 2e-5,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_length": 512,
+    "bf16": True,
+    "dtype": "float32",
+    "attn_implementation": "sdpa",
+    "loss_type": "nll",
+    "gradient_checkpointing": False,
+    "optim": "adamw_torch_fused",
+}
+VALUES = st.one_of(st.integers(), st.booleans(), st.sampled_from(["", "a", "none"]))
+NAMES = st.sampled_from([*sorted(NOT_ON_THE_PATH), *CONFIG, "another knob"])
+
+
+def key(**changes):
+    return traced_config({**CONFIG, **changes}).key
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NOT_ON_THE_PATH)), VALUES))
+def test_what_only_changes_a_number_does_not_change_the_path(changes):
+    assert key(**changes) == key()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_length": 513},
+        {"bf16": False},
+        {"dtype": "bfloat16"},
+        {"attn_implementation": "eager"},
+        {"loss_type": "chunked_nll"},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {"optim": "adafactor"},
+        {"padding_free": True},
+        {"packing": True},
+        {"use_peft": True},
+        {"lora_r": 8},
+        {"a knob of a later version": 1},
+    ],
+    ids=str,
+)
+def test_what_may_change_the_program_changes_the_path(changes):
+    assert key(**changes) != key()
+
+
+def test_the_order_of_settings_does_not_matter():
+    assert traced_config(dict(reversed(CONFIG.items()))).key == traced_config(CONFIG).key
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_a_path_holds_nothing_but_what_the_configuration_says(config):
+    path = path_of(config)
+    assert path.items() <= config.items()
+    assert set(config) - set(path) <= NOT_ON_THE_PATH
+
+
+# -- what cannot be traced
+
+
+@pytest.mark.parametrize("knob", UNTRACEABLE)
+def test_a_knob_that_cannot_be_traced_is_replaced_and_told(knob):
+    traced = traced_config({**CONFIG, knob: True})
+    assert traced.replaced == (knob,)
+    assert traced.config[knob] == UNTRACEABLE[knob][0]
+    off = traced_config({**CONFIG, knob: False})
+    assert off.replaced == ()
+    assert off.key == traced.key
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_a_knob_that_is_off_is_not_replaced(value):
+    config = {**CONFIG, **dict.fromkeys(UNTRACEABLE, value)}
+    assert traced_config(config).replaced == ()
+    assert traced_config(config).config == config
+    assert traced_config(CONFIG).config == CONFIG
+
+
+def test_all_knobs_that_cannot_be_traced_are_told_together():
+    traced = traced_config({**CONFIG, **dict.fromkeys(UNTRACEABLE, True)})
+    assert set(traced.replaced) == set(UNTRACEABLE)
+
+
+# -- optimizers
+
+
+def test_optimizers_of_the_same_state_share_a_path():
+    first, *others = SAME_STATE
+    assert optimizer_apart({**CONFIG, "optim": first}) == ({**CONFIG, "optim": first}, None)
+    for other in others:
+        path, apart = optimizer_apart({**CONFIG, "optim": other})
+        assert (path, apart) == ({**CONFIG, "optim": first}, other)
+    assert optimizer_apart({**CONFIG, "optim": "sgd"}) == ({**CONFIG, "optim": "sgd"}, None)
+    assert optimizer_apart({}) == ({}, None)
+
+
+# -- batching
+
+
+def test_the_batching_of_a_configuration_is_that_of_a_probe():
+    config = {
+        **CONFIG,
+        "packing": True,
+        "packing_strategy": "wrapped",
+        "truncation_mode": "keep_end",
+        "train_sampling_strategy": "group_by_length",
+        "pad_to_multiple_of": 8,
+    }
+    assert Batching(**batching_fields(config, 16, seed=3)) == Batching(
+        micro_batch=4,
+        global_batch=16,
+        max_length=512,
+        padding_free=False,
+        packing=True,
+        packing_strategy="wrapped",
+        keep_end=True,
+        grouped=True,
+        pad_to_multiple_of=8,
+        seed=3,
+    )
+    plain = Batching(**batching_fields({"per_device_train_batch_size": 2}, 4, seed=0))
+    assert (plain.max_length, plain.flat, plain.grouped, plain.keep_end) == (None,) + (False,) * 3
+
+
+# -- equal values once
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 2)))),
+)
+def test_equal_values_are_kept_once_and_found_again(values):
+    kept, places = unique(values)
+    assert [kept[place] for place in places] == values
+    texts = [json.dumps(value, sort_keys=True) for value in kept]
+    assert len(set(texts)) == len(texts)
+    firsts = [places.index(number) for number in range(len(kept))]
+    assert firsts == sorted(firsts)

@@ -1,0 +1,220 @@
+"""A toy training run as a record of allocations, at any depth, chunk count and micro-batch.
+
+It does what a trace of the real trainer does: weights of each layer; a hidden state handed on from
+layer to layer; activations kept for a backward in descending order; a loss in chunks; gradients,
+clipped and zeroed by operators over the lists of all layers; an optimizer's state. So a record that
+was scaled must be the record of the program itself at that size.
+"""
+
+from dataclasses import dataclass, field
+
+from autotune.estimate.record import (
+    ACTIVATIONS,
+    ALLOCATE,
+    FREE,
+    GRADIENTS,
+    LOGITS,
+    MOVE,
+    OPTIMIZER,
+    PHASE,
+    TEMPORARIES,
+    WEIGHTS,
+    allocations,
+    chunk,
+    layer,
+)
+
+WIDTH, VOCABULARY, WEIGHT = 24, 70, 4096
+
+
+@dataclass(kw_only=True)
+class Toy:
+    """What the program is like; `record` runs it.
+
+    Attributes:
+        rows_per_chunk: of the loss; 0: it is not chunked.
+        whole_chunks: the last chunk takes as much as the others.
+        mask: whether an attention mask of size x size is made.
+        special_ends: the first two and the last two layers are larger than the others.
+        passing: bytes that an optimizer step makes for each weight and lets go of, in their order.
+    """
+
+    layers: int
+    rows_per_chunk: int = 0
+    whole_chunks: bool = False
+    accumulation: int = 1
+    mask: bool = False
+    special_ends: bool = False
+    recomputes: bool = False
+    passing: tuple[int, ...] = (4096,)
+    events: list = field(default_factory=list)
+
+    def record(self, sizes):
+        """The events of an optimizer step for each micro-batch size."""
+        self._next, self._gradients, self._states, self._left = 0, {}, [], []
+        self._weights = [
+            self._make(self._weight(index), WEIGHTS, "init", layer(index))
+            for index in range(self.layers)
+        ]
+        self._make(VOCABULARY * WIDTH, WEIGHTS, "init")
+        for size in sizes:
+            self._step(size)
+        self._phase("data")
+        return self.events
+
+    def chunks(self, size):
+        """Chunks of the loss of a micro-batch."""
+        return -(-size // self.rows_per_chunk) if self.rows_per_chunk else 0
+
+    # -- what the program is made of
+
+    def _step(self, size):
+        self._phase("data")
+        rows = [self._make(9, ACTIVATIONS, "row") for _ in range(size)]
+        batches = [self._make(8 * size, ACTIVATIONS, "collate") for _ in range(self.accumulation)]
+        self._free_all(rows + self._left)
+        loss = None
+        for _ in range(self.accumulation):
+            self._phase("micro-step")
+            previous, loss = loss, self._micro_step(size)
+            self._free_all([previous] if previous is not None else [])
+            self._phase("clip")
+            if self.rows_per_chunk:  # told by where the loss was made
+                region = chunk(self.chunks(size) - 1)
+                self._free(self._make(1, TEMPORARIES, "isnan", region), region)
+        self._over_layers("norm", 512)
+        self._phase("step")
+        self._optimizer()
+        self._phase("zero_grad")
+        for index in range(self.layers):
+            self._free(self._gradients.pop(index), layer(index))
+        self._left = [*batches, loss]
+
+    def _micro_step(self, size):
+        hidden, kept = self._make(size * WIDTH, ACTIVATIONS, "embedding"), []
+        mask = self._make(size * size, ACTIVATIONS, "mask") if self.mask else None
+        for index in range(self.layers):
+            region = layer(index)
+            kept.append(self._make(size * WIDTH * 3, ACTIVATIONS, "attention", region))
+            inner = self._make(size * WIDTH * 4, ACTIVATIONS, "mlp", region)
+            out = self._make(size * WIDTH, ACTIVATIONS, "add", region)
+            self._free_all([inner, hidden], region)
+            hidden = out
+        loss, gradient = self._loss(size, hidden)
+        self._free(hidden)
+        for index in reversed(range(self.layers)):
+            gradient = self._backward(index, size, gradient, kept[index])
+        self._free_all([gradient] if mask is None else [gradient, mask])
+        return loss
+
+    def _backward(self, index, size, gradient, kept):
+        region = layer(index)
+        if self.recomputes:
+            self._free(self._make(size * WIDTH * 5, ACTIVATIONS, "mlp", region), region)
+        out = self._make(size * WIDTH, TEMPORARIES, "mm", region)
+        self._free_all([gradient, kept], region)
+        made = self._make(self._weight(index), TEMPORARIES, "mm", region)
+        if index in self._gradients:
+            self._free(made, region)
+        else:
+            self._gradients[index] = made
+            self.events.append((MOVE, made, GRADIENTS, region))
+        return out
+
+    def _loss(self, size, hidden):
+        loss = self._make(4, ACTIVATIONS, "loss")
+        gradient = self._make(size * WIDTH, TEMPORARIES, "zeros")
+        if not self.rows_per_chunk:
+            logits = self._make(size * VOCABULARY, LOGITS, "head")
+            self._free(logits)
+            return loss, gradient
+        self._chunked_loss(size)
+        return loss, gradient
+
+    def _chunked_loss(self, size):
+        """As TRL's: its list of chunks dies in the last one, which ends with the loss."""
+        entropies, saved, total = [], [], None
+        for index in range(self.chunks(size)):
+            region, rows = chunk(index), self._rows_of_chunk(index, size)
+            self._free(self._make(rows * VOCABULARY, LOGITS, "head", region), region)
+            saved.append(self._make(rows * 2, ACTIVATIONS, "slice", region))
+            entropies.append(self._make(rows * 4, ACTIVATIONS, "entropy", region))
+            previous, total = total, self._make(8, ACTIVATIONS, "add", region)
+            self._free_all([previous] if previous is not None else [], region)
+        self._free_all(entropies, region)
+        mean = self._make(8, ACTIVATIONS, "div", region)
+        cat = self._make(4 * size, ACTIVATIONS, "cat")
+        self._free_all([total, cat])
+        for index in reversed(range(self.chunks(size))):
+            region, rows = chunk(index), self._rows_of_chunk(index, size)
+            logits = self._make(rows * VOCABULARY, LOGITS, "head", region)
+            other = self._make(rows * VOCABULARY, TEMPORARIES, "softmax", region)
+            if index < self.chunks(size) - 1:
+                self._free(self._make(VOCABULARY * WIDTH, TEMPORARIES, "add", region), region)
+            self._free_all([logits, other, saved[index]], region)
+        self._free(mean, chunk(self.chunks(size) - 1))
+
+    def _rows_of_chunk(self, index, size):
+        full = self.rows_per_chunk
+        return full if self.whole_chunks else min(full, size - index * full)
+
+    def _optimizer(self):
+        if not self._states:
+            for index in range(self.layers):
+                state = self._make(2 * self._weight(index), TEMPORARIES, "zeros", layer(index))
+                self._states.append(state)
+                self.events.append((MOVE, state, OPTIMIZER, layer(index)))
+        for nbytes in self.passing:
+            self._over_layers("foreach", nbytes)
+
+    def _over_layers(self, operator, nbytes):
+        made = [
+            self._make(nbytes, TEMPORARIES, operator, layer(index)) for index in range(self.layers)
+        ]
+        for index, key in enumerate(made):
+            self._free(key, layer(index))
+
+    def _weight(self, index):
+        end = min(index, self.layers - 1 - index)
+        return WEIGHT + 640 * (3 - end) * (self.special_ends and end < 2)
+
+    # -- events
+
+    def _phase(self, name):
+        self.events.append((PHASE, name, 0))
+
+    def _make(self, nbytes, part, operator, region=0):
+        self._next += 1
+        self.events.append((ALLOCATE, self._next, nbytes, part, operator, region))
+        return self._next
+
+    def _free(self, key, region=0):
+        self.events.append((FREE, key, region))
+
+    def _free_all(self, keys, region=0):
+        for key in keys:
+            self._free(key, region)
+
+
+def canonical(events):
+    """The events with storages numbered as they first appear: equal for equal programs."""
+    number = {}
+    return [
+        event
+        if event[0] == PHASE
+        else (event[0], number.setdefault(event[1], len(number)), *event[2:])
+        for event in events
+    ]
+
+
+def curve(events):
+    """The live bytes after each allocation and free."""
+    sizes, live, found = {}, 0, []
+    for key, nbytes in allocations(events):
+        if nbytes < 0:
+            live -= sizes.pop(key)
+        else:
+            sizes[key] = nbytes
+            live += nbytes
+        found.append(live)
+    return found
