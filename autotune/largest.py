@@ -4,7 +4,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import user_error
 from autotune.estimate.estimates import Estimate
 from autotune.expectations import estimates_of
 from autotune.facts import Facts
@@ -27,7 +26,10 @@ from autotune.space.knobs import MICRO_BATCH, Candidate
 from autotune.space.spaces import bind
 from autotune.surveying import survey
 
-LARGEST = {MICRO_BATCH: 1 << 14, "max_length": 1 << 20}
+STARTS = {
+    MICRO_BATCH: (1, 4, 16, 64, 256, 1024, 4096),
+    "max_length": (512, 2048, 8192, 32768, 131072),
+}
 STEP = {MICRO_BATCH: 1, "max_length": 128}
 """`max_length` is told to the next lower multiple of 128."""
 
@@ -53,7 +55,8 @@ def largest(
 ) -> Largest:
     """Look for the largest value of a knob with which the job's default candidate fits.
 
-    The values are tried by doubling, then halving the gap: each is one estimate.
+    The values are tried in growing steps, and then where the line through the two nearest peaks
+    meets the limit: each is one estimate.
     """
     run = RunFolder(path=scratch)
     job, kind = placed(job, device)
@@ -77,26 +80,25 @@ class _Search:
         self._facts = device_facts(self._surveyed(job), kind)
         self._limit = planned_limit(job, self._facts)
         self._count = 0
+        self._guesses = 0
         self._known: dict[int, Estimate] = {}
 
     def _surveyed(self, job: Job) -> Facts:
         return survey(job, self._run, self._server)
 
     def answer(self) -> Largest:
-        step, most = STEP[self._knob], LARGEST[self._knob]
         value, failed = 0, None
-        tried = step
-        while tried <= most:
+        for tried in STARTS[self._knob]:
             if not self._fits(tried):
                 failed = tried
                 break
-            value, tried = tried, 2 * tried
-        while failed is not None and failed - value > step:
-            middle = (value + failed) // 2 // step * step
-            if self._fits(middle):
-                value = middle
+            value = tried
+        while failed is not None and failed - value > STEP[self._knob]:
+            tried = self._between(value, failed)
+            if self._fits(tried):
+                value = tried
             else:
-                failed = middle
+                failed = tried
         return Largest(
             knob=self._knob,
             value=value or None,
@@ -106,6 +108,16 @@ class _Search:
             limit_bytes=self._limit,
             bounded=failed is None,
         )
+
+    def _between(self, value: int, failed: int) -> int:
+        """Where the limit should be met; at times the middle, so that the gap surely closes."""
+        step, share = STEP[self._knob], 0.5
+        self._guesses += 1
+        if value and self._guesses % 3:
+            low, high = (self._known[n].peak_memory_bytes for n in (value, failed))
+            share = (self._limit - low) / max(high - low, 1)
+        guess = round((value + share * (failed - value)) / step) * step
+        return min(max(guess, value + step), failed - step)
 
     def _fits(self, value: int) -> bool:
         estimate = self._known[value] = self._estimate(value)
@@ -140,12 +152,6 @@ class _Search:
         if self._knob == MICRO_BATCH:
             values = {**default.values, MICRO_BATCH: value}
             return self._job, Candidate(values=values, gradient_accumulation_steps=2)
-        positions = self._facts.model.max_positions
-        if positions is not None and value > 4 * positions:
-            raise user_error(
-                f"rows of {value} tokens fit, far beyond the model's {positions} positions",
-                hint="memory does not bound the length here",
-            )
         values = {**default.values, "max_length": value}
         steps = default.gradient_accumulation_steps
         return self._job, Candidate(values=values, gradient_accumulation_steps=steps)

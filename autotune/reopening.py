@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.conclusion import render
 from autotune.errors import user_error
+from autotune.expectations import Expectations, expectations_from_plain
 from autotune.facts import Facts, devices, facts_from_plain
 from autotune.job import Job
 from autotune.probe.measure import measure_candidate
@@ -39,6 +40,12 @@ class PastRun:
     def stored(self) -> Any | None:
         """What `recommendation.json` says; None before there was one."""
         return read_json(self.run.recommendation)
+
+    @property
+    def expectations(self) -> Expectations | None:
+        """What the run expected of its candidates; None where it did not get that far."""
+        stored = read_json(self.run.estimates)
+        return expectations_from_plain(stored) if isinstance(stored, dict) else None
 
     def recommendation(self, pinned: int | None = None) -> Recommendation:
         """The run's recommendation, or the probe the user wants.

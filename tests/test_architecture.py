@@ -21,7 +21,7 @@ LAYERS = (
     ("estimate",),
     ("run_folder", "path_tasks", "plan_cache"),
     ("recommend", "what_if", "search", "surveying", "expectations"),
-    ("planning",),
+    ("planning", "comparison"),
     ("largest",),
     ("promise", "emit"),
     ("verify",),
@@ -87,6 +87,7 @@ PURE = (
     "estimate/ceilings.py",
     "estimate/linear.py",
     "expectations.py",
+    "comparison.py",
 )
 IMPURE = {"time", "random", "subprocess", "socket", "requests", "os", "shutil", "tempfile"}
 READS_FILES = {"space/load.py", "space/definition.py"}

@@ -16,6 +16,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     """Show every probe of RUN, what is recommended and why."""
     from rich.console import Console
 
+    from autotune.comparison import compared
     from autotune.reopening import reopen
     from autotune.report.plain import report_plain
     from autotune.report.tables import records_table
@@ -23,11 +24,15 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     past = reopen(run, storage)
     stored = past.stored
     if as_json:
-        print_json(report_plain(list(past.records), stored))
+        print_json(report_plain(list(past.records), stored, past.expectations))
         return 0
     free = [knob.name for knob in past.space.free_knobs]
     console = Console(width=None if Console().is_terminal else 160)
-    console.print(records_table(past.records, free))
+    expectations = past.expectations
+    estimates = {} if expectations is None else expectations.estimates
+    console.print(records_table(past.records, free, estimates))
+    for line in [] if expectations is None else compared(expectations, past.records).lines():
+        console.print(line, highlight=False, soft_wrap=True)
     if stored is None:
         console.print("\nno recommendation yet", highlight=False)
         return 0

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import statistics
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,25 +72,25 @@ CPU = Sizes(
     dtypes=("bfloat16", "float32"),
     matmul=(16, 64, 256, 1024, 4096),
     matmul_flops=1.2e9,
-    attention=(64, 256, 1024),
+    attention=(16, 64, 256, 1024),
     attention_tokens=512,
     moved_bytes=tuple(12 * 4**n for n in range(5, 13)),
     operator_elements=1 << 20,
     buffer_bytes=1 << 26,
     seconds=0.004,
-    overhead_seconds=0.7,
+    overhead_seconds=1.0,
 )
 CUDA = Sizes(
     dtypes=("bfloat16", "float16", "float32"),
     matmul=(16, 128, 1024, 8192),
     matmul_flops=2e12,
-    attention=(128, 512, 2048, 8192),
+    attention=(32, 128, 512, 2048, 8192),
     attention_tokens=16384,
     moved_bytes=tuple(12 * 4**n for n in range(6, 14)),
     operator_elements=1 << 24,
     buffer_bytes=1 << 29,
     seconds=0.01,
-    overhead_seconds=0.7,
+    overhead_seconds=1.0,
 )
 
 
@@ -131,13 +131,12 @@ class Bench:
         bandwidth = tuple(self._bandwidth())
         matmul: list[MatmulRate] = []
         attention: list[AttentionRate] = []
-        operators: dict[tuple[str, str], list[float]] = defaultdict(list)
+        operators: list[OperatorRate] = []
         for dtype in filter(self._clock.can, self._sizes.dtypes):
             self._use(dtype)
             matmul += self._matmuls(dtype)
             attention += self._attention(dtype)
-            for row in self._operators():
-                operators[row.operator, row.dtype].append(row.bytes_per_s)
+            operators += self._operators(dtype)
         return Ceilings(
             device=self._clock.name,
             kind=self._clock.kind,
@@ -145,10 +144,7 @@ class Bench:
             matmul=tuple(matmul),
             attention=tuple(attention),
             bandwidth=bandwidth,
-            operators=tuple(
-                OperatorRate(*key, statistics.geometric_mean(some))
-                for key, some in operators.items()
-            ),
+            operators=tuple(operators),
             overhead_s_per_operator=overhead,
             host_bytes_per_s=self._clock.host_bytes_per_s(),
         )
@@ -219,14 +215,13 @@ class Bench:
         """Of PyTorch's fused attention, causal and with a mask."""
         for length, masked in product(self._sizes.attention, (False, True)):
             batch = max(1, self._sizes.attention_tokens // length)
-            shape = (batch, HEADS, length, HEAD_SIZE)
+            shape = (batch, length, HEADS, HEAD_SIZE)
             inputs = tuple(self._cut(*shape).clone().requires_grad_() for _ in range(3))
             mask = None
             if masked:
                 square = torch.full((length, length), -math.inf, device=self._clock.device)
                 mask = square.triu(1).to(inputs[0].dtype).expand(batch, 1, length, length)
-            attention: Any = F.scaled_dot_product_attention
-            forward = partial(attention, attn_mask=mask, is_causal=not masked)
+            forward = partial(_attended, mask)
             flops = 4 * math.prod(shape) * length * (1.0 if masked else 0.5)
             seconds = self._seconds(forward, partial(tuple, inputs))
             yield AttentionRate(dtype, length, False, masked, flops / seconds)
@@ -236,7 +231,7 @@ class Bench:
             seconds = self._seconds(backward, partial(tuple, (upward,)))
             yield AttentionRate(dtype, length, True, masked, BACKWARD * flops / seconds)
 
-    def _operators(self) -> Iterator[OperatorRate]:
+    def _operators(self, dtype: str) -> Iterator[OperatorRate]:
         """Of operators that read less, or compute more, than their bytes tell."""
         for func, operands in operator_calls(self._cut, self._sizes.operator_elements):
             with contextlib.suppress(NotImplementedError, RuntimeError):  # not in this dtype
@@ -244,4 +239,11 @@ class Bench:
                 outs = [one for one in tree_iter(func(*given)) if torch.is_tensor(one)]
                 work = work_of(func, func.name(), given, {}, outs, 0)
                 rate = work.moved_bytes / self._seconds(func, operands)
-                yield OperatorRate(func.name(), work.dtype, rate)
+                yield OperatorRate(func.name(), dtype, rate)
+
+
+def _attended(mask: torch.Tensor | None, *inputs: torch.Tensor) -> Any:
+    """Attention over what a model hands in: heads behind the tokens in memory."""
+    attention: Any = F.scaled_dot_product_attention
+    heads = (one.transpose(1, 2) for one in inputs)
+    return attention(*heads, attn_mask=mask, is_causal=mask is None)

@@ -59,6 +59,7 @@ class OperatorRate(NamedTuple):
     """An operator with a ceiling of its own, in bytes of its tensors.
 
     One below the bandwidth computes much for each byte; one above it reads less than all of them.
+    The dtype is that of what it reads.
     """
 
     operator: str
@@ -152,11 +153,13 @@ class Ceilings:
     def attention_flops_per_s(
         self, dtype: str, length: int, *, backward: bool, masked: bool
     ) -> float:
-        """Rate of fused attention at this length."""
+        """Rate of fused attention at this length; rows shorter than all known take as long."""
         tables = self._attentions
         wishes = [(name, backward, masked) for name in (self.dtype_for(dtype), "float32")]
         found = next((tables[wish] for wish in wishes if wish in tables), None)
-        return interpolated(found or next(iter(tables.values())), length)
+        points = found or next(iter(tables.values()))
+        shortest = min(known for known, _ in points)
+        return interpolated(points, length) * min(length / shortest, 1.0) ** 2
 
     def bytes_per_s(self, operator: str, dtype: str, moved_bytes: int) -> float:
         """Rate of an operator that is bound by bandwidth."""

@@ -1,8 +1,9 @@
-"""What the CPU does that a trace would not show: operands are cast before they are combined.
+"""What the CPU's kernels do that a trace would not show: copies in another precision.
 
-Source: aten/src/ATen/TensorIterator.cpp (CUDA's kernels cast as they read). Known not to be
-modelled, as no GPU has it: scratch of oneDNN's matrix products in low precision and of the CPU's
-attention kernel, and the eight bytes of a Python number.
+Sources: aten/src/ATen/TensorIterator.cpp (operands are cast before they are combined; CUDA's
+kernels cast as they read), aten/src/ATen/native/cpu/ScatterGatherKernel.cpp (low precision is added
+up in float32). Known not to be modelled, as no GPU has it: scratch of matrix products (oneDNN's in
+low precision) and of the CPU's attention kernel, and the eight bytes of a Python number.
 Runs in a child only.
 """
 
@@ -13,6 +14,8 @@ import torch
 
 aten = torch.ops.aten
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+_SCATTERED_SUMS = (aten.scatter_add.default, aten.scatter_add_.default)
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
@@ -21,3 +24,5 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
         for tensor in args[:2]:
             if isinstance(tensor, torch.Tensor) and tensor.dtype != out.dtype:
                 yield tensor.numel() * out.element_size()
+    elif operator in _SCATTERED_SUMS and out.dtype in _HALF:
+        yield 4 * out.numel()

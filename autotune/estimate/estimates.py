@@ -114,7 +114,7 @@ def estimated(
     if replaced:
         residual = _less_sure(residual)
     p_oom = residual.probability_above(reserved, limit_bytes)
-    missing = round(expected - limit_bytes) if expected > limit_bytes else None
+    missing = max(round(expected) - limit_bytes, 1) if p_oom >= 0.5 else None
     if point.oom and not replaced:
         missing = max(missing or 0, point.missing_bytes or 1)
         p_oom = max(p_oom, 0.5)
@@ -130,7 +130,7 @@ def estimated(
         notes=tuple(f"{name}: {UNTRACEABLE[name][1]}" for name in replaced),
         sigma_bytes=round(residual.sigma(reserved)),
         p_oom=p_oom,
-        fits=missing is None and p_oom < 0.5,
+        fits=missing is None,
         missing_bytes=missing,
         offloaded_bytes=offloaded,
     )

@@ -107,6 +107,8 @@ def work_time(
             None: as each operator's own count of operations says.
     """
     seconds = dict.fromkeys(TERMS, 0.0)
+    works = list(works)
+    main = max(works, key=lambda one: one[0].flops, default=(None, 0))[0]
     for work, times in works:
         if work.operator.startswith(_ONLY_WHEN_TRACED):
             continue
@@ -116,7 +118,9 @@ def work_time(
         elif work.kind.startswith("attention"):
             seconds["attention_s"] += times * _attention_s(work, ceilings, masked)
         elif work.moved_bytes > 0:
-            rate = ceilings.bytes_per_s(work.operator, work.dtype, work.moved_bytes)
+            # What makes indices or truth values (argmax) is as fast as what it reads allows.
+            dtype = work.dtype if "float" in work.dtype or main is None else main.dtype
+            rate = ceilings.bytes_per_s(work.operator, dtype, work.moved_bytes)
             seconds["memory_s"] += times * work.moved_bytes / rate
     return TimeParts(**seconds, overlapped=ceilings.kind == "cuda")
 

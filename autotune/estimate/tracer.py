@@ -194,10 +194,10 @@ class Tracer(TorchDispatchMode):
         for index, tensor in enumerate(outs):
             region = self._region_of(index, len(outs), args)
             made = self.follow(tensor, self._part_of(tensor, backward), name, region)
-        if backward and made is not None:
-            self._note_in_place(func, args, made)
         scratch = cpu_rules.scratch_bytes if self._cuda is None else self._cuda.scratch_bytes
         self._scratch(scratch(func, args, out), name + " scratch")
+        if backward and made is not None:  # last: what is merged dies right after the mark
+            self._note_in_place(func, args, made)
         if self.works is not None and not name.startswith("prim::"):
             self.works.append(work_of(func, name, args, kwargs, outs, self.region))
 

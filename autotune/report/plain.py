@@ -4,6 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autotune.comparison import compared
+from autotune.estimate.estimates import Estimate
+from autotune.expectations import Expectations
 from autotune.facts import Facts
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, counts_as_probe
@@ -59,20 +62,26 @@ def probe_counts(records: tuple[Record, ...]) -> dict[str, int]:
     return {"total": len(outcomes), "ok": ok, "oom": oom, "other": len(outcomes) - ok - oom}
 
 
-def record_plain(record: Record) -> dict[str, Any]:
-    """One probe."""
+def record_plain(record: Record, estimate: Estimate | None = None) -> dict[str, Any]:
+    """One probe, and what was expected of it."""
     return {
+        "estimate": None if estimate is None else estimate.plain(),
         "probe": record.number,
         "knobs": record.candidate.knobs,
         "measurement": asdict(record.measurement) if record.measurement else None,
     }
 
 
-def report_plain(records: list[Record], recommendation: Any | None) -> dict[str, Any]:
+def report_plain(
+    records: list[Record], recommendation: Any | None, expectations: Expectations | None
+) -> dict[str, Any]:
     """What `autotune report --json` prints: every probe, and the stored recommendation."""
+    estimates = {} if expectations is None else expectations.estimates
+    held = None if expectations is None else compared(expectations, records).plain()
     return {
         "schema": SCHEMA,
-        "probes": [record_plain(record) for record in records],
+        "probes": [record_plain(record, estimates.get(record.candidate.key)) for record in records],
+        "estimates": held,
         "counts": probe_counts(tuple(records)),
         "recommendation": recommendation,
     }

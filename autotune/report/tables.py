@@ -1,10 +1,11 @@
 """Tables and sentences of results, for people. Pure: records in, rich renderables out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.estimate.estimates import Estimate
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record
 from autotune.session import Result
@@ -67,16 +68,28 @@ def _busy_machine(measurement: Measurement) -> str:
     return f" (the machine was busy: {100 * share:.0f}% of the time waiting for a core)"
 
 
-def records_table(records: Sequence[Record], free: Sequence[str]) -> Table:
-    """Every probe, in order."""
+def records_table(
+    records: Sequence[Record], free: Sequence[str], estimates: Mapping[str, Estimate]
+) -> Table:
+    """Every probe, in order; what was expected of it beside it, where there are estimates."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("probe", "right"), ("candidate", "left"), ("outcome", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for name in ("tokens/s", "+-", "padding", "peak", "took"):
         table.add_column(name, justify="right")
+    for name in ("expected tokens/s", "expected peak") if estimates else ():
+        table.add_column(name, justify="right")
     for record in records:
-        table.add_row(*_row(record, free))
+        expected = _expected(estimates.get(record.candidate.key)) if estimates else []
+        table.add_row(*_row(record, free), *expected)
     return table
+
+
+def _expected(estimate: Estimate | None) -> list[str]:
+    if estimate is None:
+        return ["", ""]
+    speed = "" if estimate.tokens_per_s is None else f"{estimate.tokens_per_s:.0f}"
+    return [speed, format_bytes(estimate.peak_memory_bytes)]
 
 
 def _row(record: Record, free: Sequence[str]) -> list[str]:

@@ -90,6 +90,8 @@ def test_attention_is_looked_up_by_length_direction_and_mask():
     assert at("float32", 64, backward=False, masked=False) == pytest.approx(64e9)
     assert at("float32", 256, backward=True, masked=True) == pytest.approx(512e9)
     assert at("float32", 9999, backward=True, masked=False) == pytest.approx(1024e9)
+    # A row of 16 takes as long as one of 64, so it reaches a sixteenth of its rate.
+    assert at("float32", 16, backward=False, masked=False) == pytest.approx(4e9)
 
 
 def test_an_operator_has_its_own_ceiling_below_the_bandwidth_or_above_it():

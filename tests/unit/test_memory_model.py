@@ -75,7 +75,7 @@ CACHED = [make(1, 40), (FREE, 1, 0), make(2, 50), (FREE, 2, 0), make(3, 60)]
 
 @pytest.mark.parametrize(
     ("limit", "reserved", "retries", "missing"),
-    [(150, 150, 0, None), (149, 110, 1, None), (60, 60, 2, None), (59, 150, 0, 1)],
+    [(150, 150, 0, None), (149, 90, 1, None), (60, 60, 2, None), (59, 150, 0, 1)],
 )
 def test_a_tight_limit_costs_retries_before_it_fails(limit, reserved, retries, missing):
     found = replayed(CACHED, limit * MIB, expandable_segments=False)
@@ -89,7 +89,7 @@ def test_expandable_segments_waste_less():
 
 
 def test_fragments_can_be_missed_where_live_bytes_would_fit():
-    # 1-MiB storages share segments of 20 MiB, each held by the one that stays.
+    # Storages of 2 MiB share segments of 20 MiB; of each segment one storage stays.
     events = [make(key, 2) for key in range(40)]
     events += [(FREE, key, 0) for key in range(40) if key % 10]
     events.append(make(99, 60))

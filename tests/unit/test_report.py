@@ -125,7 +125,7 @@ def test_a_recommendation_in_words_ends_with_its_bundle():
 
 def test_probes_that_say_nothing_are_not_counted():
     assert probe_counts(RECORDS[4:]) == {"total": 0, "ok": 0, "oom": 0, "other": 0}
-    plain = report_plain(list(RECORDS), None)
+    plain = report_plain(list(RECORDS), None, None)
     assert len(plain["probes"]) == 6
     assert plain["probes"][5]["measurement"] is None
 

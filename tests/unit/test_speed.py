@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.calibration import calibrated, rank_correlation, top_k_regret
-from autotune.estimate.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate
+from autotune.estimate.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate, OperatorRate
 from autotune.estimate.linear import inverted, least_squares, solved
 from autotune.estimate.record import Work
 from autotune.estimate.shape_times import ShapeTimes, nonnegative_fit
@@ -135,6 +135,20 @@ def test_other_operators_take_their_bytes_over_the_bandwidth_and_views_only_thei
     parts = work_time([(work(moved_bytes=5000), 2), (work("view"), 10)], CEILINGS)
     assert parts.memory_s == pytest.approx(1e-5)
     assert parts.overhead_s == pytest.approx(12e-5)
+
+
+def test_what_makes_indices_is_as_fast_as_what_the_largest_matmul_made_can_be_read():
+    rates = [
+        OperatorRate("aten::argmax", "bfloat16", 1e6),
+        OperatorRate("aten::argmax", "float32", 1e7),
+    ]
+    ceilings = dataclasses.replace(CEILINGS, operators=tuple(rates))
+    argmax = work(operator="aten::argmax", dtype="int64", moved_bytes=1000)
+    small = work("matmul", dims=(1, 8, 8, 8), flops=1000)
+    large = work("matmul", dtype="bfloat16", dims=(1, 8, 8, 8), flops=2000)
+    parts = work_time([(argmax, 1), (small, 1), (large, 1)], ceilings)
+    assert parts.memory_s == pytest.approx(1e-3)
+    assert work_time([(argmax, 1), (small, 1)], ceilings).memory_s == pytest.approx(1e-4)
 
 
 def test_what_only_fake_tensors_dispatch_takes_no_time():

@@ -50,7 +50,7 @@ def test_a_candidate_is_described_by_its_batch_and_what_varies():
 
 def test_names_that_look_like_markup_are_shown_as_they_are():
     record = make_record(0, bad("crash"), loss_type="[bold]x", lora_target_modules=["[/red]", "y"])
-    table = printed(records_table([record], ["loss_type", "lora_target_modules"]))
+    table = printed(records_table([record], ["loss_type", "lora_target_modules"], {}))
     assert "4x4 [bold]x lora_target_modules=[/red],y" in table
     whole = printed(measurement_table(record.candidate, replace(GOOD, reason="see [/log]")))
     assert "loss_type=[bold]x" in whole
@@ -80,7 +80,7 @@ def test_the_progress_of_a_run_is_told_literally():
 
 def test_every_probe_has_a_row_and_what_is_missing_is_blank():
     records = [make_record(n, m) for n, m in enumerate((GOOD, bad("crash"), None))]
-    lines = printed(records_table(records, [])).splitlines()
+    lines = printed(records_table(records, [], {})).splitlines()
     assert len(lines) == 1 + len(records)
     assert lines[1].split() == ["0", "4x4", "ok", "200", "1.0%", "1", "GiB", "3.0", "s"]
     assert lines[2].split() == ["1", "4x4", "crash", "0", "ms"]

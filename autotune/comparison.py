@@ -1,0 +1,84 @@
+"""Estimates held against measurements: how far off they were, and how well they ranked. Pure."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.estimate.calibration import rank_correlation, top_k_regret
+from autotune.estimate.memory import Residual
+from autotune.expectations import Expectations
+from autotune.probe.record import Record
+
+TOP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What the probes say of the estimates.
+
+    Attributes:
+        residual: the correction of memory estimates, and its uncertainty.
+        memory_errors: of each probe that was ok: corrected estimate over measurement, less 1.
+        rank_correlation: Spearman's, of estimated and measured tokens/s; None: fewer than three.
+        top_regret: how much slower than the fastest measured is the best of those three that were
+            estimated fastest.
+    """
+
+    residual: Residual
+    memory_errors: tuple[float, ...]
+    rank_correlation: float | None
+    top_regret: float | None
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        errors = sorted(abs(error) for error in self.memory_errors)
+        return {
+            "residual": asdict(self.residual),
+            "memory_error_median": statistics.median(errors) if errors else None,
+            "memory_error_max": errors[-1] if errors else None,
+            "speed_rank_correlation": self.rank_correlation,
+            f"speed_top_{TOP}_regret": self.top_regret,
+        }
+
+    def lines(self) -> list[str]:
+        """The same in sentences."""
+        lines = []
+        if self.memory_errors:
+            errors = sorted(abs(error) for error in self.memory_errors)
+            lines.append(
+                "estimated peaks, corrected by these probes, were off by "
+                f"{100 * statistics.median(errors):.1f}% (median) and "
+                f"{100 * errors[-1]:.1f}% (most)"
+            )
+        if self.rank_correlation is not None and self.top_regret is not None:
+            lines.append(
+                f"estimated and measured tokens/s: rank correlation {self.rank_correlation:.2f}; "
+                f"the best of the {TOP} estimated fastest is {100 * self.top_regret:.1f}% slower "
+                "than the fastest"
+            )
+        return lines
+
+
+def compared(expectations: Expectations, records: Sequence[Record]) -> Comparison:
+    """Hold the estimates of a run against its probes."""
+    residual = expectations.residual(records)
+    errors, expected_s, measured_s = [], [], []
+    for record in records:
+        estimate = expectations.estimates.get(record.candidate.key)
+        measurement = record.measurement
+        if estimate is None or measurement is None or measurement.outcome != "ok":
+            continue
+        if measurement.peak_memory_bytes:
+            corrected = residual.corrected(estimate.peak_reserved_bytes)
+            errors.append(corrected / measurement.peak_memory_bytes - 1)
+        if measurement.tokens_per_s and estimate.tokens_per_s:
+            expected_s.append(1 / estimate.tokens_per_s)
+            measured_s.append(1 / measurement.tokens_per_s)
+    enough = len(measured_s) >= TOP
+    return Comparison(
+        residual=residual,
+        memory_errors=tuple(errors),
+        rank_correlation=rank_correlation(expected_s, measured_s) if enough else None,
+        top_regret=top_k_regret(expected_s, measured_s, TOP) if enough else None,
+    )

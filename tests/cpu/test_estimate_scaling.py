@@ -1,0 +1,187 @@
+"""Estimates from a trace of five layers at small micro-batches, held against whole traces.
+
+A child does both, as a plan's does; the model has nine layers, so that four of them are copies.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.probe.ending import Limits
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.probe.runner import ProbeServer
+from tests.cpu.conftest import LLAMA, write_model
+
+LAYERS = 9
+LONGEST = 260
+WORKER = "tests.cpu.test_estimate_scaling:compare"
+CUDA = {"workspace_bytes": 8519680, "flash": True, "cudnn_first": False}
+CONFIG = {
+    "model_name_or_path": "some model",
+    "report_to": "none",
+    "learning_rate": 2e-5,
+    "max_length": None,
+    "dtype": "float32",
+    "bf16": False,
+    "attn_implementation": "sdpa",
+    "loss_type": "nll",
+    "gradient_checkpointing": False,
+    "optim": "adamw_torch_fused",
+}
+CHECKPOINTED = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False},
+}
+LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A candidate: its configuration, its micro-batch, and on which device."""
+
+    config: dict[str, Any]
+    rows: int
+    shortest: int = LONGEST
+    accumulation: int = 1
+    optim: str | None = None
+    cuda: dict[str, Any] | None = field(default_factory=lambda: CUDA)
+
+    def lengths(self) -> list[int]:
+        """Tokens of each row of the data, the longest last."""
+        return [self.shortest + n * (LONGEST - self.shortest) // 39 for n in range(40)]
+
+
+CASES = {
+    "full": Case({"bf16": True}, rows=14, shortest=130),
+    "lora, checkpointed, in chunks, another optimizer": Case(
+        {**LORA, **CHECKPOINTED, "dtype": "bfloat16", "bf16": True, "loss_type": "chunked_nll"},
+        rows=17,
+        shortest=250,
+        accumulation=2,
+        optim="adamw_torch",
+    ),
+    "flat": Case({"padding_free": True}, rows=13, shortest=100, accumulation=2),
+    "on the CPU": Case({"attn_implementation": "eager"}, rows=10, cuda=None),
+}
+
+
+def compare(path: Path) -> None:
+    """The child: the estimate of a case, and a trace of it with all layers at its own size."""
+    from autotune.estimate.memory import on_cpu, replayed
+    from autotune.estimate.path_estimates import PathEstimates
+    from autotune.estimate.protocol import MicroBatch, TraceRequest
+    from autotune.estimate.shapes import micro_batch
+    from autotune.estimate.trace import trace_steps
+
+    folder = ProbeFolder(path=path)
+    asked: dict[str, Any] = read_json(folder.request) or {}
+    case = Case(**asked["case"])
+    request = estimate_request(case, asked["model"], write_rows(case, path / "rows"))
+    paths = PathEstimates(request)
+    size, length, padded = min(paths.traces.traced())
+    flat = bool(case.config.get("padding_free"))
+    first = micro_batch(size, length, flat=flat, padded=padded, share=1.0)
+    worst = MicroBatch(lengths=tuple(reversed(case.lengths()[-case.rows :])))
+    truth = trace_steps(
+        TraceRequest(
+            config={**case.config, "optim": case.optim or case.config["optim"]},
+            model_path=asked["model"],
+            layers=None,
+            cuda=case.cuda,
+            steps=[first, worst],
+            accumulation=case.accumulation,
+        )
+    )
+    pairs = []
+    for point in request.points[:2]:
+        found = paths.point(point)
+        expandable = point.expandable_segments
+        if case.cuda is None:
+            whole = on_cpu(truth.events, None)
+        else:
+            whole = replayed(truth.events, None, expandable_segments=expandable)
+        figures = (found.peak_allocated_bytes, found.peak_reserved_bytes)
+        pairs.append([figures, (whole.use.peak_bytes, whole.reserved_bytes), found.method])
+    layers = [paths.traces.have_layers, truth.layers]
+    write_json(folder.reply, {"pairs": pairs, "layers": layers})
+
+
+def write_rows(case: Case, folder: Path) -> str:
+    """The data, tokenized."""
+    from datasets import Dataset
+
+    from autotune.facts.data import with_first_label
+
+    rows = [{"input_ids": [3] * n, "labels": [3] * n} for n in case.lengths()]
+    with_first_label(Dataset.from_list(rows)).save_to_disk(folder)
+    return str(folder)
+
+
+def estimate_request(case: Case, model: str, rows: str) -> Any:
+    """The case on fixed and on expandable segments, and neighbours to be scaled to as well."""
+    from autotune.estimate.paths import batching_fields
+    from autotune.estimate.protocol import EstimateRequest, Point
+
+    points = [
+        Point(
+            batching=batching_fields(
+                {**case.config, "per_device_train_batch_size": case.rows - fewer}, 64, 0
+            ),
+            accumulates=case.accumulation > 1,
+            expandable_segments=expandable,
+            optim=case.optim,
+        )
+        for fewer, expandable in ((0, False), (0, True), (1, False), (2, False))
+    ]
+    return EstimateRequest(
+        config=case.config,
+        model_path=model,
+        model="tiny",
+        versions={},
+        layers=LAYERS,
+        cuda=case.cuda,
+        rows=rows,
+        rows_total=40,
+        rows_sampled=False,
+        points=points,
+        limit_bytes=None,
+        cache=None,
+        seed=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a config and a tokenizer."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("scaling") / "model"
+    write_model(folder, {**LLAMA, "num_hidden_layers": LAYERS, "use_cache": False})
+    words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="<eos>"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_scaled_trace_has_the_memory_of_the_whole_one(
+    name: str, model: Path, server: ProbeServer, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    plain = {**vars(case), "config": {**CONFIG, **case.config}}
+    folder = ProbeFolder(path=tmp_path / "p")
+    folder.path.mkdir()
+    write_json(folder.request, {"case": plain, "model": str(model)})
+    server.run(folder, WORKER, Limits(wall_s=120, stall_s=60))
+    reply = read_json(folder.reply)
+    assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
+    assert reply["layers"] == [5, LAYERS]
+    for estimate, whole, method in reply["pairs"]:
+        assert method == "scaled trace"
+        assert estimate[0] == pytest.approx(whole[0], rel=0.001)
+        assert estimate[1] == pytest.approx(whole[1], rel=0.01)
