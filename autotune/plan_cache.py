@@ -24,6 +24,8 @@ from autotune.probe.protocol import read_json, write_json
 from autotune.space.definition import SpaceDefinition
 
 SCHEMA = 2
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+"""What reading JSON raises that is not what was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,8 @@ class PlanCache:
         A device of this machine is looked at each time: its free memory is never remembered.
         """
         model = Path(job.model)
-        if device is None or not model.exists():
+        data = None if isinstance(job.dataset, NoData) else Path(job.dataset)
+        if device is None or not model.exists() or (data is not None and not data.exists()):
             return None
         told = {
             "schema": SCHEMA,
@@ -65,11 +68,12 @@ class PlanCache:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def read(self, key: str) -> tuple[Facts, list[EstimateReply]] | None:
-        """A plan that was made before."""
-        data = read_json(self.path / "plans" / f"{key}.json")
-        if not isinstance(data, dict):
-            return None
-        return facts_from_plain(data["facts"]), [reply_from_plain(one) for one in data["replies"]]
+        """A plan that was made before; None where there is none that can be read."""
+        data: Any = read_json(self.path / "plans" / f"{key}.json")
+        with contextlib.suppress(*_MALFORMED):
+            replies = [reply_from_plain(one) for one in data["replies"]]
+            return facts_from_plain(data["facts"]), replies
+        return None
 
     def write(self, key: str, facts: Facts, replies: Sequence[EstimateReply]) -> None:
         """Keep a plan; a full or read-only disk only costs the next one its speed."""
@@ -81,8 +85,10 @@ class PlanCache:
 
     def ceilings(self, device: str) -> Ceilings | None:
         """What was measured of a device of this machine."""
-        data = read_json(self._ceilings_file(device))
-        return Ceilings.from_plain(data) if isinstance(data, dict) else None
+        data: Any = read_json(self._ceilings_file(device))
+        with contextlib.suppress(*_MALFORMED):
+            return Ceilings.from_plain(data)
+        return None
 
     def keep_ceilings(self, device: str, measured: Ceilings) -> None:
         """Remember what was measured of a device of this machine."""

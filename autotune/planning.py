@@ -18,7 +18,7 @@ from autotune.errors import machine_error, user_error
 from autotune.estimate.ceilings import Ceilings, ceilings_of_kind
 from autotune.estimate.estimates import Estimate, prior_residual
 from autotune.estimate.protocol import EstimateReply
-from autotune.expectations import Expectations, estimates_of, prior_of
+from autotune.expectations import estimates_of
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind
 from autotune.job import Job
@@ -108,12 +108,12 @@ def plan(
     tasks = path_tasks(
         job, facts, space.candidates, rows=run.rows, limit=allocator_limit(facts, limit), cache=None
     )
+    worth = kind is not None or len(space.candidates) > WORTH_MEASURING
+    ceilings = known_ceilings(facts, kind, cache, scratch) if worth else None
     return Plan(
         facts=facts,
         space=space,
-        estimates=estimates_of(
-            tasks, replies, job, facts, limit, ceilings=known_ceilings(facts, kind, cache, scratch)
-        ),
+        estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings),
         limit_bytes=limit,
         seconds=round(time.monotonic() - began, 3),
         cached=stored is not None,
@@ -217,17 +217,26 @@ def traced_in_children(
     free = list(started)
     lock = threading.Lock()
 
-    def answer(number: int) -> EstimateReply:
+    def answer(task: PathTask, number: int) -> EstimateReply:
         with lock:
             server = free.pop()
         try:
-            return _in_child(tasks[number], server, folder / f"{number:04d}")
+            return _in_child(task, server, folder / f"{number:04d}")
         finally:
             with lock:
                 free.append(server)
 
-    with ThreadPoolExecutor(max_workers=len(started)) as pool:
-        return list(pool.map(answer, range(len(tasks))))
+    pool = ThreadPoolExecutor(max_workers=len(started))
+    try:
+        waiting = [pool.submit(answer, task, number) for number, task in enumerate(tasks)]
+        return [future.result() for future in waiting]
+    except BaseException:  # Ctrl-C too: the children end with their servers, the threads with them
+        pool.shutdown(wait=False, cancel_futures=True)
+        for server in started:
+            server.close()
+        raise
+    finally:
+        pool.shutdown()
 
 
 def _in_child(task: PathTask, server: ProbeServer, path: Path) -> EstimateReply:
@@ -251,33 +260,3 @@ def allocator_limit(facts: Facts, limit: int) -> int:
     if facts.device.kind != "cuda":
         return limit
     return max(limit - round(prior_residual("cuda", 0).offset_bytes), 1)
-
-
-def expect(
-    job: Job,
-    facts: Facts,
-    space: SearchSpace,
-    run: RunFolder,
-    server: ProbeServer,
-    limit: int,
-) -> Expectations:
-    """What is expected of the candidates of a run on the device that is here."""
-    cache = PlanCache.of_user()
-    tasks = path_tasks(
-        job,
-        facts,
-        space.candidates,
-        rows=run.rows,
-        limit=allocator_limit(facts, limit),
-        cache=cache.traces,
-    )
-    others = min(facts.device.cores, len(tasks), MAX_SERVERS) - 1
-    with servers(run.path / "estimates", others) as more:
-        replies = traced_in_children(tasks, [server, *more], run.path / "estimates")
-    worth = len(space.candidates) > WORTH_MEASURING
-    ceilings = known_ceilings(facts, None, cache, run.path) if worth else None
-    return Expectations(
-        estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings),
-        prior=prior_of(replies, facts),
-        limit_bytes=limit,
-    )

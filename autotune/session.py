@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autotune.expectations import Expectations
+from autotune.expecter import Expecter
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.record import Record
@@ -25,11 +25,8 @@ class Listener:
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         """The space is known and the search begins."""
 
-    def estimating(self, space: SearchSpace) -> None:
-        """The candidates are traced without the device."""
-
-    def estimated(self, candidates: int, hopeless: int, seconds: float) -> None:
-        """What they take is known; the hopeless ones are not probed."""
+    def judged(self, candidate: Candidate, worth_probing: bool) -> None:
+        """By its estimate a candidate is worth a probe, or cannot fit."""
 
     def probing(self, number: int, candidate: Candidate) -> None:
         """A probe starts."""
@@ -65,8 +62,8 @@ class Session:
     """Memory a probe may take."""
     allowed_bytes: int
     """Memory a recommended candidate may take: the limit less the headroom."""
-    expectations: Expectations
-    """What each candidate is expected to take."""
+    expecter: Expecter
+    """Says what a candidate is expected to take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """READ THIS FIRST: how a job becomes a verified bundle.
 
-    survey -> bind the space -> estimate -> ( ask -> probe -> tell )* -> recommend -> emit -> verify
+    survey -> bind the space -> ( estimate -> ask -> probe -> tell )* -> recommend -> emit -> verify
 
 Everything is recorded as it happens, so that a run that is killed goes on where it was.
 """
@@ -13,10 +13,8 @@ import uuid
 from autotune import __version__
 from autotune.conclusion import conclude, interrupted
 from autotune.errors import machine_error, user_error
-from autotune.expectations import Expectations, expectations_from_plain
-from autotune.facts import Facts
+from autotune.expecter import Expecter
 from autotune.job import Job, KnobValue
-from autotune.planning import expect
 from autotune.probe.measure import measure_candidate, replied
 from autotune.probe.protocol import Measurement, read_json, write_json
 from autotune.probe.record import Record, counts_as_probe
@@ -89,7 +87,6 @@ def search(session: Session) -> str:
     busy = 0
     while True:
         records = session.study.records()
-        leave_out_hopeless(session, records)
         reason = stop_reason(
             session.job.budget,
             probes=sum(counts_as_probe(record) for record in records),
@@ -106,15 +103,21 @@ def search(session: Session) -> str:
             time.sleep(BUSY_WAIT_S)
 
 
-def leave_out_hopeless(session: Session, records: list[Record]) -> None:
-    """Never probe what cannot fit, by the estimates and what the probes so far say of them."""
-    hopeless = session.expectations.hopeless(session.space.candidates, records)
+def worth_probing(session: Session, candidate: Candidate) -> bool:
+    """Whether a candidate may fit, by its estimate and what the probes so far say of estimates.
+
+    Its path is traced now if it has not been; all that is hopeless on it is left out with it.
+    """
+    expectations = session.expecter.of(candidate)
+    hopeless = expectations.hopeless(session.space.candidates, session.study.records())
     session.study.leave_out(hopeless)
+    session.listener.judged(candidate, candidate.key not in hopeless)
+    return candidate.key not in hopeless
 
 
 def probe_next(session: Session) -> Measurement:
     """Ask for a candidate, probe it, and tell the study how that went."""
-    trial, candidate = session.study.ask()
+    trial, candidate = session.study.ask(lambda one: worth_probing(session, one))
     session.listener.probing(trial.number, candidate)
     try:
         measurement = measure_candidate(
@@ -161,7 +164,6 @@ def open_session(
         seed=job.seed,
     )
     listener.surveyed(facts, space, limit)
-    expectations = expected(job, facts, space, run, server, limit, listener)
     return Session(
         job=job,
         run=run,
@@ -172,30 +174,8 @@ def open_session(
         listener=listener,
         limit_bytes=limit,
         allowed_bytes=allowed,
-        expectations=expectations,
+        expecter=Expecter(job, facts, space, run, server, limit),
     )
-
-
-def expected(
-    job: Job,
-    facts: Facts,
-    space: SearchSpace,
-    run: RunFolder,
-    server: ProbeServer,
-    limit: int,
-    listener: Listener,
-) -> Expectations:
-    """What each candidate is expected to take; a run that goes on keeps what it expected."""
-    stored = read_json(run.estimates)
-    if isinstance(stored, dict):
-        return expectations_from_plain(stored)
-    began = time.monotonic()
-    listener.estimating(space)
-    found = expect(job, facts, space, run, server, limit)
-    write_json(run.estimates, found.plain())
-    hopeless = len(found.hopeless(space.candidates, ()))
-    listener.estimated(len(space.candidates), hopeless, time.monotonic() - began)
-    return found
 
 
 def keep_space(run: RunFolder, space: SearchSpace) -> None:

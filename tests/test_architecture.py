@@ -22,6 +22,7 @@ LAYERS = (
     ("run_folder", "path_tasks", "plan_cache"),
     ("recommend", "what_if", "search", "surveying", "expectations"),
     ("planning", "comparison"),
+    ("expecter",),
     ("largest",),
     ("promise", "emit"),
     ("verify",),

@@ -71,7 +71,7 @@ class Sizes:
 CPU = Sizes(
     dtypes=("bfloat16", "float32"),
     matmul=(16, 64, 256, 1024, 4096),
-    matmul_flops=1.2e9,
+    matmul_flops=2.2e9,
     attention=(16, 64, 256, 1024),
     attention_tokens=512,
     moved_bytes=tuple(12 * 4**n for n in range(5, 13)),

@@ -16,6 +16,8 @@ CUDA_PRIOR = Residual(offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_si
 """Before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
 CPU_SIGMA = 0.07
 """The C library's allocator: one and the same probe differed by 15% from process to process."""
+CPU_TRAINING = 160 * MIB
+"""What only training starts in a process (threads, arenas): 130 to 230 MiB in four probes."""
 GUESSED_SIGMA = 0.15
 """Where something else was traced in a knob's place."""
 
@@ -91,7 +93,8 @@ def prior_residual(device_kind: str, process_bytes: int) -> Residual:
     """What is assumed of a device's processes before any was measured."""
     if device_kind == "cuda":
         return CUDA_PRIOR
-    return Residual(offset_bytes=process_bytes, sigma_bytes=32 * MIB, relative_sigma=CPU_SIGMA)
+    offset = process_bytes + CPU_TRAINING
+    return Residual(offset_bytes=offset, sigma_bytes=64 * MIB, relative_sigma=CPU_SIGMA)
 
 
 def estimated(

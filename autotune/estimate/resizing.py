@@ -10,7 +10,7 @@ each copy frees of the copy below. The rule is checked by comparing with whole t
 from collections import Counter
 from dataclasses import dataclass
 
-from autotune.estimate.record import ALLOCATE, MOVE, PHASE, Event, chunk, layer
+from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, Event, chunk, layer
 
 ENDS = 2
 """Stretches at each end that are kept as they are."""
@@ -66,6 +66,7 @@ class _Resizing:
         self._home: dict[int, tuple[int, _Slot]] = {}
         self._by_slot: dict[tuple[int, _Slot], int] = {}
         self._find_homes()
+        self._repeated = self._repeated_references()
         self._new: dict[tuple[int, int], int] = {}
         self._first_new = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
         self._out: list[Event] = []
@@ -84,13 +85,22 @@ class _Resizing:
                 targets.reverse()
             for target in targets:
                 for event in run:
-                    if self._far(event, index):
-                        if target == targets[0]:
-                            self._emit_outside([event], self._axis.region(target))
+                    if self._once(event, index):
+                        self._emit_outside([event], self._axis.region(target))
                     else:
                         self._emit(event, index, target)
             previous = index
+        self._check_frees()
         return self._out
+
+    def _check_frees(self) -> None:
+        """What is freed in the source must be freed in each copy, once."""
+        freed = Counter(event[1] for event in self._out if event[0] == FREE)
+        if any(times > 1 for times in freed.values()):
+            raise Irregular("a copy would be freed twice")
+        mortal = {event[1] for event in self._source if event[0] == FREE}
+        if any(key in mortal and new not in freed for (key, _), new in self._new.items()):
+            raise Irregular("a copy would never be freed")
 
     def _find_homes(self) -> None:
         """The stretch of each storage, and its slot: the same in each stretch that makes its like.
@@ -138,10 +148,22 @@ class _Resizing:
         following = next(later, None)
         return following is not None and following < _MIDDLE
 
-    def _far(self, event: Event, index: int) -> bool:
-        """Whether it refers to a stretch that is no neighbour: a loop's list is let go of."""
-        home = self._home.get(event[1])
-        return event[0] != ALLOCATE and home is not None and abs(home[0] - index) > 1
+    def _repeated_references(self) -> set[tuple[str, int, _Slot]]:
+        """What the middle stretch does to storages of others: how far away, and which."""
+        return {
+            (event[0], _MIDDLE - self._home[event[1]][0], self._home[event[1]][1])
+            for index, run in self._runs
+            if index == _MIDDLE
+            for event in run
+            if event[0] != ALLOCATE and event[1] in self._home
+        }
+
+    def _once(self, event: Event, index: int) -> bool:
+        """Whether it refers to another stretch as no copy does: a loop's list is let go of."""
+        if event[0] == ALLOCATE or event[1] not in self._home or index == _MIDDLE:
+            return False
+        home, slot = self._home[event[1]]
+        return home != index and (event[0], index - home, slot) not in self._repeated
 
     def _id(self, key: int, target: int) -> int:
         new = self._new.get((key, target))
@@ -207,11 +229,19 @@ class _Resizing:
 
 
 def _runs(events: list[Event], axis: _Axis) -> list[tuple[int | None, list[Event]]]:
-    """Neighbouring events of the same stretch together."""
+    """Neighbouring events of the same stretch together.
+
+    What is freed between two stretches is told by where it was made. It belongs to the one before:
+    a layer's input dies when the layer has been left.
+    """
     runs: list[tuple[int | None, list[Event]]] = []
+    made = False
     for event in events:
         index = axis.index(event)
-        if not runs or runs[-1][0] != index:
+        between = made and event[0] == FREE and index is not None
+        if not between and (not runs or runs[-1][0] != index):
             runs.append((index, []))
+            made = False
         runs[-1][1].append(event)
+        made = made or (event[0] == ALLOCATE and index is not None)
     return runs

@@ -18,11 +18,13 @@ from statistics import mean
 from typing import Any
 
 from autotune.estimate.ceilings import Ceilings
-from autotune.estimate.record import Work
+from autotune.estimate.record import NOWHERE, Work, chunk
 
 TERMS = ("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s")
 _ONLY_WHEN_TRACED = ("prim::", "profiler::")
 """Fake tensors dispatch these; real ones do not."""
+LOSS = chunk(0)
+"""The region that the work of all chunks of a loss is counted in."""
 BACKWARD = 2.5
 """Operations of an attention's backward pass over those of its forward pass."""
 
@@ -69,6 +71,11 @@ class TimeParts:
         """Every part times `factor`."""
         return replace(self, **{term: factor * getattr(self, term) for term in TERMS})
 
+    def plus(self, other: "TimeParts") -> "TimeParts":
+        """Both in the same micro-step: host, device and copies each do more before they meet."""
+        more = {term: getattr(self, term) + getattr(other, term) for term in TERMS}
+        return replace(self, **more)
+
 
 def added(parts: Iterable[TimeParts]) -> TimeParts:
     """One after the other."""
@@ -80,9 +87,12 @@ def added(parts: Iterable[TimeParts]) -> TimeParts:
 
 
 def counted(rows: Iterable[Sequence[Any]]) -> list[tuple[Work, int]]:
-    """The rows of a trace's work, equal ones once with their number."""
+    """The rows of a trace's work, equal ones once with their number.
+
+    Of the regions only the chunks of a loss are kept, as one (`loss_apart`).
+    """
     number: Counter[Work] = Counter()
-    for operator, kind, dtype, dims, flops, moved, _ in rows:
+    for operator, kind, dtype, dims, flops, moved, region in rows:
         number[
             Work(
                 operator=operator,
@@ -91,10 +101,23 @@ def counted(rows: Iterable[Sequence[Any]]) -> list[tuple[Work, int]]:
                 dims=tuple(dims),
                 flops=flops,
                 moved_bytes=moved,
-                region=0,
+                region=LOSS if region < NOWHERE else NOWHERE,
             )
         ] += 1
     return list(number.items())
+
+
+def loss_apart(
+    works: Iterable[tuple[Work, int]],
+) -> tuple[list[tuple[Work, int]], list[tuple[Work, int]]]:
+    """(the rest, the chunks of a chunked loss).
+
+    They grow differently: the rest with the tokens of a micro-batch, padding included, the chunks
+    with those that have a label, a whole chunk at a time.
+    """
+    works = list(works)
+    rest = [one for one in works if one[0].region >= NOWHERE]
+    return rest, [one for one in works if one[0].region < NOWHERE]
 
 
 def work_time(
@@ -108,7 +131,7 @@ def work_time(
     """
     seconds = dict.fromkeys(TERMS, 0.0)
     works = list(works)
-    main = max(works, key=lambda one: one[0].flops, default=(None, 0))[0]
+    logits = _logits_dtype([work for work, _ in works])
     for work, times in works:
         if work.operator.startswith(_ONLY_WHEN_TRACED):
             continue
@@ -118,11 +141,17 @@ def work_time(
         elif work.kind.startswith("attention"):
             seconds["attention_s"] += times * _attention_s(work, ceilings, masked)
         elif work.moved_bytes > 0:
-            # What makes indices or truth values (argmax) is as fast as what it reads allows.
-            dtype = work.dtype if "float" in work.dtype or main is None else main.dtype
+            # What makes indices of floats (argmax, which is slow) does so of the logits.
+            dtype = work.dtype if "float" in work.dtype else logits
             rate = ceilings.bytes_per_s(work.operator, dtype, work.moved_bytes)
             seconds["memory_s"] += times * work.moved_bytes / rate
     return TimeParts(**seconds, overlapped=ceilings.kind == "cuda")
+
+
+def _logits_dtype(works: Sequence[Work]) -> str:
+    """The dtype of the loss; where no softmax tells it, that of the largest matmul."""
+    softmax = [(work.moved_bytes, work.dtype) for work in works if "log_softmax" in work.operator]
+    return max(softmax or [(work.flops, work.dtype) for work in works], default=(0, ""))[1]
 
 
 def _matmul_s(work: Work, ceilings: Ceilings) -> float:

@@ -81,12 +81,18 @@ def without_accumulation(step: list[Event]) -> list[Event]:
 
 
 def with_optimizer_step(step: list[Event], other: list[Event]) -> list[Event]:
-    """The step with the optimizer's part taken from another one: what it makes only for itself."""
-    taken = _renumbered(_passing(_optimizer_part(other)), OWN_OF_OTHER)
-    begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP)
-    own = {event[1] for event in _passing(_optimizer_part(step))}
-    rest = [e for e in step[begin + 1 :] if e[0] == PHASE or e[1] not in own]
-    return [*step[: begin + 1], *taken, *rest]
+    """The step with the optimizer's part taken from another one: what it makes only for itself.
+
+    Both may be openings, too: then the state that is made there stays, and comes first.
+    """
+    highest = max((event[1] for event in step if event[0] == ALLOCATE), default=0)
+    taken = _renumbered(_passing(_optimizer_part(other)), OWN_OF_OTHER + highest)
+    part = _optimizer_part(step)
+    own = {event[1] for event in _passing(part)}
+    kept = [event for event in part if event[1] not in own]
+    made = max((n for n, event in enumerate(kept, 1) if event[0] == ALLOCATE), default=0)
+    begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP) + 1
+    return [*step[:begin], *kept[:made], *taken, *kept[made:], *step[begin + len(part) :]]
 
 
 def _optimizer_part(step: list[Event]) -> list[Event]:

@@ -46,14 +46,9 @@ class TerminalListener(Listener):
             + ", ".join(self._free)
         )
 
-    def estimating(self, space: SearchSpace) -> None:
-        self._say("estimating what each candidate takes, without the device ...")
-
-    def estimated(self, candidates: int, hopeless: int, seconds: float) -> None:
-        self._say(
-            f"estimates {candidates - hopeless} of {candidates} candidates may fit; "
-            f"{hopeless} are not probed  [{format_seconds(seconds)}]"
-        )
+    def judged(self, candidate: Candidate, worth_probing: bool) -> None:
+        if not worth_probing:
+            self._say(f"           {describe(candidate, self._free)}  not probed: it cannot fit")
 
     def probing(self, number: int, candidate: Candidate) -> None:
         if self._console.is_terminal:

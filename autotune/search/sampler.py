@@ -10,7 +10,7 @@ violation, before it looks at intermediate values. GPSampler looks at completed 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optuna
@@ -48,8 +48,13 @@ class FeasibleSampler(BaseSampler):
         self._distributions = distributions
         self._feasible, self._opening, self._lean = feasible, opening, lean
         self._left_out: Sequence[Params] = ()
+        self._acceptable: Callable[[Params], bool] | None = None
         self._random = random.Random(seed)
         self._inner = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+
+    def ask_first(self, acceptable: Callable[[Params], bool]) -> None:
+        """Propose only what is acceptable; it is asked of each proposal before it is made."""
+        self._acceptable = acceptable
 
     def leave_out(self, hopeless: Sequence[Params]) -> None:
         """Do not propose these."""
@@ -67,10 +72,26 @@ class FeasibleSampler(BaseSampler):
         """The parameters of the next candidate."""
         finished = study.get_trials(deepcopy=False)
         seen = [t.params for t in finished if _counts(t) and t.number != trial.number]
-        gone = {_key(params) for params in (*seen, *self._left_out)}
-        new = [params for params in self._feasible if _key(params) not in gone]
-        if not new:
-            raise RuntimeError("every candidate has been probed")
+        refused: list[Params] = []
+        while True:
+            gone = {_key(params) for params in (*seen, *self._left_out, *refused)}
+            new = [params for params in self._feasible if _key(params) not in gone]
+            if not new and not refused:
+                raise RuntimeError("every candidate has been probed")
+            if not new:
+                return refused[-1]  # a measurement has to say it then
+            params = self._next(study, trial, search_space, new)
+            if self._acceptable is None or self._acceptable(params):
+                return params
+            refused.append(params)
+
+    def _next(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+        new: list[Params],
+    ) -> Params:
         for params in self._opening:
             if params in new:
                 return dict(params)

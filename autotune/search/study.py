@@ -94,11 +94,20 @@ class Study:
         self._hopeless = keys
         self._sampler.leave_out([self._params(c) for c in self._space.candidates if c.key in keys])
 
-    def ask(self) -> tuple[Trial, Candidate]:
-        """The next candidate, recorded as running before anything is done with it."""
+    def _candidate(self, params: dict[str, Any]) -> Candidate:
+        return next(c for c in self._space.candidates if self._params(c) == params)
+
+    def ask(
+        self, acceptable: Callable[[Candidate], bool] = lambda _: True
+    ) -> tuple[Trial, Candidate]:
+        """The next candidate, recorded as running before anything is done with it.
+
+        Args:
+            acceptable: asked of each candidate before it is proposed.
+        """
+        self._sampler.ask_first(lambda params: acceptable(self._candidate(params)))
         trial = self._study.ask(self._distributions())
-        params = dict(trial.params)
-        candidate = next(c for c in self._space.candidates if self._params(c) == params)
+        candidate = self._candidate(dict(trial.params))
         trial.set_user_attr(_CANDIDATE, candidate.knobs)
         return trial, candidate
 

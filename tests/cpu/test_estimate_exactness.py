@@ -6,7 +6,6 @@ differs from one processor to the next.
 """
 
 import statistics
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,21 +18,22 @@ from benchmarks.estimate_exactness.run import compare
 TIED = Case(model="qwen2", bf16=True, shape="1x17")
 """Two gradients of one embedding, added in place: hardly anything else is live at the peak."""
 
+# Low precision only where there is little to multiply: processors without support for it are slow.
 CASES = (
     TIED,
     Case(model="qwen2", loss="chunked_nll", labelled=0.4, shape="4 uneven", optimizer="adafactor"),
-    Case(model="qwen2", method="lora-and-head", bf16=True, shape="2 uneven", layout="flat"),
-    Case(model="qwen2-untied", dtype="bfloat16", checkpointing="on", loss="chunked_nll"),
+    Case(model="qwen2-untied", method="dora-attention", layout="packed", shape="4x96"),
+    Case(model="qwen3", method="lora-and-head", bf16=True, shape="2 uneven", layout="flat"),
     Case(model="qwen3", optimizer="adamw-accumulated", checkpointing="on", shape="growing"),
-    Case(model="llama", method="lora-all-8", checkpointing="on", dtype="bfloat16", bf16=True),
-    Case(model="llama", attention="eager", bf16=True, checkpointing="reentrant", shape="1x384"),
+    Case(model="llama", method="lora-all-8", checkpointing="on", dtype="bfloat16", shape="1x17"),
+    Case(model="llama", optimizer="sgd-momentum", attention="eager", shape="shrinking"),
     Case(model="llama-deep", optimizer="adamw_torch", shape="1x17", loss="dft"),
     Case(model="gemma", method="lora-attention-4", layout="flat", shape="3 uneven"),
     Case(model="gemma2", attention="eager", loss="chunked_nll", shape="2 uneven"),
-    Case(model="gemma3", optimizer="sgd-momentum", attention="eager", shape="shrinking"),
-    Case(model="mistral", method="dora-attention", layout="packed", shape="4x96"),
+    Case(model="gemma3", attention="eager", bf16=True, checkpointing="reentrant", shape="2 uneven"),
+    Case(model="mistral", dtype="bfloat16", bf16=True, checkpointing="on", loss="chunked_nll"),
     Case(model="phi3", method="lora-all-16", checkpointing="on", labelled=0.05),
-    Case(model="gpt2", dtype="bfloat16", optimizer="adamw_torch", shape="2 uneven"),
+    Case(model="gpt2", dtype="bfloat16", optimizer="adamw_torch", shape="1x17"),
     Case(model="mixtral", method="lora-all-16", bf16=True, shape="2 uneven"),
 )
 
@@ -77,8 +77,3 @@ def test_without_merging_what_autograd_adds_in_place_the_estimate_is_too_high(
 def test_peaks_are_reached_in_different_places(rows: dict[Case, Any]) -> None:
     """Or else only one place would have been checked."""
     assert len({row["peak_at"][1] for row in rows.values()}) >= 4
-
-
-def test_models_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
-    folder = write_model("gemma2", tmp_path / "models" / "gemma2")
-    assert (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from autotune.estimate.estimates import Estimate
 from autotune.facts import Facts
 from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts
@@ -124,6 +125,26 @@ def make_record(number: int, measurement: Measurement | None, **values: Any) -> 
     """A probe; without `values` its candidate differs from the others by its number."""
     candidate = make_candidate(**values) if values else make_candidate(max_length=100 + number)
     return Record(number=number, candidate=candidate, measurement=measurement)
+
+
+def make_estimate(reserved: int, tokens_per_s: float | None = None) -> Estimate:
+    """An estimate by a trace, of a process that takes what its allocator reserves."""
+    return Estimate(
+        peak_allocated_bytes=reserved,
+        peak_reserved_bytes=reserved,
+        peak_memory_bytes=reserved,
+        parts={"weights": reserved},
+        peak_operator="aten::mm",
+        peak_phase="micro-step",
+        retries=0,
+        method="trace",
+        notes=(),
+        sigma_bytes=0,
+        p_oom=0.0,
+        fits=True,
+        missing_bytes=None,
+        tokens_per_s=tokens_per_s,
+    )
 
 
 def with_data(facts: Facts, **changes: Any) -> Facts:

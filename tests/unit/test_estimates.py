@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from autotune.estimate.estimates import (
     CONTEXT,
     CPU_SIGMA,
+    CPU_TRAINING,
     CUDA_PRIOR,
     FRAGMENTATION,
     GUESSED_SIGMA,
@@ -75,6 +76,7 @@ LAYERS = st.integers(0, 100)
 
 
 @given(points(), REPLACED, RESIDUALS, BYTES, LAYERS)
+@example(point({"weights": 1}, peak_reserved_bytes=1), (), Residual(offset_bytes=0.5), GIB, 1)
 def test_the_parts_add_up_to_the_whole(reply, replaced, residual, limit, layers):
     found = estimated(reply, replaced, residual, limit, layers)
     assert sum(found.parts.values()) == found.peak_memory_bytes
@@ -189,7 +191,7 @@ def test_an_estimate_in_plain_data_has_every_figure(reply, residual, limit):
 def test_the_prior_of_a_cpu_starts_from_what_a_process_holds():
     assert prior_residual("cuda", 5) == CUDA_PRIOR
     prior = prior_residual("cpu", 700 * MIB)
-    assert (prior.offset_bytes, prior.relative_sigma) == (700 * MIB, CPU_SIGMA)
+    assert (prior.offset_bytes, prior.relative_sigma) == (700 * MIB + CPU_TRAINING, CPU_SIGMA)
     assert prior.measurements == CUDA_PRIOR.measurements == 0
 
 

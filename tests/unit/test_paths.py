@@ -157,3 +157,7 @@ def test_equal_values_are_kept_once_and_found_again(values):
     assert len(set(texts)) == len(texts)
     firsts = [places.index(number) for number in range(len(kept))]
     assert firsts == sorted(firsts)
+
+
+def test_values_that_say_the_same_in_another_order_are_equal():
+    assert unique([{"a": 1, "b": 2}, {"b": 2, "a": 1}]) == ([{"a": 1, "b": 2}], [0, 0])

@@ -3,8 +3,20 @@
 import json
 from dataclasses import asdict, replace
 
-from builders import GIB, bad, make_candidate, make_facts, make_job, make_record, make_space, ok
+from builders import (
+    GIB,
+    bad,
+    make_candidate,
+    make_estimate,
+    make_facts,
+    make_job,
+    make_record,
+    make_space,
+    ok,
+)
 
+from autotune.estimate.memory import Residual
+from autotune.expectations import Expectations
 from autotune.promise import Verification
 from autotune.recommend import recommend
 from autotune.report.plain import probe_counts, probe_plain, report_plain, result_plain, space_plain
@@ -128,6 +140,24 @@ def test_probes_that_say_nothing_are_not_counted():
     plain = report_plain(list(RECORDS), None, None)
     assert len(plain["probes"]) == 6
     assert plain["probes"][5]["measurement"] is None
+
+
+def test_a_report_shows_what_was_expected_beside_what_was_measured():
+    first, second = RECORDS[0], RECORDS[1]
+    expectations = Expectations(
+        estimates={first.candidate.key: make_estimate(2 * GIB, tokens_per_s=150.0)},
+        prior=Residual(offset_bytes=0.0),
+        limit_bytes=4 * GIB,
+    )
+    plain = report_plain([first, second], None, expectations)
+    known, unknown = (one["estimate"] for one in plain["probes"])
+    assert (known["peak_memory_bytes"], known["tokens_per_s"]) == (2 * GIB, 150.0)
+    assert unknown is None
+    assert plain["estimates"]["residual"]["measurements"] == 1
+    assert plain["estimates"]["speed_rank_correlation"] is None
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    without = report_plain([first], None, None)
+    assert without["probes"][0]["estimate"] is without["estimates"] is None
 
 
 def test_probe_and_space_are_json_with_a_schema():

@@ -17,6 +17,8 @@ PROGRAMS = st.fixed_dictionaries(
         "mask": st.booleans(),
         "special_ends": st.booleans(),
         "recomputes": st.booleans(),
+        "lag": st.integers(1, 2),
+        "between": st.booleans(),
         "passing": st.sampled_from([(), (4096,), (100, 7)]),
     }
 )
@@ -41,6 +43,19 @@ def test_peaks_and_reserved_bytes_follow_the_depth_exactly(wanted, program, size
     whole = record(sizes, layers=wanted, **program)
     assert curve(made) == curve(whole)
     assert live_bytes(made) == live_bytes(whole)
+    one, other = (replayed(e, None, expandable_segments=expandable) for e in (made, whole))
+    assert one == other
+
+
+@settings(deadline=None)
+@given(COUNTS, PROGRAMS, SIZES, st.integers(0, 999), st.integers(0, 999), st.booleans())
+def test_the_order_in_which_many_die_at_once_does_not_matter(
+    wanted, program, sizes, order, other_order, expandable
+):
+    few = record(sizes, layers=SMALLEST, cached=order, **program)
+    made = with_layers(few, SMALLEST, wanted)
+    whole = record(sizes, layers=wanted, cached=other_order, **program)
+    assert curve(made) == curve(whole)
     one, other = (replayed(e, None, expandable_segments=expandable) for e in (made, whole))
     assert one == other
 
@@ -132,3 +147,27 @@ def test_chunks_that_do_not_hand_on_alike_are_irregular():
     assert curve(with_chunks(mirrored(handed_on(5, 1)), 5, 8)) == curve(handed_on(8, 1))
     with pytest.raises(Irregular, match="does not repeat"):
         with_chunks(mirrored(handed_on(5, 2)), 5, 8)
+
+
+def let_go_of(*frees, layers=5):
+    """Layers make a storage each; then `frees`: (layer that frees, layer that made it)."""
+    events = [(ALLOCATE, n, 100, "activations", "mm", layer(n)) for n in range(layers)]
+    return events + [
+        event
+        for by, of in frees
+        for event in ((ALLOCATE, 9 + of, 1, "temporaries", "add", layer(by)), (FREE, of, layer(by)))
+    ]
+
+
+def test_a_list_that_one_layer_lets_go_of_is_freed_whole():
+    made = with_layers(let_go_of(*((4, n) for n in range(5))), 5, 9)
+    assert sorted(curve(made))[-1] == 900 + 1
+    assert len([event for event in made if event[0] == FREE]) == 9
+
+
+def test_layers_that_free_each_other_without_a_pattern_are_irregular():
+    with_layers(let_go_of((2, 0), (3, 1), (4, 2)), 5, 9)
+    with pytest.raises(Irregular, match="freed twice"):
+        with_layers(let_go_of((2, 0), (4, 1)), 5, 9)
+    with pytest.raises(Irregular, match="never be freed"):
+        with_layers(let_go_of((3, 2), layers=6), 6, 9)  # of six, the fourth is left out

@@ -83,6 +83,27 @@ def test_the_leanest_come_next_until_something_fits():
     assert after != lean[5:10]
 
 
+@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
+def test_what_is_left_out_is_never_proposed(state):
+    study = make_study([FEASIBLE[0], FEASIBLE[1]])
+    out = [FEASIBLE[0], *FEASIBLE[4:8]]
+    study.sampler.leave_out(out)
+    kept = [one for one in FEASIBLE if one not in out]
+    asked = run(study, len(kept), lambda params: state)
+    assert asked[0] == FEASIBLE[1]
+    assert sorted(map(str, asked)) == sorted(map(str, kept))
+    with pytest.raises(RuntimeError, match="every candidate has been probed"):
+        study.ask(DISTRIBUTIONS)
+
+
+def test_what_is_no_longer_left_out_is_proposed_again():
+    study = make_study()
+    study.sampler.leave_out(FEASIBLE[1:])
+    assert run(study, 1) == [FEASIBLE[0]]
+    study.sampler.leave_out(FEASIBLE[2:])
+    assert run(study, 1) == [FEASIBLE[1]]
+
+
 def test_the_same_seed_gives_the_same_sequence():
     one, again, other = (run(make_study(seed=seed), 15) for seed in (1, 1, 2))
     assert one == again

@@ -72,6 +72,32 @@ def test_every_candidate_is_probed_once_and_then_none_is_left(nasty_dir):
     assert (nasty_dir / "study.db").is_file()
 
 
+def test_candidates_that_are_left_out_are_neither_asked_nor_counted(tmp_path):
+    study = open_study(tmp_path, opening=SPACE.candidates[:2])
+    out = frozenset(candidate.key for candidate in SPACE.candidates[::2])
+    study.leave_out(out)
+    kept = [candidate.key for candidate in SPACE.candidates if candidate.key not in out]
+    asked = []
+    for left in range(len(kept), 0, -1):
+        assert study.candidates_left() == left
+        trial, candidate = study.ask()
+        asked.append(candidate.key)
+        study.tell(trial, measurement("ok" if left % 2 else "oom"))
+    assert study.candidates_left() == 0
+    assert asked[0] == kept[0]
+    assert sorted(asked) == sorted(kept)
+
+
+def test_a_candidate_counts_once_whether_it_was_probed_or_left_out_or_both(tmp_path):
+    study = open_study(tmp_path, opening=SPACE.candidates[:1])
+    trial, candidate = study.ask()
+    study.tell(trial, measurement("oom"))
+    study.leave_out(frozenset({candidate.key, SPACE.candidates[1].key}))
+    assert study.candidates_left() == len(SPACE.candidates) - 2
+    study.leave_out(frozenset())
+    assert study.candidates_left() == len(SPACE.candidates) - 1
+
+
 def test_a_space_of_one_candidate_is_probed_once(tmp_path):
     one = replace(
         SPACE,

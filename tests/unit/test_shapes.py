@@ -1,7 +1,7 @@
 """Which micro-batches are traced, and how many chunks the loss of a micro-batch has."""
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from autotune.estimate.shapes import (
@@ -95,10 +95,12 @@ def test_a_micro_batch_has_the_measure_it_is_made_for(size, length, flat, padded
         assert one.padded == (padded and size > 1 and length > 1)
 
 
-WANTED = st.lists(st.integers(1, 5000), min_size=1, max_size=12)
+WANTED = st.lists(st.one_of(st.integers(1, 40), st.integers(1, 5000)), min_size=1, max_size=12)
+SMALLEST = st.one_of(st.integers(1, 40), st.integers(1, 400))
 
 
-@given(WANTED, st.booleans(), st.integers(1, 400))
+@given(WANTED, st.booleans(), SMALLEST)
+@example([6, 7, 8, 9], False, 7)
 def test_every_size_is_traced_or_can_be_scaled_to(wanted, flat, smallest):
     direct, known = sizes_to_trace(wanted, flat=flat, smallest_with_chunks=smallest)
     assert set(direct) <= set(wanted)
@@ -110,7 +112,7 @@ def test_every_size_is_traced_or_can_be_scaled_to(wanted, flat, smallest):
     assert flat or 1 not in {*rest, *known}  # one row alone is like no others
 
 
-@given(WANTED, st.booleans(), st.integers(1, 400))
+@given(WANTED, st.booleans(), SMALLEST)
 def test_scaling_never_costs_more_traces_than_it_saves(wanted, flat, smallest):
     direct, known = sizes_to_trace(wanted, flat=flat, smallest_with_chunks=smallest)
     assert len(set(direct)) == len(direct)

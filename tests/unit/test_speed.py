@@ -17,6 +17,7 @@ from autotune.estimate.speed import (
     TimeParts,
     added,
     counted,
+    loss_apart,
     step_parts,
     step_time_s,
     tokens_per_s,
@@ -137,18 +138,16 @@ def test_other_operators_take_their_bytes_over_the_bandwidth_and_views_only_thei
     assert parts.overhead_s == pytest.approx(12e-5)
 
 
-def test_what_makes_indices_is_as_fast_as_what_the_largest_matmul_made_can_be_read():
-    rates = [
-        OperatorRate("aten::argmax", "bfloat16", 1e6),
-        OperatorRate("aten::argmax", "float32", 1e7),
-    ]
-    ceilings = dataclasses.replace(CEILINGS, operators=tuple(rates))
+def test_what_makes_indices_is_as_fast_as_logits_of_their_dtype_can_be_read():
+    rates = {"bfloat16": 1e6, "float32": 1e7}
+    rows = tuple(OperatorRate("aten::argmax", dtype, rate) for dtype, rate in rates.items())
+    ceilings = dataclasses.replace(CEILINGS, operators=rows)
     argmax = work(operator="aten::argmax", dtype="int64", moved_bytes=1000)
-    small = work("matmul", dims=(1, 8, 8, 8), flops=1000)
-    large = work("matmul", dtype="bfloat16", dims=(1, 8, 8, 8), flops=2000)
-    parts = work_time([(argmax, 1), (small, 1), (large, 1)], ceilings)
-    assert parts.memory_s == pytest.approx(1e-3)
-    assert work_time([(argmax, 1), (small, 1)], ceilings).memory_s == pytest.approx(1e-4)
+    matmul = work("matmul", dtype="bfloat16", dims=(1, 8, 8, 8), flops=2000)
+    loss = work(operator="aten::_log_softmax", moved_bytes=1)
+    without = work_time([(argmax, 1), (matmul, 1)], ceilings)
+    assert without.memory_s == pytest.approx(1e-3)
+    assert work_time([(argmax, 1), (matmul, 1), (loss, 1)], ceilings).memory_s < 1.1e-4
 
 
 def test_what_only_fake_tensors_dispatch_takes_no_time():
@@ -166,6 +165,18 @@ def test_equal_work_is_counted_wherever_it_was_done():
     rows[0][3] = [1, 2]  # as JSON has it
     assert sorted(times for _, times in counted(rows)) == [1, 2]
     assert counted(rows)[0][0] == dataclasses.replace(first, region=0)
+
+
+def test_the_chunks_of_a_loss_can_be_told_from_the_rest():
+    rows = [dataclasses.astuple(work(region=region)) for region in (0, 1, 2, -1, -2)]
+    rest, loss = loss_apart(counted(rows))
+    assert [times for _, times in rest] == [3] and [times for _, times in loss] == [2]
+
+
+def test_what_is_added_to_a_micro_step_overlaps_with_the_rest_of_it():
+    one = TimeParts(matmul_s=1, overhead_s=3, overlapped=True)
+    other = TimeParts(matmul_s=4, overhead_s=1, overlapped=True)
+    assert one.plus(other).total == 5 < added([one, other]).total
 
 
 # -- over shapes

@@ -4,7 +4,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from builders import GIB, bad, make_candidate, make_job, make_record, make_space, ok
+from builders import GIB, bad, make_candidate, make_estimate, make_job, make_record, make_space, ok
 from rich.console import Console
 
 from autotune.promise import Verification
@@ -85,6 +85,20 @@ def test_every_probe_has_a_row_and_what_is_missing_is_blank():
     assert lines[1].split() == ["0", "4x4", "ok", "200", "1.0%", "1", "GiB", "3.0", "s"]
     assert lines[2].split() == ["1", "4x4", "crash", "0", "ms"]
     assert lines[3].split() == ["2", "4x4", "running"]
+
+
+def test_what_was_expected_stands_beside_each_probe_where_it_is_known():
+    records = [make_record(number, GOOD) for number in range(3)]
+    estimates = {
+        records[0].candidate.key: make_estimate(3 * GIB, tokens_per_s=150.0),
+        records[1].candidate.key: make_estimate(2 * GIB),
+    }
+    header, *lines = printed(records_table(records, [], estimates)).splitlines()
+    assert header.endswith("expected tokens/s  expected peak")
+    assert lines[0].split()[-3:] == ["150", "3", "GiB"]
+    assert lines[1].split()[-4:] == ["3.0", "s", "2", "GiB"]
+    assert lines[2].split()[-2:] == ["3.0", "s"]
+    assert "expected" not in printed(records_table(records, [], {}))
 
 
 def test_one_probe_in_full_leaves_out_what_is_not_known():

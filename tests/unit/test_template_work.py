@@ -32,11 +32,15 @@ def works(size, chunks, layers):
     """The work of a micro-step; all chunks but the last are of 8 rows, the last of what is left."""
     rows = [min(8, size - 8 * index) for index in range(chunks)]
     forward = [work("mm", layer(index), size, 32, 32) for index in range(layers)]
-    losses = [work("head", chunk(index), n, 32, 99) for index, n in enumerate(rows)]
+    losses = [
+        one
+        for index, n in enumerate(rows)
+        for one in (work("head", chunk(index), n, 32, 99), work("head", chunk(index), n, 99, 1))
+    ]
     last = [work("div", chunk(chunks - 1), 1)] if chunks else [work("head", NOWHERE, size, 99)]
     end = [work("other", NOWHERE, size, 7)]
     backward = [
-        work(name, chunk(index), n, 32, 99)
+        work(name, chunk(index), n, 99, 32)
         for index, n in reversed(list(enumerate(rows)))
         for name in ("head", *(["add"] if index < chunks - 1 else []), "softmax")
     ]
@@ -74,9 +78,10 @@ def test_the_work_of_a_chunked_loss_is_that_of_whole_chunks(traced, chunks, laye
     assert made == counted(works(8 * chunks, chunks, layers))
 
 
-@given(st.integers(1, 60), st.integers(5, 40))
-def test_the_work_of_one_shape_follows_the_depth(size, layers):
-    made = Template(shapes=(shape_of(size, 0),)).work(size, 0, LAYERS, layers)
+@given(st.integers(1, 60), st.integers(5, 12), st.integers(5, 40))
+def test_the_work_of_one_shape_follows_the_depth(size, traced_layers, layers):
+    shape = Shape(size=size, chunks=0, events=[], work=works(size, 0, traced_layers))
+    made = Template(shapes=(shape,)).work(size, 0, traced_layers, layers)
     assert made == counted(works(size, 0, layers))
 
 

@@ -27,9 +27,13 @@ PROGRAMS = st.fixed_dictionaries(
         "accumulation": st.integers(1, 2),
         "special_ends": st.booleans(),
         "recomputes": st.booleans(),
+        "lag": st.integers(1, 2),
+        "between": st.booleans(),
         "passing": st.sampled_from([(), (4096,), (100, 7)]),
     }
 )
+
+PASSING = st.lists(st.integers(1, 9000), max_size=3).map(tuple)
 
 
 def steps_of(sizes, *, layers=LAYERS, **program):
@@ -237,10 +241,25 @@ def test_a_step_without_accumulation_is_left_alone(size, program):
     SIZES,
     SIZES,
     PROGRAMS,
-    *[st.lists(st.integers(1, 9000), max_size=3).map(tuple) for _ in range(2)],
+    PASSING,
+    PASSING,
 )
 def test_the_optimizer_of_one_step_can_be_put_into_another(size, other_size, program, own, others):
     step = steps_of([size], **{**program, "passing": own}).steps[0]
     other = steps_of([other_size], **{**program, "passing": others}).steps[0]
     direct = steps_of([size], **{**program, "passing": others}).steps[0]
     assert canonical(with_optimizer_step(step, other)) == canonical(direct)
+
+
+@settings(deadline=None)
+@given(st.integers(5, 9), SIZES, SIZES, PROGRAMS, PASSING, PASSING)
+def test_the_optimizer_can_be_put_into_an_opening_too_where_its_state_is_made(
+    layers, size, other_size, program, own, others
+):
+    mine = steps_of([size], **{**program, "passing": own})
+    other = steps_of([other_size], **{**program, "passing": others})
+    direct = steps_of([size], layers=layers, **{**program, "passing": others})
+    opening = with_optimizer_step(mine.opening, other.opening)
+    step = with_optimizer_step(mine.steps[0], other.steps[0])
+    made = whole_record(opening, step, LAYERS, layers)
+    assert canonical(made) == canonical([*direct.opening, *direct.steps[0]])

@@ -6,6 +6,7 @@ clipped and zeroed by operators over the lists of all layers; an optimizer's sta
 was scaled must be the record of the program itself at that size.
 """
 
+import random
 from dataclasses import dataclass, field
 
 from autotune.estimate.record import (
@@ -35,6 +36,10 @@ class Toy:
         rows_per_chunk: of the loss; 0: it is not chunked.
         whole_chunks: the last chunk takes as much as the others.
         mask: whether an attention mask of size x size is made.
+        lag: a hidden state is let go of so many layers later.
+        between: that is when this layer has been left.
+        cached: each layer's forward makes a copy of its weight; all die after the loss, in an order
+            that this number decides.
         special_ends: the first two and the last two layers are larger than the others.
         passing: bytes that an optimizer step makes for each weight and lets go of, in their order.
     """
@@ -46,12 +51,16 @@ class Toy:
     mask: bool = False
     special_ends: bool = False
     recomputes: bool = False
+    lag: int = 1
+    between: bool = False
+    cached: int | None = None
     passing: tuple[int, ...] = (4096,)
     events: list = field(default_factory=list)
 
     def record(self, sizes):
         """The events of an optimizer step for each micro-batch size."""
-        self._next, self._gradients, self._states, self._left = 0, {}, [], []
+        self._next, self._made_in = 0, {}
+        self._gradients, self._states, self._left = {}, [], []
         self._weights = [
             self._make(self._weight(index), WEIGHTS, "init", layer(index))
             for index in range(self.layers)
@@ -91,17 +100,25 @@ class Toy:
         self._left = [*batches, loss]
 
     def _micro_step(self, size):
-        hidden, kept = self._make(size * WIDTH, ACTIVATIONS, "embedding"), []
+        handed_on, kept = [self._make(size * WIDTH, ACTIVATIONS, "embedding")], []
+        outputs, copies = [], []
         mask = self._make(size * size, ACTIVATIONS, "mask") if self.mask else None
         for index in range(self.layers):
             region = layer(index)
+            if self.cached is not None:
+                copies.append(self._make(WEIGHT // 2, ACTIVATIONS, "cast", region))
             kept.append(self._make(size * WIDTH * 3, ACTIVATIONS, "attention", region))
             inner = self._make(size * WIDTH * 4, ACTIVATIONS, "mlp", region)
-            out = self._make(size * WIDTH, ACTIVATIONS, "add", region)
-            self._free_all([inner, hidden], region)
-            hidden = out
-        loss, gradient = self._loss(size, hidden)
-        self._free(hidden)
+            handed_on.append(self._make(size * WIDTH, ACTIVATIONS, "add", region))
+            outputs.append(self._make(size, ACTIVATIONS, "norm", region))
+            self._free(inner, region)
+            self._free_all(handed_on[: -self.lag], 0 if self.between else region)
+            handed_on = handed_on[-self.lag :]
+        self._free_all(outputs, region)
+        loss, gradient = self._loss(size)
+        random.Random(self.cached).shuffle(copies)
+        self._free_all(copies)
+        self._free_all(handed_on)
         for index in reversed(range(self.layers)):
             gradient = self._backward(index, size, gradient, kept[index])
         self._free_all([gradient] if mask is None else [gradient, mask])
@@ -121,7 +138,7 @@ class Toy:
             self.events.append((MOVE, made, GRADIENTS, region))
         return out
 
-    def _loss(self, size, hidden):
+    def _loss(self, size):
         loss = self._make(4, ACTIVATIONS, "loss")
         gradient = self._make(size * WIDTH, TEMPORARIES, "zeros")
         if not self.rows_per_chunk:
@@ -159,13 +176,17 @@ class Toy:
         return full if self.whole_chunks else min(full, size - index * full)
 
     def _optimizer(self):
+        states = []
         if not self._states:
-            for index in range(self.layers):
-                state = self._make(2 * self._weight(index), TEMPORARIES, "zeros", layer(index))
-                self._states.append(state)
-                self.events.append((MOVE, state, OPTIMIZER, layer(index)))
+            states = [
+                self._make(2 * self._weight(index), TEMPORARIES, "zeros", layer(index))
+                for index in range(self.layers)
+            ]
+            self._states = states
         for nbytes in self.passing:
             self._over_layers("foreach", nbytes)
+        for index, state in enumerate(states):
+            self.events.append((MOVE, state, OPTIMIZER, layer(index)))
 
     def _over_layers(self, operator, nbytes):
         made = [
@@ -185,11 +206,13 @@ class Toy:
 
     def _make(self, nbytes, part, operator, region=0):
         self._next += 1
+        self._made_in[self._next] = region
         self.events.append((ALLOCATE, self._next, nbytes, part, operator, region))
         return self._next
 
     def _free(self, key, region=0):
-        self.events.append((FREE, key, region))
+        # As the tracer tells it: outside all stretches, by where it was made.
+        self.events.append((FREE, key, region or self._made_in[key]))
 
     def _free_all(self, keys, region=0):
         for key in keys:
@@ -197,14 +220,17 @@ class Toy:
 
 
 def canonical(events):
-    """The events with storages numbered as they first appear: equal for equal programs."""
-    number = {}
-    return [
-        event
-        if event[0] == PHASE
-        else (event[0], number.setdefault(event[1], len(number)), *event[2:])
-        for event in events
-    ]
+    """The events with storages numbered as they first appear: equal for equal programs.
+
+    Where a storage was freed is left out: between two stretches it can be told in two ways.
+    """
+    number, found = {}, []
+    for event in events:
+        kind, key, *rest = event
+        if kind != PHASE:
+            key = number.setdefault(key, len(number))
+        found.append((kind, key, *(rest if kind != FREE else ())))
+    return found
 
 
 def curve(events):

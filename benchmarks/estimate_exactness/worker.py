@@ -1,0 +1,57 @@
+"""The child: one combination traced, then run for real, both on one thread of the CPU."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+
+
+def compare(path: Path) -> None:
+    """Estimate and truth of the combination that `path` asks for."""
+    import logging
+    import warnings
+
+    import torch
+
+    from autotune.estimate import record, tracer, truth
+    from autotune.estimate.protocol import MicroBatch, TraceRequest
+    from autotune.estimate.stand_ins import replaced
+    from autotune.estimate.trace import trace_steps
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    truth.threads(1)
+    folder = ProbeFolder(path=path)
+    asked = TraceRequest.from_plain(read_json(folder.request) or {})
+    steps: list[Any] = asked.steps
+    request = TraceRequest(**{**vars(asked), "steps": [MicroBatch.from_plain(s) for s in steps]})
+    unmerged: list[int] = []
+    merge = tracer.merged
+
+    def merged(events: list[Any]) -> list[Any]:
+        unmerged.append(record.live_bytes(e for e in events if e[0] != "i").peak_bytes)
+        return merge(events)
+
+    began = time.perf_counter()
+    with replaced(tracer, "merged", merged):
+        reply = trace_steps(request)
+    traced = time.perf_counter()
+    use = record.live_bytes(reply.events)
+    torch.manual_seed(request.seed)
+    real_began = time.perf_counter()
+    real = truth.real_peak(request)
+    found = {
+        "estimate_bytes": use.peak_bytes,
+        "estimate_unmerged_bytes": unmerged[0],
+        "real_bytes": real.peak_bytes,
+        "real_without_scratch_bytes": real.without_scratch_bytes,
+        "error": use.peak_bytes / real.peak_bytes - 1,
+        "error_without_scratch": use.peak_bytes / real.without_scratch_bytes - 1,
+        "trace_s": round(traced - began, 2),
+        "real_s": round(time.perf_counter() - real_began, 2),
+        "peak_at": [use.phase, use.operator],
+        "parts": use.parts,
+        "policy": reply.policy,
+    }
+    write_json(folder.reply, found)

@@ -1,0 +1,96 @@
+"""The child: the micro-batches that a candidate's sampler forms, and the work of a few of them."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.estimate.protocol import MicroBatch, TraceRequest
+from autotune.estimate.speed import counted
+from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
+
+TRACED = (0.0, 0.35, 0.7, 1.0)
+"""Which micro-batches of a sample are traced, by the quantile of their size."""
+SHORTER = 3
+"""By how much all rows but the first are shorter in a traced micro-batch: so they are padded."""
+
+
+def trace(path: Path) -> None:
+    """Answer the request of a probe with its sample and its traced work."""
+    import torch
+    from trl.trainer import sft_trainer
+
+    from autotune.estimate.trace import trace_steps
+    from autotune.training import sft
+    from autotune.training.batches import Rows, plan
+
+    torch.set_num_threads(1)
+    folder = ProbeFolder(path=path)
+    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    began = time.perf_counter()
+    config = {**request.config, **sft.PROBE_OVERRIDES, "output_dir": str(folder.scratch)}
+    _, training, _ = sft.parse_config(config, folder.scratch)
+    batching = sft.batching_of(request, training)
+    planned = plan(Rows(request.rows), batching, request.rows_total, sampled=request.rows_sampled)
+    rows = 1 if batching.flat else batching.micro_batch
+    lengths = sorted(padded // rows for _, padded in planned.sample)
+    chosen = sorted({lengths[round(share * (len(lengths) - 1))] for share in TRACED})
+    steps = [micro_batch(n, batching.micro_batch, flat=batching.flat) for n in chosen]
+    asked = TraceRequest(
+        config=request.config,
+        model_path=request.model_path,
+        layers=None,
+        cuda=None,
+        steps=steps,
+        accumulation=min(request.config["gradient_accumulation_steps"], 2),
+    )
+    reply = trace_steps(asked)
+    found = {
+        "sample": planned.sample,
+        "micro_batch": batching.micro_batch,
+        "rows": rows,
+        "chunk_rows": sft_trainer._CHUNKED_LM_HEAD_CHUNK_SIZE,
+        "lengths": chosen,
+        "micro": [_plain(work) for work in reply.micro_work],
+        "optimizer": _plain(reply.optimizer_work),
+        "seconds": time.perf_counter() - began,
+    }
+    write_json(folder.reply, found)
+
+
+def micro_batch(length: int, rows: int, *, flat: bool) -> MicroBatch:
+    """One of this padded length; or of this many tokens, where rows are laid behind each other."""
+    if not flat:
+        return MicroBatch(lengths=(length, *[max(length - SHORTER, 1)] * (rows - 1)))
+    each = [length // rows] * rows
+    each[0] += length - sum(each)
+    return MicroBatch(lengths=tuple(each))
+
+
+def _plain(work: Sequence[Any]) -> list[Any]:
+    return [[dataclasses.astuple(one), times] for one, times in counted(work)]
+
+
+class _Clock:
+    """In place of the module `time`, where the machine is shared: what others take is not timed."""
+
+    perf_counter = staticmethod(time.process_time)
+
+
+def probe_by_processor_time(path: Path) -> None:
+    """A probe that times its steps by the processor's time."""
+    from autotune.estimate.stand_ins import replaced
+    from autotune.probe import meters, worker
+
+    with replaced(meters, "time", _Clock):
+        worker.probe(path)
+
+
+def ceilings_by_processor_time(path: Path) -> None:
+    """Ceilings in the processor's time."""
+    from autotune.estimate import bench_ceilings, bench_clock, bench_operators
+    from autotune.estimate.stand_ins import replaced
+
+    with replaced(bench_clock, "time", _Clock), replaced(bench_operators, "time", _Clock):
+        bench_ceilings.measure(path)

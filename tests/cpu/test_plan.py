@@ -1,0 +1,236 @@
+"""`autotune plan`, and what a run makes of the same estimates."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.reopening import reopen
+from tests.cpu.conftest import LLAMA, Command, write_model
+from tests.cpu.test_run import write_job
+
+MIB = 2**20
+PINS = {
+    "activation_offloading": False,
+    "attn_implementation": "sdpa",
+    "dataloader_num_workers": 0,
+    "expandable_segments": False,
+    "gradient_checkpointing": False,
+    "loss_type": "nll",
+    "optim": "adamw_torch_fused",
+    "padding_free": False,
+    "train_sampling_strategy": "random",
+}
+"""Only the micro-batch is left to vary: one path, four candidates."""
+SMALL = 1024 * MIB
+"""Enough for a micro-batch of one row of the logits below, and not for one of eight."""
+
+
+@dataclass
+class Plans:
+    """The job of this module in its folder, and the plans of it that were made so far."""
+
+    command: Command
+    made: dict[tuple[str, ...], Any] = field(default_factory=dict)
+
+    def __call__(self, *flags: str, expect: int = 0) -> Any:
+        if flags not in self.made:
+            out = self.command("plan", "job.yaml", *flags, "--json", expect=expect)
+            self.made[flags] = json.loads(out)
+        return self.made[flags]
+
+    def refused(self, *arguments: str) -> str:
+        process = self.command.start(*arguments)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (2, "")
+        assert "Traceback" not in err
+        return err
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Iterator[Plans]:
+    folder = tmp_path_factory.mktemp("plan a 0 ü")
+    data = {"lengths": {"max": 100, "rows": 500}}
+    write_job(folder, dataset=data, fixed=PINS)
+    wide = {**LLAMA, "vocab_size": 50000}
+    (folder / "model" / "config.json").write_text(json.dumps(wide), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:  # before the function's own environment is there
+        patch.setenv("HOME", str(folder / "home"))
+        patch.setenv("AUTOTUNE_CACHE", str(plan_cache))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        plans = Plans(Command(folder))
+        plans("--device", "h200")
+        plans("--device", "memory=1GiB")
+        yield plans
+
+
+def by_micro_batch(plan: Any) -> dict[int, Any]:
+    return {one["knobs"]["per_device_train_batch_size"]: one for one in plan["candidates"]}
+
+
+# -- a plan
+
+
+def test_a_plan_says_what_is_documented_of_every_candidate(plans: Plans) -> None:
+    plan = plans("--device", "h200")
+    assert plan["schema"] == 1 and plan["seconds"] > 0
+    device = plan["device"]
+    assert (device["kind"], device["name"], device["capability"]) == ("cuda", "NVIDIA H200", [9, 0])
+    assert device["limit_bytes"] == device["total_bytes"] > 100 * 2**30
+    assert sorted(by_micro_batch(plan)) == [1, 2, 4, 8]
+    for one in plan["candidates"]:
+        assert one["fits"] is True
+        assert one["knobs"].keys() >= {*PINS, "gradient_accumulation_steps"}
+        estimate = one["estimate"]
+        assert estimate["method"] in {"trace", "scaled trace"}
+        assert estimate["p_oom"] < 0.01
+        assert estimate["peak_operator"].startswith("aten::")
+        assert estimate["step_time_s"] > 0
+        tokens = estimate["tokens_per_s"] * estimate["step_time_s"]
+        assert tokens == pytest.approx(8 * 100, rel=0.01)
+
+
+def test_candidates_come_the_fastest_first_where_speed_is_known(plans: Plans) -> None:
+    speeds = [one["estimate"]["tokens_per_s"] for one in plans("--device", "h200")["candidates"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] > speeds[-1]
+    small = plans("--device", "memory=1GiB")["candidates"]
+    assert all(one["estimate"]["tokens_per_s"] is None for one in small)
+
+
+@pytest.mark.parametrize("device", ["h200", "memory=1GiB"])
+def test_the_parts_of_every_candidate_add_up_to_its_peak(plans: Plans, device: str) -> None:
+    for one in plans("--device", device)["candidates"]:
+        estimate = one["estimate"]
+        assert sum(estimate["parts"].values()) == estimate["peak_memory_bytes"]
+        assert estimate["parts"]["weights"] > 2 * 50000 * 64 * 4
+        allocated, reserved = estimate["peak_allocated_bytes"], estimate["peak_reserved_bytes"]
+        assert 0 < allocated <= reserved < estimate["peak_memory_bytes"]
+
+
+def test_a_larger_micro_batch_takes_more_for_its_logits(plans: Plans) -> None:
+    found = by_micro_batch(plans("--device", "h200"))
+    logits = [found[rows]["estimate"]["parts"]["logits"] for rows in (1, 2, 4, 8)]
+    assert all(
+        size >= rows * 99 * 50000 * 4 for size, rows in zip(logits, (1, 2, 4, 8), strict=True)
+    )
+    assert logits == sorted(set(logits))
+
+
+def test_on_a_small_device_the_large_do_not_fit_and_come_last(plans: Plans) -> None:
+    plan = plans("--device", "memory=1GiB")
+    assert plan["device"]["limit_bytes"] == SMALL
+    fits = [one["fits"] for one in plan["candidates"]]
+    assert fits == sorted(fits, reverse=True) and set(fits) == {True, False}
+    found = by_micro_batch(plan)
+    assert found[1]["fits"] and not found[8]["fits"]
+    short = found[8]["estimate"]
+    assert short["p_oom"] > 0.95
+    assert short["missing_bytes"] >= short["peak_memory_bytes"] - SMALL > 0
+    assert plan["counts"]["fit"] == sum(fits)
+
+
+def test_fits_and_top_choose_among_the_candidates(plans: Plans) -> None:
+    every = plans("--device", "memory=1GiB")["candidates"]
+    fitting = [one for one in every if one["fits"]]
+    assert plans("--device", "memory=1GiB", "--fits")["candidates"] == fitting
+    top = plans("--device", "memory=1GiB", "--top", "1")
+    assert top["candidates"] == every[:1]
+    assert top["counts"]["candidates"] == len(every)
+
+
+def test_where_nothing_fits_the_exit_code_is_1(plans: Plans) -> None:
+    limited = plans("--device", "memory=700MiB", "--fits", expect=1)
+    assert limited["candidates"] == []
+    assert (limited["counts"]["fit"], limited["counts"]["candidates"]) == (0, 4)
+
+
+def test_the_second_plan_is_remembered(plans: Plans) -> None:
+    first = plans("--device", "h200")
+    again = json.loads(plans.command("plan", "job.yaml", "--device", "h200", "--json"))
+    assert (first["cached"], again["cached"]) == (False, True)
+    differing = {name for name in first if first[name] != again[name]}
+    assert differing == {"cached", "seconds"}
+
+
+def test_people_get_a_table_and_a_reason(plans: Plans) -> None:
+    text = plans.command("plan", "job.yaml", "--device", "memory=1GiB")
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["1x8", "2x4"]
+    assert "of 4 candidates fit in 1 GiB" in text
+    assert "The leanest that does not fit is" in text
+
+
+def test_what_cannot_be_traced_says_so(plans: Plans) -> None:
+    traced = by_micro_batch(plans("--device", "h200"))[8]["estimate"]
+    plan = plans("--device", "h200", "--set", "torch_compile=true")
+    assert plan["counts"]["by adjusted trace"] == 4
+    adjusted = by_micro_batch(plan)[8]["estimate"]
+    assert adjusted["method"] == "adjusted trace"
+    assert adjusted["notes"] == ["torch_compile: traced uncompiled; compiled code keeps fewer "
+                                 "activations"]  # fmt: skip
+    assert adjusted["peak_memory_bytes"] == traced["peak_memory_bytes"]
+    assert adjusted["sigma_bytes"] > traced["sigma_bytes"]
+
+
+def test_one_candidate_can_be_planned_without_a_job_file(autotune: Command) -> None:
+    write_model(autotune.folder / "model", LLAMA)
+    flags = ["--model", "model/config.json", "--max-length", "64", "--device", "a100"]
+    out = autotune("plan", *flags, "--set", "per_device_train_batch_size=4", "--json")
+    plan = json.loads(out)
+    assert plan["device"]["name"] == "NVIDIA A100-SXM4-80GB"
+    (one,) = plan["candidates"]
+    knobs = one["knobs"]
+    assert (knobs["per_device_train_batch_size"], knobs["max_length"]) == (4, 64)
+    parts = one["estimate"]["parts"]
+    assert {"weights", "gradients", "optimizer", "logits", "context"} <= parts.keys()
+    assert sum(parts.values()) == one["estimate"]["peak_memory_bytes"]
+
+
+def test_an_unknown_device_is_answered_with_the_nearest(plans: Plans) -> None:
+    err = plans.refused("plan", "job.yaml", "--device", "h2000")
+    assert "`h2000` is no known kind of GPU" in err
+    assert "did you mean `h200`?" in err
+    assert "is not a size" in plans.refused("plan", "job.yaml", "--device", "memory=lots")
+
+
+def test_several_devices_and_too_little_said_are_refused(plans: Plans) -> None:
+    assert "plans for one device" in plans.refused("plan", "job.yaml", "--devices", "2")
+    assert "a job is needed" in plans.refused("plan", "--max-length", "64")
+    assert "a length is needed" in plans.refused("plan", "--model", "model/config.json")
+
+
+# -- a run
+
+
+def test_a_run_never_probes_what_is_hopeless_and_reports_what_it_expected(plans: Plans) -> None:
+    limit = 900 * MIB
+    fields = ["--set", f"devices.memory={limit}", "--set", "headroom=0", "--out", "run"]
+    plans.command("run", "job.yaml", *fields)
+    folder = plans.command.folder / "run"
+    stored = json.loads((folder / "estimates.json").read_text(encoding="utf-8"))
+    assert (len(stored["estimates"]), stored["limit_bytes"]) == (4, limit)
+    past = reopen(folder, None)
+    expectations, records = past.expectations, list(past.records)
+    assert expectations is not None
+    candidates = past.space.candidates
+    before = expectations.hopeless(candidates, ())
+    (largest,) = [one for one in candidates if one.micro_batch == 8]
+    assert largest.key in before and len(before) < 4
+    for number, record in enumerate(records):
+        assert record.candidate.key not in expectations.hopeless(candidates, records[:number])
+    assert 0 < len(records) <= 4 - len(before)
+    report = json.loads(plans.command("report", "run", "--json"))
+    assert len(report["probes"]) == len(records)
+    measured = 0
+    for probe, record in zip(report["probes"], records, strict=True):
+        expected = stored["estimates"][record.candidate.key]
+        assert probe["estimate"] == {n: v for n, v in expected.items() if n != "fits"}
+        measured += probe["measurement"]["outcome"] == "ok"
+    assert measured > 0
+    assert report["estimates"]["residual"]["measurements"] == measured
+    assert 0 <= report["estimates"]["memory_error_max"] < 0.3
+    assert "expected peak" in plans.command("report", "run")
