@@ -177,7 +177,7 @@ def test_the_prior_is_that_of_the_largest_process():
     replies = [reply(process_bytes=size) for size in (3 * GIB, 5 * GIB, GIB)]
     offsets = [prior_of(some, make_facts()).offset_bytes for some in (replies, replies[1:2])]
     assert offsets[0] == offsets[1] > 5 * GIB
-    assert prior_of((), make_facts()).offset_bytes == 0
+    assert prior_of((), make_facts()).offset_bytes < GIB
 
 
 # -- estimates of replies
