@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import machine_error, user_error
+from autotune.errors import user_error
 from autotune.estimate.ceilings import Ceilings, ceilings_of_kind
 from autotune.estimate.estimates import Estimate, prior_residual
 from autotune.estimate.protocol import EstimateReply
@@ -246,13 +246,24 @@ def _in_child(task: PathTask, server: ProbeServer, path: Path) -> EstimateReply:
     ending = server.run(folder, WORKER, LIMITS)
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
-        raise machine_error(
-            f"an estimate ended without an answer (exit code {ending.exit_code}, signal "
-            f"{ending.signal}, {ending.why})",
-            where=str(folder.stderr),
-            hint="read that log",
+        return untraced(
+            f"the trace ended without an answer: exit code {ending.exit_code}, signal "
+            f"{ending.signal}, {ending.why}; see {folder.stderr}"
         )
     return reply_from_plain(reply)
+
+
+def untraced(problem: str) -> EstimateReply:
+    """The reply of a path that cannot be traced: what is on it is estimated by formula."""
+    return EstimateReply(
+        points=[],
+        shapes=[],
+        optimizer_work={},
+        process_bytes=0,
+        policy={},
+        seconds=0.0,
+        problem=problem,
+    )
 
 
 def allocator_limit(facts: Facts, limit: int) -> int:

@@ -86,7 +86,8 @@ class _Resizing:
             for target in targets:
                 for event in run:
                     if self._once(event, index):
-                        self._emit_outside([event], self._axis.region(target))
+                        if target == targets[0]:
+                            self._emit_outside([event], self._axis.region(target))
                     else:
                         self._emit(event, index, target)
             previous = index
@@ -159,11 +160,14 @@ class _Resizing:
         }
 
     def _once(self, event: Event, index: int) -> bool:
-        """Whether it refers to another stretch as no copy does: a loop's list is let go of."""
-        if event[0] == ALLOCATE or event[1] not in self._home or index == _MIDDLE:
+        """Whether no copy does it: it lets go of a loop's list, or of what was made outside."""
+        if event[0] == ALLOCATE:
             return False
+        if event[1] not in self._home:
+            return True
         home, slot = self._home[event[1]]
-        return home != index and (event[0], index - home, slot) not in self._repeated
+        apart = index not in (home, _MIDDLE)
+        return apart and (event[0], index - home, slot) not in self._repeated
 
     def _id(self, key: int, target: int) -> int:
         new = self._new.get((key, target))
@@ -173,9 +177,7 @@ class _Resizing:
 
     def _resolve(self, key: int, index: int, target: int) -> int | None:
         """The new id of what an event of stretch `index`, standing for `target`, refers to."""
-        home = self._home.get(key)
-        if home is None:
-            return key
+        home = self._home[key]
         there = target + home[0] - index
         if not 0 <= there < self._wanted:
             return None

@@ -171,3 +171,11 @@ def test_layers_that_free_each_other_without_a_pattern_are_irregular():
         with_layers(let_go_of((2, 0), (4, 1)), 5, 9)
     with pytest.raises(Irregular, match="never be freed"):
         with_layers(let_go_of((3, 2), layers=6), 6, 9)  # of six, the fourth is left out
+
+
+@given(st.integers(0, 4), COUNTS)
+def test_what_was_made_outside_is_freed_once(by, wanted):
+    outside = [(ALLOCATE, 77, 50, "activations", "cat", 0)]
+    made = with_layers([*outside, *let_go_of(), (FREE, 77, layer(by))], SMALLEST, wanted)
+    assert [event[1] for event in made if event[0] == FREE] == [77]
+    assert curve(made)[-1] == wanted * 100
