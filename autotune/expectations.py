@@ -153,7 +153,8 @@ def by_formula(
     job: Job, facts: Facts, candidate: Candidate, residual: Residual, limit: int, why: str
 ) -> Estimate:
     """The estimate of a candidate that could not be traced; `why` not."""
-    config = settings(job, facts, candidate, "out").config
+    # The knobs by their own names: this version of the stack may call a field something else.
+    config = {**settings(job, facts, candidate, "out").config, **candidate.values}
     model, length = facts.model, facts.data.longest
     if isinstance(cut := config.get("max_length"), int):
         length = min(length, cut)
@@ -167,6 +168,6 @@ def by_formula(
         heads=max(hidden // 128, 1),
         vocabulary=model.vocab_size or 32000,
         tokens=candidate.micro_batch * length,
-        length=length,
+        length=candidate.micro_batch * length if config.get("padding_free") else length,
     )
     return closed_form(config, size, residual, limit, why)
