@@ -34,7 +34,7 @@ CHECKPOINTED = {
     "gradient_checkpointing": True,
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
-LORA = {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "lora_r": 4}
+LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ CASES = {
         {**LORA, **CHECKPOINTED, "dtype": "bfloat16", "bf16": True, "loss_type": "chunked_nll"},
         rows=17,
         shortest=250,
+        accumulation=2,
         optim="adamw_torch",
     ),
     "flat": Case({"padding_free": True}, rows=13, shortest=100, accumulation=2),
