@@ -20,6 +20,7 @@ from autotune.probe.protocol import (
     read_json,
     write_json,
 )
+from autotune.units import format_bytes
 
 
 class Stages:
@@ -109,10 +110,13 @@ def _measure(
     trainer.train()
     assert meter.result is not None
     figures: dict[str, Any] = memory.figures()
+    beyond = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
     return Measurement(
-        outcome="ok",
-        reason=f"measured {len(meter.steps)} micro-steps",
+        outcome="oom" if beyond else "ok",
+        reason=f"measured {len(meter.steps)} micro-steps"
+        + (f", and ended {format_bytes(beyond)} above its memory limit" if beyond else ""),
         memory_limit_bytes=request.memory_limit_bytes,
+        missing_bytes=beyond or None,
         micro_steps_measured=len(meter.steps),
         tokens_per_epoch=steps.tokens_per_epoch,
         last_loss=meter.last_loss,
@@ -121,6 +125,17 @@ def _measure(
         **asdict(meter.result),
         **figures,
     )
+
+
+def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
+    """Bytes by which a probe that ended well took more than it was given; 0 where it did not.
+
+    What enforces the limit does not see all that the peak counts: `RLIMIT_DATA` no pages of
+    library code, the CUDA allocator nothing of what libraries take for themselves.
+    """
+    if peak_bytes is None or limit_bytes is None:
+        return 0
+    return max(peak_bytes - limit_bytes, 0)
 
 
 def _failed(
