@@ -89,7 +89,8 @@ class Devices(_Strict):
     that it lists."""
     memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
     """Memory a candidate may use per device, such as `20GiB`. It is enforced in every probe (a
-    real allocation failure past it). Default: what is free at the start."""
+    real allocation failure past it; a probe that ends above it is `oom` too). Default: what is free
+    at the start."""
 
 
 class Budget(_Strict):

@@ -25,11 +25,11 @@ class ExpandablePool(Pool):
 
     def take(self, size: int) -> Block | None:
         """As of any pool, but a block that can grow counts with all that it can grow to."""
-        index = bisect_left(self._keys, (size, 0))
-        if index == len(self._keys):
+        index = bisect_left(self._free, (size,))
+        if index == len(self._free):
             return None
-        room, last = _room_to_grow(self._blocks[index]), len(self._blocks) - 1
-        while index < last and (following := _room_to_grow(self._blocks[index + 1])) < room:
+        room, last = _room_to_grow(self._free[index][2]), len(self._free) - 1
+        while index < last and (following := _room_to_grow(self._free[index + 1][2])) < room:
             index, room = index + 1, following
         return self._pop(index)
 
@@ -62,7 +62,7 @@ class ExpandablePool(Pool):
 
     def release(self) -> None:
         """Give back all pages without a used byte (unmap_block)."""
-        for block in list(self._blocks):
+        for *_, block in list(self._free):
             begin = rounded_up(block.address, self._page)
             end = (block.address + block.size) // self._page * self._page
             if begin < end:

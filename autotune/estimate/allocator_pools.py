@@ -5,7 +5,7 @@ All sizes are bytes. Pure. `allocator.py` is the way in.
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
@@ -99,17 +99,17 @@ class Pool(ABC):
         least_rest: the fewest bytes that are worth splitting off a block (should_split).
     """
 
-    __slots__ = ("_blocks", "_driver", "_keys", "least_rest")
+    __slots__ = ("_driver", "_free", "least_rest")
 
     def __init__(self, driver: Driver, least_rest: int) -> None:
         self._driver, self.least_rest = driver, least_rest
-        self._keys: list[tuple[int, int]] = []
-        self._blocks: list[Block] = []
+        self._free: list[tuple[int, int, Block]] = []
+        """(size, address, block); no two have the same address."""
 
     def take(self, size: int) -> Block | None:
         """A cached block of at least `size`, now in use (get_free_block); None: there is none."""
-        index = bisect_left(self._keys, (size, 0))
-        return self._pop(index) if index < len(self._keys) else None
+        index = bisect_left(self._free, (size,))
+        return self._pop(index) if index < len(self._free) else None
 
     def put(self, block: Block) -> None:
         """Cache a block, merged with its free neighbours (free_block, try_merge_blocks)."""
@@ -155,17 +155,13 @@ class Pool(ABC):
 
     def _insert(self, block: Block) -> None:
         block.free = True
-        key = (block.size, block.address)
-        index = bisect_left(self._keys, key)
-        self._keys.insert(index, key)
-        self._blocks.insert(index, block)
+        insort(self._free, (block.size, block.address, block))
 
     def _remove(self, block: Block) -> None:
-        self._pop(bisect_left(self._keys, (block.size, block.address)))
+        self._pop(bisect_left(self._free, (block.size, block.address)))
 
     def _pop(self, index: int) -> Block:
-        del self._keys[index]
-        block = self._blocks.pop(index)
+        block = self._free.pop(index)[2]
         block.free = False
         return block
 
@@ -200,7 +196,7 @@ class FixedPool(Pool):
 
     def release(self) -> None:
         """Give back the segments that are one free block; split ones stay."""
-        for block in [b for b in self._blocks if b.previous is None and b.next is None]:
+        for block in [b for *_, b in self._free if b.previous is None and b.next is None]:
             self._remove(block)
             del self._segments[block.address]
             self._driver.give_back(block.size)

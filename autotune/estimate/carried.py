@@ -10,12 +10,25 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 MAX_NUMBERS = 1 << 21
 MAX_FLOATS = 1 << 10
 """Largest tensors whose values are carried."""
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments or results; lists of them are looked into."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
 
 
 def _small(tensor: torch.Tensor) -> bool:
@@ -53,12 +66,11 @@ class CarriedValues:
 
     def follow(self, operator: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Run the operator on the values as well, where all of them are known."""
-        outs = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
+        outs = tensors_in(out)
         mutates = operator._schema.is_mutable
-        if not outs and not mutates:
+        if not mutates and not any(_small(tensor) for tensor in outs):
             return
-        inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
-        values = self._values(inputs, outs, mutates)
+        values = self._values(tensors_in(args, kwargs))
         if values is None:
             if mutates:
                 self._forget_written(operator, args)
@@ -72,16 +84,12 @@ class CarriedValues:
                 result = operator(*tree_map(concrete, args), **tree_map(concrete, kwargs))
         except Exception:
             return
-        found = [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]
+        found = tensors_in(result)
         for tensor, value in zip(outs, found, strict=False):
             if isinstance(tensor, FakeTensor) and tensor.shape == value.shape and _small(tensor):
                 self.set(tensor, value)
 
-    def _values(
-        self, inputs: list[torch.Tensor], outs: list[torch.Tensor], mutates: bool
-    ) -> dict[int, torch.Tensor] | None:
-        if not mutates and not any(_small(tensor) for tensor in outs):
-            return None
+    def _values(self, inputs: list[torch.Tensor]) -> dict[int, torch.Tensor] | None:
         values = {}
         for tensor in inputs:
             value = self.of(tensor)
@@ -94,6 +102,6 @@ class CarriedValues:
         for argument, value in zip(operator._schema.arguments, args, strict=False):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            for tensor in tree_iter(value):
+            for tensor in tensors_in(value):
                 if isinstance(tensor, FakeTensor) and "autotune_carried" in tensor.__dict__:
                     self._overwritten[tensor.untyped_storage()] = True

@@ -31,13 +31,20 @@ class Replay:
 
 
 def replayed(
-    events: Sequence[Event], limit_bytes: int | None, *, expandable_segments: bool
+    events: Sequence[Event],
+    limit_bytes: int | None,
+    *,
+    expandable_segments: bool,
+    use: MemoryUse | None = None,
 ) -> Replay:
     """Replay a record through the CUDA caching allocator, held to a limit.
 
     Where it runs out, the reserved bytes are those it would need without a limit.
+
+    Args:
+        use: what the record's live storages add up to (`on_cuda`), where that is known already.
     """
-    use = live_bytes(events, CUDA_GRANULE)
+    use = use or on_cuda(events)
     free = _run(events, AllocatorSettings(expandable_segments=expandable_segments))
     reserved, retries, missing = free.peak_reserved_bytes, 0, None
     if limit_bytes is not None and reserved > limit_bytes:
@@ -53,6 +60,11 @@ def replayed(
             except OutOfMemory as error:
                 missing = error.missing_bytes
     return Replay(use=use, reserved_bytes=reserved, retries=retries, missing_bytes=missing)
+
+
+def on_cuda(events: Sequence[Event]) -> MemoryUse:
+    """What live storages add up to, in the allocator's units."""
+    return live_bytes(events, CUDA_GRANULE)
 
 
 def _run(events: Sequence[Event], settings: AllocatorSettings) -> CachingAllocator:

@@ -12,6 +12,8 @@ from autotune.estimate.speed import TimeParts, step_parts, tokens_per_s, work_ti
 
 UNKNOWN_HOST_RATE = 2e10
 """Bytes/s between host and device where that is not known: PCIe 4.0 x16, less a fifth."""
+ENOUGH_FOR_CURVES = 3
+"""From so few shapes no curve can be told; those of the other shapes are corrected by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,13 @@ class PathSpeed:
             masked = None if shape.flat else shape.masked
             time = work_time(works(shape), self._ceilings, masked=masked)
             found.setdefault(shape.masked, {})[shape.rows, shape.length] = time
-        return {masked: ShapeTimes.fitted(points) for masked, points in found.items()}
+        most = ShapeTimes.fitted(max(found.values(), key=len))
+        return {
+            masked: ShapeTimes.fitted(points)
+            if len(points) >= ENOUGH_FOR_CURVES
+            else replace(most, points=points)
+            for masked, points in found.items()
+        }
 
     def at(self, rows: int, length: int, masked: bool) -> TimeParts:
         """One micro-step of `rows` rows padded to `length`."""

@@ -59,6 +59,21 @@ def optimizer_apart(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | No
     return dict(config), None
 
 
+def optimizer_alone(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
+    """A configuration whose optimizer step is that of `config` with `optim`: the same for all paths
+    that train the same weights, so that it is traced once."""
+    plain = {name: value for name, value in config.items() if name not in _BEFORE_THE_STEP}
+    return {**plain, "optim": optim, "loss_type": "nll", "attn_implementation": "sdpa"}
+
+
+_BEFORE_THE_STEP = {
+    *("activation_checkpointing", "activation_checkpointing_kwargs", "padding_free", "packing"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "pad_to_multiple_of"),
+    *("packing_strategy", "use_cache"),
+}
+"""What shapes the micro-steps, and nothing of the optimizer's part."""
+
+
 def path_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a flat configuration that decides the path."""
     return {name: value for name, value in config.items() if name not in NOT_ON_THE_PATH}

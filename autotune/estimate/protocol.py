@@ -29,6 +29,7 @@ class TraceRequest(Message):
         layers: decoder layers to trace; None: all of them.
         cuda: fields of `CudaRules`; None: the CPU as it is.
         steps: the micro-batch of each optimizer step, repeated `accumulation` times.
+        last_once: the last one is not repeated: only its work is wanted, not its memory.
     """
 
     config: dict[str, Any]
@@ -37,7 +38,14 @@ class TraceRequest(Message):
     cuda: dict[str, Any] | None
     steps: list[MicroBatch]
     accumulation: int = 1
+    last_once: bool = False
     seed: int = 0
+
+    @property
+    def micro_steps(self) -> list[int]:
+        """Of each optimizer step how many micro-steps it has."""
+        counts = [self.accumulation] * len(self.steps)
+        return [*counts[:-1], 1] if self.last_once else counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ Where the events of the shapes do not match, `Irregular` is raised, and the shap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import groupby
 
+from autotune.estimate.polynomial import Weights, lagrange
 from autotune.estimate.record import ALLOCATE, FREE, NOWHERE, PHASE, Event, Work, chunk
 from autotune.estimate.resizing import ENDS, Irregular, with_chunks, with_layers
 
@@ -86,13 +86,18 @@ def with_optimizer_step(step: list[Event], other: list[Event]) -> list[Event]:
     Both may be openings, too: then the state that is made there stays, and comes first.
     """
     highest = max((event[1] for event in step if event[0] == ALLOCATE), default=0)
-    taken = _renumbered(_passing(_optimizer_part(other)), OWN_OF_OTHER + highest)
+    taken = _renumbered(passing_of_step(other), OWN_OF_OTHER + highest)
     part = _optimizer_part(step)
     own = {event[1] for event in _passing(part)}
     kept = [event for event in part if event[1] not in own]
     made = max((n for n, event in enumerate(kept, 1) if event[0] == ALLOCATE), default=0)
     begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP) + 1
     return [*step[:begin], *kept[:made], *taken, *kept[made:], *step[begin + len(part) :]]
+
+
+def passing_of_step(step: list[Event]) -> list[Event]:
+    """What the optimizer of a step makes and lets go of."""
+    return _passing(_optimizer_part(step))
 
 
 def _optimizer_part(step: list[Event]) -> list[Event]:
@@ -133,7 +138,7 @@ class Template:
         for shape in self.shapes:
             if (shape.size, shape.chunks) == (size, chunks):
                 return shape.events
-        weights = _lagrange([shape.size for shape in self.shapes], size)
+        weights = lagrange([shape.size for shape in self.shapes], size)
         few = [_few_chunks(shape) for shape in self.shapes]
         if len({len(events) for events in few}) != 1:
             raise Irregular("the traced shapes have different numbers of events")
@@ -153,7 +158,7 @@ class Template:
                     work.region, have_layers, layers
                 )
             return +total
-        weights = _lagrange([shape.size for shape in self.shapes], size)
+        weights = lagrange([shape.size for shape in self.shapes], size)
         few = [_work_of_few_chunks(shape) for shape in self.shapes]
         if len({len(works) for works in few}) != 1:
             raise Irregular("the traced shapes have different numbers of operators")
@@ -228,19 +233,7 @@ def _chunk_times(region: int, chunks: int) -> int:
     return max(chunks - 2 * ENDS, 1) if region < 0 and -region - 1 == ENDS else 1
 
 
-def _lagrange(sizes: Sequence[int], size: int) -> list[Fraction]:
-    """Weights of the known sizes in the polynomial through them."""
-    weights = []
-    for index, own in enumerate(sizes):
-        weight = Fraction(1)
-        for other_index, other in enumerate(sizes):
-            if other_index != index:
-                weight *= Fraction(size - other, own - other)
-        weights.append(weight)
-    return weights
-
-
-def _mixed(same: tuple[Event, ...], weights: list[Fraction]) -> Event:
+def _mixed(same: tuple[Event, ...], weights: Weights) -> Event:
     first = same[0]
     if any(event[0] != first[0] or event[1] != first[1] for event in same[1:]):
         raise Irregular("the traced shapes have different events")
@@ -248,25 +241,18 @@ def _mixed(same: tuple[Event, ...], weights: list[Fraction]) -> Event:
         return first
     if any(event[4] != first[4] for event in same[1:]):
         raise Irregular("the traced shapes have different operators")
-    return (*first[:2], _between([event[2] for event in same], weights), *first[3:])
+    return (*first[:2], weights.between([event[2] for event in same]), *first[3:])
 
 
-def _between(values: Sequence[int], weights: list[Fraction]) -> int:
-    if all(value == values[0] for value in values):
-        return int(values[0])
-    mixed = sum((w * value for w, value in zip(weights, values, strict=True)), Fraction(0))
-    return max(round(mixed), 0)
-
-
-def _mixed_work(same: tuple[Work, ...], weights: list[Fraction]) -> Work:
+def _mixed_work(same: tuple[Work, ...], weights: Weights) -> Work:
     first = same[0]
     return replace(
         first,
         dims=tuple(
-            max(_between(dims, weights), 1) for dims in zip(*(w.dims for w in same), strict=True)
+            max(weights.between(dims), 1) for dims in zip(*(w.dims for w in same), strict=True)
         ),
-        flops=_between([work.flops for work in same], weights),
-        moved_bytes=_between([work.moved_bytes for work in same], weights),
+        flops=weights.between([work.flops for work in same]),
+        moved_bytes=weights.between([work.moved_bytes for work in same]),
         region=NOWHERE,
     )
 

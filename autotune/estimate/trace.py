@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
             stack.enter_context(fake_run(tracer, cuda))
             trainer = _build(request, training, model, made, tracer)
             layers = watch_layers(tracer, _inner(trainer.model))
-            watch = _Watch(tracer, trainer, len(request.steps), request.accumulation)
+            watch = _Watch(tracer, trainer, request.micro_steps)
             stack.enter_context(chunks_watched(tracer))
             stack.enter_context(tracer)
             trainer.train()
@@ -145,8 +146,8 @@ def sft_rows(request: TraceRequest) -> Any:
     from datasets import Dataset
 
     rows = []
-    for step in request.steps:
-        for length in step.lengths * request.accumulation:
+    for step, times in zip(request.steps, request.micro_steps, strict=True):
+        for length in step.lengths * times:
             masked = length - max(round(length * step.labelled), 1)
             ids = [3] * length
             rows.append({"input_ids": ids, "labels": [-100] * masked + ids[masked:]})
@@ -156,8 +157,8 @@ def sft_rows(request: TraceRequest) -> Any:
 def feed(trainer: Any, request: TraceRequest) -> None:
     """Let the trainer's own collator form exactly the micro-batches that were asked for."""
     order, start = [], 0
-    for step in request.steps:
-        for _ in range(request.accumulation):
+    for step, times in zip(request.steps, request.micro_steps, strict=True):
+        for _ in range(times):
             order.append(list(range(start, start + len(step.lengths))))
             start += len(step.lengths)
 
@@ -176,11 +177,10 @@ def _inner(model: Any) -> Any:
 class _Watch(transformers.TrainerCallback):
     """Tells the tracer what the trainer is doing, and gathers the work of each step."""
 
-    def __init__(self, tracer: Tracer, trainer: Any, steps: int, accumulation: int) -> None:
+    def __init__(self, tracer: Tracer, trainer: Any, micro_steps: list[int]) -> None:
         self._tracer = tracer
         self._trainer = trainer
-        self._accumulation = accumulation
-        self._steps = steps
+        self._last = set(accumulate(micro_steps))
         self.micro_work: list[list[record.Work]] = []
         self.optimizer_work: list[record.Work] = []
         self._micro_steps = 0
@@ -197,8 +197,8 @@ class _Watch(transformers.TrainerCallback):
                 )
 
     def _training_step(self, *args: Any, **kwargs: Any) -> Any:
-        last = self._micro_steps % self._accumulation == self._accumulation - 1
         self._micro_steps += 1
+        last = self._micro_steps in self._last
         self._tracer.enter_phase("micro-step")
         self._tracer.works = [] if last else None
         loss = self._wrapped(*args, **kwargs)

@@ -22,11 +22,10 @@ import torch
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.estimate import cpu_rules, record
-from autotune.estimate.carried import CarriedValues
+from autotune.estimate.carried import CarriedValues, tensors_in
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.merging import merged
 from autotune.estimate.work import work_of
@@ -67,6 +66,11 @@ class Tracer(TorchDispatchMode):
         self._workspaces: set[str] = set()
         self._fake: Any = None
         self._next = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch would wrap each of a million calls against it."""
+        return False
 
     # -- what the trainer tells
 
@@ -186,7 +190,7 @@ class Tracer(TorchDispatchMode):
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool) -> None:
         name = func.name()
-        outs = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
+        outs = tensors_in(out)
         if name.startswith("aten::any"):
             for tensor in outs:
                 self._harmless[tensor] = True

@@ -39,16 +39,23 @@ class Traces:
     _opening: dict[tuple[int, int, bool], list[Event]] = field(default_factory=dict)
     have_layers: int = 0
 
-    def make(self, wanted: dict[tuple[int, int, bool], MicroBatch], *, whole: bool) -> None:
+    def make(
+        self,
+        wanted: dict[tuple[int, int, bool], MicroBatch],
+        *,
+        whole: bool,
+        only_work: tuple[int, int, bool] | None = None,
+    ) -> None:
         """Trace micro-batches, by (size, length, padded), in one run of one trainer.
 
         Args:
+            only_work: the one whose memory is not wanted.
             whole: with all of the model's layers, for models whose layers are not alike.
         """
-        keys = sorted(wanted)
+        keys = sorted(wanted, key=lambda key: (key == only_work, key))
         steps = [wanted[keys[0]], *(wanted[key] for key in keys)]
         few = SMALLEST if self.request.layers > SMALLEST + 1 and not whole else None
-        reply = self._traced(steps, few)
+        reply = self._traced(steps, few, last_once=only_work is not None)
         self.have_layers = reply.layers
         self.policy = reply.policy
         divided: Steps = divide([tuple(event) for event in reply.events])
@@ -111,7 +118,9 @@ class Traces:
     def _layers(self) -> int:
         return self.request.layers if self.have_layers else 0
 
-    def _traced(self, steps: list[MicroBatch], layers: int | None) -> TraceReply:
+    def _traced(
+        self, steps: list[MicroBatch], layers: int | None, *, last_once: bool
+    ) -> TraceReply:
         asked = TraceRequest(
             config=self.request.config,
             model_path=self.request.model_path,
@@ -119,6 +128,7 @@ class Traces:
             cuda=self.request.cuda,
             steps=steps,
             accumulation=2,
+            last_once=last_once,
             seed=self.request.seed,
         )
         file = self._file(asked)

@@ -6,8 +6,8 @@ Runs in a child only.
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter
 
+from autotune.estimate.carried import tensors_in
 from autotune.estimate.record import Work
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ def work_of(
     func: Any, name: str, args: Any, kwargs: Any, outs: list[torch.Tensor], region: int
 ) -> Work:
     """What an operator has to do."""
-    inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+    inputs = tensors_in(args, kwargs)
     dtype = str((outs or inputs)[0].dtype).removeprefix("torch.") if outs or inputs else ""
     kind, flops = "memory", 0
     dims: tuple[int, ...] = ()

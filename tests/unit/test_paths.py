@@ -11,6 +11,7 @@ from autotune.estimate.paths import (
     SAME_STATE,
     UNTRACEABLE,
     batching_fields,
+    optimizer_alone,
     optimizer_apart,
     path_of,
     traced_config,
@@ -161,3 +162,16 @@ def test_equal_values_are_kept_once_and_found_again(values):
 
 def test_values_that_say_the_same_in_another_order_are_equal():
     assert unique([{"a": 1, "b": 2}, {"b": 2, "a": 1}]) == ([{"a": 1, "b": 2}], [0, 0])
+
+
+def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weights():
+    paths = [
+        {"loss_type": "chunked_nll", "attn_implementation": "eager", "padding_free": True},
+        {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"x": 1}},
+        {},
+    ]
+    alone = [path_of(optimizer_alone({**CONFIG, **path}, "adamw_torch")) for path in paths]
+    assert alone[0] == alone[1] == alone[2]
+    assert alone[0]["optim"] == "adamw_torch"
+    for name, value in (("bf16", False), ("lora_r", 8), ("dtype", "bfloat16")):
+        assert path_of(optimizer_alone({**CONFIG, name: value}, "adamw_torch")) != alone[0]
