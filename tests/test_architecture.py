@@ -42,6 +42,8 @@ CHILD_ONLY = {
     "estimate/carried.py",
     "estimate/cuda_rules.py",
     "estimate/cpu_rules.py",
+    "estimate/cpu_scratch.py",
+    "estimate/profiled.py",
     "estimate/stand_ins.py",
     "estimate/regions.py",
     "estimate/work.py",

@@ -2,8 +2,8 @@
 
 Sources: aten/src/ATen/TensorIterator.cpp (operands are cast before they are combined; CUDA's
 kernels cast as they read), aten/src/ATen/native/cpu/ScatterGatherKernel.cpp (low precision is added
-up in float32). Known not to be modelled, as no GPU has it: scratch of matrix products (oneDNN's in
-low precision) and of the CPU's attention kernel, and the eight bytes of a Python number.
+up in float32). What matrix products and attention take is measured (`cpu_scratch.py`). Known not to
+be modelled: the eight bytes of a Python number.
 Runs in a child only.
 """
 

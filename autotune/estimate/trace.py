@@ -22,6 +22,7 @@ from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.regions import chunks_watched, watch_layers
+from autotune.estimate.resizing import ENDS
 from autotune.estimate.stand_ins import fake_run, replaced
 from autotune.estimate.tracer import Tracer
 from autotune.probe.protocol import ProbeRequest
@@ -93,7 +94,8 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         text = config.get_text_config()
         types = getattr(text, "layer_types", None)
         if types:
-            text.layer_types = [types[n % len(types)] for n in range(layers)]
+            # Those at the ends stay what they are; what is between is like the third.
+            text.layer_types = [*types[: layers - ENDS], *types[-ENDS:]]
         text.num_hidden_layers = layers
         return config
 

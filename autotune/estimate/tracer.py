@@ -14,7 +14,7 @@ Runs in a child only.
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.estimate import cpu_rules, record
 from autotune.estimate.carried import CarriedValues, tensors_in
+from autotune.estimate.cpu_scratch import CpuScratch
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.merging import merged
 from autotune.estimate.work import work_of
@@ -64,6 +65,7 @@ class Tracer(TorchDispatchMode):
         self._part: dict[int, str] = {}
         self._made_by: dict[int, str] = {}
         self._workspaces: set[str] = set()
+        self._cpu_scratch = CpuScratch()
         self._fake: Any = None
         self._next = 0
 
@@ -135,10 +137,15 @@ class Tracer(TorchDispatchMode):
         self._seen[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
         return key
 
-    def _scratch(self, sizes: Iterator[int], operator: str) -> None:
-        keys = [
-            self._allocate(n, record.TEMPORARIES, operator, self.region) for n in sizes if n > 0
-        ]
+    def _inside(self, func: Any, args: Any, kwargs: Any, out: Any) -> Iterable[int]:
+        """Sizes of what a kernel allocates and frees inside."""
+        if self._cuda is not None:
+            return self._cuda.scratch_bytes(func, args, out)
+        measured = self._cpu_scratch.bytes(func, args, kwargs, out)
+        return cpu_rules.scratch_bytes(func, args, out) if measured is None else [measured]
+
+    def _scratch(self, sizes: Iterable[int], operator: str) -> None:
+        keys = [self._allocate(n, record.TEMPORARIES, operator, self.region) for n in sizes]
         for key in keys:
             self._free(key)
 
@@ -198,8 +205,7 @@ class Tracer(TorchDispatchMode):
         for index, tensor in enumerate(outs):
             region = self._region_of(index, len(outs), args)
             made = self.follow(tensor, self._part_of(tensor, backward), name, region)
-        scratch = cpu_rules.scratch_bytes if self._cuda is None else self._cuda.scratch_bytes
-        self._scratch(scratch(func, args, out), name + " scratch")
+        self._scratch(self._inside(func, args, kwargs, out), name + " scratch")
         if backward and made is not None:  # last: what is merged dies right after the mark
             self._note_in_place(func, args, made)
         if self.works is not None and not name.startswith("prim::"):

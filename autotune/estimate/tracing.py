@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.estimate.cpu_scratch import processor
 from autotune.estimate.paths import path_of
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
@@ -146,6 +147,8 @@ class Traces:
         told = asked.plain()
         told["config"] = path_of({**asked.config, "max_length": None})
         told |= {"model": self.request.model, "versions": self.request.versions}
+        if asked.cuda is None:  # its scratch is that of this processor
+            told["processor"] = processor()
         del told["model_path"], told["seed"]
         key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         return Path(self.request.cache) / f"{key[:32]}.json.gz"

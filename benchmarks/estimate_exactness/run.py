@@ -112,31 +112,29 @@ def line_of(row: dict[str, Any]) -> str:
     """One row for people."""
     if "failure" in row:
         return f"FAILED     {row['name']}: {row['failure']}"
-    errors = f"{row['error']:+9.4%} {row['error_without_scratch']:+9.4%}"
-    return f"{errors}  {row['real_bytes'] / 2**20:7.1f} MiB  {row['name']}"
+    return f"{row['error']:+9.4%}  {row['real_bytes'] / 2**20:7.1f} MiB  {row['name']}"
 
 
-def spread(rows: Sequence[dict[str, Any]], estimate: str, real: str) -> str:
+def spread(rows: Sequence[dict[str, Any]], estimate: str) -> str:
     """Median, 90th percentile and maximum of the size of the relative error, as cells."""
-    sizes = sorted(abs(row[estimate] / row[real] - 1) for row in rows)
+    sizes = sorted(abs(row[estimate] / row["real_bytes"] - 1) for row in rows)
     nearest = sizes[min(int(0.9 * len(sizes)), len(sizes) - 1)]
     return f"{statistics.median(sizes):.4%} | {nearest:.4%} | {sizes[-1]:.4%}"
 
 
 def line(name: str, rows: Sequence[dict[str, Any]], estimate: str = "estimate_bytes") -> str:
-    """One line of a table: against the allocator as it is, and without scratch inside kernels."""
-    cells = (spread(rows, estimate, real) for real in ("real_bytes", "real_without_scratch_bytes"))
-    return f"| {name} | {len(rows)} | {' | '.join(cells)} |\n"
+    """One line of a table."""
+    return f"| {name} | {len(rows)} | {spread(rows, estimate)} |\n"
 
 
-HEAD = """| | combinations | median | p90 | maximum | median* | p90* | maximum* |
-|---|---|---|---|---|---|---|---|
+HEAD = """| | combinations | median | p90 | maximum |
+|---|---|---|---|---|
 """
 WORST = """
 ## The worst
 
-| error | error* | real peak | at | combination |
-|---|---|---|---|---|
+| error | real peak | at | combination |
+|---|---|---|---|
 """
 
 
@@ -144,8 +142,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The results as Markdown: all, by each level of each factor, the worst, the failed."""
     done = [row for row in rows if "failure" not in row]
     text = "# Estimate against the real CPU allocator\n\n"
-    text += "Size of the relative error of the peak; \\* without scratch inside kernels. "
-    text += "Made by `run.py --table` from `results.jsonl`.\n\n"
+    text += (
+        "Size of the relative error of the peak. Made by `run.py --table` from `results.jsonl`.\n\n"
+    )
     text += HEAD + line("all", done)
     whole = [row for row in done if row["case"]["dtype"] == "float32" and not row["case"]["bf16"]]
     text += line("float32 throughout", whole)
@@ -158,8 +157,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     text += WORST
     for row in sorted(done, key=lambda row: -abs(row["error"]))[:15]:
         at, size = row["peak_at"][1], row["real_bytes"] / 2**20
-        errors = f"{row['error']:+.4%} | {row['error_without_scratch']:+.4%}"
-        text += f"| {errors} | {size:.1f} MiB | `{at}` | {row['name']} |\n"
+        text += f"| {row['error']:+.4%} | {size:.1f} MiB | `{at}` | {row['name']} |\n"
     seconds = [statistics.median(row[name] for row in done) for name in ("trace_s", "real_s")]
     text += f"\nSeconds, median: {seconds[0]:.1f} to trace, {seconds[1]:.1f} for real.\n"
     for row in rows:
