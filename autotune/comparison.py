@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.estimate.calibration import rank_correlation, top_k_regret
+from autotune.estimate.calibration import Coefficients, rank_correlation, top_k_regret
 from autotune.estimate.memory import Residual
 from autotune.expectations import Expectations
 from autotune.probe.record import Record
@@ -20,6 +20,8 @@ class Comparison:
     Attributes:
         residual: the correction of memory estimates, and its uncertainty.
         memory_errors: of each probe that was ok: corrected estimate over measurement, less 1.
+        speed: the correction of step times, and its uncertainty.
+        speed_errors: of each probe that was ok: corrected step time over measurement, less 1.
         rank_correlation: Spearman's, of estimated and measured tokens/s; None: fewer than three.
         top_regret: how much slower than the fastest measured is the best of those three that were
             estimated fastest.
@@ -27,16 +29,23 @@ class Comparison:
 
     residual: Residual
     memory_errors: tuple[float, ...]
+    speed: Coefficients
+    speed_errors: tuple[float, ...]
     rank_correlation: float | None
     top_regret: float | None
 
     def plain(self) -> dict[str, Any]:
         """JSON-ready data."""
-        errors = sorted(abs(error) for error in self.memory_errors)
+        known = bool(self.speed_errors)
         return {
             "residual": asdict(self.residual),
-            "memory_error_median": statistics.median(errors) if errors else None,
-            "memory_error_max": errors[-1] if errors else None,
+            "memory_error_median": _median(self.memory_errors),
+            "memory_error_max": _most(self.memory_errors),
+            "speed_factors": self.speed.factors if known else None,
+            "speed_residual": self.speed.residual if known else None,
+            "speed_measurements": self.speed.measurements,
+            "speed_error_median": _median(self.speed_errors),
+            "speed_error_max": _most(self.speed_errors),
             "speed_rank_correlation": self.rank_correlation,
             f"speed_top_{TOP}_regret": self.top_regret,
         }
@@ -44,13 +53,16 @@ class Comparison:
     def lines(self) -> list[str]:
         """The same in sentences."""
         lines = []
-        if self.memory_errors:
-            errors = sorted(abs(error) for error in self.memory_errors)
-            lines.append(
-                "estimated peaks, corrected by these probes, were off by "
-                f"{100 * statistics.median(errors):.1f}% (median) and "
-                f"{100 * errors[-1]:.1f}% (most)"
-            )
+        for what, errors in (
+            ("estimated peaks", self.memory_errors),
+            ("estimated step times", self.speed_errors),
+        ):
+            median, most = _median(errors), _most(errors)
+            if median is not None and most is not None:
+                lines.append(
+                    f"{what}, corrected by these probes, were off by "
+                    f"{100 * median:.1f}% (median) and {100 * most:.1f}% (most)"
+                )
         if self.rank_correlation is not None and self.top_regret is not None:
             lines.append(
                 f"estimated and measured tokens/s: rank correlation {self.rank_correlation:.2f}; "
@@ -60,10 +72,18 @@ class Comparison:
         return lines
 
 
+def _median(errors: Sequence[float]) -> float | None:
+    return statistics.median(map(abs, errors)) if errors else None
+
+
+def _most(errors: Sequence[float]) -> float | None:
+    return max(map(abs, errors)) if errors else None
+
+
 def compared(expectations: Expectations, records: Sequence[Record]) -> Comparison:
     """Hold the estimates of a run against its probes."""
-    residual = expectations.residual(records)
-    errors, expected_s, measured_s = [], [], []
+    residual, speed = expectations.residual(records), expectations.speed(records)
+    errors, speed_errors, expected_s, measured_s = [], [], [], []
     for record in records:
         estimate = expectations.estimates.get(record.candidate.key)
         measurement = record.measurement
@@ -72,6 +92,8 @@ def compared(expectations: Expectations, records: Sequence[Record]) -> Compariso
         if measurement.peak_memory_bytes:
             corrected = residual.corrected(estimate.peak_reserved_bytes)
             errors.append(corrected / measurement.peak_memory_bytes - 1)
+        if estimate.time_parts is not None and measurement.step_time_s:
+            speed_errors.append(speed.time_s(estimate.time_parts) / measurement.step_time_s - 1)
         if measurement.tokens_per_s and estimate.tokens_per_s:
             expected_s.append(1 / estimate.tokens_per_s)
             measured_s.append(1 / measurement.tokens_per_s)
@@ -79,6 +101,8 @@ def compared(expectations: Expectations, records: Sequence[Record]) -> Compariso
     return Comparison(
         residual=residual,
         memory_errors=tuple(errors),
+        speed=speed,
+        speed_errors=tuple(speed_errors),
         rank_correlation=rank_correlation(expected_s, measured_s) if enough else None,
         top_regret=top_k_regret(expected_s, measured_s, TOP) if enough else None,
     )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.estimate.calibration import Coefficients, calibrated
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.closed_form import Dimensions, closed_form
 from autotune.estimate.estimates import Estimate, estimate_from_plain, estimated, prior_residual
@@ -49,6 +50,20 @@ class Expectations:
                 estimated_bytes.append(float(estimate.peak_reserved_bytes))
                 measured_bytes.append(float(measurement.peak_memory_bytes))
         return refined(self.prior, estimated_bytes, measured_bytes)
+
+    def speed(self, records: Sequence[Record]) -> Coefficients:
+        """What the probes so far say of the estimated step times: a factor for each of their parts,
+        and how sure these are."""
+        parts, measured_s = [], []
+        for record in records:
+            estimate = self.estimates.get(record.candidate.key)
+            measurement = record.measurement
+            if estimate is None or measurement is None or measurement.outcome != "ok":
+                continue
+            if estimate.time_parts is not None and measurement.step_time_s:
+                parts.append(estimate.time_parts)
+                measured_s.append(measurement.step_time_s)
+        return calibrated(parts, measured_s)
 
     def probability_of_oom(self, candidate: Candidate, residual: Residual) -> float | None:
         """Probability that the candidate needs more than the limit; None: nothing is known."""
@@ -144,6 +159,7 @@ def estimates_of(
                     estimate,
                     step_time_s=expected.step_time_s,
                     tokens_per_s=expected.tokens_per_s,
+                    time_parts=expected.parts,
                 )
             found[candidate.key] = estimate
     return found

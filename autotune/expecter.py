@@ -1,14 +1,22 @@
 """What a run expects: a path is traced when a candidate on it is first asked for."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import cached_property
 
+from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.memory import Residual
 from autotune.expectations import Expectations, estimates_of, expectations_from_plain, prior_of
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.path_tasks import PathTask, path_tasks
 from autotune.plan_cache import PlanCache
-from autotune.planning import allocator_limit, traced_in_children
+from autotune.planning import (
+    WORTH_MEASURING,
+    allocator_limit,
+    measured_ceilings,
+    traced_in_children,
+)
 from autotune.probe.protocol import read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
@@ -21,6 +29,8 @@ class Expecter:
 
     Args:
         limit: what a probe may take, in bytes.
+        measuring: called before the device's rates are measured, which takes seconds and is done
+            once a machine.
     """
 
     def __init__(
@@ -31,9 +41,11 @@ class Expecter:
         run: RunFolder,
         server: ProbeServer,
         limit: int,
+        measuring: Callable[[], None],
     ) -> None:
         self._job, self._facts, self._run, self._server = job, facts, run, server
-        self._limit = limit
+        self._limit, self._measuring = limit, measuring
+        self._worth = len(space.candidates) > WORTH_MEASURING
         self._cache = PlanCache.of_user()
         self._tasks: list[PathTask] = path_tasks(
             job,
@@ -60,6 +72,15 @@ class Expecter:
             self._trace(number)
         return self.expectations
 
+    @cached_property
+    def _ceilings(self) -> Ceilings | None:
+        known = self._cache.ceilings(self._facts.device.name)
+        if known is not None or not self._worth:
+            return known
+        self._measuring()
+        path = self._run.path / "estimates" / "ceilings"
+        return measured_ceilings(self._facts, self._cache, self._server, path)
+
     def _trace(self, number: int) -> None:
         tasks = [self._tasks[number]]
         folder = self._run.path / "estimates" / f"{number:03d}"
@@ -70,7 +91,7 @@ class Expecter:
             self._job,
             self._facts,
             self._limit,
-            ceilings=self._cache.ceilings(self._facts.device.name),
+            ceilings=self._ceilings,
         )
         known = self.expectations
         self.expectations = dataclasses.replace(

@@ -168,16 +168,24 @@ def known_ceilings(
     found = cache.ceilings(facts.device.name)
     if found is not None:
         return found
-    folder = ProbeFolder(path=scratch / "ceilings")
-    folder.path.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with ProbeServer(scratch / "server-ceilings.log") as server:
+        return measured_ceilings(facts, cache, server, scratch / "ceilings")
+
+
+def measured_ceilings(
+    facts: Facts, cache: PlanCache, server: ProbeServer, path: Path
+) -> Ceilings | None:
+    """The ceilings of the device that is here, measured now and remembered."""
+    folder = ProbeFolder(path=path)
+    path.mkdir(parents=True, exist_ok=True)
     request = {
         "device_kind": facts.device.kind,
         "device_index": facts.device.index,
         "threads": threads(facts),
     }
     write_json(folder.request, request)
-    with ProbeServer(folder.path / "server.log") as server:
-        server.run(folder, CEILINGS_WORKER, LIMITS)
+    server.run(folder, CEILINGS_WORKER, LIMITS)
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
         return None

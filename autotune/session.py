@@ -25,6 +25,9 @@ class Listener:
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         """The space is known and the search begins."""
 
+    def measuring(self) -> None:
+        """The rates of the device are measured, once for all runs on this machine."""
+
     def judged(self, candidate: Candidate, worth_probing: bool) -> None:
         """By its estimate a candidate is worth a probe, or cannot fit."""
 

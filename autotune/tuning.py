@@ -174,7 +174,7 @@ def open_session(
         listener=listener,
         limit_bytes=limit,
         allowed_bytes=allowed,
-        expecter=Expecter(job, facts, space, run, server, limit),
+        expecter=Expecter(job, facts, space, run, server, limit, listener.measuring),
     )
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.estimate.memory import Residual
 from autotune.estimate.paths import UNTRACEABLE
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.record import ACTIVATIONS, LOGITS
+from autotune.estimate.speed import TimeParts
 
 FRAGMENTATION, CONTEXT = "fragmentation", "context"
 MIB = 2**20
@@ -51,6 +52,8 @@ class Estimate:
     missing_bytes: int | None
     step_time_s: float | None = None
     tokens_per_s: float | None = None
+    time_parts: TimeParts | None = None
+    """Of the optimizer step: what calibration corrects."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
 
@@ -71,6 +74,7 @@ class Estimate:
             "allocator_retries": self.retries,
             "step_time_s": self.step_time_s,
             "tokens_per_s": self.tokens_per_s,
+            "time_parts": None if self.time_parts is None else asdict(self.time_parts),
             "method": self.method,
             "notes": list(self.notes),
             "sigma_bytes": self.sigma_bytes,
@@ -84,9 +88,13 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     """The estimate that JSON data hold."""
     known = {field.name for field in dataclasses.fields(Estimate)}
     values = {name: value for name, value in data.items() if name in known}
-    return Estimate(
-        **{**values, "retries": data["allocator_retries"], "notes": tuple(data["notes"])}
-    )
+    parts = data.get("time_parts")
+    values |= {
+        "retries": data["allocator_retries"],
+        "notes": tuple(data["notes"]),
+        "time_parts": None if parts is None else TimeParts(**parts),
+    }
+    return Estimate(**values)
 
 
 def prior_residual(device_kind: str, process_bytes: int) -> Residual:

@@ -46,6 +46,9 @@ class TerminalListener(Listener):
             + ", ".join(self._free)
         )
 
+    def measuring(self) -> None:
+        self._say("measuring what this device can do, once for all runs on it ...")
+
     def judged(self, candidate: Candidate, worth_probing: bool) -> None:
         if not worth_probing:
             self._say(f"           {describe(candidate, self._free)}  not probed: it cannot fit")

@@ -7,7 +7,9 @@ import pytest
 from builders import GIB, bad, make_candidate, make_estimate, ok
 
 from autotune.comparison import Comparison, compared
+from autotune.estimate.calibration import calibrated
 from autotune.estimate.memory import Residual
+from autotune.estimate.speed import TimeParts
 from autotune.expectations import Expectations
 from autotune.probe.record import Record
 
@@ -89,6 +91,37 @@ def test_a_probe_without_a_peak_still_has_a_speed():
     assert found.rank_correlation == pytest.approx(1.0)
 
 
+def timed(candidates, factor):
+    """Estimates made of two parts, and measurements of which one part takes `factor` times."""
+    made, records = {}, []
+    for n, candidate in enumerate(candidates):
+        parts = TimeParts(matmul_s=1.0 + n, memory_s=6.0 - n)
+        made[candidate.key] = replace(make_estimate(GIB, 1.0), time_parts=parts)
+        seconds = parts.matmul_s + factor * parts.memory_s
+        found = replace(ok(1.0), step_time_s=seconds)
+        records.append(Record(number=n, candidate=candidate, measurement=found))
+    return Expectations(estimates=made, prior=SURE, limit_bytes=80 * GIB), records
+
+
+def test_step_times_are_corrected_part_by_part():
+    expectations, records = timed([make_candidate(max_length=100 + n) for n in range(6)], 2.0)
+    speed = expectations.speed(records)
+    assert speed.measurements == 6
+    assert speed.factors["memory_s"] / speed.factors["matmul_s"] > 1.4
+    found = compared(expectations, records)
+    assert max(map(abs, found.speed_errors)) < 0.05
+    before = [expectations.speed([]).time_s(TimeParts(memory_s=1.0)), 2.0]
+    assert before[0] == pytest.approx(1.0)
+    assert speed.relative_uncertainty(TimeParts(memory_s=1.0)) < 0.5
+
+
+def test_what_was_not_estimated_corrects_no_time():
+    expectations, records = timed([make_candidate(max_length=100)], 2.0)
+    stopped = replace(records[0], measurement=bad("stopped", tokens_per_s=3.0))
+    assert expectations.speed([stopped]).measurements == 0
+    assert compared(expectations, [stopped]).plain()["speed_factors"] is None
+
+
 def test_before_any_probe_there_is_nothing_to_say():
     found = compared(*held([]))
     assert found.lines() == []
@@ -97,15 +130,29 @@ def test_before_any_probe_there_is_nothing_to_say():
 
 
 def test_a_comparison_is_told_in_sentences_and_in_json():
+    speed = calibrated([TimeParts(matmul_s=1.0)], [2.0])
     found = Comparison(
-        residual=SURE, memory_errors=(0.01, -0.04, 0.02), rank_correlation=0.87, top_regret=0.031
+        residual=SURE,
+        memory_errors=(0.01, -0.04, 0.02),
+        speed=speed,
+        speed_errors=(0.03, -0.05, 0.01),
+        rank_correlation=0.87,
+        top_regret=0.031,
     )
-    memory, speed = found.lines()
-    assert "2.0% (median) and 4.0% (most)" in memory
-    assert "rank correlation 0.87" in speed
-    assert "estimated fastest is 3.1% slower" in speed
+    memory, times, ranks = found.lines()
+    assert memory.startswith("estimated peaks") and "2.0% (median) and 4.0% (most)" in memory
+    assert times.startswith("estimated step times") and "3.0% (median) and 5.0% (most)" in times
+    assert "rank correlation 0.87" in ranks
+    assert "estimated fastest is 3.1% slower" in ranks
     plain = json.loads(json.dumps(found.plain(), allow_nan=False))
+    assert set(plain.pop("speed_factors")) == {
+        *("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s")
+    }
+    assert plain.pop("speed_residual") == speed.residual
     assert plain == {
+        "speed_measurements": 1,
+        "speed_error_median": 0.03,
+        "speed_error_max": 0.05,
         "residual": {
             "bias": 0.0,
             "offset_bytes": 0.0,
