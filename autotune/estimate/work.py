@@ -15,6 +15,8 @@ _VIEWS = (
     *("aten::detach", "aten::empty", "aten::_unsafe_view", "aten::lift", "aten::alias"),
     *("aten::new_empty", "aten::sym_", "prim::", "aten::_local_scalar", "aten::set_"),
 )
+_ADDING = (aten.addmm.default, aten.baddbmm.default)
+_PRODUCTS = (aten.mm.default, aten.bmm.default, aten._grouped_mm.default, *_ADDING)
 _ADAM_TRAFFIC = 1.75
 """Fused Adam reads parameter, gradient and two moments, and writes three of them: 7 of 4."""
 
@@ -33,9 +35,11 @@ def work_of(
     kind, flops = "memory", 0
     dims: tuple[int, ...] = ()
     moved = sum(map(_bytes, inputs)) + sum(map(_bytes, outs))
-    if func in (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default):
-        left, right = args[-2:] if func in (aten.mm.default, aten.bmm.default) else args[1:3]
-        batch = left.shape[0] if left.ndim == 3 else 1
+    if func in _PRODUCTS:
+        left, right = args[1:3] if func in _ADDING else args[:2]
+        # Of a mixture's grouped product only one side has a matrix for each expert: its rows, or
+        # columns, are divided among them.
+        batch = left.shape[0] if left.ndim == right.ndim == 3 else 1
         kind, dims = "matmul", (batch, left.shape[-2], left.shape[-1], right.shape[-1])
         flops = 2 * batch * left.shape[-2] * left.shape[-1] * right.shape[-1]
     elif "scaled_dot_product" in name or "flash_attention" in name:

@@ -1,0 +1,43 @@
+"""The child: one point, run for real once, and what each estimator says of it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+
+
+def compare(path: Path) -> None:
+    """Truth and all estimates of the point that `path` asks for."""
+    import logging
+    import warnings
+
+    import torch
+
+    from autotune.estimate import record, truth
+    from autotune.estimate.protocol import MicroBatch, TraceRequest
+    from autotune.estimate.trace import trace_steps
+    from benchmarks.peers.estimators import PEERS
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    truth.threads(1)
+    folder = ProbeFolder(path=path)
+    asked = TraceRequest.from_plain(read_json(folder.request) or {})
+    steps: list[Any] = asked.steps
+    request = TraceRequest(**{**vars(asked), "steps": [MicroBatch.from_plain(s) for s in steps]})
+
+    def autotune(wanted: TraceRequest) -> int:
+        return record.live_bytes(trace_steps(wanted).events).peak_bytes
+
+    told: dict[str, Any] = {}
+    for name, estimator in {"autotune": autotune, **PEERS}.items():
+        began = time.perf_counter()
+        try:
+            told[name] = {"bytes": estimator(request)}
+        except Exception as error:  # what a user of it would meet
+            told[name] = {"bytes": None, "failure": f"{type(error).__name__}: {error}"[:300]}
+        told[name]["seconds"] = round(time.perf_counter() - began, 2)
+    torch.manual_seed(request.seed)
+    real = truth.real_peak_bytes(request)
+    write_json(folder.reply, {"real_bytes": real, "told": told})

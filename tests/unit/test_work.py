@@ -1,0 +1,36 @@
+"""The work of operators, by the shapes of their arguments."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autotune.estimate.work import work_of  # noqa: E402
+
+aten = torch.ops.aten
+
+
+def product(operator, *shapes, before=()):
+    tensors = [torch.empty(shape, device="meta") for shape in shapes]
+    out = torch.empty(1, device="meta")
+    return work_of(operator, operator.name(), (*before, *tensors), {}, [out], 0)
+
+
+def test_a_product_counts_two_operations_for_each_pair() -> None:
+    assert product(aten.mm.default, (3, 5), (5, 7)).flops == 2 * 3 * 5 * 7
+    found = product(aten.addmm.default, (7,), (3, 5), (5, 7))
+    assert (found.kind, found.dims, found.flops) == ("matmul", (1, 3, 5, 7), 2 * 3 * 5 * 7)
+    assert product(aten.bmm.default, (2, 3, 5), (2, 5, 7)).dims == (2, 3, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "pairs"),
+    [
+        ((10, 4), (3, 4, 8), 10 * 4 * 8),  # ten tokens, each through one of three experts
+        ((3, 8, 4), (4, 10), 8 * 4 * 10),  # the same from the other side
+        ((8, 10), (10, 4), 8 * 10 * 4),  # the gradients of the experts: the tokens are divided
+        ((3, 10, 4), (3, 4, 8), 3 * 10 * 4 * 8),
+    ],
+)
+def test_experts_share_the_tokens_of_a_grouped_product(left, right, pairs) -> None:
+    found = product(aten._grouped_mm.default, left, right)
+    assert (found.kind, found.flops) == ("matmul", 2 * pairs)
