@@ -24,7 +24,7 @@ class Comparison:
         speed_errors: of each probe that was ok: corrected step time over measurement, less 1.
         rank_correlation: Spearman's, of estimated and measured tokens/s; None: fewer than three.
         top_regret: how much slower than the fastest measured is the best of those three that were
-            estimated fastest.
+            estimated fastest; None: no more than three.
     """
 
     residual: Residual
@@ -63,12 +63,17 @@ class Comparison:
                     f"{what}, corrected by these probes, were off by "
                     f"{100 * median:.1f}% (median) and {100 * most:.1f}% (most)"
                 )
-        if self.rank_correlation is not None and self.top_regret is not None:
-            lines.append(
-                f"estimated and measured tokens/s: rank correlation {self.rank_correlation:.2f}; "
-                f"the best of the {TOP} estimated fastest is {100 * self.top_regret:.1f}% slower "
-                "than the fastest"
+        if self.rank_correlation is not None:
+            line = (
+                f"estimated and measured tokens/s of {len(self.speed_errors)} probes: "
+                f"rank correlation {self.rank_correlation:.2f}"
             )
+            if self.top_regret is not None:
+                line += (
+                    f"; the best of the {TOP} estimated fastest is {100 * self.top_regret:.1f}% "
+                    "slower than the fastest"
+                )
+            lines.append(line)
         return lines
 
 
@@ -104,5 +109,5 @@ def compared(expectations: Expectations, records: Sequence[Record]) -> Compariso
         speed=speed,
         speed_errors=tuple(speed_errors),
         rank_correlation=rank_correlation(expected_s, measured_s) if enough else None,
-        top_regret=top_k_regret(expected_s, measured_s, TOP) if enough else None,
+        top_regret=top_k_regret(expected_s, measured_s, TOP) if len(measured_s) > TOP else None,
     )

@@ -20,6 +20,8 @@ from autotune.probe.record import Record
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
 
+TYPICAL_PROCESS = 450 * 2**20
+"""What a process with the stack holds (447 MiB were seen), where no child could tell."""
 HOPELESS = 0.95
 """Candidates that run out of memory with more than this probability are never probed."""
 
@@ -88,12 +90,17 @@ class Expectations:
         out = {
             candidate.key
             for candidate in candidates
-            if (self.probability_of_oom(candidate, residual) or 0.0) > HOPELESS
+            if not self._at_most(candidate)
+            and (self.probability_of_oom(candidate, residual) or 0.0) > HOPELESS
         }
         if len(out) == len(candidates) and candidates:
             leanest = min(candidates, key=lambda c: self.estimates[c.key].peak_memory_bytes)
             out.discard(leanest.key)
         return frozenset(out)
+
+    def _at_most(self, candidate: Candidate) -> bool:
+        estimate = self.estimates.get(candidate.key)
+        return estimate is not None and estimate.at_most
 
     def plain(self) -> dict[str, Any]:
         """JSON-ready data."""
@@ -119,7 +126,7 @@ def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
 
 def prior_of(replies: Collection[EstimateReply], facts: Facts) -> Residual:
     """What is assumed of a process before any was measured."""
-    held = max((reply.process_bytes for reply in replies), default=0)
+    held = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
     return prior_residual(facts.device.kind, held)
 
 
@@ -173,7 +180,8 @@ def by_formula(
     config = {**settings(job, facts, candidate, "out").config, **candidate.values}
     model, length = facts.model, facts.data.longest
     if isinstance(cut := config.get("max_length"), int):
-        length = min(length, cut)
+        full = config.get("packing") or facts.data.sampled
+        length = cut if full else min(length, cut)
     hidden, layers = model.hidden_size or 1024, model.layers or 1
     adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
     size = Dimensions(

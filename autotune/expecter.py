@@ -1,5 +1,6 @@
 """What a run expects: a path is traced when a candidate on it is first asked for."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
@@ -45,7 +46,7 @@ class Expecter:
     ) -> None:
         self._job, self._facts, self._run, self._server = job, facts, run, server
         self._limit, self._measuring = limit, measuring
-        self._worth = len(space.candidates) > WORTH_MEASURING
+        self._worth = len(space.candidates) >= WORTH_MEASURING
         self._cache = PlanCache.of_user()
         self._tasks: list[PathTask] = path_tasks(
             job,
@@ -55,11 +56,11 @@ class Expecter:
             limit=allocator_limit(facts, limit),
             cache=self._cache.traces,
         )
+        self.expectations = Expectations(estimates={}, prior=Residual(), limit_bytes=limit)
         stored = read_json(run.estimates)
-        if isinstance(stored, dict):
-            self.expectations = expectations_from_plain(stored)
-        else:
-            self.expectations = Expectations(estimates={}, prior=Residual(), limit_bytes=limit)
+        # What another version wrote may not be readable: then everything is traced again.
+        with contextlib.suppress(KeyError, TypeError):
+            self.expectations = expectations_from_plain(stored or {})
 
     def of(self, candidate: Candidate) -> Expectations:
         """The expectations, those of this candidate's path among them."""

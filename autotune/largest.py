@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.errors import user_error
 from autotune.estimate.estimates import Estimate
 from autotune.expectations import estimates_of
 from autotune.facts import Facts
@@ -39,6 +40,7 @@ class Largest:
     """The answer: the largest value that fits, and what it and the next one take.
 
     `value` is None where not even the smallest fits. `bounded`: larger ones were not tried.
+    `global_batch`: rows of the job's optimizer step; a larger micro-batch needs another job.
     """
 
     knob: str
@@ -48,6 +50,7 @@ class Largest:
     device: str
     limit_bytes: int
     bounded: bool
+    global_batch: int
 
 
 def largest(
@@ -75,20 +78,32 @@ class _Search:
         knob: str,
         kind: DeviceKind | None,
     ) -> None:
-        self._job, self._definition, self._run = job, definition, run
+        self._job, self._run = job, run
         self._server, self._knob, self._kind = server, knob, kind
-        self._facts = device_facts(self._surveyed(job), kind)
+        self._facts = device_facts(survey(job, self._run, server), kind)
         self._limit = planned_limit(job, self._facts)
+        self._default = bind(definition, job, self._facts).default()
+        if knob == "max_length" and self._default.values.get("padding_free"):
+            raise user_error(
+                "without padding no row is cut to max_length, so there is no longest that fits",
+                where="padding_free",
+                hint="ask for the largest per_device_train_batch_size, or unpin padding_free",
+            )
         self._count = 0
         self._guesses = 0
         self._known: dict[int, Estimate] = {}
 
-    def _surveyed(self, job: Job) -> Facts:
-        return survey(job, self._run, self._server)
+    def _starts(self) -> list[int]:
+        """Values to try first: no rows longer than the model has positions for."""
+        starts, most = list(STARTS[self._knob]), self._facts.model.max_positions
+        if self._knob == MICRO_BATCH or most is None:
+            return starts
+        return [value for value in starts if value < most] + [most]
 
     def answer(self) -> Largest:
+        """Look for it."""
         value, failed = 0, None
-        for tried in STARTS[self._knob]:
+        for tried in self._starts():
             if not self._fits(tried):
                 failed = tried
                 break
@@ -107,6 +122,7 @@ class _Search:
             device=self._facts.device.name,
             limit_bytes=self._limit,
             bounded=failed is None,
+            global_batch=self._default.global_batch,
         )
 
     def _between(self, value: int, failed: int) -> int:
@@ -148,10 +164,9 @@ class _Search:
         return dataclasses.replace(self._facts, data=data)
 
     def _candidate(self, value: int) -> tuple[Job, Candidate]:
-        default = bind(self._definition, self._job, self._facts).default()
         if self._knob == MICRO_BATCH:
-            values = {**default.values, MICRO_BATCH: value}
+            values = {**self._default.values, MICRO_BATCH: value}
             return self._job, Candidate(values=values, gradient_accumulation_steps=2)
-        values = {**default.values, "max_length": value}
-        steps = default.gradient_accumulation_steps
+        values = {**self._default.values, "max_length": value}
+        steps = self._default.gradient_accumulation_steps
         return self._job, Candidate(values=values, gradient_accumulation_steps=steps)

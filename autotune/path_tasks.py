@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import __version__
 from autotune.estimate.paths import (
     TracedConfig,
     batching_fields,
@@ -17,6 +16,7 @@ from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.facts import Facts
 from autotune.facts.device_kinds import rules_of
 from autotune.job import Job
+from autotune.plan_cache import code_version
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
 
@@ -78,7 +78,7 @@ def _task(
         model_path=facts.model.path,
         model=_model_text(facts),
         versions={
-            "autotune": __version__,
+            "autotune": code_version(),
             **{name: version or "" for name, version in facts.stack.versions.items()},
         },
         layers=facts.model.layers or 0,

@@ -7,6 +7,7 @@ deleted at any time.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -24,8 +25,22 @@ from autotune.probe.protocol import read_json, write_json
 from autotune.space.definition import SpaceDefinition
 
 SCHEMA = 2
+_TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
+_WORDS = ("added_tokens", "chat_template", "merges", "special_tokens", "tokenizer", "vocab")
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 """What reading JSON raises that is not what was written."""
+
+
+@functools.cache
+def code_version() -> str:
+    """The version, and a digest of the code that estimates follow from: other code, other plans."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for folder in ("estimate", "training", "facts", "space"):
+        for file in sorted((here / folder).iterdir()):
+            if file.suffix in {".py", ".yaml"}:
+                digest.update(file.read_bytes())
+    return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +71,7 @@ class PlanCache:
             return None
         told = {
             "schema": SCHEMA,
-            "autotune": __version__,
+            "autotune": code_version(),
             "job": job.plain(),
             "space": repr(definition),
             "device": device,
@@ -99,7 +114,8 @@ class PlanCache:
 
     def _ceilings_file(self, device: str) -> Path:
         """One for each device, number of cores and torch: these decide its rates."""
-        told = (device, len(os.sched_getaffinity(0)), stack.installed().versions.get("torch"))
+        torch = stack.installed().versions.get("torch")
+        told = (SCHEMA, device, len(os.sched_getaffinity(0)), torch)
         name = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
         return self.path / "ceilings" / f"{name}.json"
 
@@ -113,8 +129,10 @@ def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
 
 def _contents(model: Path) -> Iterator[str]:
     """The texts that say what a model is (its weights do not matter)."""
-    files = [model] if model.is_file() else sorted(model.glob("*.json"))
-    for file in files:
+    alone = model.is_file()  # the tokenizer may lie beside it
+    beside = sorted((model.parent if alone else model).iterdir())
+    texts = [f for f in beside if f.suffix in _TEXTS and (not alone or f.name.startswith(_WORDS))]
+    for file in [model, *texts] if alone else texts:
         yield hashlib.sha256(file.read_bytes()).hexdigest()
 
 

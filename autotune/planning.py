@@ -38,6 +38,8 @@ WORKER = "autotune.estimate.estimating:estimate"
 CEILINGS_WORKER = "autotune.estimate.bench_ceilings:measure"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
 MAX_SERVERS = 8
+BUSY = 0.05
+"""Rates that were measured while threads waited so much of the time are used once only."""
 WORTH_MEASURING = 16
 """From so many candidates on, a device's rates are measured (once) to rank them."""
 
@@ -92,14 +94,15 @@ def plan(
     began = time.monotonic()
     job, kind = placed(job, device)
     cache = PlanCache.of_user()
-    key = cache.key(job, definition, None if kind is None else kind.name)
+    asked = f"{kind!r}, {'the default' if only_default else 'all'}"
+    key = cache.key(job, definition, None if kind is None else asked)
     stored = None if key is None else cache.read(key)
     run = RunFolder(path=scratch)
     if stored is not None:
         facts, replies = stored
     else:
         facts, replies = _made(job, definition, run, kind, cache, only_default=only_default)
-        if key is not None and not only_default:
+        if key is not None and all(reply.problem is None for reply in replies):
             cache.write(key, facts, replies)
     space = bind(definition, job, facts)
     if only_default:
@@ -108,7 +111,7 @@ def plan(
     tasks = path_tasks(
         job, facts, space.candidates, rows=run.rows, limit=allocator_limit(facts, limit), cache=None
     )
-    worth = kind is not None or len(space.candidates) > WORTH_MEASURING
+    worth = kind is not None or len(space.candidates) >= WORTH_MEASURING
     ceilings = known_ceilings(facts, kind, cache, scratch) if worth else None
     return Plan(
         facts=facts,
@@ -189,8 +192,9 @@ def measured_ceilings(
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
         return None
-    measured = Ceilings.from_plain(reply)
-    cache.keep_ceilings(facts.device.name, measured)
+    measured = Ceilings.from_plain(reply["ceilings"])
+    if (reply["processor_wait_share"] or 0.0) <= BUSY:  # others' load is not to be remembered
+        cache.keep_ceilings(facts.device.name, measured)
     return measured
 
 
@@ -198,8 +202,10 @@ def planned_limit(job: Job, facts: Facts) -> int:
     """Bytes a process may take on the device of the facts, here or not."""
     if facts.device.driver is not None:
         return memory_limit(job, facts.device)
-    # A plan may be made while the machine is in use: all that a device has counts.
-    wanted = job.devices.memory or facts.device.total_bytes
+    # A plan may be made while this machine is in use: all that it has counts. What a GPU has when
+    # it is idle is in the table.
+    here = facts.device.kind == "cpu"
+    wanted = job.devices.memory or (facts.device.total_bytes if here else facts.device.free_bytes)
     if wanted > facts.device.total_bytes:
         raise user_error(
             f"devices.memory is more than this device has ({facts.device.name})",
@@ -256,9 +262,17 @@ def _in_child(task: PathTask, server: ProbeServer, path: Path) -> EstimateReply:
     if not isinstance(reply, dict):
         return untraced(
             f"the trace ended without an answer: exit code {ending.exit_code}, signal "
-            f"{ending.signal}, {ending.why}; see {folder.stderr}"
+            f"{ending.signal}, {ending.why}{_last_words(folder)}"
         )
     return reply_from_plain(reply)
+
+
+def _last_words(folder: ProbeFolder) -> str:
+    with contextlib.suppress(OSError):
+        text = folder.stderr.read_text(encoding="utf-8", errors="replace").strip()
+        if text:
+            return f"; it last said: {text.splitlines()[-1][:200]}"
+    return ""
 
 
 def untraced(problem: str) -> EstimateReply:

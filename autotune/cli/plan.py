@@ -1,7 +1,9 @@
 """`autotune plan`."""
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +56,8 @@ def command(
     from autotune.planning import plan
 
     loaded, definition = load(job, _sets(job, sets, flags), flags)
-    folder = Path(tempfile.mkdtemp(prefix="autotune-plan-"))
-    made = plan(loaded, definition, folder, device=device, only_default=job is None)
-    shutil.rmtree(folder, ignore_errors=True)
+    with _scratch() as folder:
+        made = plan(loaded, definition, folder, device=device, only_default=job is None)
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
     chosen = chosen[:top] if top else chosen
     if as_json:
@@ -84,14 +85,23 @@ def _largest(
     from autotune.report.plan import largest_plain, largest_view
 
     loaded, definition = load(job, _sets(job, sets, flags), flags)
-    folder = Path(tempfile.mkdtemp(prefix="autotune-plan-"))
-    answer = largest(loaded, definition, folder, maximum, device=device)
-    shutil.rmtree(folder, ignore_errors=True)
+    with _scratch() as folder:
+        answer = largest(loaded, definition, folder, maximum, device=device)
     if as_json:
         print_json(largest_plain(answer))
     else:
         click.echo(largest_view(answer))
     return 0 if answer.value is not None else 1
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards, whatever happens."""
+    folder = Path(tempfile.mkdtemp(prefix="autotune-plan-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sets(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> tuple[str, ...]:

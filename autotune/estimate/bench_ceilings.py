@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from autotune.estimate.ceilings import (
 )
 from autotune.estimate.speed import BACKWARD
 from autotune.estimate.work import work_of
+from autotune.probe.processes import processor_wait_seconds
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 
 HEADS, HEAD_SIZE = 4, 64
@@ -95,7 +97,8 @@ CUDA = Sizes(
 
 
 def measure(path: Path) -> None:
-    """Answer `request.json` (`device_kind`, `device_index`, `threads`) with `Ceilings.plain()`.
+    """Answer `request.json` (`device_kind`, `device_index`, `threads`) with `ceilings`
+    (`Ceilings.plain()`) and `processor_wait_share`, of the time that threads waited for a core.
 
     `sizes` in the request replaces fields of `Sizes`.
     """
@@ -114,7 +117,12 @@ def measure(path: Path) -> None:
         bench = Bench(CudaClock(torch.device("cuda", 0)), replace(CUDA, **asked))
     else:
         bench = Bench(Clock(torch.device("cpu")), replace(CPU, **asked))
-    write_json(folder.reply, bench.ceilings().plain())
+    began, waited = time.monotonic(), processor_wait_seconds()
+    found = bench.ceilings().plain()
+    share = None
+    if waited is not None and (after := processor_wait_seconds()) is not None:
+        share = (after - waited) / (time.monotonic() - began) / request["threads"]
+    write_json(folder.reply, {"ceilings": found, "processor_wait_share": share})
 
 
 class Bench:

@@ -2,7 +2,9 @@
 
 Sources: aten/src/ATen/native/transformers/cuda/ (attention) and
 aten/src/ATen/cuda/CublasHandlePool.cpp (workspaces).
-Known not to be modelled: scratch of cuBLASLt and of reductions (at most a few MiB).
+Assumed, not read: that the backward kernels of cuDNN and of the efficient attention take one
+float32 copy of the queries' gradient, as flash does. Known not to be modelled: scratch of cuBLASLt
+and of reductions (at most a few MiB).
 Runs in a child only.
 """
 
@@ -14,6 +16,10 @@ import torch
 
 aten = torch.ops.aten
 _MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+_OTHER_BACKWARD = (
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -47,7 +53,9 @@ class CudaRules:
 
     def scratch_bytes(self, operator: Any, args: Any, out: Any) -> Iterator[int]:
         """Sizes of what a kernel allocates inside and frees before it returns."""
-        if operator is aten._scaled_dot_product_flash_attention_backward.default:
+        if operator in _OTHER_BACKWARD:  # by their workspaces' purpose: dq is added up in float32
+            yield args[1].numel() * 4
+        elif operator is aten._scaled_dot_product_flash_attention_backward.default:
             query, key = args[1], args[2]
             batch, heads, length, size = query.shape
             rows, width = -(-length // 128) * 128, -(-size // 32) * 32

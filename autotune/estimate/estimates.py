@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.estimate.memory import Residual
-from autotune.estimate.paths import UNTRACEABLE
+from autotune.estimate.paths import AT_MOST, UNTRACEABLE
 from autotune.estimate.protocol import PointReply
-from autotune.estimate.record import ACTIVATIONS, LOGITS
+from autotune.estimate.record import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from autotune.estimate.speed import TimeParts
 
+MICRO_STEP = "micro-step"
 FRAGMENTATION, CONTEXT = "fragmentation", "context"
 MIB = 2**20
 CUDA_PRIOR = Residual(offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02)
@@ -54,6 +55,8 @@ class Estimate:
     tokens_per_s: float | None = None
     time_parts: TimeParts | None = None
     """Of the optimizer step: what calibration corrects."""
+    at_most: bool = False
+    """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
 
@@ -79,6 +82,7 @@ class Estimate:
             "notes": list(self.notes),
             "sigma_bytes": self.sigma_bytes,
             "p_oom": round(self.p_oom, 4),
+            "at_most": self.at_most,
             "offloaded_bytes": self.offloaded_bytes,
             "missing_bytes": self.missing_bytes,
         }
@@ -116,8 +120,7 @@ def estimated(
     parts = {name: size for name, size in point.parts.items() if size}
     reserved, offloaded = point.peak_reserved_bytes, 0
     if "activation_offloading" in replaced:
-        parts, reserved = _offloaded(point, layers)
-        offloaded = point.parts.get(ACTIVATIONS, 0) - parts.get(ACTIVATIONS, 0)
+        parts, reserved, offloaded = _offloaded(point, layers)
     allocated = sum(parts.values())
     parts[FRAGMENTATION] = reserved - allocated
     expected = residual.corrected(reserved)
@@ -143,24 +146,28 @@ def estimated(
         p_oom=p_oom,
         fits=missing is None,
         missing_bytes=missing,
+        at_most=any(name in AT_MOST for name in replaced),
         offloaded_bytes=offloaded,
     )
 
 
-def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int]:
-    """Parts and reserved bytes with all activations but those of two layers on the host.
+def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int, int]:
+    """Parts and reserved bytes with all activations but those of two layers on the host, and the
+    bytes that go there.
 
-    A closed form, not a trace. The peaks of other phases, where no activations live, stay.
+    A closed form, not a trace. The peaks of other phases, where no activations live, stay; where
+    the peak is in one of those, what a micro-step has above the weights counts as activations.
     """
     parts = {name: size for name, size in point.parts.items() if size}
-    kept = round(parts.get(ACTIVATIONS, 0) * min(2 / max(layers, 1), 1.0))
-    saved = parts.get(ACTIVATIONS, 0) - kept
-    other = max(
-        (peak for phase, peak in point.phases.items() if phase not in {"micro-step"}), default=0
-    )
-    saved = min(saved, max(point.peak_allocated_bytes - other, 0))
+    activations = parts.get(ACTIVATIONS, 0)
+    if point.phase != MICRO_STEP:
+        lasting = sum(parts.get(name, 0) for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
+        activations = max(point.phases.get(MICRO_STEP, 0) - lasting, 0)
+    copied = activations - round(activations * min(2 / max(layers, 1), 1.0))
+    other = max((peak for phase, peak in point.phases.items() if phase != MICRO_STEP), default=0)
+    saved = min(copied, parts.get(ACTIVATIONS, 0), max(point.peak_allocated_bytes - other, 0))
     parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0) - saved
-    return parts, point.peak_reserved_bytes - saved
+    return parts, point.peak_reserved_bytes - saved, copied
 
 
 def _less_sure(residual: Residual) -> Residual:
@@ -171,15 +178,3 @@ def _less_sure(residual: Residual) -> Residual:
         sigma_bytes=residual.sigma_bytes,
         measurements=residual.measurements,
     )
-
-
-def most_helpful(parts: Mapping[str, int]) -> str | None:
-    """Which change of a knob would take most from the largest part; None where none is known."""
-    largest = max(parts, key=lambda name: parts[name], default=None)
-    return {
-        ACTIVATIONS: "gradient_checkpointing, or a smaller micro-batch",
-        LOGITS: "loss_type=chunked_nll, or a smaller micro-batch",
-        "optimizer": "tuning: lora, or a leaner optimizer",
-        "gradients": "tuning: lora",
-        "weights": "dtype: bfloat16 (a recipe knob)",
-    }.get(largest or "")

@@ -3,6 +3,7 @@
 Raises nothing: what cannot be traced is told in the reply.
 """
 
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -14,6 +15,7 @@ from autotune.probe.protocol import ProbeFolder, read_json, write_json
 def estimate(path: Path) -> None:
     """Answer `path/request.json` with an `EstimateReply`."""
     folder = ProbeFolder(path=path)
+    tempfile.tempdir = str(path)  # what a killed child leaves is removed with its folder
     plain = read_json(folder.request) or {}
     points = [Point.from_plain(point) for point in plain["points"]]
     request = EstimateRequest.from_plain({**plain, "points": points})

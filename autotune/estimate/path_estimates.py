@@ -5,11 +5,11 @@ Runs in a child only.
 
 import dataclasses
 from collections import Counter
-from dataclasses import replace
 from functools import cached_property
 
 from autotune.estimate import memory
 from autotune.estimate.paths import optimizer_alone
+from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
 from autotune.estimate.record import Event, MemoryUse, Work, live_bytes
 from autotune.estimate.resizing import SMALLEST, Irregular
@@ -27,15 +27,13 @@ from autotune.training.batches import Batching, Plan, Rows, plan
 
 ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 """Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
-
 FAR_BELOW = 0.9
-"""Where the optimizer's step stays so far below the peak, reserved memory was found to depend on
-which optimizer it is by at most 0.04%, and only without accumulation: it is not replayed again."""
+"""An optimizer's step so far below the peak is not replayed: reserved memory was within 0.04%."""
 
 Key = tuple[int, int, bool]
 
 
-class PathEstimates:
+class PathEstimates(Persevering):
     """Traces a path once, when it is made; then answers for its points."""
 
     def __init__(self, request: EstimateRequest) -> None:
@@ -45,19 +43,20 @@ class PathEstimates:
         self._loss = str(request.config.get("loss_type", "nll"))
         self._chunk_rows = CHUNKED_ROWS if self._loss == "chunked_nll" else ENTROPY_ROWS
         self._worsts = [self._worst(point) for point in request.points]
-        flat = self._worsts[0].flat
+        self._flat = self._worsts[0].flat
         eager = request.config.get("attn_implementation") == "eager"
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
-        self._uneven = not flat and not eager and any(map(self._padded, request.points))
+        self._uneven = not self._flat and not eager and any(map(self._padded, request.points))
         self.traces = Traces(request)
         self._keys: dict[bool, tuple[list[int], list[int]]] = {}
         self._length = max(max(worst.lengths) for worst in self._worsts)
-        self._flat = flat
-        self._whole = False
+        # What candidates share with a plan must not depend on which others are planned with them.
+        self.opening = MicroBatch(lengths=(max(self._length // 4, 8),), labelled=1.0)
         self._others: dict[str, Traces] = {}
         self._replays: dict[object, memory.Replay] = {}
         self._events: dict[object, tuple[list[Event], MemoryUse]] = {}
-        self._trace()
+        super().__init__()
+        self.persevere(self._check_chunks)
 
     # -- what the data make of a candidate
 
@@ -87,21 +86,21 @@ class PathEstimates:
 
     # -- what to trace
 
-    def _trace(self) -> None:
-        try:
-            self._make(whole=False)
-            self._chunks_checked(self._worsts[0])
-        except Irregular:
-            self._whole = True
-            self._make(whole=True)
+    def forget(self) -> None:
+        """What was made of the traces so far is of no use any more."""
+        for known in (self._replays, self._events, self._others):
+            known.clear()
+        self.__dict__.pop("_growth", None)
 
-    def _chunks_checked(self, worst: Worst) -> None:
+    def _check_chunks(self) -> None:
         """TRL's chunks must be those that are counted, or scaling would follow another rule."""
+        if self.way == DIRECT:
+            return
         for size, length, padded in self.traces.traced():
             shape = self.traces.shape((size, length, padded))
             batch = self._micro_batch(size, length, padded)
             counted = sum(max(round(n * batch.labelled), 1) - 1 for n in batch.lengths)
-            made = Worst(lengths=batch.lengths, labelled=counted, flat=worst.flat)
+            made = Worst(lengths=batch.lengths, labelled=counted, flat=self._flat)
             if shape.chunks and abs(shape.chunks - self._chunks(made)) > 1:
                 raise Irregular("the loss is not computed in the chunks that were expected")
 
@@ -115,7 +114,8 @@ class PathEstimates:
             share = min(share, enough / max(size if self._flat else size * (length - 1), 1))
         return share
 
-    def _make(self, *, whole: bool) -> None:
+    def trace(self) -> None:
+        """Trace all that is needed, in the way that it is to be done now."""
         wanted: dict[Key, MicroBatch] = {}
         variants = {worst.padded for worst in self._worsts} | ({True} if self._uneven else set())
         if any(worst.size == 1 for worst in self._worsts):
@@ -127,12 +127,15 @@ class PathEstimates:
             for size in self._keys[padded][0] + self._keys[padded][1]:
                 wanted[size, self._length, padded] = self._micro_batch(size, self._length, padded)
         short = self._add_short_shapes(wanted)
-        self.traces.make(wanted, whole=whole, only_work=short)
+        whole = self.way != FEW_LAYERS
+        self.traces.make(wanted, opening=self.opening, whole=whole, only_work=short)
 
     def _needs_padding(self, size: int) -> bool:
         return all(worst.padded for worst in self._worsts if worst.size == size)
 
     def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
+        if self.way == DIRECT:
+            return sorted(set(fitting)), []
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._loss == "chunked_nll":
             labelled = sum(worst.labelled for worst in self._worsts)
@@ -168,6 +171,9 @@ class PathEstimates:
 
     def point(self, point: Point) -> PointReply:
         """What one point takes: the worst of its padded and its even micro-batch."""
+        return self.persevere(lambda: self._point(point))
+
+    def _point(self, point: Point) -> PointReply:
         worst = self._worst(point)
         variants = [worst.padded]
         if worst.size > 1 and True in self._keys:
@@ -191,8 +197,12 @@ class PathEstimates:
             phases=replay.use.phases,
             sample=histogram(self._plan(point).sample),
             masked=self._padded(point),
-            method="trace" if worst.size in self._keys[padded][0] else "scaled trace",
+            method=self._method(worst.size in self._keys[padded][0]),
         )
+
+    def _method(self, direct: bool) -> str:
+        whole = self.traces.have_layers == self._request.layers or not self.traces.have_layers
+        return "trace" if direct and whole else "scaled trace"
 
     def _replayed(self, point: Point, worst: Worst, padded: bool) -> memory.Replay:
         """The replay of a point, made once for all that share it."""
@@ -246,13 +256,17 @@ class PathEstimates:
         if optim not in self._others:
             config = optimizer_alone(self._request.config, optim)
             other = Traces(dataclasses.replace(self._request, config=config))
-            other.make({(1, 8, False): MicroBatch(lengths=(8,), labelled=1.0)}, whole=self._whole)
+            small, whole = MicroBatch(lengths=(8,), labelled=1.0), self.way != FEW_LAYERS
+            other.make({(1, 8, False): small}, opening=small, whole=whole)
             self._others[optim] = other
         other = self._others[optim]
         return other.shape(other.traced()[0]).events
 
     def shapes(self) -> list[ShapeWork]:
         """The work of each traced shape, for the whole model."""
+        return self.persevere(self._shapes)
+
+    def _shapes(self) -> list[ShapeWork]:
         found = []
         for size, length, padded in self.traces.traced():
             shape = self.traces.shape((size, length, padded))
@@ -271,6 +285,9 @@ class PathEstimates:
     def optimizer_work(self) -> dict[str, list[list[object]]]:
         """The work of an optimizer step of the whole model: that of the traced one, as much more
         as there are more trainable weights."""
+        return self.persevere(self._optimizer_work)
+
+    def _optimizer_work(self) -> dict[str, list[list[object]]]:
         traced = {"": self.traces.optimizer_work}
         traced |= {name: other.optimizer_work for name, other in self._others.items()}
         return {name: _grown(works, self._growth) for name, works in traced.items()}
@@ -278,6 +295,11 @@ class PathEstimates:
 
 def _grown(works: list[Work], growth: float) -> list[list[object]]:
     return [
-        [*dataclasses.astuple(replace(work, moved_bytes=round(work.moved_bytes * growth))), count]
+        [
+            *dataclasses.astuple(
+                dataclasses.replace(work, moved_bytes=round(work.moved_bytes * growth))
+            ),
+            count,
+        ]
         for work, count in Counter(works).items()
     ]

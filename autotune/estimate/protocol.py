@@ -50,7 +50,7 @@ class TraceRequest(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceReply(Message):
-    """What a trace came to: the events of `AllocationRecord`, and the work of each step."""
+    """What a trace came to: the events (`record.py`), and the work of each step."""
 
     events: list[Any]
     layers: int

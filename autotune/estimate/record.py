@@ -25,9 +25,11 @@ GRADIENTS = "gradients"
 OPTIMIZER = "optimizer"
 ACTIVATIONS = "activations"
 LOGITS = "logits"
+CASTS = "cast weights"
+"""Copies of weights in another precision, which autocast makes and keeps for a micro-step."""
 TEMPORARIES = "temporaries"
 WORKSPACES = "workspaces"
-PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, WORKSPACES)
+PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CASTS, LOGITS, TEMPORARIES, WORKSPACES)
 
 
 def layer(index: int) -> int:
@@ -68,20 +70,6 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllocationRecord:
-    """The events of a trace, and how often its repeated stretches were met."""
-
-    events: list[Event]
-    layers: int
-    chunks: int
-    """Chunks of the loss in one micro-step; 0 where it is not chunked."""
-
-    def plain(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return {"events": self.events, "layers": self.layers, "chunks": self.chunks}
-
-
-@dataclass(frozen=True, kw_only=True)
 class MemoryUse:
     """What live storages add up to at the peak. Bytes as asked for.
 
@@ -101,12 +89,6 @@ def work_from_plain(row: Sequence[Any]) -> Work:
     names = [one.name for one in fields(Work)]
     values = dict(zip(names, row, strict=True))
     return Work(**{**values, "dims": tuple(values["dims"])})
-
-
-def record_from_plain(data: dict[str, Any]) -> AllocationRecord:
-    """The record that JSON data hold."""
-    events = [tuple(event) for event in data["events"]]
-    return AllocationRecord(events=events, layers=data["layers"], chunks=data["chunks"])
 
 
 def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:

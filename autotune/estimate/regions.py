@@ -26,6 +26,14 @@ def decoder_layers(model: Any) -> Any:
     return None
 
 
+def signatures(model: Any) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Names and shapes of the parameters of each decoder layer; empty where none can be told."""
+    return [
+        [(name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()]
+        for layer in decoder_layers(model) or ()
+    ]
+
+
 def watch_layers(tracer: Tracer, model: Any) -> int:
     """Mark what happens in each decoder layer; how many there are (0: not to be told)."""
     layers = decoder_layers(model)

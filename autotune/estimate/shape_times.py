@@ -34,7 +34,7 @@ class ShapeTimes:
         curves = {}
         for term in TERMS:
             values = [(_basis(shape), getattr(parts, term)) for shape, parts in points.items()]
-            curves[term] = nonnegative_fit(values)
+            curves[term] = nonnegative_fit(values, first=0 if term == "overhead_s" else 1)
         return cls(points=dict(points), curves=curves)
 
     def at(self, rows: int, length: int) -> TimeParts:
@@ -68,15 +68,21 @@ def _apart(one: Shape, other: Shape) -> float:
     return sum(math.log2(a / b) ** 2 for a, b in zip(one, other, strict=True))
 
 
-def nonnegative_fit(values: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
-    """c >= 0 with the least relative error of `c . x` to y, over (x, y); all subsets are tried."""
+def nonnegative_fit(
+    values: Sequence[tuple[Sequence[float], float]], *, first: int = 0
+) -> tuple[float, ...]:
+    """c >= 0 with the least relative error of `c . x` to y, over (x, y); all subsets are tried.
+
+    Where several fit alike, as they do with one value, that of `first` alone is taken.
+    """
     width = len(values[0][0])
+    order = sorted(range(width), key=lambda n: n != first)
     scaled = [([x / y for x in xs], 1.0) for xs, y in values if y > 0]
     best, least = (0.0,) * width, math.inf
     if not scaled:
         return best
     for count in range(1, width + 1):
-        for chosen in combinations(range(width), count):
+        for chosen in combinations(order, count):
             found = least_squares([([xs[n] for n in chosen], y) for xs, y in scaled])
             if found is None or min(found) < 0:
                 continue

@@ -269,6 +269,3 @@ def whole_record(
     if have_layers == layers or not have_layers:
         return joined
     return with_layers(joined, have_layers, layers)
-
-
-__all__ = ["Irregular", "Shape", "Steps", "Template", "divide", "whole_record"]

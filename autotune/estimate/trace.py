@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.protocol import TraceReply, TraceRequest
-from autotune.estimate.regions import chunks_watched, watch_layers
-from autotune.estimate.resizing import ENDS
+from autotune.estimate.regions import chunks_watched, signatures, watch_layers
+from autotune.estimate.resizing import ENDS, Irregular
 from autotune.estimate.stand_ins import fake_run, replaced
 from autotune.estimate.tracer import Tracer
 from autotune.probe.protocol import ProbeRequest
@@ -40,16 +40,14 @@ def trace_steps(request: TraceRequest) -> TraceReply:
     """Run the steps of `request` on fake tensors.
 
     Raises:
+        Irregular: fewer layers are asked for, and they cannot stand for all.
         Exception: whatever the stack raises where the candidate cannot be traced.
     """
     cuda = None if request.cuda is None else CudaRules(**request.cuda)
     with tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch:
         _, training, model = sft.parse_config(trace_config(request, Path(scratch)), Path(scratch))
         training.max_steps = len(request.steps)
-        with _fewer_layers(request.layers):
-            made = sft.random_model(
-                asked_probe(request), "meta", **sft.model_kwargs(training, model)
-            )
+        made = _model_of(request, training, model)
         tracer = Tracer(made.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -69,6 +67,26 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         optimizer_work=[dataclasses.astuple(work) for work in watch.optimizer_work],
         policy=dict(tracer.policy),
     )
+
+
+def _model_of(request: TraceRequest, training: Any, model: Any) -> Any:
+    """The model without storage, with as many layers as are asked for.
+
+    Raises:
+        Irregular: the whole model's layers are not like those.
+    """
+
+    def build() -> Any:
+        return sft.random_model(asked_probe(request), "meta", **sft.model_kwargs(training, model))
+
+    with _fewer_layers(request.layers):
+        made = build()
+    if request.layers is not None:
+        few, whole = signatures(made), signatures(build())
+        middle = [few[ENDS]] * (len(whole) - 2 * ENDS) if len(few) == request.layers else []
+        if whole != [*few[:ENDS], *middle, *few[-ENDS:]]:
+            raise Irregular("the model's layers do not all have the same parameters")
+    return made
 
 
 def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
@@ -95,7 +113,8 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         types = getattr(text, "layer_types", None)
         if types:
             # Those at the ends stay what they are; what is between is like the third.
-            text.layer_types = [*types[: layers - ENDS], *types[-ENDS:]]
+            with contextlib.suppress(AttributeError):  # some configs compute them
+                text.layer_types = [*types[: layers - ENDS], *types[-ENDS:]]
         text.num_hidden_layers = layers
         return config
 

@@ -204,7 +204,11 @@ class Tracer(TorchDispatchMode):
         made = None
         for index, tensor in enumerate(outs):
             region = self._region_of(index, len(outs), args)
-            made = self.follow(tensor, self._part_of(tensor, backward), name, region)
+            part = self._part_of(tensor, backward)
+            if func is aten._to_copy.default and part == record.ACTIVATIONS:
+                key = self._key(args[0])
+                part = record.CASTS if key and self._part[key] == record.WEIGHTS else part
+            made = self.follow(tensor, part, name, region)
         self._scratch(self._inside(func, args, kwargs, out), name + " scratch")
         if backward and made is not None:  # last: what is merged dies right after the mark
             self._note_in_place(func, args, made)

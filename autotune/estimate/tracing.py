@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from autotune.estimate.cpu_scratch import processor
 from autotune.estimate.paths import path_of
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
-from autotune.estimate.resizing import SMALLEST
+from autotune.estimate.resizing import SMALLEST, Irregular
 from autotune.estimate.templates import (
     Shape,
     Steps,
@@ -37,32 +38,37 @@ class Traces:
     policy: dict[str, int] = field(default_factory=dict)
     optimizer_work: list[Work] = field(default_factory=list)
     _steps: dict[tuple[int, int, bool], Shape] = field(default_factory=dict)
-    _opening: dict[tuple[int, int, bool], list[Event]] = field(default_factory=dict)
+    _opening: list[Event] = field(default_factory=list)
     have_layers: int = 0
 
     def make(
         self,
         wanted: dict[tuple[int, int, bool], MicroBatch],
         *,
+        opening: MicroBatch,
         whole: bool,
         only_work: tuple[int, int, bool] | None = None,
     ) -> None:
         """Trace micro-batches, by (size, length, padded), in one run of one trainer.
 
         Args:
+            opening: the micro-batch of the first optimizer step, whatever follows.
             only_work: the one whose memory is not wanted.
             whole: with all of the model's layers, for models whose layers are not alike.
         """
         keys = sorted(wanted, key=lambda key: (key == only_work, key))
-        steps = [wanted[keys[0]], *(wanted[key] for key in keys)]
+        steps = [opening, *(wanted[key] for key in keys)]
         few = SMALLEST if self.request.layers > SMALLEST + 1 and not whole else None
         reply = self._traced(steps, few, last_once=only_work is not None)
+        if few is not None and reply.layers != few:
+            raise Irregular("it cannot be told where the model's layers are")
         self.have_layers = reply.layers
         self.policy = reply.policy
+        self._steps = {}
         divided: Steps = divide([tuple(event) for event in reply.events])
         self.optimizer_work = [work_from_plain(row) for row in reply.optimizer_work]
+        self._opening = divided.opening
         for index, key in enumerate(keys):
-            self._opening[key] = divided.opening
             self._steps[key] = Shape(
                 size=key[0],
                 chunks=reply.chunks[index + 1],
@@ -101,7 +107,7 @@ class Traces:
             step = without_accumulation(step)
         if optimizer is not None:
             step = with_optimizer_step(step, optimizer)
-        return whole_record(self._opening[keys[0]], step, self.have_layers, self._layers())
+        return whole_record(self._opening, step, self.have_layers, self._layers())
 
     def work(
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int
@@ -112,9 +118,8 @@ class Traces:
 
     def growth(self) -> float:
         """Trainable bytes of the whole model over those of the traced one."""
-        key = next(iter(self._steps))
-        whole = self.record([key], key[0], self._steps[key].chunks, accumulates=False)
-        return gradient_bytes(whole) / gradient_bytes([*self._opening[key]])
+        whole = whole_record(self._opening, [], self.have_layers, self._layers())
+        return gradient_bytes(whole) / gradient_bytes(self._opening)
 
     def _layers(self) -> int:
         return self.request.layers if self.have_layers else 0
@@ -133,8 +138,9 @@ class Traces:
             seed=self.request.seed,
         )
         file = self._file(asked)
-        if file is not None and file.is_file():
-            return TraceReply.from_plain(json.loads(gzip.decompress(file.read_bytes())))
+        kept = None if file is None else _kept(file)
+        if kept is not None:
+            return kept
         with contextlib.redirect_stdout(io.StringIO()):
             reply = trace_steps(asked)
         if file is not None:
@@ -155,10 +161,17 @@ class Traces:
 
 
 def gradient_bytes(events: list[Event]) -> int:
-    """Bytes of all gradients of the first optimizer step of a record."""
+    """Bytes of all gradients that a record holds."""
     sizes = {event[1]: event[2] for event in events if event[0] == ALLOCATE}
     found = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
     return sum(sizes.get(key, 0) for key in found)
+
+
+def _kept(file: Path) -> TraceReply | None:
+    """A trace that was kept; None where there is none that can be read."""
+    with contextlib.suppress(OSError, EOFError, ValueError, TypeError, KeyError, zlib.error):
+        return TraceReply.from_plain(json.loads(gzip.decompress(file.read_bytes())))
+    return None
 
 
 def _keep(file: Path, reply: TraceReply) -> None:

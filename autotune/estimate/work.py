@@ -26,6 +26,13 @@ def _bytes(tensor: torch.Tensor) -> int:
     return int(min(size, tensor.untyped_storage().nbytes()))
 
 
+def _argument(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """What an operator's argument of this name is; None where it has none or it was left out."""
+    names = [argument.name for argument in func._schema.arguments]
+    position = names.index(name) if name in names else len(args)
+    return kwargs.get(name, args[position] if position < len(args) else None)
+
+
 def work_of(
     func: Any, name: str, args: Any, kwargs: Any, outs: list[torch.Tensor], region: int
 ) -> Work:
@@ -47,7 +54,7 @@ def work_of(
         query, key = args[1:3] if backward else args[:2]
         kind = "attention_backward" if backward else "attention"
         dims = (*query.shape[:2], query.shape[2], key.shape[2], query.shape[3])
-        causal = any(value is True for value in (*args, *kwargs.values()))
+        causal = _argument(func, "is_causal", args, kwargs) is True
         flops = 4 * dims[0] * dims[1] * dims[2] * dims[3] * dims[4]
         flops = int(flops * (2.5 if backward else 1) * (0.5 if causal else 1))
     elif getattr(func, "is_view", False) or name.startswith(_VIEWS):

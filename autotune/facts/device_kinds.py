@@ -21,6 +21,7 @@ DTYPES = ("float32", "tf32", "bfloat16", "float16")
 _FILE = "device_kinds.yaml"
 _MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
 # The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
+_LEAST_MEMORY = 2**28
 _SAME_MEMORY = 0.1
 _GENERIC_CAPABILITY = (8, 0)
 
@@ -119,7 +120,7 @@ def facts_of(kind: DeviceKind, cores: int) -> DeviceFacts:
         index=0,
         name=kind.name,
         total_bytes=kind.memory_bytes,
-        free_bytes=kind.memory_bytes,
+        free_bytes=kind.cuda_total_bytes or kind.memory_bytes,
         cores=cores,
         capability=kind.capability,
     )
@@ -191,6 +192,12 @@ def _of_memory(size: str) -> DeviceKind:
         memory = parse_bytes(size)
     except ValueError as error:
         raise user_error(str(error), where="device", hint="write `memory=24GiB`") from None
+    if memory < _LEAST_MEMORY:
+        raise user_error(
+            f"no GPU has as little memory as {format_bytes(memory)}",
+            where="device",
+            hint="write `memory=24GiB`, with its unit",
+        )
     return DeviceKind(
         name=f"CUDA device of {format_bytes(memory)}",
         aliases=(),

@@ -1,13 +1,15 @@
 """Plans for people and for programs. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
 
-from autotune.estimate.estimates import Estimate, most_helpful
+from autotune.estimate.estimates import Estimate
+from autotune.estimate.record import ACTIVATIONS, CASTS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from autotune.largest import Largest
 from autotune.planning import Plan
 from autotune.report.tables import describe
@@ -69,12 +71,12 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         f"planned in {format_seconds(plan.seconds)}\n"
     )
     nearest = min(
-        (one for one in plan.estimates.values() if not one.fits),
-        key=lambda one: one.peak_memory_bytes,
+        (pair for pair in plan.ranked() if not pair[1].fits),
+        key=lambda pair: pair[1].peak_memory_bytes,
         default=None,
     )
     if nearest is not None:
-        yield _why_not(nearest)
+        yield escape(_why_not(*nearest))
 
 
 def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
@@ -108,7 +110,7 @@ def _parts_table(estimate: Estimate) -> Table:
     table.add_row("whole process", format_bytes(estimate.peak_memory_bytes))
     table.add_row("standard deviation", format_bytes(estimate.sigma_bytes))
     table.add_row("peak operator", f"{estimate.peak_operator} ({estimate.peak_phase})")
-    table.add_row("method", "; ".join((estimate.method, *estimate.notes)))
+    table.add_row("method", escape("; ".join((estimate.method, *estimate.notes))))
     if estimate.tokens_per_s is not None and estimate.step_time_s is not None:
         table.add_row("step time", format_seconds(estimate.step_time_s))
         table.add_row("tokens/s", f"{estimate.tokens_per_s:.0f}")
@@ -116,15 +118,42 @@ def _parts_table(estimate: Estimate) -> Table:
     return table
 
 
-def _why_not(estimate: Estimate) -> str:
+def _why_not(candidate: Candidate, estimate: Estimate) -> str:
     largest = max(estimate.parts, key=lambda name: estimate.parts[name])
     text = (
         f"The leanest that does not fit is {format_bytes(estimate.missing_bytes or 0)} short: "
         f"{format_bytes(estimate.parts[largest])} are {largest}, its peak is in "
         f"{estimate.peak_operator or 'no one place'}."
     )
-    change = most_helpful(estimate.parts)
+    change = most_helpful(estimate.parts, candidate.values)
     return f"{text} What helps most: {change}.\n" if change else text + "\n"
+
+
+def most_helpful(parts: Mapping[str, int], candidate: Mapping[str, Any]) -> str | None:
+    """Which change of the candidate would take most from the largest part that one is known for."""
+    lora = candidate.get("lora_r") is not None
+    smaller = [] if candidate.get("per_device_train_batch_size") == 1 else ["a smaller micro-batch"]
+    shorter = [*smaller, "a shorter max_length"]
+    changes = {
+        ACTIVATIONS: [
+            *([] if candidate.get("gradient_checkpointing") else ["gradient_checkpointing"]),
+            *shorter,
+        ],
+        LOGITS: [
+            *([] if candidate.get("loss_type") == "chunked_nll" else ["loss_type=chunked_nll"]),
+            *shorter,
+        ],
+        OPTIMIZER: [] if lora else ["tuning: lora", "a leaner optimizer"],
+        GRADIENTS: [] if lora else ["tuning: lora"],
+        CASTS: ["dtype: bfloat16 (a recipe knob)"],
+        WEIGHTS: []
+        if candidate.get("dtype") == "bfloat16"
+        else ["dtype: bfloat16 (a recipe knob)"],
+    }
+    for part in sorted(parts, key=lambda name: -parts[name]):
+        if changes.get(part):
+            return ", or ".join(changes[part][:2])
+    return None
 
 
 def largest_plain(answer: Largest) -> dict[str, Any]:
@@ -147,4 +176,6 @@ def largest_view(answer: Largest) -> str:
         return f"no {answer.knob} fits in {where}"
     takes = format_bytes(answer.estimate.peak_memory_bytes)
     more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
+    if answer.knob != "max_length" and answer.value > answer.global_batch:
+        more += f"; the job's own global batch is {answer.global_batch}"
     return f"{answer.knob}={answer.value} fits in {where} (it takes {takes}); {more}"

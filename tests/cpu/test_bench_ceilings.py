@@ -32,7 +32,9 @@ def measured(server: ProbeServer, path: Path, sizes: dict[str, object]) -> Ceili
     write_json(folder.request, request)
     ending = server.run(folder, WORKER, Limits(wall_s=120))
     assert (ending.why, ending.exit_code) == ("exited", 0), folder.stderr.read_text()
-    return Ceilings.from_plain(read_json(folder.reply))
+    reply = read_json(folder.reply)
+    assert reply["processor_wait_share"] is None or reply["processor_wait_share"] >= 0
+    return Ceilings.from_plain(reply["ceilings"])
 
 
 @pytest.fixture(scope="module")

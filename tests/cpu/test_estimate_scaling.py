@@ -72,7 +72,6 @@ def compare(path: Path) -> None:
     from autotune.estimate.memory import on_cpu, replayed
     from autotune.estimate.path_estimates import PathEstimates
     from autotune.estimate.protocol import MicroBatch, TraceRequest
-    from autotune.estimate.shapes import micro_batch
     from autotune.estimate.trace import trace_steps
 
     folder = ProbeFolder(path=path)
@@ -80,9 +79,6 @@ def compare(path: Path) -> None:
     case = Case(**asked["case"])
     request = estimate_request(case, asked["model"], write_rows(case, path / "rows"))
     paths = PathEstimates(request)
-    size, length, padded = min(paths.traces.traced())
-    flat = bool(case.config.get("padding_free"))
-    first = micro_batch(size, length, flat=flat, padded=padded, share=1.0)
     worst = MicroBatch(lengths=tuple(reversed(case.lengths()[-case.rows :])))
     truth = trace_steps(
         TraceRequest(
@@ -90,7 +86,7 @@ def compare(path: Path) -> None:
             model_path=asked["model"],
             layers=None,
             cuda=case.cuda,
-            steps=[first, worst],
+            steps=[paths.opening, worst],
             accumulation=case.accumulation,
         )
     )
@@ -105,7 +101,8 @@ def compare(path: Path) -> None:
         figures = (found.peak_allocated_bytes, found.peak_reserved_bytes)
         pairs.append([figures, (whole.use.peak_bytes, whole.reserved_bytes), found.method])
     layers = [paths.traces.have_layers, truth.layers]
-    write_json(folder.reply, {"pairs": pairs, "layers": layers})
+    found = {"pairs": pairs, "layers": layers, "growth": paths.traces.growth()}
+    write_json(folder.reply, found)
 
 
 def write_rows(case: Case, folder: Path) -> str:
@@ -152,15 +149,31 @@ def estimate_request(case: Case, model: str, rows: str) -> Any:
     )
 
 
+EXPERTS = {
+    **LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 2,
+}
+"""Every other layer is a mixture of experts."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a config and a tokenizer."""
+    return model_folder(tmp_path_factory.mktemp("scaling") / "model", LLAMA)
+
+
+def model_folder(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder with this config and a tokenizer."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    folder = tmp_path_factory.mktemp("scaling") / "model"
-    write_model(folder, {**LLAMA, "num_hidden_layers": LAYERS, "use_cache": False})
+    write_model(folder, {**config, "num_hidden_layers": LAYERS, "use_cache": False})
     words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="<eos>"))
     PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
@@ -168,20 +181,40 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_scaled_trace_has_the_memory_of_the_whole_one(
-    name: str, model: Path, server: ProbeServer, tmp_path: Path
-) -> None:
-    case = CASES[name]
+def answered(case: Case, model: Path, server: ProbeServer, path: Path) -> Any:
+    """What a child found of a case."""
     plain = {**vars(case), "config": {**CONFIG, **case.config}}
-    folder = ProbeFolder(path=tmp_path / "p")
+    folder = ProbeFolder(path=path / "p")
     folder.path.mkdir()
     write_json(folder.request, {"case": plain, "model": str(model)})
     server.run(folder, WORKER, Limits(wall_s=120, stall_s=60))
     reply = read_json(folder.reply)
     assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
+    return reply
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_scaled_trace_has_the_memory_of_the_whole_one(
+    name: str, model: Path, server: ProbeServer, tmp_path: Path
+) -> None:
+    reply = answered(CASES[name], model, server, tmp_path)
     assert reply["layers"] == [5, LAYERS]
     for estimate, whole, method in reply["pairs"]:
         assert method == "scaled trace"
+        assert estimate[0] == pytest.approx(whole[0], rel=0.001)
+        assert estimate[1] == pytest.approx(whole[1], rel=0.01)
+    if name == "full":  # so much more is trained than in the five layers that were traced
+        layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160 + 2 * 64
+        outside = 2 * 509 * 64 + 64
+        growth = (outside + LAYERS * layer) / (outside + 5 * layer)
+        assert reply["growth"] == pytest.approx(growth, rel=1e-6)
+
+
+def test_where_layers_differ_all_are_traced(server: ProbeServer, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", EXPERTS)
+    reply = answered(CASES["full"], model, server, tmp_path)
+    assert reply["layers"] == [LAYERS, LAYERS]
+    assert reply["growth"] == 1.0
+    for estimate, whole, _ in reply["pairs"]:
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)
         assert estimate[1] == pytest.approx(whole[1], rel=0.01)

@@ -79,7 +79,8 @@ def test_a_plan_says_what_is_documented_of_every_candidate(plans: Plans) -> None
     assert plan["schema"] == 1 and plan["seconds"] > 0
     device = plan["device"]
     assert (device["kind"], device["name"], device["capability"]) == ("cuda", "NVIDIA H200", [9, 0])
-    assert device["limit_bytes"] == device["total_bytes"] > 100 * 2**30
+    # CUDA has a little less to give than the driver reports.
+    assert 0.98 * device["total_bytes"] < device["limit_bytes"] < device["total_bytes"]
     assert sorted(by_micro_batch(plan)) == [1, 2, 4, 8]
     for one in plan["candidates"]:
         assert one["fits"] is True
@@ -170,8 +171,8 @@ def test_what_cannot_be_traced_says_so(plans: Plans) -> None:
     assert plan["counts"]["by adjusted trace"] == 4
     adjusted = by_micro_batch(plan)[8]["estimate"]
     assert adjusted["method"] == "adjusted trace"
-    assert adjusted["notes"] == ["torch_compile: traced uncompiled; compiled code keeps fewer "
-                                 "activations"]  # fmt: skip
+    (note,) = adjusted["notes"]
+    assert note.startswith("torch_compile: traced uncompiled; compiled code keeps fewer")
     assert adjusted["peak_memory_bytes"] == traced["peak_memory_bytes"]
     assert adjusted["sigma_bytes"] > traced["sigma_bytes"]
 
@@ -188,6 +189,25 @@ def test_one_candidate_can_be_planned_without_a_job_file(autotune: Command) -> N
     parts = one["estimate"]["parts"]
     assert {"weights", "gradients", "optimizer", "logits", "context"} <= parts.keys()
     assert sum(parts.values()) == one["estimate"]["peak_memory_bytes"]
+
+
+def test_one_candidate_and_the_space_that_it_is_of_are_remembered_apart(plans: Plans) -> None:
+    """Both are plans of the same job, device and stack."""
+    one = ["plan", "--model", "model", "--set", "dataset={lengths: {max: 100, rows: 500}}"]
+    one += ["--max-length", "64", "--global-batch-size", "8", "--device", "memory=24GiB", "--json"]
+    one += [f"--set={name}={json.dumps(value)}" for name, value in PINS.items()]
+    first = json.loads(plans.command(*one))
+    assert len(first["candidates"]) == 1
+    second = json.loads(plans.command(*one))
+    assert second["cached"] and second["candidates"] == first["candidates"]
+
+
+def test_nothing_is_left_in_the_temporary_folder(
+    plans: Plans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    plans.refused("plan", "job.yaml", "--device", "nonsense")
+    assert not list(tmp_path.glob("autotune-*"))
 
 
 def test_an_unknown_device_is_answered_with_the_nearest(plans: Plans) -> None:

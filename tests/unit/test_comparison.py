@@ -55,7 +55,7 @@ def test_an_offset_that_all_probes_share_is_no_error():
 def test_the_order_of_speeds_is_compared():
     right = [((GIB, 1.0), ok(10.0)), ((GIB, 2.0), ok(30.0)), ((GIB, 3.0), ok(31.0))]
     found = compared(*held(right))
-    assert (found.rank_correlation, found.top_regret) == (pytest.approx(1.0), pytest.approx(0.0))
+    assert (found.rank_correlation, found.top_regret) == (pytest.approx(1.0), None)
     wrong = [((GIB, 3.0), ok(10.0)), ((GIB, 2.0), ok(30.0)), ((GIB, 1.0), ok(31.0))]
     assert compared(*held(wrong)).rank_correlation == pytest.approx(-1.0)
 

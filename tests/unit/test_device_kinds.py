@@ -209,7 +209,9 @@ def test_a_device_of_no_kind_is_not_guessed(name: str, mib: int) -> None:
 def test_a_kind_becomes_an_idle_device() -> None:
     facts = facts_of(find_kind("a10g"), 16)
     assert (facts.kind, facts.index, facts.name) == ("cuda", 0, "NVIDIA A10G")
-    assert facts.total_bytes == facts.free_bytes == 23028 * MIB
+    assert facts.total_bytes == 23028 * MIB
+    # CUDA has less to give than the driver reports, where that is known.
+    assert 0 <= facts.total_bytes - facts.free_bytes < 1024 * MIB
     assert (facts.cores, facts.capability, facts.driver) == (16, (8, 6), None)
     assert not facts.busy
 

@@ -15,7 +15,6 @@ from autotune.estimate.estimates import (
     GUESSED_SIGMA,
     Estimate,
     estimated,
-    most_helpful,
     prior_residual,
 )
 from autotune.estimate.memory import Residual
@@ -193,22 +192,3 @@ def test_the_prior_of_a_cpu_starts_from_what_a_process_holds():
     prior = prior_residual("cpu", 700 * MIB)
     assert (prior.offset_bytes, prior.relative_sigma) == (700 * MIB + CPU_TRAINING, CPU_SIGMA)
     assert prior.measurements == CUDA_PRIOR.measurements == 0
-
-
-@pytest.mark.parametrize(
-    ("largest", "change"),
-    [
-        (ACTIVATIONS, "gradient_checkpointing"),
-        (LOGITS, "chunked_nll"),
-        ("optimizer", "lora"),
-        ("gradients", "lora"),
-        ("weights", "bfloat16"),
-    ],
-)
-def test_the_largest_part_says_what_would_help(largest, change):
-    assert change in most_helpful({**dict.fromkeys(PARTS, 5), largest: 6})
-
-
-def test_nothing_helps_where_nothing_is_known():
-    assert most_helpful({}) is None
-    assert most_helpful({CONTEXT: 9, "weights": 3}) is None

@@ -247,3 +247,13 @@ def test_a_known_residual_takes_the_place_of_the_prior(tmp_path):
     known = Residual(offset_bytes=7 * GIB)
     found = estimates_of(tasks, [reply([point()])], job, facts, LIMIT, residual=known)
     assert found[CANDIDATES[0].key].parts[CONTEXT] == 7 * GIB
+
+
+def test_an_upper_bound_leaves_no_candidate_out():
+    """Liger and compiled code are traced without: they need less, nobody knows how much."""
+    hopeless = expected(5, 30)
+    key = CANDIDATES[1].key
+    bound = replace(hopeless.estimates[key], at_most=True)
+    told = replace(hopeless, estimates={**hopeless.estimates, key: bound})
+    assert left_out(hopeless) == [1]
+    assert left_out(told) == []

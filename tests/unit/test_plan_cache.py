@@ -81,7 +81,7 @@ def test_another_job_device_or_space_is_another_key(cache, job):
 
 def test_another_version_of_anything_is_another_key(cache, job, monkeypatch):
     keys = {key(cache, job)}
-    monkeypatch.setattr(plan_cache, "__version__", "99.0")
+    monkeypatch.setattr(plan_cache, "code_version", lambda: "99.0")
     keys.add(key(cache, job))
     installed = stack.installed()
     newer = replace(installed, versions={**installed.versions, "torch": "99.0"})

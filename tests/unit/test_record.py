@@ -1,7 +1,5 @@
 """What live storages add up to, over made-up events."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +10,9 @@ from autotune.estimate.record import (
     FREE,
     MOVE,
     PHASE,
-    AllocationRecord,
     Work,
     allocations,
     live_bytes,
-    record_from_plain,
 )
 
 EVENTS = [
@@ -129,12 +125,6 @@ def test_an_allocator_that_replays_a_trace_meets_the_same_peak(events):
             sizes[key] = size
             peak = max(peak, sum(sizes.values()))
     assert peak == live_bytes(events).peak_bytes
-
-
-@given(traces(), st.integers(0, 100), st.integers(0, 30))
-def test_a_record_survives_json(events, layers, chunks):
-    before = AllocationRecord(events=events, layers=layers, chunks=chunks)
-    assert record_from_plain(json.loads(json.dumps(before.plain()))) == before
 
 
 @given(st.integers(0, 500), st.integers(0, 500))

@@ -34,3 +34,21 @@ def test_a_product_counts_two_operations_for_each_pair() -> None:
 def test_experts_share_the_tokens_of_a_grouped_product(left, right, pairs) -> None:
     found = product(aten._grouped_mm.default, left, right)
     assert (found.kind, found.flops) == ("matmul", 2 * pairs)
+
+
+def attention(operator, *arguments):
+    query = torch.empty(2, 4, 64, 32, device="meta")
+    out = torch.empty(2, 4, 64, 32, device="meta")
+    return work_of(operator, operator.name(), (query, query, query, *arguments), {}, [out], 0)
+
+
+def test_only_causal_attention_computes_half() -> None:
+    whole = 4 * 2 * 4 * 64 * 64 * 32
+    mask = torch.empty(2, 1, 64, 64, device="meta")
+    efficient = aten._scaled_dot_product_efficient_attention.default
+    # What is True here is that the softmax's sums are kept for the backward pass.
+    assert attention(efficient, mask, True, 0.0, False).flops == whole
+    assert attention(efficient, None, True, 0.0, True).flops == whole // 2
+    flash = aten._scaled_dot_product_flash_attention.default
+    assert attention(flash, 0.0, True).flops == whole // 2
+    assert attention(flash).flops == whole
