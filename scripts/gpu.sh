@@ -110,6 +110,8 @@ find_modules() {
 
 measure_smoke() { "$python" "$root/scripts/gpu_smoke.py" "$@"; }
 
+measure_memory() { "$python" "$root/scripts/gpu_memory.py" "$@"; }
+
 names() { declare -F | sed -n 's/^declare -f measure_//p' | paste -sd' '; }
 
 python=${PYTHON:-$root/.venv/bin/python}
