@@ -18,6 +18,7 @@ from autotune.units import format_bytes, format_seconds
 
 SCHEMA = 1
 SHOWN = 25
+LITTLE = 2**20
 Chosen = Sequence[tuple[Candidate, Estimate]]
 
 
@@ -120,8 +121,10 @@ def _parts_table(estimate: Estimate) -> Table:
 
 def _why_not(candidate: Candidate, estimate: Estimate) -> str:
     largest = max(estimate.parts, key=lambda name: estimate.parts[name])
+    missing = estimate.missing_bytes or 0
+    short = f"{format_bytes(missing)} short" if missing >= LITTLE else "hardly too large"
     text = (
-        f"The leanest that does not fit is {format_bytes(estimate.missing_bytes or 0)} short: "
+        f"The leanest that does not fit is {short}: "
         f"{format_bytes(estimate.parts[largest])} are {largest}, its peak is in "
         f"{estimate.peak_operator or 'no one place'}."
     )
@@ -178,4 +181,5 @@ def largest_view(answer: Largest) -> str:
     more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
     if answer.knob != "max_length" and answer.value > answer.global_batch:
         more += f"; the job's own global batch is {answer.global_batch}"
-    return f"{answer.knob}={answer.value} fits in {where} (it takes {takes}); {more}"
+    sure = f"it takes {takes}, p(oom) {answer.estimate.p_oom:.2f}"
+    return f"{answer.knob}={answer.value} fits in {where} ({sure}); {more}"
