@@ -294,12 +294,7 @@ class PathEstimates(Persevering):
 
 
 def _grown(works: list[Work], growth: float) -> list[list[object]]:
-    return [
-        [
-            *dataclasses.astuple(
-                dataclasses.replace(work, moved_bytes=round(work.moved_bytes * growth))
-            ),
-            count,
-        ]
-        for work, count in Counter(works).items()
-    ]
+    grown = (
+        dataclasses.replace(work, moved_bytes=round(work.moved_bytes * growth)) for work in works
+    )
+    return [[*dataclasses.astuple(one), count] for one, count in Counter(grown).items()]

@@ -83,7 +83,7 @@ class Bench:
         """Of this machine, now."""
         request = {"device_kind": "cpu", "device_index": 0, "threads": threads}
         worker = f"{WORKERS}:ceilings_by_processor_time" if self.processor_time else CEILINGS
-        return Ceilings.from_plain(self.ask("ceilings", worker, request))
+        return Ceilings.from_plain(self.ask("ceilings", worker, request)["ceilings"])
 
     def trace(self, name: str, precision: str, candidate: Candidate) -> dict[str, Any]:
         """The traced work of a candidate."""
