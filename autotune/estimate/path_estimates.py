@@ -1,13 +1,11 @@
-"""The estimates of one path through the program: which shapes to trace, what each point takes.
-
-Runs in a child only.
-"""
+"""What the points of one path take, and which shapes to trace for that. Runs in a child only."""
 
 import dataclasses
 from collections import Counter
 from functools import cached_property
 
 from autotune.estimate import memory
+from autotune.estimate.allocator_pools import LARGE_SEGMENT
 from autotune.estimate.paths import optimizer_alone
 from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
@@ -27,9 +25,8 @@ from autotune.training.batches import Batching, Plan, Rows, plan
 
 ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 """Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
-FAR_BELOW = 0.9
-"""An optimizer's step so far below the peak is not replayed: reserved memory was within 0.04%."""
-
+LITTLE = 0.005
+"""Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
 Key = tuple[int, int, bool]
 
 
@@ -201,15 +198,16 @@ class PathEstimates(Persevering):
         )
 
     def _method(self, direct: bool) -> str:
-        whole = self.traces.have_layers == self._request.layers or not self.traces.have_layers
+        whole = self.traces.have_layers in (0, self._request.layers)
         return "trace" if direct and whole else "scaled trace"
 
     def _replayed(self, point: Point, worst: Worst, padded: bool) -> memory.Replay:
         """The replay of a point, made once for all that share it."""
         if point.optim is not None:
             own = self._replayed(dataclasses.replace(point, optim=None), worst, padded)
-            step = self._highest_of_step(point.optim, own.use)
-            if step <= FAR_BELOW * own.use.peak_bytes:
+            passing = self._passing_of(point.optim)
+            step = round(own.use.phases.get(STEP, own.use.peak_bytes) + passing)
+            if passing + LARGE_SEGMENT <= LITTLE * own.use.peak_bytes and step < own.use.peak_bytes:
                 use = dataclasses.replace(own.use, phases={**own.use.phases, STEP: step})
                 return dataclasses.replace(own, use=use)
         key = (worst, padded, point.accumulates, point.optim, point.expandable_segments)
@@ -217,10 +215,11 @@ class PathEstimates(Persevering):
             self._replays[key] = self._replay(point, worst, padded)
         return self._replays[key]
 
-    def _highest_of_step(self, optim: str, use: MemoryUse) -> int:
-        """The most that a step with another optimizer may take."""
-        passing = live_bytes(passing_of_step(self._optimizer_step(optim))).peak_bytes
-        return round(use.phases.get(STEP, use.peak_bytes) + passing * self._growth)
+    def _passing_of(self, optim: str) -> float:
+        """What a step with another optimizer makes and lets go of, of the whole model. Bytes."""
+        return (
+            live_bytes(passing_of_step(self._other(optim).first_step())).peak_bytes * self._growth
+        )
 
     @cached_property
     def _growth(self) -> float:
@@ -246,21 +245,20 @@ class PathEstimates(Persevering):
         chunks = self.traces.shape(keys[0]).chunks
         if chunks and worst.size not in direct:
             chunks = self._chunks(worst)
-        optimizer = None if point.optim is None else self._optimizer_step(point.optim)
+        optimizer = None if point.optim is None else self._other(point.optim)
         return self.traces.record(
             keys, worst.size, chunks, accumulates=point.accumulates, optimizer=optimizer
         )
 
-    def _optimizer_step(self, optim: str) -> list[Event]:
-        """A step of another optimizer, which keeps the same state."""
+    def _other(self, optim: str) -> Traces:
+        """Traces with another optimizer, which keeps the same state."""
         if optim not in self._others:
             config = optimizer_alone(self._request.config, optim)
             other = Traces(dataclasses.replace(self._request, config=config))
             small, whole = MicroBatch(lengths=(8,), labelled=1.0), self.way != FEW_LAYERS
             other.make({(1, 8, False): small}, opening=small, whole=whole)
             self._others[optim] = other
-        other = self._others[optim]
-        return other.shape(other.traced()[0]).events
+        return self._others[optim]
 
     def shapes(self) -> list[ShapeWork]:
         """The work of each traced shape, for the whole model."""

@@ -80,6 +80,10 @@ class Traces:
         """(size, length, padded) of everything traced."""
         return list(self._steps)
 
+    def first_step(self) -> list[Event]:
+        """The events of the first shape that was traced."""
+        return next(iter(self._steps.values())).events
+
     def shape(self, key: tuple[int, int, bool]) -> Shape:
         """A traced micro-batch."""
         return self._steps[key]
@@ -91,12 +95,12 @@ class Traces:
         chunks: int,
         *,
         accumulates: bool,
-        optimizer: list[Event] | None = None,
+        optimizer: "Traces | None" = None,
     ) -> list[Event]:
         """All events of a run whose micro-batches have this size, from the shapes of `keys`.
 
         Args:
-            optimizer: a step whose optimizer is to take the place of this one's.
+            optimizer: traces whose optimizer is to take the place of this one's.
 
         Raises:
             Irregular: the traced shapes or layers do not fit each other.
@@ -105,9 +109,11 @@ class Traces:
         step = template.events(size, chunks)
         if not accumulates:
             step = without_accumulation(step)
+        opening = self._opening
         if optimizer is not None:
-            step = with_optimizer_step(step, optimizer)
-        return whole_record(self._opening, step, self.have_layers, self._layers())
+            opening = with_optimizer_step(opening, optimizer._opening)
+            step = with_optimizer_step(step, optimizer.first_step())
+        return whole_record(opening, step, self.have_layers, self._layers())
 
     def work(
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int

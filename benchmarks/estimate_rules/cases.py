@@ -49,7 +49,22 @@ _QWEN_7B: dict[str, Any] = {
     "vocab_size": 152064,
     "tie_word_embeddings": False,
 }
-CONFIGS = {"qwen2": _QWEN, "llama": _LLAMA, "gemma": _GEMMA, "qwen2-7b": _QWEN_7B}
+_GEMMA_3: dict[str, Any] = {
+    **_GEMMA,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 13,
+    "sliding_window": 256,
+    "layer_types": [("full" if n % 6 == 5 else "sliding") + "_attention" for n in range(13)],
+}
+"""Every sixth layer attends to all tokens."""
+CONFIGS = {
+    "qwen2": _QWEN,
+    "llama": _LLAMA,
+    "gemma": _GEMMA,
+    "gemma3": _GEMMA_3,
+    "qwen2-7b": _QWEN_7B,
+}
 
 METHODS: dict[str, dict[str, Any]] = {
     "full": {},

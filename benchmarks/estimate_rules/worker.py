@@ -135,14 +135,12 @@ def whole_trace(
         labelled=sum(label != -100 for row in rows for label in row["labels"][1:]),
         flat=case.flat,
     )
-    size, length, padded = min(paths.traces.traced())
-    first = shapes.micro_batch(size, length, flat=case.flat, padded=padded, share=case.labelled)
     asked = TraceRequest(
         config={**request.config, "optim": case.optimizer},
         model_path=request.model_path,
         layers=None,
         cuda=request.cuda,
-        steps=[first, MicroBatch(lengths=worst.lengths, labelled=case.labelled)],
+        steps=[paths.opening, MicroBatch(lengths=worst.lengths, labelled=case.labelled)],
         accumulation=case.accumulation,
     )
     return worst, trace_steps(asked)
