@@ -22,6 +22,7 @@ from autotune.space.settings import settings
 
 TYPICAL_PROCESS = 450 * 2**20
 """What a process with the stack holds (447 MiB were seen), where no child could tell."""
+EXCHANGE = "the time to exchange gradients is not counted"
 HOPELESS = 0.95
 """Candidates that run out of memory with more than this probability are never probed."""
 
@@ -143,7 +144,8 @@ def estimates_of(
     """The estimate of each candidate, by its key: by trace, or by formula where there is none."""
     found = {}
     for task, reply in zip(tasks, replies, strict=True):
-        known = residual or prior_residual(facts.device.kind, reply.process_bytes)
+        count = job.devices.count
+        known = residual or prior_residual(facts.device.kind, reply.process_bytes, count)
         speed = None
         if ceilings is not None and reply.problem is None:
             speed = PathSpeed(reply, ceilings)
@@ -165,9 +167,12 @@ def estimates_of(
                 estimate = dataclasses.replace(
                     estimate,
                     step_time_s=expected.step_time_s,
-                    tokens_per_s=expected.tokens_per_s,
+                    tokens_per_s=count * expected.tokens_per_s,
                     time_parts=expected.parts,
                 )
+            if count > 1:
+                notes = (*estimate.notes, f"{count} devices: {EXCHANGE}")
+                estimate = dataclasses.replace(estimate, notes=notes)
             found[candidate.key] = estimate
     return found
 

@@ -11,13 +11,9 @@ from autotune.expectations import Expectations, estimates_of, expectations_from_
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.path_tasks import PathTask, path_tasks
+from autotune.placing import allocator_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import (
-    WORTH_MEASURING,
-    allocator_limit,
-    measured_ceilings,
-    traced_in_children,
-)
+from autotune.planning import WORTH_MEASURING, measured_ceilings, traced_in_children
 from autotune.probe.protocol import read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
@@ -53,7 +49,7 @@ class Expecter:
             facts,
             space.candidates,
             rows=run.rows,
-            limit=allocator_limit(facts, limit),
+            limit=allocator_limit(job, facts, limit),
             cache=self._cache.traces,
         )
         self.expectations = Expectations(estimates={}, prior=Residual(), limit_bytes=limit)

@@ -11,15 +11,9 @@ from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job import Job
 from autotune.path_tasks import path_tasks
+from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import (
-    allocator_limit,
-    device_facts,
-    placed,
-    planned_limit,
-    servers,
-    traced_in_children,
-)
+from autotune.planning import servers, traced_in_children
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
@@ -54,7 +48,13 @@ class Largest:
 
 
 def largest(
-    job: Job, definition: SpaceDefinition, scratch: Path, knob: str, *, device: str | None
+    job: Job,
+    definition: SpaceDefinition,
+    scratch: Path,
+    knob: str,
+    *,
+    device: str | None,
+    devices: int = 1,
 ) -> Largest:
     """Look for the largest value of a knob with which the job's default candidate fits.
 
@@ -62,7 +62,7 @@ def largest(
     meets the limit: each is one estimate.
     """
     run = RunFolder(path=scratch)
-    job, kind = placed(job, device)
+    job, kind = placed(job, device, devices)
     with servers(scratch, 1) as started:
         search = _Search(job, definition, run, started[0], knob, kind)
         return search.answer()
@@ -141,7 +141,7 @@ class _Search:
 
     def _estimate(self, value: int) -> Estimate:
         job, candidate = self._candidate(value)
-        limit = allocator_limit(self._facts, self._limit)
+        limit = allocator_limit(job, self._facts, self._limit)
         facts = self._of_length(value)
         tasks = path_tasks(
             job,

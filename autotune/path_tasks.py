@@ -48,7 +48,7 @@ def path_tasks(
         config = settings(job, facts, candidate, "out").config
         path, optim = optimizer_apart(config)
         traced = traced_config(path)
-        fields = batching_fields(config, candidate.global_batch, job.seed)
+        fields = batching_fields(config, candidate.global_batch * job.devices.count, job.seed)
         point = {
             "batching": fields,
             "accumulates": candidate.gradient_accumulation_steps > 1,
@@ -90,6 +90,7 @@ def _task(
         limit_bytes=limit,
         cache=None if cache is None else str(cache),
         seed=job.seed,
+        devices=job.devices.count,
     )
     return PathTask(
         request=request,

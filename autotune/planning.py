@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import user_error
 from autotune.estimate.ceilings import Ceilings, ceilings_of_kind
-from autotune.estimate.estimates import Estimate, prior_residual
+from autotune.estimate.estimates import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.expectations import estimates_of
 from autotune.facts import Facts
-from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind
+from autotune.facts.device_kinds import DeviceKind
 from autotune.job import Job
 from autotune.path_tasks import PathTask, path_tasks
+from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache, reply_from_plain
 from autotune.probe.ending import Limits
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
@@ -32,7 +32,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.settings import threads
 from autotune.space.spaces import SearchSpace, bind
-from autotune.surveying import memory_limit, survey
+from autotune.surveying import survey
 
 WORKER = "autotune.estimate.estimating:estimate"
 CEILINGS_WORKER = "autotune.estimate.bench_ceilings:measure"
@@ -50,6 +50,7 @@ class Plan:
 
     Attributes:
         limit_bytes: what a process may take on the device.
+        devices: how many train together.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
     """
@@ -58,6 +59,7 @@ class Plan:
     space: SearchSpace
     estimates: Mapping[str, Estimate]
     limit_bytes: int
+    devices: int
     seconds: float
     cached: bool
 
@@ -78,6 +80,7 @@ def plan(
     scratch: Path,
     *,
     device: str | None = None,
+    devices: int = 1,
     only_default: bool = False,
 ) -> Plan:
     """Estimate every candidate of a job, on this machine's device or on one of a named kind.
@@ -85,6 +88,7 @@ def plan(
     Args:
         scratch: a folder for the files of the survey and the traces.
         device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
+        devices: how many of them train together, each with a whole copy of the model (DDP).
         only_default: the default candidate alone, pinned knobs as pinned.
 
     Raises:
@@ -92,7 +96,7 @@ def plan(
         MachineError: the training stack cannot be run here.
     """
     began = time.monotonic()
-    job, kind = placed(job, device)
+    job, kind = placed(job, device, devices)
     cache = PlanCache.of_user()
     asked = f"{kind!r}, {'the default' if only_default else 'all'}"
     key = cache.key(job, definition, None if kind is None else asked)
@@ -109,7 +113,12 @@ def plan(
         space = dataclasses.replace(space, candidates=(space.default(),))
     limit = planned_limit(job, facts)
     tasks = path_tasks(
-        job, facts, space.candidates, rows=run.rows, limit=allocator_limit(facts, limit), cache=None
+        job,
+        facts,
+        space.candidates,
+        rows=run.rows,
+        limit=allocator_limit(job, facts, limit),
+        cache=None,
     )
     worth = kind is not None or len(space.candidates) >= WORTH_MEASURING
     ceilings = known_ceilings(facts, kind, cache, scratch) if worth else None
@@ -118,30 +127,10 @@ def plan(
         space=space,
         estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings),
         limit_bytes=limit,
+        devices=devices,
         seconds=round(time.monotonic() - began, 3),
         cached=stored is not None,
     )
-
-
-def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
-    """The job as it can be surveyed here, and the kind of device to put in place of this one."""
-    if device is None:
-        return job, None
-    if device == "cpu":
-        return _on(job, "cpu"), None
-    # What is looked at here is the model and the data; the device is put in afterwards.
-    return _on(job, "cpu"), find_kind(device)
-
-
-def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
-    """The facts with a device of `kind` in place of the one that is here."""
-    if kind is None:
-        return facts
-    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores))
-
-
-def _on(job: Job, kind: Any) -> Job:
-    return job.model_copy(update={"devices": job.devices.model_copy(update={"kind": kind})})
 
 
 def _made(
@@ -157,7 +146,7 @@ def _made(
         facts = device_facts(survey(job, run, started[0]), kind)
         space = bind(definition, job, facts)
         candidates = (space.default(),) if only_default else space.candidates
-        limit = allocator_limit(facts, planned_limit(job, facts))
+        limit = allocator_limit(job, facts, planned_limit(job, facts))
         tasks = path_tasks(job, facts, candidates, rows=run.rows, limit=limit, cache=cache.traces)
         return facts, traced_in_children(tasks, started, run.path / "traces")
 
@@ -196,23 +185,6 @@ def measured_ceilings(
     if (reply["processor_wait_share"] or 0.0) <= BUSY:  # others' load is not to be remembered
         cache.keep_ceilings(facts.device.name, measured)
     return measured
-
-
-def planned_limit(job: Job, facts: Facts) -> int:
-    """Bytes a process may take on the device of the facts, here or not."""
-    if facts.device.driver is not None:
-        return memory_limit(job, facts.device)
-    # A plan may be made while this machine is in use: all that it has counts. What a GPU has when
-    # it is idle is in the table.
-    here = facts.device.kind == "cpu"
-    wanted = job.devices.memory or (facts.device.total_bytes if here else facts.device.free_bytes)
-    if wanted > facts.device.total_bytes:
-        raise user_error(
-            f"devices.memory is more than this device has ({facts.device.name})",
-            where="devices.memory",
-            hint="lower it, or name another device",
-        )
-    return wanted
 
 
 @contextlib.contextmanager
@@ -286,10 +258,3 @@ def untraced(problem: str) -> EstimateReply:
         seconds=0.0,
         problem=problem,
     )
-
-
-def allocator_limit(facts: Facts, limit: int) -> int:
-    """What the caching allocator may reserve where the process may take `limit`."""
-    if facts.device.kind != "cuda":
-        return limit
-    return max(limit - round(prior_residual("cuda", 0).offset_bytes), 1)

@@ -21,7 +21,10 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
     "--device", metavar="KIND", help="Plan for this GPU (h200, a100-40gb, memory=24GiB) or `cpu`."
 )
 @click.option(
-    "--devices", type=int, default=1, help="How many of them. This version plans for one."
+    "--devices",
+    type=click.IntRange(min=1),
+    default=1,
+    help="How many of them, each with a whole copy of the model (DDP).",
 )
 @click.option("--fits", is_flag=True, help="Only candidates that fit.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
@@ -46,18 +49,15 @@ def command(
     Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
     `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
     """
-    if devices != 1:
-        raise user_error(
-            f"this version plans for one device, but got --devices {devices}",
-            hint="plan for one; sharding over several comes later",
-        )
     if maximum is not None:
-        return _largest(job, sets, flags, device, maximum, as_json)
+        return _largest(job, sets, flags, device, devices, maximum, as_json)
     from autotune.planning import plan
 
-    loaded, definition = load(job, _sets(job, sets, flags), flags)
+    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
     with _scratch() as folder:
-        made = plan(loaded, definition, folder, device=device, only_default=job is None)
+        made = plan(
+            loaded, definition, folder, device=device, devices=devices, only_default=job is None
+        )
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
     chosen = chosen[:top] if top else chosen
     if as_json:
@@ -78,15 +78,16 @@ def _largest(
     sets: tuple[str, ...],
     flags: dict[str, Any],
     device: str | None,
+    devices: int,
     maximum: str,
     as_json: bool,
 ) -> int:
     from autotune.largest import largest
     from autotune.report.plan import largest_plain, largest_view
 
-    loaded, definition = load(job, _sets(job, sets, flags), flags)
+    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
     with _scratch() as folder:
-        answer = largest(loaded, definition, folder, maximum, device=device)
+        answer = largest(loaded, definition, folder, maximum, device=device, devices=devices)
     if as_json:
         print_json(largest_plain(answer))
     else:
@@ -104,7 +105,9 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sets(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> tuple[str, ...]:
+def _sets(
+    job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], devices: int
+) -> tuple[str, ...]:
     """What one candidate without a job file leaves open: lengths for data, its own batch."""
     if job is not None:
         return sets
@@ -121,5 +124,6 @@ def _sets(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> tup
         added.append(f"dataset={{lengths: {{max: {length}}}}}")
     if flags["global_batch_size"] is None and "global_batch_size" not in named:
         batch = named.get("per_device_train_batch_size", "8")
-        added.append(f"global_batch_size={2 * int(batch) if batch.isdigit() else 8}")
+        rows = 2 * int(batch) if batch.isdigit() else 8
+        added.append(f"global_batch_size={devices * rows}")
     return (*sets, *added)

@@ -1,6 +1,7 @@
 """What is expected of a candidate: its memory in parts, its speed, and how sure that is. Pure."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,8 @@ FRAGMENTATION, CONTEXT = "fragmentation", "context"
 MIB = 2**20
 CUDA_PRIOR = Residual(offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02)
 """Before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+NCCL_BYTES, NCCL_SIGMA = 400 * MIB, 200 * MIB
+"""What NCCL takes for its channels outside the allocator; assumed, not measured."""
 CPU_SIGMA = 0.07
 """The C library's allocator: one and the same probe differed by 15% from process to process."""
 CPU_TRAINING = 160 * MIB
@@ -101,10 +104,16 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     return Estimate(**values)
 
 
-def prior_residual(device_kind: str, process_bytes: int) -> Residual:
+def prior_residual(device_kind: str, process_bytes: int, devices: int = 1) -> Residual:
     """What is assumed of a device's processes before any was measured."""
     if device_kind == "cuda":
-        return CUDA_PRIOR
+        if devices == 1:
+            return CUDA_PRIOR
+        return dataclasses.replace(
+            CUDA_PRIOR,
+            offset_bytes=CUDA_PRIOR.offset_bytes + NCCL_BYTES,
+            sigma_bytes=math.hypot(CUDA_PRIOR.sigma_bytes, NCCL_SIGMA),
+        )
     offset = process_bytes + CPU_TRAINING
     return Residual(offset_bytes=offset, sigma_bytes=64 * MIB, relative_sigma=CPU_SIGMA)
 

@@ -91,6 +91,7 @@ class EstimateRequest(Message):
         layers: decoder layers of the model.
         cuda: fields of `CudaRules`; None: the CPU.
         rows: folder of the tokenized rows.
+        devices: how many train together, each with a whole copy of the model.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
     """
@@ -108,6 +109,7 @@ class EstimateRequest(Message):
     limit_bytes: int | None
     cache: str | None
     seed: int
+    devices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,18 @@ CASTS = "cast weights"
 """Copies of weights in another precision, which autocast makes and keeps for a micro-step."""
 TEMPORARIES = "temporaries"
 WORKSPACES = "workspaces"
-PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CASTS, LOGITS, TEMPORARIES, WORKSPACES)
+COMMUNICATION = "communication"
+PARTS = (
+    WEIGHTS,
+    GRADIENTS,
+    OPTIMIZER,
+    ACTIVATIONS,
+    CASTS,
+    LOGITS,
+    TEMPORARIES,
+    WORKSPACES,
+    COMMUNICATION,
+)
 
 
 def layer(index: int) -> int:

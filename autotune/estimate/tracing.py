@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.estimate.cpu_scratch import processor
+from autotune.estimate.data_parallel import with_buckets
 from autotune.estimate.paths import path_of
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
@@ -113,7 +114,8 @@ class Traces:
         if optimizer is not None:
             opening = with_optimizer_step(opening, optimizer._opening)
             step = with_optimizer_step(step, optimizer.first_step())
-        return whole_record(opening, step, self.have_layers, self._layers())
+        record = whole_record(opening, step, self.have_layers, self._layers())
+        return with_buckets(record) if self.request.devices > 1 else record
 
     def work(
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int

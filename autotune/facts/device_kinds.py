@@ -20,8 +20,8 @@ DTYPES = ("float32", "tf32", "bfloat16", "float16")
 
 _FILE = "device_kinds.yaml"
 _MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
-# The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
 _LEAST_MEMORY = 2**28
+# The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
 _SAME_MEMORY = 0.1
 _GENERIC_CAPABILITY = (8, 0)
 

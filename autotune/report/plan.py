@@ -30,6 +30,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "device": {
             "kind": device.kind,
             "name": device.name,
+            "count": plan.devices,
             "total_bytes": device.total_bytes,
             "limit_bytes": plan.limit_bytes,
             "capability": device.capability,
@@ -66,9 +67,10 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         if len(chosen) > SHOWN:
             yield f"... and {len(chosen) - SHOWN} more (--top, --json)\n"
     counts = _counts(plan)
+    each = f"each of {plan.devices} " if plan.devices > 1 else ""
     yield (
         f"{counts['fit']} of {counts['candidates']} candidates fit in "
-        f"{format_bytes(plan.limit_bytes)} on {plan.facts.device.name}; "
+        f"{format_bytes(plan.limit_bytes)} on {each}{plan.facts.device.name}; "
         f"planned in {format_seconds(plan.seconds)}\n"
     )
     nearest = min(

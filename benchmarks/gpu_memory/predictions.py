@@ -26,15 +26,9 @@ from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job import Job
 from autotune.path_tasks import path_tasks
+from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import (
-    allocator_limit,
-    device_facts,
-    known_ceilings,
-    placed,
-    planned_limit,
-    traced_in_children,
-)
+from autotune.planning import known_ceilings, traced_in_children
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
@@ -143,7 +137,7 @@ def _of_case(
         facts,
         candidates,
         rows=run.rows,
-        limit=allocator_limit(facts, limit),
+        limit=allocator_limit(job, facts, limit),
         cache=cache.traces,
     )
     replies = traced_in_children(tasks, [server], run.path / "traces")

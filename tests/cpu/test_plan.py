@@ -217,8 +217,24 @@ def test_an_unknown_device_is_answered_with_the_nearest(plans: Plans) -> None:
     assert "is not a size" in plans.refused("plan", "job.yaml", "--device", "memory=lots")
 
 
-def test_several_devices_and_too_little_said_are_refused(plans: Plans) -> None:
-    assert "plans for one device" in plans.refused("plan", "job.yaml", "--devices", "2")
+def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(plans: Plans) -> None:
+    one, two = (by_micro_batch(plans("--device", "h200", "--devices", n)) for n in ("1", "2"))
+    assert sorted(two) == [1, 2, 4]  # eight rows a step, divided between two
+    for rows, candidate in two.items():
+        estimate, alone = candidate["estimate"], one[rows]["estimate"]
+        assert candidate["knobs"]["gradient_accumulation_steps"] == 4 // rows
+        buckets = estimate["parts"]["communication"]
+        assert buckets == pytest.approx(4 * plans("--device", "h200")["model"]["parameters"])
+        assert estimate["peak_memory_bytes"] > alone["peak_memory_bytes"] + buckets
+        assert sum(estimate["parts"].values()) == estimate["peak_memory_bytes"]
+        assert "exchange gradients is not counted" in estimate["notes"][-1]
+    assert plans("--device", "h200", "--devices", "2")["device"]["count"] == 2
+
+
+def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) -> None:
+    refused = plans.refused("plan", "job.yaml", "--device", "h200", "--devices", "3")
+    assert "global_batch_size" in refused
+    assert "by their kind only" in plans.refused("plan", "job.yaml", "--devices", "2")
     assert "a job is needed" in plans.refused("plan", "--max-length", "64")
     assert "a length is needed" in plans.refused("plan", "--model", "model/config.json")
 

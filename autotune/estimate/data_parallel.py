@@ -1,0 +1,61 @@
+"""What training on several devices adds to each: DDP, every device with a whole copy. Pure.
+
+torch's DistributedDataParallel exchanges gradients in buckets of its own, which live as long as
+the model (`gradient_as_bucket_view=False`, its default and accelerate's): as many bytes as there
+are gradients. The first bucket closes at 1 MiB, the others at 25 MiB
+(torch/nn/parallel/distributed.py). Not modelled: that buckets are rebuilt after the first step, in
+the order in which gradients came.
+"""
+
+from collections.abc import Iterable
+
+from autotune.estimate.record import (
+    ALLOCATE,
+    COMMUNICATION,
+    GRADIENTS,
+    MOVE,
+    NOWHERE,
+    PHASE,
+    Event,
+)
+
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+_FIRST_ID = 1 << 43
+_TRAINING = "data"
+"""The phase before which the trainer has wrapped its model."""
+
+
+def with_buckets(events: list[Event]) -> list[Event]:
+    """The record of one device as that of one of several."""
+    start = next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == _TRAINING), 0)
+    made = [
+        (ALLOCATE, _FIRST_ID + n, size, COMMUNICATION, "bucket", NOWHERE)
+        for n, size in enumerate(buckets(gradient_sizes(events)))
+    ]
+    return [*events[:start], *made, *events[start:]]
+
+
+def gradient_sizes(events: Iterable[Event]) -> list[int]:
+    """Bytes of each gradient of the first optimizer step, in the order in which they come."""
+    sizes: dict[int, int] = {}
+    found: list[int] = []
+    for event in events:
+        if event[0] == ALLOCATE:
+            sizes[event[1]] = int(event[2])
+        elif event[0] == MOVE and event[2] == GRADIENTS:
+            found.append(sizes.get(event[1], 0))
+        elif event[0] == PHASE and event[1] == _TRAINING and found:
+            break
+    return found
+
+
+def buckets(sizes: Iterable[int]) -> list[int]:
+    """Bytes of the buckets that gradients of these sizes are gathered in."""
+    closed: list[int] = []
+    gathered = 0
+    for size in sizes:
+        gathered += size
+        if gathered >= (BUCKET if closed else FIRST_BUCKET):
+            closed.append(gathered)
+            gathered = 0
+    return [*closed, gathered] if gathered else closed

@@ -1,0 +1,67 @@
+"""Where a plan is made for: a device that is here, or some of a kind that is not. Pure."""
+
+import dataclasses
+from typing import Any
+
+from autotune.errors import user_error
+from autotune.estimate.estimates import prior_residual
+from autotune.facts import Facts
+from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind
+from autotune.job import Job
+from autotune.surveying import memory_limit
+
+
+def placed(job: Job, device: str | None, count: int = 1) -> tuple[Job, DeviceKind | None]:
+    """The job as it can be surveyed here, and the kind of device to put in place of this one.
+
+    Raises:
+        UserError: no such kind; or several, but none is named.
+    """
+    if count > 1 and device in (None, "cpu"):
+        raise user_error(
+            "several devices are planned for by their kind only",
+            where="--devices",
+            hint="add --device with a GPU, such as h100",
+        )
+    if device is None:
+        return job, None
+    if device == "cpu":
+        return _on(job, "cpu", count), None
+    # What is looked at here is the model and the data; the device is put in afterwards.
+    return _on(job, "cpu", count), find_kind(device)
+
+
+def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
+    """The facts with a device of `kind` in place of the one that is here."""
+    if kind is None:
+        return facts
+    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores))
+
+
+def _on(job: Job, kind: Any, count: int) -> Job:
+    devices = job.devices.model_copy(update={"kind": kind, "count": count})
+    return job.model_copy(update={"devices": devices})
+
+
+def planned_limit(job: Job, facts: Facts) -> int:
+    """Bytes a process may take on the device of the facts, here or not."""
+    if facts.device.driver is not None:
+        return memory_limit(job, facts.device)
+    # A plan may be made while this machine is in use: all that it has counts. What a GPU has when
+    # it is idle is in the table.
+    here = facts.device.kind == "cpu"
+    wanted = job.devices.memory or (facts.device.total_bytes if here else facts.device.free_bytes)
+    if wanted > facts.device.total_bytes:
+        raise user_error(
+            f"devices.memory is more than this device has ({facts.device.name})",
+            where="devices.memory",
+            hint="lower it, or name another device",
+        )
+    return wanted
+
+
+def allocator_limit(job: Job, facts: Facts, limit: int) -> int:
+    """What the caching allocator may reserve where the process may take `limit`."""
+    if facts.device.kind != "cuda":
+        return limit
+    return max(limit - round(prior_residual("cuda", 0, job.devices.count).offset_bytes), 1)
