@@ -169,7 +169,16 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
             what=f"{tokens} tokens are no whole number of rows of max_length {max_length}",
             hint=f"the nearest are {near}",
         )
-    valid = micro_batches(sequences, job.devices.count)
+    count = job.devices.count
+    valid = micro_batches(sequences, count)
+    if not valid:
+        less = sequences // count * count
+        near = " or ".join(str(n) for n in (less, less + count) if n)
+        return Problem(
+            where=where,
+            what=f"{sequences} rows cannot be divided among {count} devices",
+            hint=f"the nearest batches that can are {near}",
+        )
     wanted = job.fixed.get(MICRO_BATCH)
     if isinstance(wanted, int) and wanted not in valid:
         near = " or ".join(str(n) for n in nearest_values(wanted, valid))
@@ -179,7 +188,7 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
             hint=f"the nearest values that do are {near}",
         )
     pinned = job.fixed.get(ACCUMULATION)
-    counts = [sequences // (m * job.devices.count) for m in valid]
+    counts = [sequences // (m * count) for m in valid]
     if isinstance(pinned, int) and pinned not in counts:
         near = " or ".join(str(n) for n in nearest_values(pinned, sorted(counts)))
         return Problem(

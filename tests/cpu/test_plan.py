@@ -224,7 +224,8 @@ def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(pl
         estimate, alone = candidate["estimate"], one[rows]["estimate"]
         assert candidate["knobs"]["gradient_accumulation_steps"] == 4 // rows
         buckets = estimate["parts"]["communication"]
-        assert buckets == pytest.approx(4 * plans("--device", "h200")["model"]["parameters"])
+        weights = plans("--device", "h200")["model"]["parameters"]
+        assert buckets == pytest.approx(4 * weights, rel=1e-4)  # the allocator rounds up
         assert estimate["peak_memory_bytes"] > alone["peak_memory_bytes"] + buckets
         assert sum(estimate["parts"].values()) == estimate["peak_memory_bytes"]
         assert "exchange gradients is not counted" in estimate["notes"][-1]
@@ -233,7 +234,8 @@ def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(pl
 
 def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) -> None:
     refused = plans.refused("plan", "job.yaml", "--device", "h200", "--devices", "3")
-    assert "global_batch_size" in refused
+    assert "8 rows cannot be divided among 3 devices" in refused
+    assert "the nearest batches that can are 6 or 9" in refused
     assert "by their kind only" in plans.refused("plan", "job.yaml", "--devices", "2")
     assert "a job is needed" in plans.refused("plan", "--max-length", "64")
     assert "a length is needed" in plans.refused("plan", "--model", "model/config.json")
