@@ -3,6 +3,7 @@
 Raises nothing: what cannot be traced is told in the reply.
 """
 
+import gc
 import tempfile
 import time
 import traceback
@@ -53,7 +54,9 @@ def process_bytes() -> int:
 def _answer(request: EstimateRequest, held: int, began: float) -> EstimateReply:
     from autotune.estimate.path_estimates import PathEstimates
 
+    gc.freeze()  # what was imported is not looked through again and again
     path = PathEstimates(request)
+    gc.freeze()
     return EstimateReply(
         points=[path.point(point) for point in request.points],
         shapes=path.shapes(),

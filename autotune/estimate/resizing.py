@@ -9,6 +9,7 @@ each copy frees of the copy below. The rule is checked by comparing with whole t
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, Event, chunk, layer
 
@@ -67,6 +68,7 @@ class _Resizing:
         self._by_slot: dict[tuple[int, _Slot], int] = {}
         self._find_homes()
         self._repeated = self._repeated_references()
+        self._sources = [self._source_of(target) for target in range(wanted)]
         self._new: dict[tuple[int, int], int] = {}
         self._first_new = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
         self._out: list[Event] = []
@@ -83,13 +85,11 @@ class _Resizing:
             targets = list(self._targets(index))
             if index == _MIDDLE and self._descending(number, previous):
                 targets.reverse()
-            for target in targets:
-                for event in run:
-                    if self._once(event, index):
-                        if target == targets[0]:
-                            self._emit_outside([event], self._axis.region(target))
-                    else:
-                        self._emit(event, index, target)
+            once = [self._once(event, index) for event in run]
+            copied = [event for event, single in zip(run, once, strict=True) if not single]
+            self._emit_run(run, once, index, targets[0] if targets else None)
+            for target in targets[1:]:
+                self._emit(copied, index, target)
             previous = index
         self._check_frees()
         return self._out
@@ -175,32 +175,39 @@ class _Resizing:
             new = self._new[key, target] = self._first_new + len(self._new)
         return new
 
-    def _resolve(self, key: int, index: int, target: int) -> int | None:
-        """The new id of what an event of stretch `index`, standing for `target`, refers to."""
-        home = self._home[key]
-        there = target + home[0] - index
-        if not 0 <= there < self._wanted:
-            return None
-        source = self._source_of(there)
-        if source != home[0]:
-            analog = self._by_slot.get((source, home[1]))
-            if analog is None:
-                raise Irregular(f"stretch {source} does not repeat stretch {home[0]}")
-            key = analog
-        return self._id(key, there)
-
-    def _emit(self, event: Event, index: int, target: int) -> None:
-        new = self._resolve(event[1], index, target)
-        if new is None:
+    def _emit_run(self, run: list[Event], once: list[bool], index: int, target: int | None) -> None:
+        """The first copy of a run, with what no other copy does."""
+        if target is None:
             return
-        region = self._axis.region(target)
-        if event[0] == ALLOCATE:
-            size = self._size(event, index)
-            self._out.append((ALLOCATE, new, size, event[3], event[4], region))
-        elif event[0] == MOVE:
-            self._out.append((MOVE, new, event[2], region))
-        else:
-            self._out.append((event[0], new, region))
+        for single, events in groupby(zip(once, run, strict=True), key=lambda pair: pair[0]):
+            part = [event for _, event in events]
+            if single:
+                self._emit_outside(part, self._axis.region(target))
+            else:
+                self._emit(part, index, target)
+
+    def _emit(self, run: list[Event], index: int, target: int) -> None:
+        """The events of a run of stretch `index`, as those of stretch `target`."""
+        out, region = self._out, self._axis.region(target)
+        for event in run:
+            key = event[1]
+            home, slot = self._home[key]
+            there = target + home - index
+            if not 0 <= there < self._wanted:
+                continue
+            source = self._sources[there]
+            if source != home:
+                key = self._by_slot.get((source, slot), -1)
+                if key < 0:
+                    raise Irregular(f"stretch {source} does not repeat stretch {home}")
+            new = self._id(key, there)
+            if event[0] == ALLOCATE:
+                size = self._size(event, index)
+                out.append((ALLOCATE, new, size, event[3], event[4], region))
+            elif event[0] == MOVE:
+                out.append((MOVE, new, event[2], region))
+            else:
+                out.append((event[0], new, region))
 
     def _size(self, event: Event, index: int) -> int:
         """Bytes of an allocation; the last chunk, which may be a part, counts as a full one."""
