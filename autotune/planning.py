@@ -98,28 +98,14 @@ def plan(
     began = time.monotonic()
     job, kind = placed(job, device, devices)
     cache = PlanCache.of_user()
-    asked = f"{kind!r}, {'the default' if only_default else 'all'}"
-    key = cache.key(job, definition, None if kind is None else asked)
-    stored = None if key is None else cache.read(key)
     run = RunFolder(path=scratch)
-    if stored is not None:
-        facts, replies = stored
-    else:
-        facts, replies = _made(job, definition, run, kind, cache, only_default=only_default)
-        if key is not None and all(reply.problem is None for reply in replies):
-            cache.write(key, facts, replies)
+    facts, replies, cached = _remembered(job, definition, run, kind, cache, only_default)
     space = bind(definition, job, facts)
     if only_default:
         space = dataclasses.replace(space, candidates=(space.default(),))
     limit = planned_limit(job, facts)
-    tasks = path_tasks(
-        job,
-        facts,
-        space.candidates,
-        rows=run.rows,
-        limit=allocator_limit(job, facts, limit),
-        cache=None,
-    )
+    allowed = allocator_limit(job, facts, limit)
+    tasks = path_tasks(job, facts, space.candidates, rows=run.rows, limit=allowed, cache=None)
     worth = kind is not None or len(space.candidates) >= WORTH_MEASURING
     ceilings = known_ceilings(facts, kind, cache, scratch) if worth else None
     return Plan(
@@ -129,8 +115,28 @@ def plan(
         limit_bytes=limit,
         devices=devices,
         seconds=round(time.monotonic() - began, 3),
-        cached=stored is not None,
+        cached=cached,
     )
+
+
+def _remembered(
+    job: Job,
+    definition: SpaceDefinition,
+    run: RunFolder,
+    kind: DeviceKind | None,
+    cache: PlanCache,
+    only_default: bool,
+) -> tuple[Facts, list[EstimateReply], bool]:
+    """Facts and replies, and whether a plan that was made before has them."""
+    asked = f"{kind!r}, {'the default' if only_default else 'all'}"
+    key = cache.key(job, definition, None if kind is None else asked)
+    stored = None if key is None else cache.read(key)
+    if stored is not None:
+        return *stored, True
+    facts, replies = _made(job, definition, run, kind, cache, only_default=only_default)
+    if key is not None and all(reply.problem is None for reply in replies):
+        cache.write(key, facts, replies)
+    return facts, replies, False
 
 
 def _made(

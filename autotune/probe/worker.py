@@ -9,7 +9,7 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory, is_out_of_memory
 from autotune.probe.protocol import (
@@ -21,6 +21,9 @@ from autotune.probe.protocol import (
     write_json,
 )
 from autotune.units import format_bytes
+
+if TYPE_CHECKING:
+    from autotune.probe.meters import StepMeter
 
 
 class Stages:
@@ -108,6 +111,16 @@ def _measure(
     meter.attach(trainer)
     stages.enter("train")
     trainer.train()
+    return _ended(request, memory, meter, steps.tokens_per_epoch)
+
+
+def _ended(
+    request: ProbeRequest,
+    memory: CpuMemory | CudaMemory,
+    meter: "StepMeter",
+    tokens_per_epoch: float,
+) -> Measurement:
+    """What a training that came to its end took; it may have been too much."""
     assert meter.result is not None
     figures: dict[str, Any] = memory.figures()
     beyond = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
@@ -118,7 +131,7 @@ def _measure(
         memory_limit_bytes=request.memory_limit_bytes,
         missing_bytes=beyond or None,
         micro_steps_measured=len(meter.steps),
-        tokens_per_epoch=steps.tokens_per_epoch,
+        tokens_per_epoch=tokens_per_epoch,
         last_loss=meter.last_loss,
         gradient_norm=meter.gradient_norm,
         processor_wait_share=meter.processor_wait_share,

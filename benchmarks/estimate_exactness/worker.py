@@ -1,31 +1,39 @@
 """The child: one combination traced, then run for real, both on one thread of the CPU."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.estimate.protocol import MicroBatch, TraceRequest
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 
 
-def compare(path: Path) -> None:
-    """Estimate and truth of the combination that `path` asks for."""
+def asked_of(folder: ProbeFolder) -> TraceRequest:
+    """The steps that a child is asked for; it is quiet and on one thread from here on."""
     import logging
     import warnings
 
-    import torch
-
-    from autotune.estimate import record, tracer, truth
-    from autotune.estimate.protocol import MicroBatch, TraceRequest
-    from autotune.estimate.stand_ins import replaced
-    from autotune.estimate.trace import trace_steps
+    from autotune.estimate import truth
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     truth.threads(1)
-    folder = ProbeFolder(path=path)
     asked = TraceRequest.from_plain(read_json(folder.request) or {})
     steps: list[Any] = asked.steps
-    request = TraceRequest(**{**vars(asked), "steps": [MicroBatch.from_plain(s) for s in steps]})
+    return replace(asked, steps=[MicroBatch.from_plain(step) for step in steps])
+
+
+def compare(path: Path) -> None:
+    """Estimate and truth of the combination that `path` asks for."""
+    import torch
+
+    from autotune.estimate import record, tracer, truth
+    from autotune.estimate.stand_ins import replaced
+    from autotune.estimate.trace import trace_steps
+
+    folder = ProbeFolder(path=path)
+    request = asked_of(folder)
     unmerged: list[int] = []
     merge = tracer.merged
 

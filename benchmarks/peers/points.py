@@ -4,22 +4,9 @@ from itertools import product
 from typing import Any
 
 from benchmarks.estimate_exactness.cases import Case
+from benchmarks.host_memory.run import MODEL
 
-QWEN_05B: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
+QWEN_05B: dict[str, Any] = {**MODEL, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
 """The shape of Qwen2.5-0.5B."""
 LARGE = "qwen2.5-0.5b"
 

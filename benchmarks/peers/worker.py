@@ -4,28 +4,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.estimate.protocol import TraceRequest
+from autotune.probe.protocol import ProbeFolder, write_json
+from benchmarks.estimate_exactness.worker import asked_of
 
 
 def compare(path: Path) -> None:
     """Truth and all estimates of the point that `path` asks for."""
-    import logging
-    import warnings
-
     import torch
 
     from autotune.estimate import record, truth
-    from autotune.estimate.protocol import MicroBatch, TraceRequest
     from autotune.estimate.trace import trace_steps
     from benchmarks.peers.estimators import PEERS
 
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    truth.threads(1)
     folder = ProbeFolder(path=path)
-    asked = TraceRequest.from_plain(read_json(folder.request) or {})
-    steps: list[Any] = asked.steps
-    request = TraceRequest(**{**vars(asked), "steps": [MicroBatch.from_plain(s) for s in steps]})
+    request = asked_of(folder)
 
     def autotune(wanted: TraceRequest) -> int:
         return record.live_bytes(trace_steps(wanted).events).peak_bytes

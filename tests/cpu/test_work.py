@@ -1,10 +1,9 @@
 """The work of operators, by the shapes of their arguments."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from autotune.estimate.work import work_of  # noqa: E402
+from autotune.estimate.work import work_of
 
 aten = torch.ops.aten
 
