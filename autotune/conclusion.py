@@ -15,6 +15,7 @@ from autotune.probe.record import Record, counts_as_probe, excess_bytes
 from autotune.promise import Verification
 from autotune.recommend import NothingFits, Recommendation, recommend
 from autotune.run_folder import RunFolder
+from autotune.searching import ruled_out, saving
 from autotune.session import Result, Session
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
@@ -40,7 +41,9 @@ def conclude(session: Session, reason: str) -> Result:
             space_size=size,
             nothing_fits=first,
             tried=tried,
+            skipped=ruled_out(session, records),
         )
+    brought = saving(session, records)
     recommendation, verification = verified(session, first, records)
     return Result(
         outcome="recommended",
@@ -49,6 +52,8 @@ def conclude(session: Session, reason: str) -> Result:
         space_size=size,
         recommendation=recommendation,
         verification=verification,
+        saving=brought,
+        skipped=ruled_out(session, records),
     )
 
 

@@ -1,7 +1,8 @@
-"""What a run expects: a path is traced when a candidate on it is first asked for."""
+"""What a run expects of its candidates: every path is traced before the first probe."""
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from functools import cached_property
 
@@ -13,12 +14,14 @@ from autotune.job import Job
 from autotune.path_tasks import PathTask, path_tasks
 from autotune.placing import allocator_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import WORTH_MEASURING, measured_ceilings, traced_in_children
+from autotune.planning import WORTH_MEASURING, measured_ceilings, servers, traced_in_children
 from autotune.probe.protocol import read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
-from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace
+
+PATHS_A_SERVER = 4
+"""A second process to fork from takes as long to start as this many traces."""
 
 
 class Expecter:
@@ -58,15 +61,12 @@ class Expecter:
         with contextlib.suppress(KeyError, TypeError):
             self.expectations = expectations_from_plain(stored or {})
 
-    def of(self, candidate: Candidate) -> Expectations:
-        """The expectations, those of this candidate's path among them."""
-        if candidate.key not in self.expectations.estimates:
-            number = next(
-                n
-                for n, task in enumerate(self._tasks)
-                if any(one.key == candidate.key for one in task.candidates)
-            )
-            self._trace(number)
+    def all(self) -> Expectations:
+        """The expectations of every candidate; what was not traced before is traced now."""
+        known = self.expectations.estimates
+        missing = [t for t in self._tasks if any(one.key not in known for one in t.candidates)]
+        if missing:
+            self._trace(missing)
         return self.expectations
 
     @cached_property
@@ -78,10 +78,11 @@ class Expecter:
         path = self._run.path / "estimates" / "ceilings"
         return measured_ceilings(self._facts, self._cache, self._server, path)
 
-    def _trace(self, number: int) -> None:
-        tasks = [self._tasks[number]]
-        folder = self._run.path / "estimates" / f"{number:03d}"
-        replies = traced_in_children(tasks, [self._server], folder)
+    def _trace(self, tasks: list[PathTask]) -> None:
+        folder = self._run.path / "estimates"
+        more = min(len(os.sched_getaffinity(0)), len(tasks) // PATHS_A_SERVER) - 1
+        with servers(folder, max(more, 0)) as started:
+            replies = traced_in_children(tasks, [self._server, *started], folder)
         found = estimates_of(
             tasks,
             replies,

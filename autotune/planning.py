@@ -197,8 +197,8 @@ def measured_ceilings(
 def servers(folder: Path, count: int) -> Iterator[list[ProbeServer]]:
     """As many processes that children are forked from as there are cores."""
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
-        made = [ProbeServer(folder / f"server-{n}.log") for n in range(min(count, MAX_SERVERS))]
         folder.mkdir(parents=True, exist_ok=True)
+        made = [ProbeServer(folder / f"server-{n}.log") for n in range(min(count, MAX_SERVERS))]
         yield list(pool.map(stack.enter_context, made))
 
 

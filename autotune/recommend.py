@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, excess_bytes
+from autotune.probe.repeats import pooled, repeatability
 from autotune.space.knobs import Candidate, value_label
 from autotune.space.leanness import expected_leanness
 from autotune.units import format_bytes
@@ -18,11 +19,18 @@ MAX_TIE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A measured candidate that may be recommended."""
+    """A measured candidate that may be recommended.
+
+    Attributes:
+        number: of its first probe.
+        measurement: of all its probes as one.
+        readings: how many probes these were.
+    """
 
     number: int
     candidate: Candidate
     measurement: Measurement
+    readings: int = 1
 
     @property
     def tokens_per_s(self) -> float:
@@ -77,14 +85,7 @@ def recommend(
     passed_over = passed_over or {}
     rejected = _rejected(records, allowed_bytes, passed_over)
     out = {number for numbers in rejected.values() for number in numbers}
-    ranked = sorted(
-        (
-            Ranked(number=r.number, candidate=r.candidate, measurement=r.measurement)
-            for r in records
-            if r.number not in out and r.measurement is not None and r.measurement.outcome == "ok"
-        ),
-        key=lambda one: -one.tokens_per_s,
-    )
+    ranked = _standings([record for record in records if record.number not in out])
     if not ranked:
         return _nothing_fits(records, allowed_bytes, rejected)
     fastest = ranked[0]
@@ -104,6 +105,25 @@ def recommend(
         allowed_bytes=allowed_bytes,
         passed_over=passed_over,
     )
+
+
+def _standings(records: Sequence[Record]) -> list[Ranked]:
+    """The candidates that were measured, each once, the fastest first."""
+    readings: dict[str, list[Record]] = {}
+    for record in records:
+        if record.measurement is not None and record.measurement.outcome == "ok":
+            readings.setdefault(record.candidate.key, []).append(record)
+    sd = repeatability(records).sd
+    ranked = [
+        Ranked(
+            number=group[0].number,
+            candidate=group[0].candidate,
+            measurement=pooled([r.measurement for r in group if r.measurement is not None], sd),
+            readings=len(group),
+        )
+        for group in readings.values()
+    ]
+    return sorted(ranked, key=lambda one: -one.tokens_per_s)
 
 
 def _pinned(
@@ -147,20 +167,38 @@ def _rejected(
     records: Sequence[Record], allowed_bytes: int | None, passed_over: Mapping[int, str]
 ) -> dict[str, tuple[int, ...]]:
     groups: dict[str, list[int]] = {}
+    reasons = {r.number: _why_rejected(r, allowed_bytes, passed_over) for r in records}
+    against: dict[str, str] = {}  # what holds for one probe of a candidate holds for all of them
     for record in records:
-        measurement = record.measurement
-        if measurement is None:
-            continue
-        why = None
-        if record.number in passed_over:
-            why = f"its bundle failed verification: {passed_over[record.number]}"
-        elif measurement.outcome != "ok":
-            why = measurement.outcome
-        elif (excess_bytes(measurement, allowed_bytes) or 0) > 0:
-            why = "it leaves less memory free than the headroom asks for"
+        why = reasons[record.number]
+        if why is not None and why not in _SAYS_NOTHING:
+            against.setdefault(record.candidate.key, why)
+    for record in records:
+        why = reasons[record.number]
+        if why is None and record.measurement is not None and record.candidate.key in against:
+            why = f"measured again, it was not as good: {against[record.candidate.key]}"
         if why is not None:
             groups.setdefault(why, []).append(record.number)
     return {why: tuple(numbers) for why, numbers in groups.items()}
+
+
+def _why_rejected(
+    record: Record, allowed_bytes: int | None, passed_over: Mapping[int, str]
+) -> str | None:
+    measurement = record.measurement
+    if measurement is None or measurement.outcome in _SAYS_NOTHING:
+        return measurement.outcome if measurement is not None else None
+    if record.number in passed_over:
+        return f"its bundle failed verification: {passed_over[record.number]}"
+    if measurement.outcome != "ok":
+        return measurement.outcome
+    if (excess_bytes(measurement, allowed_bytes) or 0) > 0:
+        return "it leaves less memory free than the headroom asks for"
+    return None
+
+
+_SAYS_NOTHING = ("busy", "interrupted", "stopped")
+"""Outcomes that do not speak against another probe of the same candidate."""
 
 
 def _reasons(
@@ -172,6 +210,8 @@ def _reasons(
 ) -> list[str]:
     noise = chosen.measurement.relative_uncertainty
     known = f" (+-{100 * noise:.1f}%)" if noise is not None else ""
+    if chosen.readings > 1:
+        known = f" ({known[2:-1]}, {chosen.readings} probes)"
     reasons = []
     if chosen is fastest:
         reasons.append(f"fastest stable candidate: {chosen.tokens_per_s:.0f} tokens/s{known}")

@@ -19,6 +19,7 @@ from autotune.promise import Verification
 from autotune.recommend import Recommendation, recommend
 from autotune.run_folder import RunFolder
 from autotune.search.study import Study
+from autotune.searching import reasons_against
 from autotune.space.load import load_job
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import allowed_memory
@@ -46,6 +47,13 @@ class PastRun:
         """What the run expected of its candidates; None where it did not get that far."""
         stored = read_json(self.run.estimates)
         return expectations_from_plain(stored) if isinstance(stored, dict) else None
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Keys of the candidates that need no probe, each with its reason."""
+        return reasons_against(
+            self.space.candidates, self.records, self.expectations, self.allowed_bytes
+        )
 
     def recommendation(self, pinned: int | None = None) -> Recommendation:
         """The run's recommendation, or the probe the user wants.
@@ -112,8 +120,6 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
         storage or run.database,
         name,
         allowed_bytes=allowed,
-        opening=(),
-        seed=0,
     )
     return PastRun(
         run=run,

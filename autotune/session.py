@@ -1,14 +1,16 @@
 """What one run works with, who listens to it, and what it comes to."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from autotune.expecter import Expecter
+from autotune.duration import Saving
+from autotune.expectations import Expectations
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.record import Record
 from autotune.probe.runner import ProbeServer
 from autotune.promise import Verification
-from autotune.recommend import NothingFits, Recommendation
+from autotune.recommend import NothingFits, Ranked, Recommendation
 from autotune.run_folder import RunFolder
 from autotune.search.study import Study
 from autotune.space.knobs import Candidate
@@ -28,8 +30,11 @@ class Listener:
     def measuring(self) -> None:
         """The rates of the device are measured, once for all runs on this machine."""
 
-    def judged(self, candidate: Candidate, worth_probing: bool) -> None:
-        """By its estimate a candidate is worth a probe, or cannot fit."""
+    def estimating(self, candidates: int) -> None:
+        """Memory and speed of all candidates are estimated."""
+
+    def ruled_out(self, reasons: Mapping[str, str]) -> None:
+        """These candidates, by key, need no probe now, each for its reason."""
 
     def probing(self, number: int, candidate: Candidate) -> None:
         """A probe starts."""
@@ -40,6 +45,9 @@ class Listener:
     def stopped(self, reason: str) -> None:
         """The search has ended."""
 
+    def settling(self, group: Sequence[Ranked]) -> None:
+        """The fastest are measured again, in turns."""
+
     def verifying(self, recommendation: Recommendation) -> None:
         """A bundle is being launched."""
 
@@ -48,6 +56,19 @@ class Listener:
 
     def trying(self, text: str) -> None:
         """Nothing fits, and a change of the job is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to search: what is no part of the job.
+
+    Attributes:
+        sampler: one of `search.baselines.SAMPLERS`.
+        history: whether measurements of earlier runs order the first guesses.
+    """
+
+    sampler: str = "estimates"
+    history: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +86,9 @@ class Session:
     """Memory a probe may take."""
     allowed_bytes: int
     """Memory a recommended candidate may take: the limit less the headroom."""
-    expecter: Expecter
-    """Says what a candidate is expected to take."""
+    expectations: Expectations
+    """What each candidate is expected to take."""
+    options: Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +104,6 @@ class Result:
     verification: Verification | None = None
     nothing_fits: NothingFits | None = None
     tried: tuple[TriedChange, ...] = ()
+    saving: Saving | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Candidates, by key, that needed no probe, and why."""

@@ -1,6 +1,7 @@
 """READ THIS FIRST: how a job becomes a verified bundle.
 
-    survey -> bind the space -> ( estimate -> ask -> probe -> tell )* -> recommend -> emit -> verify
+    survey -> bind the space -> estimate -> ( ask -> probe -> tell )* -> the fastest again
+           -> recommend -> emit -> verify
 
 Everything is recorded as it happens, so that a run that is killed goes on where it was.
 """
@@ -12,25 +13,26 @@ import uuid
 
 from autotune import __version__
 from autotune.conclusion import conclude, interrupted
-from autotune.errors import machine_error, user_error
+from autotune.errors import user_error
+from autotune.expectations import Expectations
 from autotune.expecter import Expecter
+from autotune.facts import Facts
+from autotune.history import History
 from autotune.job import Job, KnobValue
-from autotune.probe.measure import measure_candidate, replied
+from autotune.probe.measure import replied
 from autotune.probe.protocol import Measurement, read_json, write_json
-from autotune.probe.record import Record, counts_as_probe
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
-from autotune.search.stopping import stop_reason
+from autotune.search.baselines import SAMPLERS
+from autotune.search.params import Sampler, compared_sampler, guided_sampler
 from autotune.search.study import Study
-from autotune.session import Listener, Result, Session
+from autotune.searching import search, settle
+from autotune.session import Listener, Options, Result, Session
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import allowed_memory, memory_limit, survey
 from autotune.yaml_file import to_yaml
-
-MAX_BUSY = 3
-BUSY_WAIT_S = 5.0
 
 
 def tune(
@@ -40,12 +42,14 @@ def tune(
     *,
     storage: str | None = None,
     listener: Listener | None = None,
+    options: Options | None = None,
 ) -> Result:
     """Find the fastest stable candidate of a job and write its verified bundle.
 
     Args:
         run: where everything is kept; a run that was started there goes on.
         storage: an Optuna storage URL in place of the run's own SQLite file.
+        options: how to search.
 
     Raises:
         UserError: the job cannot be (exit code 2).
@@ -55,11 +59,17 @@ def tune(
     if not run.exists():
         begin(job, run, storage)
     with run.locked(), ProbeServer(run.log) as server:
-        session = open_session(job, definition, run, server, storage, listener or Listener())
+        listener = listener or Listener()
+        session = open_session(
+            job, definition, run, server, storage, listener, options or Options()
+        )
         try:
             recover(session)
             reason = search(session)
             session.listener.stopped(reason)
+            settle(session)
+            if session.options.history:
+                remember(session)
             result = conclude(session, reason)
         except KeyboardInterrupt:
             result = interrupted(session)
@@ -82,64 +92,6 @@ def begin(job: Job, run: RunFolder, storage: str | None = None) -> None:
     run.begin(to_yaml(job.plain()), info)
 
 
-def search(session: Session) -> str:
-    """Probe until it is time to stop; why it is."""
-    busy = 0
-    while True:
-        records = session.study.records()
-        reason = stop_reason(
-            session.job.budget,
-            probes=sum(counts_as_probe(record) for record in records),
-            seconds=sum(r.measurement.seconds for r in records if r.measurement is not None),
-            candidates_left=session.study.candidates_left(),
-        )
-        if reason is not None:
-            return reason
-        measurement = probe_next(session)
-        busy = busy + 1 if measurement.outcome == "busy" else 0
-        if busy >= MAX_BUSY:
-            raise machine_error(measurement.reason, where="devices", hint="end them and --resume")
-        if busy:
-            time.sleep(BUSY_WAIT_S)
-
-
-def worth_probing(session: Session, candidate: Candidate) -> bool:
-    """Whether a candidate may fit, by its estimate and what the probes so far say of estimates.
-
-    Its path is traced now if it has not been; all that is hopeless on it is left out with it.
-    """
-    expectations = session.expecter.of(candidate)
-    hopeless = expectations.hopeless(session.space.candidates, session.study.records())
-    session.study.leave_out(hopeless)
-    session.listener.judged(candidate, candidate.key not in hopeless)
-    return candidate.key not in hopeless
-
-
-def probe_next(session: Session) -> Measurement:
-    """Ask for a candidate, probe it, and tell the study how that went."""
-    trial, candidate = session.study.ask(lambda one: worth_probing(session, one))
-    session.listener.probing(trial.number, candidate)
-    try:
-        measurement = measure_candidate(
-            session.server,
-            session.run.probe(trial.number),
-            session.job,
-            session.facts,
-            candidate,
-            rows=session.run.rows,
-            output_dir=session.run.output,
-            limit=session.limit_bytes,
-            watch=session.study.cannot_win(trial),
-        )
-    except KeyboardInterrupt:
-        session.study.tell(trial, Measurement(outcome="interrupted", reason="Ctrl-C"))
-        raise
-    session.study.tell(trial, measurement)
-    record = Record(number=trial.number, candidate=candidate, measurement=measurement)
-    session.listener.probed(record)
-    return measurement
-
-
 def open_session(
     job: Job,
     definition: SpaceDefinition,
@@ -147,23 +99,26 @@ def open_session(
     server: ProbeServer,
     storage: str | None,
     listener: Listener,
+    options: Options,
 ) -> Session:
-    """All that a run needs: facts, limits, the bound space and the study."""
+    """All that a run needs: facts, limits, the bound space, its estimates and the study."""
     listener.surveying(job)
     facts = survey(job, run, server)
     limit = memory_limit(job, facts.device)
     space = bind(definition, job, facts)
     keep_space(run, space)
     allowed = allowed_memory(job, facts.device)
+    listener.surveyed(facts, space, limit)
+    expecter = Expecter(job, facts, space, run, server, limit, listener.measuring)
+    listener.estimating(len(space.candidates))
+    expectations = expecter.all()
     study = Study(
         space,
         storage or run.database,
         run.read(run.run)["study"],
         allowed_bytes=allowed,
-        opening=opening(space),
-        seed=job.seed,
+        sampler=chosen_sampler(options, job, facts, space, expectations, allowed),
     )
-    listener.surveyed(facts, space, limit)
     return Session(
         job=job,
         run=run,
@@ -174,7 +129,41 @@ def open_session(
         listener=listener,
         limit_bytes=limit,
         allowed_bytes=allowed,
-        expecter=Expecter(job, facts, space, run, server, limit, listener.measuring),
+        expectations=expectations,
+        options=options,
+    )
+
+
+def remember(session: Session) -> None:
+    """Let later runs know what was measured."""
+    History.of_user().keep(
+        session.run.read(session.run.run)["study"],
+        session.job,
+        session.facts,
+        session.study.records(),
+        session.expectations,
+    )
+
+
+def chosen_sampler(
+    options: Options,
+    job: Job,
+    facts: Facts,
+    space: SearchSpace,
+    expectations: Expectations,
+    allowed: int,
+) -> Sampler:
+    """Ours, or the one to compare it with."""
+    if options.sampler != SAMPLERS[0]:
+        return compared_sampler(options.sampler, space, opening(space), job.seed)
+    history = History.of_user().readings(job, facts, space) if options.history else []
+    return guided_sampler(
+        space,
+        expectations.estimates,
+        expectations.prior,
+        allowed_bytes=allowed,
+        history=history,
+        seed=job.seed,
     )
 
 
@@ -198,7 +187,8 @@ def keep_space(run: RunFolder, space: SearchSpace) -> None:
 
 
 def opening(space: SearchSpace) -> tuple[Candidate, ...]:
-    """What is probed first: the stack's defaults, then without checkpointing, then less padding."""
+    """What samplers without estimates begin with: the stack's defaults, then without
+    checkpointing, then less padding."""
     first = space.default()
     changes: tuple[dict[str, KnobValue], ...] = (
         {"gradient_checkpointing": False},

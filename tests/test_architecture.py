@@ -21,14 +21,16 @@ LAYERS = (
     ("estimate",),
     ("run_folder", "plan_cache"),
     ("path_tasks",),
+    ("duration",),
     ("recommend", "what_if", "search", "surveying", "expectations"),
     ("placing",),
     ("planning", "comparison"),
-    ("expecter",),
+    ("expecter", "history"),
     ("largest",),
     ("promise", "emit"),
     ("verify",),
     ("session", "probing"),
+    ("searching",),
     ("conclusion",),
     ("tuning", "reopening"),
     ("report",),
@@ -65,11 +67,12 @@ CHILD_FUNCTIONS = {
 }
 HEAVY = {
     *("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets"),
-    *("tokenizers", "pyarrow", "huggingface_hub", "numpy"),
+    *("tokenizers", "pyarrow", "huggingface_hub"),
 }
 OWNERS = {
     "click": {"cli"},
     "optuna": {"search"},
+    "numpy": {"search", *CHILD_ONLY, *CHILD_FUNCTIONS},
     "sqlalchemy": {"search"},
     "pynvml": {"facts/devices.py"},
     "rich": {"cli", "report"},
@@ -79,7 +82,11 @@ OWNERS = {
 }
 PURE = (
     "recommend.py",
+    "duration.py",
     "promise.py",
+    *(f"search/{name}.py" for name in ("expected", "surrogate", "beliefs", "dominance")),
+    *(f"search/{name}.py" for name in ("settling", "stopping")),
+    "probe/repeats.py",
     "what_if.py",
     "emit",
     "space",

@@ -19,7 +19,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     from autotune.comparison import compared
     from autotune.reopening import reopen
     from autotune.report.plain import report_plain
-    from autotune.report.tables import records_table
+    from autotune.report.tables import cost_lines, records_table, repeat_lines, skipped_lines
 
     past = reopen(run, storage)
     stored = past.stored
@@ -33,6 +33,12 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     console.print(records_table(past.records, free, estimates))
     for line in [] if expectations is None else compared(expectations, past.records).lines():
         console.print(line, highlight=False, soft_wrap=True)
+    for line in [
+        *skipped_lines(past.skipped),
+        *repeat_lines(past.records),
+        *cost_lines(past.records),
+    ]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if stored is None:
         console.print("\nno recommendation yet", highlight=False)
         return 0

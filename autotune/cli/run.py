@@ -18,6 +18,16 @@ from autotune.cli.job_options import guarded, job_options, json_option, load, pr
     "--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder."
 )
 @click.option("--storage", help="Optuna storage URL, in place of study.db in the run folder.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["estimates", "tpe", "gp", "random", "grid"]),
+    default="estimates",
+    show_default=True,
+    help="What proposes candidates: our estimates, or one of Optuna's samplers to compare with.",
+)
+@click.option(
+    "--no-history", is_flag=True, help="Neither use nor keep what runs of this user measured."
+)
 @json_option
 @guarded
 def command(
@@ -26,6 +36,8 @@ def command(
     out: Path | None,
     resume: Path | None,
     storage: str | None,
+    sampler: str,
+    no_history: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -40,6 +52,7 @@ def command(
     from autotune.report.plain import result_plain
     from autotune.report.tables import result_lines
     from autotune.report.terminal import TerminalListener
+    from autotune.session import Options
     from autotune.tuning import tune
 
     if resume is not None:
@@ -49,7 +62,14 @@ def command(
     else:
         loaded, definition, run = _started(job, sets, flags, out, storage)
     console = Console(stderr=True)
-    result = tune(loaded, definition, run, storage=storage, listener=TerminalListener(console))
+    result = tune(
+        loaded,
+        definition,
+        run,
+        storage=storage,
+        listener=TerminalListener(console),
+        options=Options(sampler=sampler, history=not no_history),
+    )
     if as_json:
         print_json(result_plain(result, run.bundle))
     else:

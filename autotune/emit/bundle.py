@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.duration import work_of
 from autotune.emit.accelerate_config import accelerate_config
 from autotune.emit.launch import launch_script
 from autotune.emit.readme import readme
@@ -62,8 +63,7 @@ def bundle_files(
             recommendation,
             model=facts.model.name,
             device=facts.device.name,
-            epochs=float(chosen.config["num_train_epochs"]),
-            max_steps=int(chosen.config.get("max_steps") or 0),
+            work=work_of(chosen.config, has_data=bool(facts.data.source)),
             has_data=bool(facts.data.source),
             verification=verification,
             costs=costs,

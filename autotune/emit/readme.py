@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.duration import Work
 from autotune.recommend import Ranked, Recommendation
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes, format_seconds
@@ -13,8 +14,7 @@ def readme(
     *,
     model: str,
     device: str,
-    epochs: float,
-    max_steps: int,
+    work: Work,
     has_data: bool,
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -37,7 +37,7 @@ def readme(
         "",
         "## What to expect",
         "",
-        *_expectations(chosen, epochs, max_steps),
+        *_expectations(chosen, work),
         "",
         "## Verified",
         "",
@@ -61,7 +61,7 @@ def readme(
     return "\n".join(lines) + "\n"
 
 
-def _expectations(chosen: Ranked, epochs: float, max_steps: int) -> list[str]:
+def _expectations(chosen: Ranked, work: Work) -> list[str]:
     measurement = chosen.measurement
     noise = measurement.relative_uncertainty
     lines = [
@@ -70,16 +70,12 @@ def _expectations(chosen: Ranked, epochs: float, max_steps: int) -> list[str]:
         f"- {format_seconds(measurement.step_time_s or 0)} per optimizer step",
         f"- peak memory {format_bytes(chosen.peak_memory_bytes)}, on the worst batch of the data",
     ]
-    if max_steps > 0 and measurement.step_time_s is not None:
-        seconds = max_steps * measurement.step_time_s
-        lines.append(
-            f"- {format_seconds(seconds)} for {max_steps} step(s), without evaluation and saving"
-        )
-    elif measurement.tokens_per_epoch is not None:
-        seconds = epochs * measurement.tokens_per_epoch / chosen.tokens_per_s
-        lines.append(
-            f"- {format_seconds(seconds)} for {epochs:g} epoch(s), without evaluation and saving"
-        )
+    seconds = work.seconds(measurement)
+    if seconds is not None:
+        much = f"{work.epochs:g} epoch(s)"
+        if work.max_steps is not None:
+            much = f"{work.max_steps} step(s)"
+        lines.append(f"- {format_seconds(seconds)} for {much}, without evaluation and saving")
     return lines
 
 

@@ -82,11 +82,17 @@ def measure_candidate(
     output_dir: Path,
     limit: int,
     watch: Watcher | None = None,
+    to_beat: float | None = None,
 ) -> Measurement:
-    """Probe a candidate of a job in `folder`, within the job's own time limit."""
+    """Probe a candidate of a job in `folder`, within the job's own time limit.
+
+    Args:
+        to_beat: tokens/s of the fastest so far.
+    """
     request = probe_request(
         job, facts, candidate, rows=rows, output_dir=str(output_dir), limit=limit
     )
+    request = dataclasses.replace(request, to_beat_tokens_per_s=to_beat)
     limits = Limits(wall_s=60 * job.budget.probe_minutes)
     return measure(server, folder, request, limits, watch)
 

@@ -30,6 +30,10 @@ MIN_ROUNDS, MAX_ROUNDS = 2, 8
 ENOUGH_SECONDS = 10.0
 GOAL = 0.02
 """Relative uncertainty at which a probe has measured enough."""
+CLOSE = 0.05
+"""A probe that is no further below the one to beat is measured twice as well, for twice as long."""
+PARTIAL_DOUBT = 0.3
+"""How much faster than it looks a candidate may be before each micro-batch was timed once."""
 
 
 class NotFinite(Exception):
@@ -76,7 +80,9 @@ class StepMeter(TrainerCallback):
         batching: Batching,
         accumulation: int,
         progress: Progress,
+        to_beat: float | None = None,
     ):
+        self._to_beat = to_beat
         self._plan, self._schedule, self._batching = plan, schedule, batching
         self._accumulation, self._progress = accumulation, progress
         # Not `is_available`: a job for the CPU must not start CUDA where there is a GPU too.
@@ -166,8 +172,7 @@ class StepMeter(TrainerCallback):
         rounds, rest = divmod(state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round)
         if state.global_step > WARM_UP_STEPS:
             self.optimizer_s.append(now - self._mark)
-            if rounds >= 1:  # each planned micro-batch has been timed
-                self._estimate(state.global_step - WARM_UP_STEPS)
+            self._estimate(state.global_step - WARM_UP_STEPS, whole=rounds >= 1)
             if rest == 0:
                 self._end_of_round(rounds, now, control)
         else:
@@ -184,23 +189,33 @@ class StepMeter(TrainerCallback):
         threads = int(torch.get_num_threads())
         return max(waited - self._waited_before, 0.0) / (timed * threads)
 
-    def _estimate(self, step: int) -> None:
-        """What is known after `step` timed optimizer steps, for whoever watches."""
-        self.result = throughput(
+    def _estimate(self, step: int, *, whole: bool) -> None:
+        """What is known after `step` timed optimizer steps, for whoever watches.
+
+        Args:
+            whole: whether each planned micro-batch has been timed at least once.
+        """
+        found = throughput(
             self.steps, self.optimizer_s, self.wait_s, self._plan.sample, self._accumulation
         )
+        optimistic = found.tokens_per_s * (1 + PARTIAL_DOUBT)
+        if whole:
+            self.result, optimistic = found, found.optimistic_tokens_per_s
         self._progress.tell(
             "estimate",
             step=step,
-            tokens_per_s=self.result.tokens_per_s,
-            optimistic_tokens_per_s=self.result.optimistic_tokens_per_s,
-            relative_uncertainty=self.result.relative_uncertainty,
+            tokens_per_s=found.tokens_per_s,
+            optimistic_tokens_per_s=optimistic,
+            relative_uncertainty=found.relative_uncertainty if whole else None,
         )
 
     def _end_of_round(self, rounds: int, now: float, control: Any) -> None:
         assert self.result is not None
-        uncertainty = self.result.relative_uncertainty
-        known = rounds >= MIN_ROUNDS and uncertainty is not None and uncertainty <= GOAL
-        long_enough = rounds >= MIN_ROUNDS and now - self._measuring_since > ENOUGH_SECONDS
+        uncertainty, care = self.result.relative_uncertainty, 1.0
+        if self._to_beat is not None and self.result.tokens_per_s >= (1 - CLOSE) * self._to_beat:
+            care = 2.0
+        known = rounds >= MIN_ROUNDS and uncertainty is not None and uncertainty <= GOAL / care
+        enough_s = care * ENOUGH_SECONDS
+        long_enough = rounds >= MIN_ROUNDS and now - self._measuring_since > enough_s
         if known or long_enough or rounds >= MAX_ROUNDS:
             control.should_training_stop = True

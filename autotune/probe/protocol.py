@@ -123,6 +123,8 @@ class ProbeRequest(Message):
     rows_sampled: bool
     global_batch: int
     seed: int
+    to_beat_tokens_per_s: float | None = None
+    """The fastest so far: a candidate that comes near it is measured longer."""
 
 
 @dataclass(frozen=True, kw_only=True)

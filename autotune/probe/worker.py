@@ -107,7 +107,8 @@ def _measure(
             "attention kernel: the loss would be another one"
         )
     progress.tell("built")
-    meter = StepMeter(steps, schedule, batching, accumulation, progress)
+    to_beat = request.to_beat_tokens_per_s
+    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat)
     meter.attach(trainer)
     stages.enter("train")
     trainer.train()

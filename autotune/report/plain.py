@@ -1,5 +1,6 @@
 """Results as JSON data, with the schema's version in them. Pure."""
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from autotune.expectations import Expectations
 from autotune.facts import Facts
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, counts_as_probe
+from autotune.probe.repeats import repeatability
 from autotune.session import Result
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace
@@ -34,6 +36,9 @@ def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
         "probes": probe_counts(result.records),
         "space_size": result.space_size,
         "stop_reason": result.stop_reason,
+        "saving": None if result.saving is None else asdict(result.saving),
+        "repeatability": asdict(repeatability(result.records)),
+        "skipped": dict(Counter(result.skipped.values())),
         "seconds": result.seconds,
     }
     if result.nothing_fits is not None:

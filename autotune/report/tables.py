@@ -1,6 +1,8 @@
 """Tables and sentences of results, for people. Pure: records in, rich renderables out."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from rich.markup import escape
 from rich.table import Table
@@ -8,6 +10,7 @@ from rich.table import Table
 from autotune.estimate.estimates import Estimate
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record
+from autotune.probe.repeats import repeatability
 from autotune.session import Result
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_label
 from autotune.space.spaces import SearchSpace
@@ -166,12 +169,52 @@ def result_lines(result: Result, bundle: str) -> list[str]:
         f"  {name}: {value_label(value)}" for name, value in sorted(chosen.candidate.knobs.items())
     ]
     lines += [f"- {reason}" for reason in result.recommendation.reasons]
+    lines += [f"- {line}" for line in search_lines(result)]
     if result.verification is not None:
         word = "verified" if result.verification.verified else "NOT verified"
         lines.append(f"{word}: {result.verification.reason}")
     if result.outcome == "recommended":
         lines.append(f"bundle: {bundle}")
     return lines
+
+
+def search_lines(result: Result) -> list[str]:
+    """What the search saved, what it needed no probe for, and how well its probes repeat."""
+    lines = [] if result.saving is None else [result.saving.sentence()]
+    return [*lines, *skipped_lines(result.skipped), *repeat_lines(result.records)]
+
+
+def skipped_lines(skipped: Mapping[str, str]) -> list[str]:
+    """Why candidates needed no probe."""
+    counted = Counter(skipped.values())
+    return [f"{count} candidate(s) needed no probe: {why}" for why, count in counted.items()]
+
+
+def repeat_lines(records: Sequence[Record]) -> list[str]:
+    """How far probes of the same candidate were apart."""
+    found = repeatability(records)
+    if found.measured_sd is None:
+        return []
+    return [
+        f"{found.repeats} repeated probe(s) differed from their candidate's mean by "
+        f"{100 * found.measured_sd:.1f}% (standard deviation)"
+    ]
+
+
+def cost_lines(records: Sequence[Record]) -> list[str]:
+    """Where the time of a probe goes: medians over those that ended ok."""
+    ended = [m for r in records if (m := r.measurement) is not None and m.outcome == "ok"]
+    ended = [one for one in ended if one.stages_s]
+    if not ended:
+        return []
+    names = ("build", "train")
+    spent = {name: median(one.stages_s.get(name, 0.0) for one in ended) for name in names}
+    rest = median(one.seconds - sum(one.stages_s.get(n, 0.0) for n in names) for one in ended)
+    return [
+        f"a probe took {median(one.seconds for one in ended):.1f} s (median): "
+        f"{spent['build']:.2f} s to build the model and the trainer, {spent['train']:.1f} s of "
+        f"training steps, {rest:.2f} s for everything else"
+    ]
 
 
 def _nothing_fits_lines(result: Result) -> list[str]:

@@ -1,5 +1,8 @@
 """What a run says as it goes: one line a probe, on stderr."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -7,7 +10,7 @@ from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.record import Record
 from autotune.promise import Verification
-from autotune.recommend import Recommendation
+from autotune.recommend import Ranked, Recommendation
 from autotune.report.tables import describe, describe_measurement
 from autotune.session import Listener
 from autotune.space.knobs import Candidate
@@ -21,6 +24,7 @@ class TerminalListener(Listener):
     def __init__(self, console: Console):
         self._console = console
         self._free: list[str] = []
+        self._ruled_out: Mapping[str, str] = {}
 
     def _say(self, text: str) -> None:
         self._console.print(escape(text), highlight=False, soft_wrap=True)
@@ -49,9 +53,14 @@ class TerminalListener(Listener):
     def measuring(self) -> None:
         self._say("measuring what this device can do, once for all runs on it ...")
 
-    def judged(self, candidate: Candidate, worth_probing: bool) -> None:
-        if not worth_probing:
-            self._say(f"           {describe(candidate, self._free)}  not probed: it cannot fit")
+    def estimating(self, candidates: int) -> None:
+        self._say(f"estimating memory and speed of {candidates} candidates ...")
+
+    def ruled_out(self, reasons: Mapping[str, str]) -> None:
+        new = Counter(why for key, why in reasons.items() if key not in self._ruled_out)
+        self._ruled_out = reasons
+        for why, count in new.items():
+            self._say(f"           {count} candidate(s) need no probe: {why}")
 
     def probing(self, number: int, candidate: Candidate) -> None:
         if self._console.is_terminal:
@@ -68,6 +77,10 @@ class TerminalListener(Listener):
 
     def stopped(self, reason: str) -> None:
         self._say(f"search ends: {reason}")
+
+    def settling(self, group: Sequence[Ranked]) -> None:
+        numbers = ", ".join(str(one.number) for one in group)
+        self._say(f"probes {numbers} may be as fast as each other: measuring them again, in turns")
 
     def verifying(self, recommendation: Recommendation) -> None:
         self._say(

@@ -1,119 +1,127 @@
-"""Which candidate to probe next: Optuna's TPE, kept to the feasible candidates that are still new.
+"""Which candidate to probe next: the one from which most is to be gained, by its estimate.
 
-An `optuna.samplers.BaseSampler` over an enumerated set. The inner sampler proposes knob values; a
-proposal that is infeasible (rules between knobs) or already measured is asked for again, and after
-a while the nearest feasible one is taken. This is the seam: another sampler takes its place here.
+An `optuna.samplers.BaseSampler` over enumerated candidates, for any Optuna study with one
+objective:
 
-What Optuna 5.0 makes of our trials (read in its source, and held by tests/unit/test_search.py):
-TPE puts a pruned trial whose constraint is violated among the infeasible ones, ordered by its
-violation, before it looks at intermediate values. GPSampler looks at completed trials only.
+    sampler = EstimateGuidedSampler(distributions, candidates, expected)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    trial = study.ask(distributions)
+
+There is no random start. Each candidate has an expected speed and memory before any trial
+(`Expected`); trials correct both (`beliefs.py`, `surrogate.py`), and the candidate with the largest
+expected improvement times the probability that it fits and runs is next. What a trial says is read
+as Optuna has it: its value, its intermediate values, its constraint `memory` (bytes beyond what is
+allowed). A trial that is pruned with that constraint violated ran out of memory and is a lower
+bound, one that is pruned with intermediate values was stopped early and is a noisier reading, one
+that is pruned with neither does not run. A failed trial says nothing. The same trials give the same
+proposal, always.
 """
 
-import random
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.pruning import best_stable_value
+from autotune.estimate.memory import Residual
+from autotune.search.beliefs import Beliefs, Believer, Told, best_new
+from autotune.search.expected import NOTHING_KNOWN, Expected, Params, Reading, key_of
 
-PROPOSALS = 32
-STARTUP_TRIALS = 5
-Params = dict[str, Any]
+FIXED = "fixed_params"
+"""Where Optuna keeps the parameters of an enqueued trial."""
+MEMORY = "memory"
+"""The constraint that tells by how many bytes a trial exceeds what is allowed."""
 
 
-class FeasibleSampler(BaseSampler):
-    """Proposes only members of `feasible` that no finished or running trial has.
+class EstimateGuidedSampler(BaseSampler):
+    """Proposes the candidate with most to gain, none twice.
 
     Args:
-        distributions: of all free knobs.
-        feasible: the parameters of every feasible candidate.
-        opening: what to try first, in this order.
-        lean: `feasible` ordered by how little memory each is expected to take; used as long as
-            nothing has fitted.
-        seed: of all randomness.
+        distributions: of every parameter of a candidate.
+        candidates: all that may be proposed; where a study asks for anything else, Optuna's TPE
+            answers.
+        expected: of each candidate; where not given, nothing is known.
+        allowed_bytes: memory a candidate may take; None: any.
+        residual: what is assumed of the memory estimates.
+        history: readings of earlier studies, with what was expected there.
+        seed: of Optuna's sampler, for parameters outside the candidates.
     """
 
     def __init__(
         self,
-        distributions: dict[str, BaseDistribution],
-        feasible: Sequence[Params],
-        opening: Sequence[Params],
-        lean: Sequence[Params],
-        seed: int,
+        distributions: Mapping[str, BaseDistribution] | None = None,
+        candidates: Sequence[Params] = (),
+        expected: Sequence[Expected] | None = None,
+        *,
+        allowed_bytes: float | None = None,
+        residual: Residual | None = None,
+        history: Sequence[Reading] = (),
+        seed: int | None = None,
     ):
-        self._distributions = distributions
-        self._feasible, self._opening, self._lean = feasible, opening, lean
-        self._left_out: Sequence[Params] = ()
-        self._acceptable: Callable[[Params], bool] | None = None
-        self._random = random.Random(seed)
-        self._inner = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+        self._distributions = dict(distributions or {})
+        self._candidates = list(candidates)
+        self._expected = list(expected or [NOTHING_KNOWN] * len(self._candidates))
+        if len(self._expected) != len(self._candidates):
+            raise ValueError(
+                f"{len(self._candidates)} candidates, but {len(self._expected)} are expected"
+            )
+        self._index = {key_of(params): n for n, params in enumerate(self._candidates)}
+        self._allowed = allowed_bytes
+        self._believer = Believer(
+            params=self._candidates,
+            expected=self._expected,
+            residual=residual or Residual(),
+            allowed_bytes=allowed_bytes,
+            history=history,
+        )
+        self._out: set[int] = set()
+        self._other = TPESampler(seed=seed)
 
-    def ask_first(self, acceptable: Callable[[Params], bool]) -> None:
-        """Propose only what is acceptable; it is asked of each proposal before it is made."""
-        self._acceptable = acceptable
+    def leave_out(self, params: Sequence[Params]) -> None:
+        """From now on do not propose these (and only these)."""
+        self._out = {self._index[key_of(one)] for one in params}
 
-    def leave_out(self, hopeless: Sequence[Params]) -> None:
-        """Do not propose these."""
-        self._left_out = hopeless
+    def beliefs(self, study: optuna.Study) -> Beliefs:
+        """What the trials of `study` say of all candidates."""
+        return self._believer.beliefs(self._told(study))
+
+    def gain(self, study: optuna.Study) -> float:
+        """Expected improvement (logarithm of the speed) of the next proposal; 0: none is left."""
+        new = self._new(study)
+        beliefs = self.beliefs(study)
+        return float(beliefs.improvement()[new].max()) if new else 0.0
+
+    # -- what Optuna asks
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All free knobs, always: a candidate is chosen as a whole."""
-        return self._distributions
+        """All parameters of a candidate: it is chosen as a whole."""
+        if self._candidates:
+            return dict(self._distributions)
+        return self._other.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> Params:
-        """The parameters of the next candidate."""
-        finished = study.get_trials(deepcopy=False)
-        seen = [t.params for t in finished if _counts(t) and t.number != trial.number]
-        refused: list[Params] = []
-        while True:
-            gone = {_key(params) for params in (*seen, *self._left_out, *refused)}
-            new = [params for params in self._feasible if _key(params) not in gone]
-            if not new and not refused:
-                raise RuntimeError("every candidate has been probed")
-            if not new:
-                return refused[-1]  # a measurement has to say it then
-            params = self._next(study, trial, search_space, new)
-            if self._acceptable is None or self._acceptable(params):
-                return params
-            refused.append(params)
+    ) -> dict[str, Any]:
+        """The parameters of the next candidate.
 
-    def _next(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
-        new: list[Params],
-    ) -> Params:
-        for params in self._opening:
-            if params in new:
-                return dict(params)
-        if best_stable_value(study) is None:
-            return dict(next(params for params in self._lean if params in new))
-        return dict(self._proposed(study, trial, search_space, new))
-
-    def _proposed(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
-        new: list[Params],
-    ) -> Params:
-        proposal: Params = {}
-        for _ in range(PROPOSALS):
-            proposal = self._inner.sample_relative(study, trial, search_space)
-            if not proposal:
-                return self._random.choice(new)
-            if proposal in new:
-                return proposal
-        return min(new, key=lambda params: sum(params[k] != v for k, v in proposal.items()))
+        Raises:
+            RuntimeError: every candidate has been proposed.
+        """
+        if FIXED in trial.system_attrs:
+            return {}  # a trial that was enqueued has its parameters
+        if not self._candidates or set(search_space) != set(self._distributions):
+            return self._other.sample_relative(study, trial, search_space)
+        new = self._new(study, trial.number)
+        if not new:
+            raise RuntimeError("every candidate has been probed")
+        best = best_new(self.beliefs(study), new, lambda n: self._expected[n].peak_bytes)
+        return dict(self._candidates[best])
 
     def sample_independent(
         self,
@@ -122,19 +130,41 @@ class FeasibleSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A parameter outside the space: left to Optuna."""
-        return self._inner.sample_independent(study, trial, param_name, param_distribution)
+        """A parameter outside the candidates: left to Optuna."""
+        return self._other.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
         """Fresh randomness in another worker."""
-        self._random.seed()
-        self._inner.reseed_rng()
+        self._other.reseed_rng()
+
+    # -- what the trials say
+
+    def _new(self, study: optuna.Study, own: int | None = None) -> list[int]:
+        counts = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+        trials = study.get_trials(deepcopy=False, states=counts)
+        seen = {self._index.get(key_of(one.params)) for one in trials if one.number != own}
+        return [n for n in range(len(self._candidates)) if n not in seen and n not in self._out]
+
+    def _told(self, study: optuna.Study) -> list[Told]:
+        states = (TrialState.COMPLETE, TrialState.PRUNED)
+        trials = study.get_trials(deepcopy=False, states=states)
+        sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
+        found = ((self._index.get(key_of(one.params)), one) for one in trials)
+        return [self._read(n, trial, sign) for n, trial in found if n is not None]
+
+    def _read(self, index: int, trial: FrozenTrial, sign: float) -> Told:
+        excess = trial.constraints.get(MEMORY)
+        peak = None if excess is None or self._allowed is None else self._allowed + excess
+        if trial.state == TrialState.COMPLETE:
+            return Told(index=index, log_speed=_log(trial.value, sign), peak_bytes=peak)
+        if excess is not None and excess > 0:
+            return Told(index=index, peak_bytes=peak, at_least=True)
+        if trial.last_step is not None and len(trial.constraints) == 0:
+            value = trial.intermediate_values[trial.last_step]
+            return Told(index=index, log_speed=_log(value, sign), stopped=True)
+        return Told(index=index, failed=True)
 
 
-def _key(params: Params) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, repr(value)) for name, value in params.items()))
-
-
-def _counts(trial: FrozenTrial) -> bool:
-    """Whether a trial says something of its candidate (an interrupted or busy one does not)."""
-    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+def _log(value: float | None, sign: float) -> float | None:
+    """Of a speed, or of a time turned round; None where there is no logarithm."""
+    return sign * math.log(value) if value is not None and value > 0 else None

@@ -13,27 +13,30 @@ The constraint `memory` is the bytes by which a candidate exceeds what it may us
 violations up, so one that only lacks memory counts as nearer).
 """
 
+import math
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import Trial, TrialState
+from optuna.trial import Trial as Trial
+from optuna.trial import TrialState
 
 from autotune.errors import user_error
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, excess_bytes
-from autotune.search.pruning import CannotWinPruner
-from autotune.search.sampler import FeasibleSampler
-from autotune.space.knobs import Candidate, from_knobs, value_label
-from autotune.space.leanness import expected_leanness
+from autotune.search.params import Sampler, distributions, params_of
+from autotune.search.pruning import CannotWinPruner, best_stable_value
+from autotune.search.sampler import EstimateGuidedSampler
+from autotune.space.knobs import Candidate, from_knobs
 from autotune.space.spaces import SearchSpace
 
 STUDY_NAME = "autotune"
 _CANDIDATE, _MEASUREMENT = "candidate", "measurement"
 NEVER_RUNS = float(2**50)
+AFTER_THE_LAST = 10**6
+"""The step at which a stopped probe reports what it had measured."""
 _SILENT = ("busy", "interrupted")
 _NOT_RUNNING = ("timeout", "crash", "unstable", "unsupported")
 
@@ -46,8 +49,7 @@ class Study:
         database: the run's SQLite file, or any Optuna storage URL.
         name: of the study in a shared storage.
         allowed_bytes: peak memory a candidate may have (limit less headroom).
-        opening: candidates to try first.
-        seed: of the sampler.
+        sampler: what proposes; a study that is only read needs none.
     """
 
     def __init__(
@@ -57,63 +59,70 @@ class Study:
         name: str,
         *,
         allowed_bytes: int | None,
-        opening: tuple[Candidate, ...],
-        seed: int,
+        sampler: Sampler | None = None,
     ):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._space, self._allowed = space, allowed_bytes
-        self._knobs = [knob.name for knob in space.free_knobs]
-        self._hopeless: frozenset[str] = frozenset()
-        self._sampler = FeasibleSampler(
-            self._distributions(),
-            [self._params(candidate) for candidate in space.candidates],
-            [self._params(candidate) for candidate in opening],
-            [self._params(c) for c in sorted(space.candidates, key=expected_leanness)],
-            seed,
-        )
+        self._space, self._allowed, self._sampler = space, allowed_bytes, sampler
+        self._left_out: frozenset[str] = frozenset()
         self._study = optuna.create_study(
             storage=_storage(database),
             study_name=name,
             direction="maximize",
-            sampler=self._sampler,
+            sampler=sampler,
             pruner=CannotWinPruner(),
             load_if_exists=True,
         )
 
-    def _distributions(self) -> dict[str, BaseDistribution]:
-        return {
-            knob.name: CategoricalDistribution([_choice(value) for value in knob.values])
-            for knob in self._space.free_knobs
-        }
-
-    def _params(self, candidate: Candidate) -> dict[str, Any]:
-        return {name: _choice(candidate[name]) for name in self._knobs}
-
     def leave_out(self, keys: frozenset[str]) -> None:
         """Candidates, by key, that are not to be proposed from now on."""
-        self._hopeless = keys
-        self._sampler.leave_out([self._params(c) for c in self._space.candidates if c.key in keys])
+        self._left_out = keys
+        if self._sampler is not None:
+            out = [c for c in self._space.candidates if c.key in keys]
+            self._sampler.leave_out([params_of(self._space, one) for one in out])
 
-    def _candidate(self, params: dict[str, Any]) -> Candidate:
-        return next(c for c in self._space.candidates if self._params(c) == params)
+    def best_value(self) -> float | None:
+        """Tokens/s of the fastest probe that fits; None before there is one."""
+        return best_stable_value(self._study)
 
-    def ask(
-        self, acceptable: Callable[[Candidate], bool] = lambda _: True
-    ) -> tuple[Trial, Candidate]:
-        """The next candidate, recorded as running before anything is done with it.
+    def gain(self) -> float | None:
+        """Expected relative gain of the next probe over the fastest that fits.
 
-        Args:
-            acceptable: asked of each candidate before it is proposed.
+        None: nothing fits yet, or this sampler expects nothing.
         """
-        self._sampler.ask_first(lambda params: acceptable(self._candidate(params)))
-        trial = self._study.ask(self._distributions())
-        candidate = self._candidate(dict(trial.params))
+        if not isinstance(self._sampler, EstimateGuidedSampler):
+            return None
+        if best_stable_value(self._study) is None:
+            return None
+        return math.expm1(self._sampler.gain(self._study))
+
+    def expected_value(self, candidate: Candidate) -> float | None:
+        """What the candidate's tokens/s are believed to be, by its estimate and all probes."""
+        if not isinstance(self._sampler, EstimateGuidedSampler):
+            return None
+        keys = [one.key for one in self._space.candidates]
+        mean = self._sampler.beliefs(self._study).mean
+        return math.exp(float(mean[keys.index(candidate.key)])) if candidate.key in keys else None
+
+    def ask(self) -> tuple[Trial, Candidate]:
+        """The next candidate, recorded as running before anything is done with it."""
+        trial = self._study.ask(distributions(self._space))
+        params = dict(trial.params)
+        candidates = self._space.candidates
+        candidate = next(c for c in candidates if params_of(self._space, c) == params)
         trial.set_user_attr(_CANDIDATE, candidate.knobs)
         return trial, candidate
+
+    def ask_again(self, candidate: Candidate) -> tuple[Trial, Candidate]:
+        """Another trial of a candidate that has been probed."""
+        self._study.enqueue_trial(params_of(self._space, candidate))
+        return self.ask()
 
     def tell(self, trial: Trial, measurement: Measurement) -> None:
         """Record how the probe of `trial` ended."""
         trial.set_user_attr(_MEASUREMENT, measurement.plain())
+        if measurement.outcome == "stopped" and measurement.tokens_per_s:
+            # What was reported before were upper ends; the last value is what is believed.
+            trial.report(measurement.tokens_per_s, AFTER_THE_LAST)
         excess = excess_bytes(measurement, self._allowed)
         if excess is not None:
             trial.set_constraint("memory", excess)
@@ -176,12 +185,8 @@ class Study:
             for record in self.records()
             if record.measurement is None or record.measurement.outcome not in _SILENT
         }
-        done = told | self._hopeless
+        done = told | self._left_out
         return sum(candidate.key not in done for candidate in self._space.candidates)
-
-
-def _choice(value: Any) -> Any:
-    return value_label(value) if isinstance(value, list) else value
 
 
 def _storage(database: Path | str) -> Any:

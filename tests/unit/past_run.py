@@ -9,6 +9,7 @@ from builders import GIB, bad, make_facts, ok
 from autotune.facts import Facts
 from autotune.probe.protocol import Measurement, write_json
 from autotune.run_folder import RunFolder
+from autotune.search.params import compared_sampler
 from autotune.search.study import Study
 from autotune.space.load import load_job
 from autotune.space.spaces import bind
@@ -69,7 +70,8 @@ def make_run(
     write_json(run.facts, facts.plain())
     space = bind(definition, job, facts)
     allowed = allowed_memory(job, facts.device)
-    study = Study(space, run.database, STUDY, allowed_bytes=allowed, opening=(), seed=0)
+    sampler = compared_sampler("tpe", space, (), seed=0)
+    study = Study(space, run.database, STUDY, allowed_bytes=allowed, sampler=sampler)
     for measurement in measurements:
         trial, _ = study.ask()
         study.tell(trial, measurement)

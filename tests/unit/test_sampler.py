@@ -1,183 +1,228 @@
-"""The sampler in a real Optuna study that is kept in memory."""
+"""The estimate-guided sampler: in real Optuna studies, and by Optuna's own contract tests."""
 
+import math
 from itertools import product
 
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
-from optuna.samplers._tpe.sampler import _split_trials
+from optuna.testing.pytest_samplers import BasicSamplerTestCase, RelativeSamplerTestCase
 from optuna.trial import TrialState
 
-from autotune.search.pruning import CannotWinPruner, best_stable_value
-from autotune.search.sampler import STARTUP_TRIALS, FeasibleSampler
+from autotune.estimate.memory import Residual
+from autotune.search.expected import Expected, Reading
+from autotune.search.sampler import EstimateGuidedSampler
 
 DISTRIBUTIONS = {
     "micro": CategoricalDistribution([1, 2, 4, 8]),
     "kernel": CategoricalDistribution(["a", "b", "c"]),
-    "free": CategoricalDistribution([False, True]),
+    "save": CategoricalDistribution([False, True]),
 }
-ALL = [
+CANDIDATES = [
     dict(zip(DISTRIBUTIONS, v, strict=True)) for v in product([1, 2, 4, 8], "abc", [False, True])
 ]
-FEASIBLE = [one for one in ALL if one["micro"] != 4 and not (one["kernel"] == "b" and one["free"])]
+ALLOWED = 1000.0
 
 
-def make_study(opening=(), seed=0, lean=None):
+def speed_of(params):
+    """Kernel c is expected to be the fastest; really b is, by far."""
+    return (100 + 20 * math.log2(params["micro"])) * {"a": 1.0, "b": 1.1, "c": 1.3}[
+        params["kernel"]
+    ]
+
+
+def truth(params):
+    return speed_of(params) * {"a": 1.0, "b": 1.6, "c": 0.8}[params["kernel"]]
+
+
+def peak_of(params):
+    return 100.0 * params["micro"] * (1.0 if params["save"] else 1.5)
+
+
+def make_sampler(candidates=CANDIDATES, *, expected=None, **options):
+    if expected is None:
+        expected = [
+            Expected(speed=speed_of(one) * (0.8 if one["save"] else 1.0), peak_bytes=peak_of(one))
+            for one in candidates
+        ]
+    options = {"allowed_bytes": ALLOWED, "residual": Residual(relative_sigma=0.02), **options}
+    return EstimateGuidedSampler(DISTRIBUTIONS, candidates, expected, **options)
+
+
+def make_study(sampler=None, direction="maximize"):
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = FeasibleSampler(DISTRIBUTIONS, FEASIBLE, opening, lean or FEASIBLE, seed)
-    return optuna.create_study(sampler=sampler, direction="maximize", pruner=CannotWinPruner())
+    return optuna.create_study(sampler=sampler or make_sampler(), direction=direction)
 
 
-def value_of(params):
-    return 10.0 * params["micro"] + (5 if params["kernel"] == "c" else 0) + params["free"]
-
-
-def run(study, count, outcome=lambda params: TrialState.COMPLETE):
-    """Ask and tell; what was asked."""
-    asked = []
-    for _ in range(count):
-        trial = study.ask(DISTRIBUTIONS)
-        state = outcome(trial.params)
-        study.tell(trial, value_of(trial.params) if state == TrialState.COMPLETE else None, state)
-        asked.append(dict(trial.params))
-    return asked
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
-def test_a_small_space_is_exhausted_exactly(seed, state):
-    study = make_study(seed=seed)
-    asked = run(study, len(FEASIBLE), lambda params: state)
-    assert sorted(map(str, asked)) == sorted(map(str, FEASIBLE))
-    with pytest.raises(RuntimeError, match="every candidate has been probed"):
-        study.ask(DISTRIBUTIONS)
-
-
-def test_running_trials_are_not_proposed_again():
-    study = make_study()
-    asked = [dict(study.ask(DISTRIBUTIONS).params) for _ in range(len(FEASIBLE))]
-    assert sorted(map(str, asked)) == sorted(map(str, FEASIBLE))
-
-
-def test_the_opening_comes_first_and_in_order():
-    opening = [FEASIBLE[9], FEASIBLE[2], FEASIBLE[5]]
-    assert run(make_study(opening), 3) == opening
-    assert run(make_study(opening), 3, lambda params: TrialState.PRUNED) == opening
-
-
-def test_an_opening_that_is_infeasible_is_passed_over():
-    assert run(make_study([ALL[3], {"micro": 4, "kernel": "a", "free": False}]), 1) != [ALL[3]]
-
-
-def test_the_leanest_come_next_until_something_fits():
-    lean = FEASIBLE[::-1]
-    study = make_study([FEASIBLE[4]], lean=lean)
-    asked = run(study, 4, lambda params: TrialState.PRUNED)
-    assert asked == [FEASIBLE[4], *lean[:3]]
-    over = study.ask(DISTRIBUTIONS)
-    assert dict(over.params) == lean[3]
-    over.set_constraint("memory", 5.0)
-    study.tell(over, 100.0)
-    assert run(study, 1) == [lean[4]]
-    after = run(study, 5)
-    assert after != lean[5:10]
-
-
-@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
-def test_what_is_left_out_is_never_proposed(state):
-    study = make_study([FEASIBLE[0], FEASIBLE[1]])
-    out = [FEASIBLE[0], *FEASIBLE[4:8]]
-    study.sampler.leave_out(out)
-    kept = [one for one in FEASIBLE if one not in out]
-    asked = run(study, len(kept), lambda params: state)
-    assert asked[0] == FEASIBLE[1]
-    assert sorted(map(str, asked)) == sorted(map(str, kept))
-    with pytest.raises(RuntimeError, match="every candidate has been probed"):
-        study.ask(DISTRIBUTIONS)
-
-
-def test_what_is_no_longer_left_out_is_proposed_again():
-    study = make_study()
-    study.sampler.leave_out(FEASIBLE[1:])
-    assert run(study, 1) == [FEASIBLE[0]]
-    study.sampler.leave_out(FEASIBLE[2:])
-    assert run(study, 1) == [FEASIBLE[1]]
-
-
-def test_the_same_seed_gives_the_same_sequence():
-    one, again, other = (run(make_study(seed=seed), 15) for seed in (1, 1, 2))
-    assert one == again
-    assert one != other
-
-
-def test_a_failed_trial_may_be_proposed_again():
-    study = make_study([FEASIBLE[0]])
-    states = [TrialState.FAIL, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
-    asked = [run(study, 1, lambda params, s=state: s)[0] for state in states]
-    assert asked[:3] == [FEASIBLE[0]] * 3
-    assert asked[3] != FEASIBLE[0]
-
-
-def test_once_it_has_seen_enough_it_looks_where_it_is_good():
-    late = []
-    for seed in range(8):
-        study = make_study(seed=seed)
-        asked = run(study, 10)
-        late += asked[STARTUP_TRIALS + 1 :]
-    share = sum(one["micro"] == 8 for one in late) / len(late)
-    assert share > 1.3 * sum(one["micro"] == 8 for one in FEASIBLE) / len(FEASIBLE)
-
-
-def test_tpe_puts_a_pruned_trial_with_a_violated_constraint_among_the_infeasible():
-    """What the docstring of sampler.py says of Optuna."""
-    study = make_study()
-    violations = [None, 500.0, 3.0, -1.0]
-    for violation in violations:
-        trial = study.ask(DISTRIBUTIONS)
-        trial.report(1e9, 0)
-        if violation is not None:
-            trial.set_constraint("memory", violation)
-        study.tell(trial, state=TrialState.PRUNED)
-    good = study.ask(DISTRIBUTIONS)
-    study.tell(good, 1.0)
-    trials = study.get_trials()
-
-    def below(count):
-        return {trial.number for trial in _split_trials(study, trials, count)[0]}
-
-    # Completed first, then pruned ones that fit, then the violated in order of their violation.
-    assert below(1) == {4}
-    assert below(3) == {4, 0, 3}
-    assert below(4) == {4, 0, 3, 2}
-    assert below(5) == {4, 0, 3, 2, 1}
-
-
-def reported(study, value):
+def ask(study):
     trial = study.ask(DISTRIBUTIONS)
-    trial.report(value, 1)
-    return trial
+    return trial, dict(trial.params)
 
 
-def test_a_probe_below_the_best_stable_result_is_stopped():
+def tell(study, trial, *, peak=None, value=None):
+    params = dict(trial.params)
+    excess = (peak_of(params) if peak is None else peak) - ALLOWED
+    trial.set_constraint("memory", excess)
+    if excess > 0:
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, truth(params) if value is None else value)
+
+
+def test_the_first_is_the_fastest_expected_that_fits():
+    trial, params = ask(make_study())
+    assert params == {"micro": 4, "kernel": "c", "save": False}
+
+
+def test_measurements_correct_what_was_expected_of_like_candidates():
     study = make_study()
-    assert best_stable_value(study) is None
-    assert not reported(study, 1.0).should_prune()
-    study.tell(study.ask(DISTRIBUTIONS), 100.0)
-    assert reported(study, 99.9).should_prune()
-    assert not reported(study, 100.0).should_prune()
-    assert not study.ask(DISTRIBUTIONS).should_prune()
-    recovering = reported(study, 50.0)
-    recovering.report(150.0, 2)
-    assert not recovering.should_prune()
+    asked = []
+    for _ in range(5):
+        trial, params = ask(study)
+        tell(study, trial)
+        asked.append(params)
+    best = max((c for c in CANDIDATES if peak_of(c) <= ALLOWED), key=truth)
+    assert best in asked
+    assert any(one["kernel"] == "b" for one in asked[1:3])
 
 
-def test_a_result_over_the_headroom_stops_nobody():
+def test_what_fits_for_certain_is_preferred_to_what_may_not():
+    near = [Expected(speed=120.0, peak_bytes=995.0), Expected(speed=110.0, peak_bytes=500.0)]
+    sampler = make_sampler(CANDIDATES[:2], expected=near)
+    assert ask(make_study(sampler))[1] == CANDIDATES[1]
+
+
+def test_an_out_of_memory_moves_what_is_expected_of_all():
     study = make_study()
-    over = study.ask(DISTRIBUTIONS)
-    over.set_constraint("memory", 1.0)
-    study.tell(over, 1000.0)
-    fits = study.ask(DISTRIBUTIONS)
-    fits.set_constraint("memory", -5.0)
-    study.tell(fits, 10.0)
-    assert best_stable_value(study) == 10.0
-    assert not reported(study, 11.0).should_prune()
+    before = study.sampler.beliefs(study).fits
+    trial, params = ask(study)
+    tell(study, trial, peak=1.8 * ALLOWED)
+    after = study.sampler.beliefs(study).fits
+    assert all(after <= before + 1e-12)
+    assert after[CANDIDATES.index({"micro": 4, "kernel": "a", "save": False})] < 0.5
+
+
+def test_an_out_of_memory_that_was_expected_says_nothing_new():
+    sampler = make_sampler([CANDIDATES[-1]], expected=[Expected(speed=1.0, peak_bytes=5000.0)])
+    study = make_study(sampler)
+    trial, _ = ask(study)
+    tell(study, trial, peak=1200.0)
+    assert sampler.beliefs(study).fits[0] < 1e-6
+
+
+def test_a_value_that_only_fails_is_doubted_and_one_that_runs_is_not():
+    study = make_study()
+    for params in (
+        {"micro": 1, "kernel": "b", "save": False},
+        {"micro": 2, "kernel": "b", "save": False},
+    ):
+        study.enqueue_trial(params)
+        trial, _ = ask(study)
+        trial.set_constraint("runs", 1.0)
+        study.tell(trial, state=TrialState.PRUNED)
+    study.enqueue_trial({"micro": 1, "kernel": "a", "save": False})
+    tell(study, ask(study)[0])
+    runs = dict(zip(map(str, CANDIDATES), study.sampler.beliefs(study).runs, strict=True))
+    assert runs[str({"micro": 4, "kernel": "b", "save": True})] == pytest.approx(1 / 3)
+    assert runs[str({"micro": 4, "kernel": "a", "save": True})] == 1.0
+    assert ask(study)[1]["kernel"] == "c"
+
+
+def test_a_stopped_probe_is_a_reading_too():
+    study = make_study()
+    trial, params = ask(study)
+    trial.report(10.0, 1)
+    study.tell(trial, state=TrialState.PRUNED)
+    beliefs = study.sampler.beliefs(study)
+    assert beliefs.best is None
+    assert math.exp(beliefs.mean[CANDIDATES.index(params)]) == pytest.approx(10.0, rel=0.1)
+
+
+def test_every_candidate_is_proposed_once_and_then_none():
+    study = make_study()
+    asked = []
+    for _ in CANDIDATES:
+        trial, params = ask(study)
+        tell(study, trial)
+        asked.append(params)
+    assert sorted(map(str, asked)) == sorted(map(str, CANDIDATES))
+    assert study.sampler.gain(study) == 0.0
+    with pytest.raises(RuntimeError, match="every candidate has been probed"):
+        ask(study)
+
+
+def test_what_is_left_out_is_not_proposed_until_it_is_let_in_again():
+    study = make_study()
+    study.sampler.leave_out([one for one in CANDIDATES if one["kernel"] == "c"])
+    assert ask(study)[1]["kernel"] == "b"
+    study.sampler.leave_out([])
+    assert ask(study)[1]["kernel"] == "c"
+
+
+def test_the_same_trials_give_the_same_proposals():
+    sequences = []
+    for _ in range(2):
+        study = make_study()
+        sequences.append([])
+        for _ in range(6):
+            trial, params = ask(study)
+            tell(study, trial)
+            sequences[-1].append(params)
+    assert sequences[0] == sequences[1]
+
+
+def test_times_are_minimised_as_speeds_are_maximised():
+    study = make_study(direction="minimize")
+    asked = []
+    for _ in range(5):
+        trial, params = ask(study)
+        tell(study, trial, value=1000 / truth(params))
+        asked.append(params)
+    assert max((c for c in CANDIDATES if peak_of(c) <= ALLOWED), key=truth) in asked
+
+
+def test_without_estimates_it_still_learns_which_values_are_good():
+    plain = [Expected()] * len(CANDIDATES)
+    found = []
+    study = make_study(make_sampler(expected=plain, allowed_bytes=None))
+    for _ in range(10):
+        trial, params = ask(study)
+        study.tell(trial, truth(params))
+        found.append(truth(params))
+    assert max(found) >= 0.98 * max(map(truth, CANDIDATES))
+
+
+def test_earlier_readings_order_the_first_guess():
+    history = [
+        Reading(
+            params={"micro": 1, "kernel": kernel, "save": False},
+            expected=Expected(speed=100.0),
+            log_speed=math.log(100.0 * factor),
+            sd=0.05,
+        )
+        for kernel, factor in (("a", 1.0), ("b", 1.6), ("c", 0.8))
+    ]
+    assert ask(make_study(make_sampler(history=history)))[1]["kernel"] == "b"
+    vague = [Reading(**{**vars(one), "sd": 5.0}) for one in history]
+    assert ask(make_study(make_sampler(history=vague)))[1]["kernel"] == "c"
+
+
+def test_as_many_expectations_as_candidates():
+    with pytest.raises(ValueError, match="24 candidates, but 1 are expected"):
+        make_sampler(expected=[Expected()])
+
+
+class TestContract(BasicSamplerTestCase, RelativeSamplerTestCase):
+    """Optuna's own tests of a sampler, for spaces that are not ours."""
+
+    @pytest.fixture
+    def sampler(self):
+        return EstimateGuidedSampler
+
+
+class TestContractWithCandidates(BasicSamplerTestCase):
+    """The same where it has candidates, and a study asks for something else."""
+
+    @pytest.fixture
+    def sampler(self):
+        return lambda: EstimateGuidedSampler(DISTRIBUTIONS, CANDIDATES)

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import optuna
 import pytest
-from builders import make_facts, make_job, make_space, ok
+from builders import make_estimate, make_facts, make_job, make_space, ok
 from optuna.trial import TrialState
 
 from autotune.errors import UserError
+from autotune.estimate.memory import Residual
 from autotune.probe.protocol import OUTCOMES, Measurement
+from autotune.search.params import compared_sampler, guided_sampler
 from autotune.search.study import NEVER_RUNS, STUDY_NAME, Study
 from autotune.space.leanness import expected_leanness
 
@@ -29,14 +31,13 @@ JOB = make_job(
 SPACE = make_space(JOB, make_facts())
 
 
-def open_study(folder, *, space=SPACE, allowed=1000, opening=(), seed=0):
+def open_study(folder, *, space=SPACE, allowed=1000, opening=(), seed=0, sampler=None):
     return Study(
         space,
         folder / "study.db",
         STUDY_NAME,
         allowed_bytes=allowed,
-        opening=opening,
-        seed=seed,
+        sampler=sampler or compared_sampler("tpe", space, opening, seed),
     )
 
 
@@ -230,6 +231,57 @@ def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path):
     assert reason == "at best 99 tokens/s after step 2: it cannot win"
 
 
+def guided(estimates=None, allowed=1000):
+    return guided_sampler(SPACE, estimates or {}, Residual(), allowed_bytes=allowed)
+
+
+def test_with_estimates_the_fastest_that_fits_comes_first(tmp_path):
+    estimates = {
+        candidate.key: make_estimate(900 if number != 5 else 2000, tokens_per_s=100.0 + number)
+        for number, candidate in enumerate(SPACE.candidates)
+    }
+    study = open_study(tmp_path, sampler=guided(estimates))
+    assert study.ask()[1] == SPACE.candidates[-1]
+    estimates[SPACE.candidates[5].key] = make_estimate(2000, tokens_per_s=1e6)
+    (tmp_path / "other").mkdir()
+    study = open_study(tmp_path / "other", sampler=guided(estimates))
+    assert study.ask()[1] == SPACE.candidates[-1]
+
+
+def test_before_anything_fits_no_gain_is_expected_of_the_next_probe(tmp_path):
+    estimates = {c.key: make_estimate(900, tokens_per_s=100.0) for c in SPACE.candidates}
+    study = open_study(tmp_path, sampler=guided(estimates))
+    assert study.gain() is None
+    study.tell(study.ask()[0], measurement("oom", missing_bytes=5))
+    assert study.gain() is None
+    study.tell(study.ask()[0], measurement("ok", tokens_per_s=50.0))
+    assert 0 < study.gain() < 0.2
+    assert 40 < study.expected_value(SPACE.candidates[0]) < 60
+    (tmp_path / "other").mkdir()
+    assert open_study(tmp_path / "other").gain() is None
+
+
+def test_a_candidate_that_was_probed_can_be_asked_again(tmp_path):
+    study = open_study(tmp_path, sampler=guided())
+    for _ in SPACE.candidates:
+        trial, last = study.ask()
+        study.tell(trial, measurement("ok"))
+    trial, candidate = study.ask_again(last)
+    assert candidate == last
+    study.tell(trial, measurement("ok", tokens_per_s=60.0))
+    assert [r.measurement.tokens_per_s for r in study.records() if r.candidate == last] == [50, 60]
+
+
+def test_a_stopped_probe_leaves_what_it_had_measured_as_its_last_value(tmp_path):
+    study = open_study(tmp_path)
+    trial, _ = study.ask()
+    study.cannot_win(trial)({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 90.0})
+    study.tell(trial, measurement("stopped", tokens_per_s=70.0))
+    (stored,) = plain_trials(tmp_path)
+    assert stored.state == TrialState.PRUNED
+    assert stored.intermediate_values[stored.last_step] == 70.0
+
+
 def test_a_storage_that_cannot_be_opened_is_a_users_error():
     with pytest.raises(UserError, match="cannot open the study"):
-        Study(SPACE, "nonsense://x", "name", allowed_bytes=None, opening=(), seed=0)
+        Study(SPACE, "nonsense://x", "name", allowed_bytes=None)

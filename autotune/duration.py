@@ -1,0 +1,90 @@
+"""How long the whole job takes at a measured speed. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.probe.protocol import Measurement
+from autotune.units import format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How much there is to train.
+
+    Attributes:
+        epochs: over all rows of the data.
+        max_steps: optimizer steps, where the job says so: they count in place of the epochs.
+        known: whether there are data; without them nobody knows how long an epoch is.
+    """
+
+    epochs: float
+    max_steps: int | None
+    known: bool
+
+    def seconds(self, measurement: Measurement, tokens_per_s: float | None = None) -> float | None:
+        """Of training alone, without evaluation and saving; None where that is not known.
+
+        Args:
+            measurement: of any candidate: it tells the tokens of a step and of an epoch.
+            tokens_per_s: at this speed, in place of the measured one.
+        """
+        speed = tokens_per_s or measurement.tokens_per_s
+        tokens = self.tokens(measurement)
+        return None if tokens is None or not speed else tokens / speed
+
+    def tokens(self, measurement: Measurement) -> float | None:
+        """Real tokens of the whole job."""
+        if self.max_steps is not None:
+            per_step = measurement.tokens_per_step
+            if per_step is None and measurement.step_time_s and measurement.tokens_per_s:
+                per_step = measurement.step_time_s * measurement.tokens_per_s
+            return None if per_step is None else self.max_steps * per_step
+        if not self.known or measurement.tokens_per_epoch is None:
+            return None
+        return self.epochs * measurement.tokens_per_epoch
+
+
+def work_of(config: Mapping[str, Any], *, has_data: bool) -> Work:
+    """The work of a job by its trainer's settings."""
+    steps = int(config.get("max_steps") or 0)
+    return Work(
+        epochs=float(config["num_train_epochs"]),
+        max_steps=steps if steps > 0 else None,
+        known=has_data,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What a search cost and what it brought, against the stack's defaults.
+
+    Attributes:
+        probing_s: seconds of all probes.
+        job_s: of the job as recommended.
+        default_s: of the job as the stack would have it.
+        measured: whether the defaults were probed; else their estimate, corrected by the probes.
+    """
+
+    probing_s: float
+    job_s: float
+    default_s: float
+    measured: bool
+
+    def sentence(self) -> str:
+        """The same for people."""
+        saved = self.default_s - self.job_s
+        how = "" if self.measured else "estimated "
+        against = f"of the {format_seconds(self.default_s)} that the stack's defaults take"
+        if saved <= 0:
+            return (
+                f"{format_seconds(self.probing_s)} of probing saved nothing: the stack's defaults "
+                f"are as fast"
+            )
+        return (
+            f"{format_seconds(self.probing_s)} of probing saved an {how}{format_seconds(saved)} "
+            f"{against}"
+            if how
+            else f"{format_seconds(self.probing_s)} of probing saved {format_seconds(saved)} "
+            f"{against}"
+        )

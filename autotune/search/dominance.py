@@ -1,0 +1,102 @@
+"""What need not be probed any more, because of what was: rules with their reasons. Pure.
+
+Each rule is a function (candidate, record) -> reason or None: whether the probe of `record` makes
+one of `candidate` pointless. They hold whatever the estimates say.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from autotune.probe.record import Record, excess_bytes
+from autotune.space.knobs import MICRO_BATCH, Candidate
+
+LEANER: Mapping[str, Callable[[Any], float]] = {
+    MICRO_BATCH: float,
+    "max_length": lambda value: float("inf") if value is None else float(value),
+    "lora_r": float,
+    "gradient_checkpointing": lambda value: float(not value),
+    "activation_offloading": lambda value: float(not value),
+    "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, 2.0),
+}
+"""Knobs of which a smaller figure never takes more memory, all else equal. Any other knob has to be
+the same: what it does to memory depends on the rest."""
+SAVES_MEMORY_ONLY = {
+    "gradient_checkpointing": "checkpointing recomputes activations",
+    "activation_offloading": "offloading moves activations to the host and back",
+}
+"""Knobs that only add work where memory suffices without them."""
+Rule = Callable[[Candidate, Record, int | None], str | None]
+
+
+def takes_no_less_than_one_that_ran_out(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """An out-of-memory rules out whatever takes no less memory in every knob.
+
+    One step of accumulation is leaner than several, because no gradients are held during its
+    backward pass; so it is only ruled out by one that had a single step too.
+    """
+    measurement = record.measurement
+    assert measurement is not None
+    if (excess_bytes(measurement, allowed_bytes) or 0) <= 0:
+        return None
+    failed = record.candidate
+    alone = candidate.gradient_accumulation_steps == 1
+    if alone and failed.gradient_accumulation_steps > 1:
+        return None
+    if not all(_no_less(name, candidate, failed) for name in candidate.values):
+        return None
+    word = "ran out of memory" if measurement.outcome == "oom" else "took more than it may"
+    return f"probe {record.number} {word}, and this takes no less"
+
+
+def _no_less(name: str, candidate: Candidate, failed: Candidate) -> bool:
+    ours, theirs = candidate.values.get(name), failed.values.get(name)
+    if ours == theirs:
+        return True
+    if name not in LEANER or name not in failed.values:
+        return False
+    return LEANER[name](ours) >= LEANER[name](theirs)
+
+
+def saves_memory_that_is_there(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """Where a candidate fits, the same one that saves memory at the cost of work is slower."""
+    measurement = record.measurement
+    assert measurement is not None
+    if measurement.outcome != "ok" or (excess_bytes(measurement, allowed_bytes) or 0) > 0:
+        return None
+    changed = candidate.differences(record.candidate)
+    if not changed or any(name not in SAVES_MEMORY_ONLY or not on for name, on in changed.items()):
+        return None
+    why = ", and ".join(SAVES_MEMORY_ONLY[name] for name in sorted(changed))
+    return f"probe {record.number} fits without it, and {why}"
+
+
+RULES: tuple[Rule, ...] = (takes_no_less_than_one_that_ran_out, saves_memory_that_is_there)
+
+
+def dominated(
+    candidates: Sequence[Candidate], records: Iterable[Record], allowed_bytes: int | None
+) -> dict[str, str]:
+    """Keys of candidates that need no probe, each with the first reason that was found.
+
+    Args:
+        records: all probes; those that say nothing are passed over.
+        allowed_bytes: peak memory a recommended candidate may have.
+    """
+    told = [r for r in records if r.measurement is not None and r.measurement.outcome in _TELL]
+    probed = {record.candidate.key for record in told}
+    reasons: dict[str, str] = {}
+    for candidate in candidates:
+        if candidate.key in probed:
+            continue
+        found = (rule(candidate, record, allowed_bytes) for record in told for rule in RULES)
+        why = next((reason for reason in found if reason is not None), None)
+        if why is not None:
+            reasons[candidate.key] = why
+    return reasons
+
+
+_TELL = ("ok", "oom")

@@ -1,0 +1,55 @@
+"""What a sampler is told of a candidate before any probe. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Params = Mapping[str, Any]
+"""The value of every free knob, as Optuna stores it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The estimate of one candidate.
+
+    Attributes:
+        speed: the objective that is expected, above 0; a common factor does not matter.
+        shares: parts of the expected time by kind of work, adding up to 1: what the errors of
+            candidates have in common follows them. May be empty.
+        peak_bytes: memory, without what a device's processes take beside it (the sampler's
+            `Residual`).
+        relative_sigma: how uncertain `peak_bytes` is by itself, relative to it.
+    """
+
+    speed: float | None = None
+    shares: tuple[float, ...] = ()
+    peak_bytes: float | None = None
+    relative_sigma: float = 0.0
+
+
+NOTHING_KNOWN = Expected()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A measured speed beside the expected one, of a candidate of this or of an earlier study.
+
+    Attributes:
+        log_speed: natural logarithm of the measured objective.
+        sd: standard deviation of that.
+    """
+
+    params: Params
+    expected: Expected
+    log_speed: float
+    sd: float
+
+
+def key_of(params: Params) -> tuple[tuple[str, str], ...]:
+    """The same for the same parameters."""
+    return tuple(sorted((name, repr(value)) for name, value in params.items()))
+
+
+def names_of(all_params: Sequence[Params]) -> list[str]:
+    """Every name in any of them, in order."""
+    return sorted({name for params in all_params for name in params})

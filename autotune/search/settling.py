@@ -1,0 +1,56 @@
+"""Which of the fastest have to be measured again before their order is certain. Pure."""
+
+import math
+from collections.abc import Sequence
+
+from autotune.recommend import Ranked
+
+MOST_CONTENDERS = 3
+MOST_READINGS = 4
+"""Probes of one candidate; beyond them it is a tie."""
+CERTAIN = 2.0
+"""Standard errors between two means that make their order certain (about 95%)."""
+
+
+def contenders(ranked: Sequence[Ranked], sd: float) -> list[Ranked]:
+    """The fastest and those that may be as fast; empty where the order is certain.
+
+    Args:
+        ranked: the fastest first.
+        sd: relative standard deviation of one probe of a candidate against another.
+    """
+    if not ranked:
+        return []
+    first = ranked[0]
+    others = [
+        one
+        for one in ranked[1:MOST_CONTENDERS]
+        if behind(first, one) < CERTAIN * error(first, one, sd)
+    ]
+    found = [first, *others] if others else []
+    return [one for one in found if one.readings < MOST_READINGS]
+
+
+def behind(first: Ranked, other: Ranked) -> float:
+    """By how much `other` is slower (logarithm; about: relative)."""
+    return math.log(first.tokens_per_s / other.tokens_per_s)
+
+
+def error(first: Ranked, other: Ranked, sd: float) -> float:
+    """Standard error of that difference."""
+    return sd * math.sqrt(1 / first.readings + 1 / other.readings)
+
+
+def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
+    """Relative speed that is lost if the order stays as it is: what a round can win at most.
+
+    The expected improvement of the likeliest rival over the first, by what is known now.
+    """
+    first = group[0]
+    gains = [0.0]
+    for other in group[1:]:
+        spread, ahead = error(first, other, sd), -behind(first, other)
+        z = ahead / spread
+        density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        gains.append(ahead * 0.5 * math.erfc(-z / math.sqrt(2)) + spread * density)
+    return max(gains)

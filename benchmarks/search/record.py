@@ -1,0 +1,166 @@
+"""Record an oracle grid: every candidate of a job's space, probed for real in shuffled order, some
+of them again for the noise, with what was estimated of each before any probe.
+
+One JSON line about the run, one for each estimate, one for each probe. A recording that was cut
+goes on where it was: run the same command again.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from autotune.expecter import Expecter  # noqa: E402
+from autotune.facts import Facts  # noqa: E402
+from autotune.job import Job  # noqa: E402
+from autotune.probe.measure import measure_candidate  # noqa: E402
+from autotune.probe.runner import ProbeServer  # noqa: E402
+from autotune.run_folder import RunFolder  # noqa: E402
+from autotune.space.knobs import Candidate  # noqa: E402
+from autotune.space.load import load_job  # noqa: E402
+from autotune.space.spaces import SearchSpace, bind  # noqa: E402
+from autotune.surveying import memory_limit, survey  # noqa: E402
+
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "optuna")
+REPEATED = 0.1
+"""Share of the candidates that is probed `REPEATS` times."""
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A surveyed job with its server, and the file that the rows go to."""
+
+    job: Job
+    facts: Facts
+    space: SearchSpace
+    run: RunFolder
+    server: ProbeServer
+    limit: int
+    file: Path
+
+    def write(self, row: dict[str, Any]) -> None:
+        """One more row."""
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of a kind that are there."""
+        if not self.file.exists():
+            return []
+        lines = map(json.loads, self.file.read_text(encoding="utf-8").splitlines())
+        return [row for row in lines if row["row"] == kind]
+
+    def about(self) -> dict[str, Any]:
+        """What everybody else needs to get the rows again."""
+        command = ["benchmarks/search/record.py", *sys.argv[1:]]
+        return {
+            "row": "about",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": " ".join(command),
+            "commit": _commit(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+            "device": self.facts.device.name,
+            "threads": len(os.sched_getaffinity(0)),
+            "limit_bytes": self.limit,
+            "steps": round(self.facts.data.rows / self.job.global_batch_size),
+        }
+
+    def expect(self) -> None:
+        """Estimate all candidates, before any is probed."""
+        expecter = Expecter(
+            self.job, self.facts, self.space, self.run, self.server, self.limit, lambda: None
+        )
+        plain = expecter.all().plain()
+        self.write({"row": "prior", **{k: plain[k] for k in ("prior", "limit_bytes")}})
+        for candidate in self.space.candidates:
+            estimate = plain["estimates"][candidate.key]
+            self.write({"row": "estimate", "knobs": candidate.knobs, "estimate": estimate})
+
+    def probe(self, number: int, candidate: Candidate) -> None:
+        """One real probe, to its end."""
+        before = os.getloadavg()[0]
+        measured = measure_candidate(
+            self.server,
+            self.run.probe(number),
+            self.job,
+            self.facts,
+            candidate,
+            rows=self.run.rows,
+            output_dir=self.run.output,
+            limit=self.limit,
+        )
+        kept = {name: value for name, value in measured.plain().items() if value not in (None, [])}
+        load = [round(n, 2) for n in (before, os.getloadavg()[0])]
+        self.write({"row": "probe", "knobs": candidate.knobs, "measurement": kept, "load": load})
+        figure = f"{measured.tokens_per_s:.0f} tokens/s" if measured.tokens_per_s else ""
+        print(f"{number}: {measured.outcome} {figure} in {measured.seconds:.1f} s", flush=True)
+
+
+def order(candidates: tuple[Candidate, ...], seed: int) -> Iterator[Candidate]:
+    """All candidates shuffled, a tenth of them three times."""
+    drawn = random.Random(seed)
+    again = drawn.sample(candidates, round(REPEATED * len(candidates)))
+    everything = [*candidates, *again * (REPEATS - 1)]
+    drawn.shuffle(everything)
+    yield from everything
+
+
+def record(options: argparse.Namespace, scratch: Path) -> None:
+    """Record, or go on recording."""
+    job, definition = load_job(options.job, options.set)
+    run = RunFolder(path=scratch / "run")
+    run.path.mkdir()
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with ProbeServer(run.log, environment={"PYTHONPATH": path}) as server:
+        facts = survey(job, run, server)
+        space = bind(definition, job, facts)
+        limit = memory_limit(job, facts.device)
+        recording = Recording(job, facts, space, run, server, limit, options.out)
+        if not recording.rows("about"):
+            recording.write(recording.about())
+        if not recording.rows("estimate"):
+            recording.expect()
+        done = len(recording.rows("probe"))
+        for number, candidate in enumerate(order(space.candidates, options.seed)):
+            if number >= done:
+                recording.probe(number, candidate)
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "autotune")
+    return git("rev-parse", "HEAD") + (" and changes" if changed else "")
+
+
+def main() -> None:
+    """Read the flags and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--out", type=Path, required=True, help="the file of the grid")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="grid-") as scratch:
+        record(options, Path(scratch))
+
+
+if __name__ == "__main__":
+    main()
