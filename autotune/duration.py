@@ -15,12 +15,10 @@ class Work:
     Attributes:
         epochs: over all rows of the data.
         max_steps: optimizer steps, where the job says so: they count in place of the epochs.
-        known: whether there are data; without them nobody knows how long an epoch is.
     """
 
     epochs: float
     max_steps: int | None
-    known: bool
 
     def seconds(self, measurement: Measurement, tokens_per_s: float | None = None) -> float | None:
         """Of training alone, without evaluation and saving; None where that is not known.
@@ -40,18 +38,16 @@ class Work:
             if per_step is None and measurement.step_time_s and measurement.tokens_per_s:
                 per_step = measurement.step_time_s * measurement.tokens_per_s
             return None if per_step is None else self.max_steps * per_step
-        if not self.known or measurement.tokens_per_epoch is None:
-            return None
-        return self.epochs * measurement.tokens_per_epoch
+        per_epoch = measurement.tokens_per_epoch
+        return None if per_epoch is None else self.epochs * per_epoch
 
 
-def work_of(config: Mapping[str, Any], *, has_data: bool) -> Work:
+def work_of(config: Mapping[str, Any]) -> Work:
     """The work of a job by its trainer's settings."""
     steps = int(config.get("max_steps") or 0)
     return Work(
         epochs=float(config["num_train_epochs"]),
         max_steps=steps if steps > 0 else None,
-        known=has_data,
     )
 
 
@@ -74,17 +70,11 @@ class Saving:
     def sentence(self) -> str:
         """The same for people."""
         saved = self.default_s - self.job_s
-        how = "" if self.measured else "estimated "
-        against = f"of the {format_seconds(self.default_s)} that the stack's defaults take"
+        cost = f"{format_seconds(self.probing_s)} of probing saved"
         if saved <= 0:
-            return (
-                f"{format_seconds(self.probing_s)} of probing saved nothing: the stack's defaults "
-                f"are as fast"
-            )
+            return f"{cost} nothing: the stack's defaults are as fast"
+        how = "" if self.measured else "an estimated "
         return (
-            f"{format_seconds(self.probing_s)} of probing saved an {how}{format_seconds(saved)} "
-            f"{against}"
-            if how
-            else f"{format_seconds(self.probing_s)} of probing saved {format_seconds(saved)} "
-            f"{against}"
+            f"{cost} {how}{format_seconds(saved)} of the {format_seconds(self.default_s)} that the "
+            "stack's defaults take"
         )

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.ceilings import Ceilings, ceilings_of_kind
+from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.estimates import Estimate
 from autotune.estimate.protocol import EstimateReply
+from autotune.estimate.tabled_ceilings import ceilings_of_kind
 from autotune.expectations import estimates_of
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind

@@ -101,7 +101,7 @@ def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
 def work(session: Session) -> Work:
     """How much the job has to train: the same for every candidate."""
     config = settings(session.job, session.facts, session.space.default(), "out").config
-    return work_of(config, has_data=bool(session.facts.data.source))
+    return work_of(config)
 
 
 def probe_next(session: Session) -> Measurement:

@@ -97,6 +97,7 @@ PURE = (
     *(f"estimate/{name}.py" for name in ("memory", "estimates", "closed_form", "paths")),
     *(f"estimate/{name}.py" for name in ("speed", "shape_times", "path_speed", "calibration")),
     "estimate/ceilings.py",
+    "estimate/tabled_ceilings.py",
     "estimate/linear.py",
     "expectations.py",
     "comparison.py",

@@ -63,7 +63,7 @@ def bundle_files(
             recommendation,
             model=facts.model.name,
             device=facts.device.name,
-            work=work_of(chosen.config, has_data=bool(facts.data.source)),
+            work=work_of(chosen.config),
             has_data=bool(facts.data.source),
             verification=verification,
             costs=costs,

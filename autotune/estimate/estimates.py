@@ -15,12 +15,17 @@ from autotune.estimate.speed import TimeParts
 MICRO_STEP = "micro-step"
 FRAGMENTATION, CONTEXT = "fragmentation", "context"
 MIB = 2**20
-CUDA_PRIOR = Residual(offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02)
+CUDA_PRIOR = Residual(
+    offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02, bias_sigma=0.02
+)
 """Before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
 NCCL_BYTES, NCCL_SIGMA = 400 * MIB, 200 * MIB
 """What NCCL takes for its channels outside the allocator; assumed, not measured."""
 CPU_SIGMA = 0.07
 """The C library's allocator: one and the same probe differed by 15% from process to process."""
+CPU_BIAS, CPU_BIAS_SIGMA = 0.1, 0.15
+"""What the C library holds beyond what tensors take: 5 to 11% of a 0.5B model, 36% of a tiny one
+(`benchmarks/host_memory`, `benchmarks/search/grids`)."""
 CPU_TRAINING = 160 * MIB
 """What only training starts in a process (threads, arenas): 130 to 230 MiB in four probes."""
 GUESSED_SIGMA = 0.15
@@ -115,7 +120,13 @@ def prior_residual(device_kind: str, process_bytes: int, devices: int = 1) -> Re
             sigma_bytes=math.hypot(CUDA_PRIOR.sigma_bytes, NCCL_SIGMA),
         )
     offset = process_bytes + CPU_TRAINING
-    return Residual(offset_bytes=offset, sigma_bytes=64 * MIB, relative_sigma=CPU_SIGMA)
+    return Residual(
+        offset_bytes=offset,
+        sigma_bytes=64 * MIB,
+        relative_sigma=CPU_SIGMA,
+        bias=CPU_BIAS,
+        bias_sigma=CPU_BIAS_SIGMA,
+    )
 
 
 def estimated(
@@ -180,10 +191,5 @@ def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int, int
 
 
 def _less_sure(residual: Residual) -> Residual:
-    return Residual(
-        bias=residual.bias,
-        offset_bytes=residual.offset_bytes,
-        relative_sigma=max(residual.relative_sigma, GUESSED_SIGMA),
-        sigma_bytes=residual.sigma_bytes,
-        measurements=residual.measurements,
-    )
+    relative = max(residual.relative_sigma, GUESSED_SIGMA)
+    return dataclasses.replace(residual, relative_sigma=relative)

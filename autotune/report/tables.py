@@ -187,7 +187,7 @@ def search_lines(result: Result) -> list[str]:
 def skipped_lines(skipped: Mapping[str, str]) -> list[str]:
     """Why candidates needed no probe."""
     counted = Counter(skipped.values())
-    return [f"{count} candidate(s) needed no probe: {why}" for why, count in counted.items()]
+    return [f"no probe needed for {count} candidate(s): {why}" for why, count in counted.items()]
 
 
 def repeat_lines(records: Sequence[Record]) -> list[str]:
@@ -196,8 +196,8 @@ def repeat_lines(records: Sequence[Record]) -> list[str]:
     if found.measured_sd is None:
         return []
     return [
-        f"{found.repeats} repeated probe(s) differed from their candidate's mean by "
-        f"{100 * found.measured_sd:.1f}% (standard deviation)"
+        f"probes of one candidate differ by {100 * found.measured_sd:.1f}% (standard deviation, "
+        f"{found.repeats} repeated)"
     ]
 
 

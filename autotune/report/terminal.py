@@ -60,7 +60,7 @@ class TerminalListener(Listener):
         new = Counter(why for key, why in reasons.items() if key not in self._ruled_out)
         self._ruled_out = reasons
         for why, count in new.items():
-            self._say(f"           {count} candidate(s) need no probe: {why}")
+            self._say(f"           no probe needed for {count} candidate(s): {why}")
 
     def probing(self, number: int, candidate: Candidate) -> None:
         if self._console.is_terminal:

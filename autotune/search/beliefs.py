@@ -4,21 +4,25 @@ Trials are read as any Optuna study has them: the value, the intermediate values
 `memory` (bytes beyond what is allowed; of a pruned trial a lower bound).
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.estimate.memory import Residual, refined
+from autotune.estimate.memory import Residual
 from autotune.search.expected import Expected, Params, Reading
-from autotune.search.surrogate import Array, Surrogate
+from autotune.search.surrogate import Array, Point, Scales, Surrogate
 
 NOISE = 0.03
 """Standard deviation of one probe against another of the same candidate, relative."""
 STOPPED_NOISE = 0.1
 """The same of a probe that was stopped early: it saw less."""
+SPEED = Scales(shared=1.0, terms=(0.3,), knob=0.06)
+OWN_SPEED, UNKNOWN_SPEED = 0.06, 0.5
+"""What of a speed's error is its own: where it was estimated, and where nobody knew it."""
+PEAK_NOISE, LEAST_NOISE = 0.01, 0.05
+"""Standard deviation of a measured peak, and of one that is a lower bound, relative."""
 UNKNOWN_FITS = 0.5
 """Probability to fit where nobody estimated the memory."""
 
@@ -76,36 +80,47 @@ def _normal(z: Array) -> Array:
     return np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
 
 
-@dataclass(frozen=True, kw_only=True)
 class Believer:
     """Turns what was told into beliefs.
 
     Args:
+        params: of each candidate.
+        expected: of each candidate.
         residual: what is assumed of memory estimates beforehand.
         allowed_bytes: memory a candidate may take; None: any.
         history: readings of earlier studies.
     """
 
-    params: Sequence[Params]
-    expected: Sequence[Expected]
-    residual: Residual = field(default_factory=Residual)
-    allowed_bytes: float | None = None
-    history: Sequence[Reading] = ()
+    def __init__(
+        self,
+        params: Sequence[Params],
+        expected: Sequence[Expected],
+        residual: Residual,
+        allowed_bytes: float | None,
+        history: Sequence[Reading],
+    ) -> None:
+        self._params, self._allowed = params, allowed_bytes
+        earlier = [_speed_point(one.params, one.expected) for one in history]
+        points = [_speed_point(*pair) for pair in zip(params, expected, strict=True)]
+        self._speed = Surrogate(
+            [*points, *earlier],
+            SPEED,
+            len(points),
+            [(one.log_speed, one.sd) for one in history],
+        )
+        pairs = zip(params, expected, strict=True)
+        peaks = [_memory_point(*pair, residual) for pair in pairs]
+        self._memory = Surrogate(peaks, memory_scales(residual))
+        self._unknown = np.array([one.value is None for one in peaks])
 
     def beliefs(self, told: Sequence[Told]) -> Beliefs:
         """What to believe now."""
-        readings = [
-            Reading(
-                params=self.params[one.index],
-                expected=self.expected[one.index],
-                log_speed=one.log_speed,
-                sd=STOPPED_NOISE if one.stopped else NOISE,
-            )
+        read = [
+            (one.index, one.log_speed, STOPPED_NOISE if one.stopped else NOISE)
             for one in told
             if one.log_speed is not None
         ]
-        surrogate = Surrogate(self.params, self.expected)
-        mean, sd = surrogate.posterior([*self.history, *readings])
+        mean, sd = self._speed.posterior(read)
         stable = {one.index for one in told if self._is_stable(one)}
         return Beliefs(
             mean=mean,
@@ -118,46 +133,61 @@ class Believer:
     def _is_stable(self, told: Told) -> bool:
         if told.log_speed is None or told.stopped or told.failed:
             return False
-        if self.allowed_bytes is None or told.peak_bytes is None:
+        if self._allowed is None or told.peak_bytes is None:
             return True
-        return told.peak_bytes <= self.allowed_bytes
+        return told.peak_bytes <= self._allowed
 
-    def learned(self, told: Sequence[Told]) -> Residual:
-        """How far off memory estimates are. An out-of-memory says "at least": it counts where that
-        is more than was expected."""
-        estimated, measured = [], []
-        for one in told:
-            peak = self.expected[one.index].peak_bytes
-            if peak is None or one.peak_bytes is None:
-                continue
-            if one.at_least and self.residual.corrected(peak) >= one.peak_bytes:
-                continue
-            estimated.append(float(peak))
-            measured.append(float(one.peak_bytes))
-        return refined(self.residual, estimated, measured)
+    def peaks(self, told: Sequence[Told]) -> tuple[Array, Array]:
+        """(mean, standard deviation) of the logarithm of each candidate's peak memory.
+
+        An out-of-memory says "at least": it counts where that is more than was expected.
+        """
+        pairs = [(one, math.log(one.peak_bytes)) for one in told if one.peak_bytes]
+        measured = [(one.index, log, PEAK_NOISE) for one, log in pairs if not one.at_least]
+        mean, sd = self._memory.posterior(measured)
+        beyond = [
+            (one.index, log, LEAST_NOISE)
+            for one, log in pairs
+            if one.at_least and log > mean[one.index]
+        ]
+        return self._memory.posterior([*measured, *beyond]) if beyond else (mean, sd)
 
     def _fits(self, told: Sequence[Told]) -> Array:
-        if self.allowed_bytes is None:
-            return np.ones(len(self.params))
-        residual = self.learned(told)
-        return np.array([self._one_fits(one, residual) for one in self.expected])
-
-    def _one_fits(self, expected: Expected, residual: Residual) -> float:
-        assert self.allowed_bytes is not None
-        if expected.peak_bytes is None:
-            return UNKNOWN_FITS
-        relative = max(residual.relative_sigma, expected.relative_sigma)
-        residual = dataclasses.replace(residual, relative_sigma=relative)
-        return 1.0 - residual.probability_above(expected.peak_bytes, self.allowed_bytes)
+        if self._allowed is None:
+            return np.ones(len(self._params))
+        mean, sd = self.peaks(told)
+        fits = _normal((math.log(max(self._allowed, 1.0)) - mean) / sd)
+        return np.where(self._unknown, UNKNOWN_FITS, fits)
 
     def _runs(self, told: Sequence[Told]) -> Array:
         """A candidate runs as often as the knob value of its that failed most: a value that was
         only ever seen to fail is doubted, one that ran with other values is not."""
-        failed = [self.params[one.index] for one in told if one.failed]
+        failed = [self._params[one.index] for one in told if one.failed]
         if not failed:
-            return np.ones(len(self.params))
-        ran = [self.params[one.index] for one in told if not one.failed]
-        return np.array([_least_chance(one, ran, failed) for one in self.params])
+            return np.ones(len(self._params))
+        ran = [self._params[one.index] for one in told if not one.failed]
+        return np.array([_least_chance(one, ran, failed) for one in self._params])
+
+
+def _speed_point(params: Params, expected: Expected) -> Point:
+    own = OWN_SPEED if expected.speed else UNKNOWN_SPEED
+    return Point(params=params, value=expected.speed, shares=expected.shares, own=own)
+
+
+def _memory_point(params: Params, expected: Expected, residual: Residual) -> Point:
+    """A process's peak is what tensors take and what lies beside them: both may be off."""
+    own = max(residual.relative_sigma, expected.relative_sigma)
+    if expected.peak_bytes is None:
+        return Point(params=params, value=None, shares=(), own=own)
+    whole = max(residual.corrected(expected.peak_bytes), 1.0)
+    beside = residual.offset_bytes / whole
+    return Point(params=params, value=whole, shares=(1 - beside, beside), own=own * (1 - beside))
+
+
+def memory_scales(residual: Residual) -> Scales:
+    """What is assumed of memory estimates, as scales of their errors."""
+    beside = residual.sigma_bytes / residual.offset_bytes if residual.offset_bytes else 0.0
+    return Scales(shared=0.0, terms=(residual.bias_sigma, beside), knob=residual.relative_sigma / 2)
 
 
 def _least_chance(params: Params, ran: Sequence[Params], failed: Sequence[Params]) -> float:

@@ -65,6 +65,8 @@ def saves_memory_that_is_there(
     """Where a candidate fits, the same one that saves memory at the cost of work is slower."""
     measurement = record.measurement
     assert measurement is not None
+    if not any(candidate.values.get(name) for name in SAVES_MEMORY_ONLY):
+        return None
     if measurement.outcome != "ok" or (excess_bytes(measurement, allowed_bytes) or 0) > 0:
         return None
     changed = candidate.differences(record.candidate)

@@ -72,14 +72,10 @@ class EstimateGuidedSampler(BaseSampler):
         self._index = {key_of(params): n for n, params in enumerate(self._candidates)}
         self._allowed = allowed_bytes
         self._believer = Believer(
-            params=self._candidates,
-            expected=self._expected,
-            residual=residual or Residual(),
-            allowed_bytes=allowed_bytes,
-            history=history,
+            self._candidates, self._expected, residual or Residual(), allowed_bytes, history
         )
         self._out: set[int] = set()
-        self._other = TPESampler(seed=seed)
+        self._other = TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
 
     def leave_out(self, params: Sequence[Params]) -> None:
         """From now on do not propose these (and only these)."""

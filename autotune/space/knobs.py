@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from autotune.job import KnobValue
@@ -90,7 +91,7 @@ class Candidate:
         """All values by field name, the accumulation among them."""
         return {**self.values, ACCUMULATION: self.gradient_accumulation_steps}
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The same text for the same candidate, always."""
         return json.dumps(self.knobs, sort_keys=True)

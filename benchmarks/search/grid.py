@@ -1,4 +1,4 @@
-"""Recorded grids as problems to replay: a memory limit, perhaps a part of the space, and the truth."""
+"""Recorded grids as problems to replay: a limit, perhaps a part of the space, and the truth."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ from autotune.expectations import Expectations
 from autotune.search.expected import Expected, Params
 from autotune.search.params import choice, expected_of
 from autotune.space.knobs import Candidate, from_knobs
+from benchmarks.search.smoothing import smoothed
 
 HEADROOM = 0.1
-LEAST_CANDIDATES = 12
+LEAST_CANDIDATES, LEAST_FITTING = 12, 4
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a candidate's probes came to: the median speed, the highest peak, the mean seconds."""
+    """What a candidate's probes came to: the smoothed speed, the mean peak, the mean seconds."""
 
     tokens_per_s: float
     peak_bytes: int
@@ -31,7 +33,13 @@ class Truth:
 
 @dataclass(frozen=True)
 class Grid:
-    """All candidates of one recorded space; `noise`: relative, of one probe (speed, peak)."""
+    """All candidates of one recorded space.
+
+    Attributes:
+        noise: relative standard deviation of one probe against another (speed, peak).
+        error: relative standard error of a smoothed speed.
+        left_out: relative error of a reading by the fit of all the others.
+    """
 
     name: str
     about: Mapping[str, Any]
@@ -40,12 +48,19 @@ class Grid:
     estimates: Mapping[str, Estimate]
     truths: Mapping[str, Truth]
     noise: tuple[float, float]
+    error: float
+    left_out: float
 
-    @property
+    @cached_property
     def free(self) -> list[str]:
         """Knobs that vary, without the accumulation, which follows."""
         names = self.candidates[0].values
         return [n for n in names if len({repr(c[n]) for c in self.candidates}) > 1]
+
+    @cached_property
+    def params(self) -> dict[str, Params]:
+        """Of each candidate, by its key."""
+        return {c.key: {name: choice(c[name]) for name in self.free} for c in self.candidates}
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ class Problem:
 
     def params(self, candidate: Candidate) -> Params:
         """As Optuna has them."""
-        return {name: choice(candidate[name]) for name in self.grid.free}
+        return self.grid.params[candidate.key]
 
     def expected(self, candidate: Candidate) -> Expected:
         """What our sampler is told."""
@@ -80,13 +95,14 @@ class Problem:
         """What it really does."""
         return self.grid.truths[candidate.key]
 
-    @property
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether it leaves the headroom free in all but one of 40 probes."""
+        return self.truth(candidate).peak_bytes * (1 + 2 * self.grid.noise[1]) <= self.allowed_bytes
+
+    @cached_property
     def best(self) -> float:
-        """Tokens/s of the fastest that leaves the headroom free; 0 where none does."""
-        fitting = (self.truth(c) for c in self.candidates)
-        return max(
-            (t.tokens_per_s for t in fitting if t.peak_bytes <= self.allowed_bytes), default=0.0
-        )
+        """Tokens/s of the fastest that leaves the headroom free."""
+        return max(self.truth(c).tokens_per_s for c in self.candidates if self.fits(c))
 
 
 def read_grid(file: Path) -> Grid:
@@ -105,21 +121,31 @@ def read_grid(file: Path) -> Grid:
             readings[from_knobs(row["knobs"]).key].append(row["measurement"])
     candidates = [from_knobs(row["knobs"]) for row in rows["estimate"]]
     measured = [one for one in candidates if one.key in readings]
+    order = [row for row in rows["probe"] if row["measurement"]["outcome"] == "ok"]
+    values = {one.key: tuple(repr(one[name]) for name in one.values) for one in measured}
+    fit = smoothed(
+        [values[from_knobs(row["knobs"]).key] for row in order],
+        [math.log(row["measurement"]["tokens_per_s"]) for row in order],
+    )
     return Grid(
         name=file.stem,
         about=rows["about"][0],
         prior=Residual(**rows["prior"][0]["prior"]),
         candidates=measured,
         estimates=estimates,
-        truths={key: _truth(some) for key, some in readings.items()},
+        truths={
+            key: _truth(some, math.exp(fit.truths[values[key]])) for key, some in readings.items()
+        },
         noise=(_noise(readings, "tokens_per_s"), _noise(readings, "peak_memory_bytes")),
+        error=fit.error,
+        left_out=fit.left_out,
     )
 
 
-def _truth(readings: Sequence[Mapping[str, Any]]) -> Truth:
+def _truth(readings: Sequence[Mapping[str, Any]], speed: float) -> Truth:
     return Truth(
-        tokens_per_s=statistics.median(one["tokens_per_s"] for one in readings),
-        peak_bytes=max(one["peak_memory_bytes"] for one in readings),
+        tokens_per_s=speed,
+        peak_bytes=round(statistics.fmean(one["peak_memory_bytes"] for one in readings)),
         seconds=statistics.fmean(one["seconds"] for one in readings),
     )
 
@@ -135,22 +161,22 @@ def _noise(readings: Mapping[str, Sequence[Mapping[str, Any]]], figure: str) -> 
 
 
 def problems(grid: Grid) -> Iterator[Problem]:
-    """The whole grid and its parts with one knob pinned, each under several limits."""
-    parts = [("all", grid.candidates)]
+    """The whole grid and its parts with one knob pinned, each on machines that all of the grid's
+    candidates fit on, or 75, 50 or 25% of them."""
+    parts = [("all", list(grid.candidates))]
     for name in grid.free:
         for label in sorted({repr(c[name]) for c in grid.candidates}):
             part = [c for c in grid.candidates if repr(c[name]) == label]
             parts.append((f"{name}={label}", part))
+    peaks = sorted(grid.truths[c.key].peak_bytes for c in grid.candidates)
+    limits = {"roomy": 2.0 * peaks[-1]}
+    for share in (0.75, 0.5, 0.25):
+        limits[f"{100 * share:.0f}% fit"] = peaks[int(share * len(peaks))] / (1 - HEADROOM)
     for name, part in parts:
-        if len(part) < LEAST_CANDIDATES:
-            continue
-        peaks = sorted(grid.truths[c.key].peak_bytes for c in part)
-        limits = {"roomy": 2.0 * peaks[-1]}
-        for share in (0.75, 0.5, 0.25):
-            limits[f"{100 * share:.0f}% fit"] = peaks[int(share * len(peaks))] / (1 - HEADROOM)
         for word, limit in limits.items():
             problem = Problem(grid, f"{name}, {word}", part, int(limit) + 1)
-            if problem.best:
+            fitting = sum(problem.fits(c) for c in part)
+            if fitting >= LEAST_FITTING and len(part) >= LEAST_CANDIDATES:
                 yield problem
 
 

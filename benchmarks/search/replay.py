@@ -93,8 +93,8 @@ def replay(problem: Problem, searcher: Searcher, seed: int) -> Outcome:
             if (answer.tokens_per_s or 0) > best_read:
                 best_read, chosen_true = answer.tokens_per_s or 0, truth.tokens_per_s
         if made in regret:
-            regret[made] = 1 - chosen_true / problem.best
-    last = 1 - chosen_true / problem.best  # who gives up keeps what it has
+            regret[made] = max(1 - chosen_true / problem.best, 0.0)
+    last = max(1 - chosen_true / problem.best, 0.0)  # who gives up keeps what it has
     regret = {budget: last if value is None else value for budget, value in regret.items()}
     return Outcome(
         grid=problem.grid.name,

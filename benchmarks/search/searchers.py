@@ -36,11 +36,11 @@ Search = Generator[Candidate, Measurement, None]
 
 def distributions(problem: Problem) -> dict[str, CategoricalDistribution]:
     """Of the knobs that the grid varies."""
-    found = {}
-    for name in problem.grid.free:
-        values = {repr(c[name]): problem.params(c)[name] for c in problem.grid.candidates}
-        found[name] = CategoricalDistribution(list(values.values()))
-    return found
+    params = problem.grid.params.values()
+    return {
+        name: CategoricalDistribution(list({repr(p[name]): p[name] for p in params}.values()))
+        for name in problem.grid.free
+    }
 
 
 def ours(problem: Problem, seed: int, *, guided: bool = True) -> Search:

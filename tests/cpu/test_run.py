@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ def write_job(folder: Path, **fields: object) -> Path:
         "global_batch_size": 8,
         "max_length": 100,
         "budget": {"probes": 3, "minutes": 5},
+        "fixed": {"attn_implementation": "sdpa", "optim": "adamw_torch_fused"},
         **fields,
     }
     write_model(folder / "model", LLAMA)
@@ -136,6 +138,38 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) 
     assert not own_children(str(autotune.folder))
     again = json.loads(autotune("run", "--resume", "run", "--json", "--budget", "3"))
     assert again["outcome"] == "recommended"
+
+
+def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
+    autotune: Command,
+) -> None:
+    """Ten long rows among five hundred: only a micro-batch that holds eight of them is too much."""
+    rows = [{"input_ids": [7] * (400 if n < 10 else 30)} for n in range(500)]
+    text = "\n".join(json.dumps(row) for row in rows) + "\n"
+    (autotune.folder / "rows.jsonl").write_text(text, encoding="utf-8")
+    pins = {"loss_type": "nll", "gradient_checkpointing": False, "attn_implementation": "sdpa"}
+    pins |= {"train_sampling_strategy": "random", "padding_free": False}
+    pins |= {"optim": "adamw_torch_fused"}
+    write_job(autotune.folder, dataset="rows.jsonl", max_length=400, fixed=pins)
+    config = autotune.folder / "model" / "config.json"
+    config.write_text(json.dumps({**LLAMA, "vocab_size": 32000}), encoding="utf-8")
+
+    def probe(size: int, *sets: str) -> dict[str, Any]:
+        words = [f"per_device_train_batch_size={size}", *sets]
+        flags = [word for one in words for word in ("--set", one)]
+        return dict(json.loads(autotune("probe", "job.yaml", *flags, "--json"))["measurement"])
+
+    one, eight = probe(1), probe(8)
+    assert eight["tokens_per_s"] > one["tokens_per_s"]
+    limit = (one["peak_memory_bytes"] + eight["peak_memory_bytes"]) // 2
+    assert one["peak_memory_bytes"] < 0.85 * limit
+    assert probe(8, f"devices.memory={limit}")["outcome"] == "oom"
+    assert probe(8, f"devices.memory={limit}", "max_length=30")["outcome"] == "ok"
+    flags = ["--set", f"devices.memory={limit}", "--budget", "4"]
+    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
+    assert result["outcome"] == "recommended"
+    assert result["knobs"]["per_device_train_batch_size"] < 8
+    assert result["verification"]["peak_memory_bytes"] <= limit
 
 
 def test_nothing_fits_says_how_much_is_missing_and_what_would_help(autotune: Command) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,9 @@ from autotune.estimate.ceilings import (
     Ceilings,
     MatmulRate,
     OperatorRate,
-    ceilings_of_kind,
     interpolated,
 )
+from autotune.estimate.tabled_ceilings import ceilings_of_kind
 from autotune.facts.device_kinds import device_kinds, find_kind
 
 SIZES = st.integers(1, 1 << 18)
@@ -172,3 +173,15 @@ def test_small_matmuls_reach_less_of_a_tabled_peak():
 def test_where_float32_is_not_known_the_other_rates_are_told_to_stand_in():
     ceilings = ceilings_of_kind(find_kind("a10g"))
     assert ceilings.stand_ins(["float32", "bfloat16"]) == {"float32": "bfloat16"}
+
+
+def test_what_writes_in_place_does_not_pay_for_new_results():
+    """Fused Adam over all weights at once was estimated seven times too slow on a CPU."""
+    rates = tuple(
+        Bandwidth(size, rate) for size, rate in ((2**20, 5e10), (2**25, 2e10), (2**28, 2e9))
+    )
+    ceilings = replace(ceilings_of_kind(find_kind("h200")), bandwidth=rates, operators=())
+    large = 2**27
+    assert ceilings.bytes_per_s("aten::mul", "float32", large) < 6e9
+    assert ceilings.bytes_per_s("aten::_fused_adamw_", "float32", large) > 1e10
+    assert ceilings.bytes_per_s("aten::_fused_adamw_", "float32", 2**20) == 5e10

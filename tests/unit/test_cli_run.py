@@ -9,7 +9,7 @@ from past_run import make_run, start_run, write_job
 
 from autotune.probe.protocol import read_json
 from autotune.recommend import NothingFits, recommend
-from autotune.session import Result
+from autotune.session import Options, Result
 from autotune.space.load import load_job
 
 FIELDS = {"records": (), "stop_reason": "the budget of 1 probe(s) is spent", "space_size": 3}
@@ -23,8 +23,9 @@ def tuned(monkeypatch):
         calls = []
         ends = Result(outcome="interrupted", **FIELDS)
 
-    def tune(job, definition, run, *, storage, listener):
+    def tune(job, definition, run, *, storage, listener, options):
         Tuned.calls.append((job, run, storage))
+        Tuned.options = options
         return Tuned.ends
 
     Tuned.calls = []
@@ -134,6 +135,17 @@ def test_the_exit_code_and_the_json_tell_how_it_ended(outcome, code, tmp_path, t
     result = call("run", write_job(tmp_path), "--out", tmp_path / "out", "--json")
     assert result.exit_code == code
     assert json.loads(result.stdout)["outcome"] == outcome
+
+
+def test_how_to_search_is_a_flag_and_no_part_of_the_job(tmp_path, tuned):
+    call("run", write_job(tmp_path), "--out", tmp_path / "one")
+    assert tuned.options == Options(sampler="estimates", history=True)
+    flags = ["--sampler", "random", "--no-history"]
+    call("run", tmp_path / "job.yaml", "--out", tmp_path / "two", *flags)
+    assert tuned.options == Options(sampler="random", history=False)
+    refused = call("run", tmp_path / "job.yaml", "--out", tmp_path / "three", "--sampler", "best")
+    assert refused.exit_code == 2
+    assert "estimates" in refused.stderr
 
 
 def test_ctrl_c_and_a_failing_machine_end_with_their_codes(tmp_path, monkeypatch):

@@ -158,6 +158,8 @@ def test_a_comparison_is_told_in_sentences_and_in_json():
             "offset_bytes": 0.0,
             "relative_sigma": 0.05,
             "sigma_bytes": 1.0,
+            "bias_sigma": 0.0,
+            "covariance": 0.0,
             "measurements": 0,
         },
         "memory_error_median": 0.02,

@@ -220,6 +220,25 @@ def test_measurements_that_scatter_raise_the_noise():
     assert after(prior, pairs[:2]).relative_sigma == 0.02  # two do not tell
 
 
+def test_what_grows_with_the_estimate_is_told_from_what_does_not():
+    prior = Residual(
+        offset_bytes=500.0 * MIB, sigma_bytes=64.0 * MIB, bias_sigma=0.2, relative_sigma=0.02
+    )
+    pairs = [(size * MIB, 1.3 * size * MIB + 520 * MIB) for size in (100, 400, 900)]
+    found = after(prior, pairs)
+    assert found.bias == pytest.approx(0.3, abs=0.02)
+    assert found.offset_bytes == pytest.approx(520 * MIB, rel=0.02)
+    assert found.covariance < 0
+    # Between what was measured it is surer than beyond, and surer than before.
+    assert found.sigma(500 * MIB) < found.sigma(5000 * MIB) < prior.sigma(5000 * MIB)
+
+
+def test_without_doubt_of_the_bias_it_stays():
+    prior = Residual(bias=0.1, offset_bytes=0.0, sigma_bytes=MIB)
+    found = after(prior, [(GIB, 2 * GIB)])
+    assert (found.bias, found.bias_sigma, found.covariance) == (0.1, 0.0, 0.0)
+
+
 # -- probabilities
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotune.estimate.ceilings import ceilings_of_kind
 from autotune.estimate.path_speed import PathSpeed
 from autotune.estimate.protocol import EstimateReply, ShapeWork
+from autotune.estimate.tabled_ceilings import ceilings_of_kind
 from autotune.facts.device_kinds import find_kind
 
 H200 = ceilings_of_kind(find_kind("h200"))

@@ -149,7 +149,7 @@ def test_only_probes_that_ended_of_themselves_count():
 
 def test_what_each_value_of_a_recipe_knob_costs_is_its_best():
     records = [
-        make_record(0, ok(100, 5), dtype="float32"),
+        make_record(0, ok(100, 5), dtype="float32", loss_type="nll"),
         make_record(1, ok(300, 4), dtype="bfloat16"),
         make_record(2, ok(200, 3), dtype="float32"),
     ]

@@ -93,12 +93,12 @@ def test_what_fits_for_certain_is_preferred_to_what_may_not():
 
 
 def test_an_out_of_memory_moves_what_is_expected_of_all():
-    study = make_study()
+    study = make_study(make_sampler(residual=Residual(relative_sigma=0.02, bias_sigma=0.5)))
     before = study.sampler.beliefs(study).fits
     trial, params = ask(study)
     tell(study, trial, peak=1.8 * ALLOWED)
     after = study.sampler.beliefs(study).fits
-    assert all(after <= before + 1e-12)
+    assert all(after <= before + 1e-3)
     assert after[CANDIDATES.index({"micro": 4, "kernel": "a", "save": False})] < 0.5
 
 

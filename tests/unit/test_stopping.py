@@ -34,7 +34,7 @@ def why(outlook, probes=3):
 def test_it_ends_when_the_next_probe_costs_more_than_it_is_expected_to_save():
     assert why(Outlook(gain=0.02, job_s=3600.0, cost_s=10.0)) is None
     assert why(Outlook(gain=0.002, job_s=3600.0, cost_s=10.0)) == (
-        "another probe costs about 10 s and is expected to save 7.2 s of a job of 1 h"
+        "another probe costs about 10.0 s and is expected to save 7.2 s of a job of 60 min 0 s"
     )
 
 

@@ -15,9 +15,7 @@ GLOBAL_BATCH, MAX_LENGTH = 16, 256
 def limit_memory(limit_bytes: int) -> None:
     """Let this process grow to `limit_bytes` of resident memory: beyond, torch's CPU allocator
     fails as a GPU's does. To be called when the libraries are loaded."""
-    status = dict(
-        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
-    )
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     resident, data = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmData"))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data + max(limit_bytes - resident, 0), hard))
