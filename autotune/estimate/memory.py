@@ -90,8 +90,8 @@ def on_cpu(events: Sequence[Event], limit_bytes: int | None) -> Replay:
 class Residual:
     """What measurements say an estimate is off by, as explicit values.
 
-    measured = (1 + bias) x estimate + offset, give or take `relative_sigma` of the estimate; the
-    offset is known to `sigma_bytes`, the bias to `bias_sigma`, and both together to `covariance`.
+    measured = (1 + bias) x estimate + offset, give or take `relative_sigma` of that; the offset
+    is known to `sigma_bytes`, the bias to `bias_sigma`, and both together to `covariance`.
 
     Attributes:
         bias: what an allocator takes beyond what it was asked for, relative.
@@ -115,7 +115,8 @@ class Residual:
         """Standard deviation of what is to be expected."""
         line = self.sigma_bytes**2 + (self.bias_sigma * estimate_bytes) ** 2
         line += 2 * self.covariance * estimate_bytes
-        return math.hypot(self.relative_sigma * estimate_bytes, math.sqrt(max(line, 0.0)))
+        own = self.relative_sigma * self.corrected(estimate_bytes)
+        return math.hypot(own, math.sqrt(max(line, 0.0)))
 
     def probability_above(self, estimate_bytes: float, limit_bytes: float) -> float:
         """Probability that the process needs more than the limit (normal distribution)."""
@@ -130,7 +131,7 @@ def refined(
     """The residual after measurements: offset and bias move, their uncertainty shrinks.
 
     Bayesian linear regression with known noise: each probe is a measurement of `offset + bias *
-    estimate` with standard deviation `relative_sigma` of its estimate. The spread of the probes
+    estimate` with standard deviation `relative_sigma` of what was measured. The spread of the probes
     around the new line then takes the place of the assumed noise, where there are at least three.
     """
     if len(estimated_bytes) != len(measured_bytes):
@@ -145,7 +146,7 @@ def refined(
     weights = [[1 / own[0] ** 2, 0.0], [0.0, 1 / own[1] ** 2]]
     moment = [0.0, 0.0]
     for estimate, measured in pairs:
-        noise = max(prior.relative_sigma * estimate, 1.0)
+        noise = max(prior.relative_sigma * measured, 1.0)
         off = measured - prior.corrected(estimate)
         row = (1.0, estimate / unit)
         for i in range(2):
@@ -174,7 +175,7 @@ def _spread(line: Residual, pairs: Sequence[tuple[float, float]]) -> float:
     if len(pairs) < 3:
         return line.relative_sigma
     squares = sum(
-        ((measured - line.corrected(estimate)) / estimate) ** 2 for estimate, measured in pairs
+        (measured / line.corrected(estimate) - 1) ** 2 for estimate, measured in pairs
     )
     # Two more of the assumed size keep a lucky few from claiming certainty.
     return math.sqrt((squares + 2 * line.relative_sigma**2) / (len(pairs) + 2))

@@ -18,7 +18,7 @@ NOISE = 0.03
 """Standard deviation of one probe against another of the same candidate, relative."""
 STOPPED_NOISE = 0.1
 """The same of a probe that was stopped early: it saw less."""
-SPEED = Scales(shared=1.0, terms=(0.3,), knob=0.06)
+SPEED = Scales(shared=1.0, terms=(0.3,), knob=0.08)
 OWN_SPEED, UNKNOWN_SPEED = 0.06, 0.5
 """What of a speed's error is its own: where it was estimated, and where nobody knew it."""
 PEAK_NOISE, LEAST_NOISE = 0.01, 0.05
@@ -176,12 +176,13 @@ def _speed_point(params: Params, expected: Expected) -> Point:
 
 def _memory_point(params: Params, expected: Expected, residual: Residual) -> Point:
     """A process's peak is what tensors take and what lies beside them: both may be off."""
-    own = max(residual.relative_sigma, expected.relative_sigma)
+    own = residual.relative_sigma
     if expected.peak_bytes is None:
         return Point(params=params, value=None, shares=(), own=own)
     whole = max(residual.corrected(expected.peak_bytes), 1.0)
     beside = residual.offset_bytes / whole
-    return Point(params=params, value=whole, shares=(1 - beside, beside), own=own * (1 - beside))
+    own = max(own, expected.relative_sigma * (1 - beside))
+    return Point(params=params, value=whole, shares=(1 - beside, beside), own=own)
 
 
 def memory_scales(residual: Residual) -> Scales:
