@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from autotune.duration import Saving
 from autotune.emit.bundle import bundle_files
 from autotune.errors import UserError
 from autotune.facts import Facts
@@ -15,7 +16,7 @@ from autotune.probe.record import Record, counts_as_probe, excess_bytes
 from autotune.promise import Verification
 from autotune.recommend import NothingFits, Recommendation, recommend
 from autotune.run_folder import RunFolder
-from autotune.searching import ruled_out, saving
+from autotune.searching import job_seconds, probing_s, ruled_out
 from autotune.session import Result, Session
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
@@ -43,7 +44,6 @@ def conclude(session: Session, reason: str) -> Result:
             tried=tried,
             skipped=ruled_out(session, records),
         )
-    brought = saving(session, records)
     recommendation, verification = verified(session, first, records)
     return Result(
         outcome="recommended",
@@ -52,8 +52,36 @@ def conclude(session: Session, reason: str) -> Result:
         space_size=size,
         recommendation=recommendation,
         verification=verification,
-        saving=brought,
+        saving=saving(session, recommendation, records),
         skipped=ruled_out(session, records),
+    )
+
+
+def saving(
+    session: Session, recommendation: Recommendation, records: Sequence[Record]
+) -> Saving | None:
+    """What the search brought against the stack's defaults.
+
+    None where that is not known: the defaults do not run here, or the recipe varies, so that jobs
+    are not the same work.
+    """
+    default, chosen = session.space.default(), recommendation.chosen
+    if any(knob.kind == "recipe" for knob in session.space.free_knobs):
+        return None
+    ranked = (chosen, *recommendation.ties, *recommendation.runners_up)
+    measured = next((one for one in ranked if one.candidate.key == default.key), None)
+    tried = any(r.candidate.key == default.key and counts_as_probe(r) for r in records)
+    out = tried or default.key in ruled_out(session, records)
+    speed = session.study.expected_values().get(default.key) if not out else None
+    speed = measured.tokens_per_s if measured is not None else speed
+    job_s = job_seconds(session, chosen)
+    if job_s is None or speed is None:
+        return None
+    return Saving(
+        probing_s=probing_s(records),
+        job_s=job_s,
+        default_s=job_s * chosen.tokens_per_s / speed,
+        measured=measured is not None,
     )
 
 

@@ -20,14 +20,13 @@ class Work:
     epochs: float
     max_steps: int | None
 
-    def seconds(self, measurement: Measurement, tokens_per_s: float | None = None) -> float | None:
+    def seconds(self, measurement: Measurement) -> float | None:
         """Of training alone, without evaluation and saving; None where that is not known.
 
         Args:
-            measurement: of any candidate: it tells the tokens of a step and of an epoch.
-            tokens_per_s: at this speed, in place of the measured one.
+            measurement: it tells the tokens of a step and of an epoch, and the speed.
         """
-        speed = tokens_per_s or measurement.tokens_per_s
+        speed = measurement.tokens_per_s
         tokens = self.tokens(measurement)
         return None if tokens is None or not speed else tokens / speed
 

@@ -73,7 +73,7 @@ class Expectations:
         estimate = self.estimates.get(candidate.key)
         if estimate is None:
             return None
-        own = estimate.sigma_bytes / max(estimate.peak_reserved_bytes, 1)
+        own = estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1)
         if not estimate.traced:
             residual = dataclasses.replace(
                 residual, relative_sigma=max(residual.relative_sigma, own)

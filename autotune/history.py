@@ -50,14 +50,16 @@ class History:
         """Beside the user's plans."""
         return cls(path=PlanCache.of_user().path / "history.db")
 
-    def readings(self, job: Job, facts: Facts, space: SearchSpace) -> list[Reading]:
-        """What is known of the estimates of such a job, the newest rows."""
+    def readings(
+        self, job: Job, facts: Facts, space: SearchSpace, study: str = ""
+    ) -> list[Reading]:
+        """What is known of the estimates of such a job: the newest rows, without `study`'s own."""
         with contextlib.suppress(sqlite3.Error, OSError, ValueError, KeyError, TypeError):
             with self._open() as database:
                 rows = database.execute(
                     "SELECT circumstances, knobs, speed, shares, measured FROM probes "
-                    "WHERE subject = ? ORDER BY rowid DESC LIMIT ?",
-                    (subject(job, facts), MOST_ROWS),
+                    "WHERE subject = ? AND study != ? ORDER BY rowid DESC LIMIT ?",
+                    (subject(job, facts), study, MOST_ROWS),
                 ).fetchall()
             now = circumstances(job, facts)
             return [_reading(row, now, space) for row in rows]

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, excess_bytes
 from autotune.probe.repeats import pooled, repeatability
-from autotune.space.knobs import Candidate, value_label
+from autotune.space.knobs import Candidate
 from autotune.space.leanness import expected_leanness
 from autotune.units import format_bytes
 
@@ -24,13 +24,18 @@ class Ranked:
     Attributes:
         number: of its first probe.
         measurement: of all its probes as one.
-        readings: how many probes these were.
+        numbers: of all its probes.
     """
 
     number: int
     candidate: Candidate
     measurement: Measurement
-    readings: int = 1
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def readings(self) -> int:
+        """How many probes there were."""
+        return max(len(self.numbers), 1)
 
     @property
     def tokens_per_s(self) -> float:
@@ -92,7 +97,7 @@ def recommend(
     # Up to the first that is no tie: a noisy candidate must not win over one known to be faster.
     group = list(takewhile(lambda one: is_tie(fastest, one), ranked))
     chosen = min(group, key=lambda one: (one.peak_memory_bytes, -one.tokens_per_s, one.number))
-    if pinned is not None and pinned != chosen.number:
+    if pinned is not None and pinned not in chosen.numbers:
         return _pinned(ranked, pinned, chosen, rejected, allowed_bytes, passed_over)
     ties = tuple(one for one in group if one is not chosen)
     rest = tuple(one for one in ranked if one not in group)
@@ -119,7 +124,7 @@ def _standings(records: Sequence[Record]) -> list[Ranked]:
             number=group[0].number,
             candidate=group[0].candidate,
             measurement=pooled([r.measurement for r in group if r.measurement is not None], sd),
-            readings=len(group),
+            numbers=tuple(record.number for record in group),
         )
         for group in readings.values()
     ]
@@ -134,7 +139,7 @@ def _pinned(
     allowed_bytes: int | None,
     passed_over: Mapping[int, str],
 ) -> Recommendation | NothingFits:
-    wanted = next((one for one in ranked if one.number == pinned), None)
+    wanted = next((one for one in ranked if pinned in one.numbers), None)
     if wanted is None:
         return NothingFits(
             nearest=None, short_bytes=None, short_is_lower_bound=True, rejected=rejected
@@ -262,28 +267,6 @@ def _nothing_fits(
         short_is_lower_bound=not ran,
         rejected=rejected,
     )
-
-
-def recipe_costs(
-    ranked: Sequence[Ranked], recipe_knobs: Collection[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """What each value of a recipe knob costs: the best that was measured with it."""
-    costs: dict[str, list[dict[str, Any]]] = {}
-    for knob in sorted(recipe_knobs):
-        best: dict[str, Ranked] = {}
-        for one in sorted(ranked, key=lambda one: -one.tokens_per_s):
-            best.setdefault(value_label(one.candidate[knob]), one)
-        if len(best) > 1:
-            costs[knob] = [
-                {
-                    "value": one.candidate[knob],
-                    "probe": one.number,
-                    "tokens_per_s": one.tokens_per_s,
-                    "peak_memory_bytes": one.peak_memory_bytes,
-                }
-                for one in best.values()
-            ]
-    return costs
 
 
 def ranked_plain(one: Ranked) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from autotune.duration import Saving, Work, work_of
+from autotune.duration import work_of
 from autotune.errors import machine_error
 from autotune.expectations import Expectations
 from autotune.probe.measure import measure_candidate
@@ -19,7 +19,7 @@ from autotune.search.settling import contenders, gain_of_a_round
 from autotune.search.stopping import Outlook, stop_reason
 from autotune.search.study import Trial
 from autotune.session import Session
-from autotune.space.knobs import Candidate
+from autotune.space.knobs import Candidate, value_label
 from autotune.space.settings import settings
 
 MAX_BUSY = 3
@@ -33,21 +33,33 @@ def search(session: Session) -> str:
     while True:
         records = session.study.records()
         rule_out(session, records)
-        reason = stop_reason(
-            session.job.budget,
-            probes=sum(counts_as_probe(record) for record in records),
-            seconds=probing_s(records),
-            candidates_left=session.study.candidates_left(),
-            outlook=outlook(session, records),
-        )
-        if reason is not None:
+        reason = reason_to_stop(session, records)
+        wanted = unprobed_value(session, records) if reason is not None else None
+        if reason is not None and (wanted is None or out_of_budget(session, records)):
             return reason
-        measurement = probe_next(session)
+        measurement = probe_next(session) if wanted is None else probe_again(session, wanted)
         busy = busy + 1 if measurement.outcome == "busy" else 0
         if busy >= MAX_BUSY:
             raise machine_error(measurement.reason, where="devices", hint="end them and --resume")
         if busy:
             time.sleep(BUSY_WAIT_S)
+
+
+def reason_to_stop(session: Session, records: Sequence[Record]) -> str | None:
+    """Why the search ends now; None while it goes on."""
+    return stop_reason(
+        session.job.budget,
+        probes=sum(counts_as_probe(record) for record in records),
+        seconds=probing_s(records),
+        candidates_left=session.study.candidates_left(),
+        outlook=outlook(session, records),
+    )
+
+
+def out_of_budget(session: Session, records: Sequence[Record], *, probes: int = 1) -> bool:
+    """Whether the budget has no room for that many more probes."""
+    made, budget = sum(counts_as_probe(record) for record in records), session.job.budget
+    return made + probes > budget.probes or probing_s(records) >= 60 * budget.minutes
 
 
 def probing_s(records: Sequence[Record]) -> float:
@@ -77,7 +89,7 @@ def reasons_against(
 ) -> dict[str, str]:
     """The same of a run that was made before; without `expectations`, by its probes alone."""
     hopeless = expectations.hopeless(candidates, records) if expectations else ()
-    probed = {record.candidate.key for record in records}
+    probed = {record.candidate.key for record in records if counts_as_probe(record)}
     return {
         **{key: CANNOT_FIT for key in sorted(hopeless) if key not in probed},
         **dominated(candidates, records, allowed_bytes),
@@ -93,21 +105,46 @@ def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
     seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
     return Outlook(
         gain=gain,
-        job_s=work(session).seconds(best.chosen.measurement),
+        job_s=job_seconds(session, best.chosen),
         cost_s=statistics.median(seconds) if seconds else 0.0,
     )
 
 
-def work(session: Session) -> Work:
-    """How much the job has to train: the same for every candidate."""
-    config = settings(session.job, session.facts, session.space.default(), "out").config
-    return work_of(config)
+def job_seconds(session: Session, chosen: Ranked) -> float | None:
+    """What the whole job takes with a candidate."""
+    config = settings(session.job, session.facts, chosen.candidate, "out").config
+    return work_of(config).seconds(chosen.measurement)
+
+
+def unprobed_value(session: Session, records: Sequence[Record]) -> Candidate | None:
+    """The fastest expected candidate with a recipe value that no probe has had yet: the user
+    listed it to learn what it costs."""
+    out = ruled_out(session, records)
+    speeds = session.study.expected_values()
+    for knob in session.space.free_knobs:
+        if knob.kind != "recipe":
+            continue
+        seen = {value_label(r.candidate[knob.name]) for r in records if counts_as_probe(r)}
+        left = [
+            candidate
+            for candidate in session.space.candidates
+            if value_label(candidate[knob.name]) not in seen and candidate.key not in out
+        ]
+        if left:
+            return max(left, key=lambda candidate: speeds.get(candidate.key, 0.0))
+    return None
 
 
 def probe_next(session: Session) -> Measurement:
     """Ask for a candidate, probe it, and tell the study how that went."""
     trial, candidate = session.study.ask()
     return _probe(session, trial, candidate, watched=True)
+
+
+def probe_again(session: Session, candidate: Candidate) -> Measurement:
+    """Probe this candidate to the end, whether it can win or not."""
+    trial, candidate = session.study.ask_for(candidate)
+    return _probe(session, trial, candidate, watched=False)
 
 
 def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: bool) -> Measurement:
@@ -137,53 +174,40 @@ def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: boo
 # -- the fastest again
 
 
-def settle(session: Session) -> None:
-    """Measure the fastest again, in turns, until their order is certain, or not worth more."""
+def settle(session: Session) -> bool:
+    """Measure the fastest again, in turns, until their order is certain, or not worth more.
+
+    Returns:
+        Whether they all held; if one failed, the search has to go on without it.
+    """
     for turn in itertools.count():
-        records = session.study.records()
-        group = unsettled(session, records, first=turn == 0)
+        group = unsettled(session, session.study.records())
         if not group:
-            return
+            return True
         session.listener.settling(group)
         # There and back again: what drifts meanwhile must not favour one of them.
         for one in group if turn % 2 else group[::-1]:
-            trial, candidate = session.study.ask_again(one.candidate)
-            _probe(session, trial, candidate, watched=False)
+            outcome = probe_again(session, one.candidate).outcome
+            if outcome == "busy":
+                return True  # what is known has to do
+            if outcome != "ok":
+                return False
+    return True
 
 
-def unsettled(session: Session, records: Sequence[Record], *, first: bool) -> list[Ranked]:
+def unsettled(session: Session, records: Sequence[Record]) -> list[Ranked]:
     """Who has to be measured again; empty where nobody, or where it would cost more than it can
-    save, or more than the budget has."""
+    save (but for the first round), or more than the budget has."""
     best = recommend(records, session.allowed_bytes)
     if isinstance(best, NothingFits):
         return []
     sd = repeatability(records).sd
     ranked = sorted((best.chosen, *best.ties, *best.runners_up), key=lambda one: -one.tokens_per_s)
     group = contenders(ranked, sd)
-    budget, cost = session.job.budget, sum(one.measurement.seconds for one in group)
-    probes = sum(counts_as_probe(record) for record in records)
-    if probes + len(group) > budget.probes or probing_s(records) + cost > 60 * budget.minutes:
+    if len(group) < 2 or out_of_budget(session, records, probes=len(group)):
         return []
-    job_s = work(session).seconds(best.chosen.measurement)
-    if not first and job_s is not None and gain_of_a_round(group, sd) * job_s < cost:
+    job_s, cost_s = job_seconds(session, group[0]), sum(one.measurement.seconds for one in group)
+    first = all(one.readings == 1 for one in group)
+    if not first and gain_of_a_round(group, sd) * (job_s or 0.0) < cost_s:
         return []
-    return group if len(group) > 1 else []
-
-
-def saving(session: Session, records: Sequence[Record]) -> Saving | None:
-    """What the search brought against the stack's defaults; None where that is not known."""
-    best = recommend(records, session.allowed_bytes)
-    if isinstance(best, NothingFits):
-        return None
-    default, chosen = session.space.default(), best.chosen
-    ranked = (chosen, *best.ties, *best.runners_up)
-    measured = next((one for one in ranked if one.candidate.key == default.key), None)
-    speed = measured.tokens_per_s if measured else session.study.expected_value(default)
-    todo = work(session)
-    job_s = todo.seconds(chosen.measurement)
-    default_s = todo.seconds(chosen.measurement, speed) if speed else None
-    if job_s is None or default_s is None:
-        return None
-    return Saving(
-        probing_s=probing_s(records), job_s=job_s, default_s=default_s, measured=bool(measured)
-    )
+    return group

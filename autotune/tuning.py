@@ -67,7 +67,9 @@ def tune(
             recover(session)
             reason = search(session)
             session.listener.stopped(reason)
-            settle(session)
+            while not settle(session):
+                reason = search(session)
+                session.listener.stopped(reason)
             if session.options.history:
                 remember(session)
             result = conclude(session, reason)
@@ -112,12 +114,13 @@ def open_session(
     expecter = Expecter(job, facts, space, run, server, limit, listener.measuring)
     listener.estimating(len(space.candidates))
     expectations = expecter.all()
+    name = run.read(run.run)["study"]
     study = Study(
         space,
         storage or run.database,
-        run.read(run.run)["study"],
+        name,
         allowed_bytes=allowed,
-        sampler=chosen_sampler(options, job, facts, space, expectations, allowed),
+        sampler=chosen_sampler(options, job, facts, space, expectations, allowed, name),
     )
     return Session(
         job=job,
@@ -152,11 +155,21 @@ def chosen_sampler(
     space: SearchSpace,
     expectations: Expectations,
     allowed: int,
+    study: str,
 ) -> Sampler:
-    """Ours, or the one to compare it with."""
+    """Ours, or the one to compare it with.
+
+    Raises:
+        UserError: there is no sampler of that name.
+    """
+    if options.sampler not in SAMPLERS:
+        what = f"there is no sampler `{options.sampler}`"
+        raise user_error(what, where="sampler", hint=f"choose from {', '.join(SAMPLERS)}")
     if options.sampler != SAMPLERS[0]:
         return compared_sampler(options.sampler, space, opening(space), job.seed)
-    history = History.of_user().readings(job, facts, space) if options.history else []
+    history = []
+    if options.history:
+        history = History.of_user().readings(job, facts, space, study)
     return guided_sampler(
         space,
         expectations.estimates,

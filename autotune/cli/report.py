@@ -24,7 +24,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     past = reopen(run, storage)
     stored = past.stored
     if as_json:
-        print_json(report_plain(list(past.records), stored, past.expectations))
+        print_json(report_plain(list(past.records), stored, past.expectations, past.skipped))
         return 0
     free = [knob.name for knob in past.space.free_knobs]
     console = Console(width=None if Console().is_terminal else 160)

@@ -8,10 +8,11 @@ from autotune.duration import work_of
 from autotune.emit.accelerate_config import accelerate_config
 from autotune.emit.launch import launch_script
 from autotune.emit.readme import readme
+from autotune.emit.recipe_costs import recipe_costs
 from autotune.emit.sft_config import sft_config
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.recommend import Recommendation, ranked_plain, recipe_costs
+from autotune.recommend import Recommendation, ranked_plain
 from autotune.space.precision import resolve_precision
 from autotune.space.settings import settings, threads
 

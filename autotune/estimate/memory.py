@@ -131,7 +131,7 @@ def refined(
     """The residual after measurements: offset and bias move, their uncertainty shrinks.
 
     Bayesian linear regression with known noise: each probe is a measurement of `offset + bias *
-    estimate` with standard deviation `relative_sigma` of what was measured. The spread of the probes
+    estimate` with standard deviation `relative_sigma` of what it read. The spread of the probes
     around the new line then takes the place of the assumed noise, where there are at least three.
     """
     if len(estimated_bytes) != len(measured_bytes):
@@ -174,8 +174,6 @@ def _spread(line: Residual, pairs: Sequence[tuple[float, float]]) -> float:
     """Relative standard deviation of measurements around a line; few change it little."""
     if len(pairs) < 3:
         return line.relative_sigma
-    squares = sum(
-        (measured / line.corrected(estimate) - 1) ** 2 for estimate, measured in pairs
-    )
+    squares = sum((measured / line.corrected(estimate) - 1) ** 2 for estimate, measured in pairs)
     # Two more of the assumed size keep a lucky few from claiming certainty.
     return math.sqrt((squares + 2 * line.relative_sigma**2) / (len(pairs) + 2))

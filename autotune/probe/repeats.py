@@ -69,6 +69,7 @@ def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
     mean = math.exp(fmean(map(math.log, speeds)))
     slower = (first.tokens_per_s or mean) / mean
     times = {name: slower * value for name in _TIMES if (value := getattr(first, name)) is not None}
+    retries = [one.allocator_retries for one in measurements if one.allocator_retries is not None]
     peaks = [one.peak_memory_bytes for one in measurements if one.peak_memory_bytes is not None]
     return replace(
         first,
@@ -77,5 +78,5 @@ def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
         tokens_per_s=mean,
         relative_uncertainty=SD_95 * sd / math.sqrt(len(speeds)),
         peak_memory_bytes=max(peaks, default=None),
-        allocator_retries=max((one.allocator_retries or 0 for one in measurements), default=None),
+        allocator_retries=max(retries, default=None),
     )

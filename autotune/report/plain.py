@@ -1,6 +1,7 @@
 """Results as JSON data, with the schema's version in them. Pure."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,10 @@ def record_plain(record: Record, estimate: Estimate | None = None) -> dict[str, 
 
 
 def report_plain(
-    records: list[Record], recommendation: Any | None, expectations: Expectations | None
+    records: list[Record],
+    recommendation: Any | None,
+    expectations: Expectations | None,
+    skipped: Mapping[str, str],
 ) -> dict[str, Any]:
     """What `autotune report --json` prints: every probe, and the stored recommendation."""
     estimates = {} if expectations is None else expectations.estimates
@@ -88,6 +92,8 @@ def report_plain(
         "probes": [record_plain(record, estimates.get(record.candidate.key)) for record in records],
         "estimates": held,
         "counts": probe_counts(tuple(records)),
+        "repeatability": asdict(repeatability(records)),
+        "skipped": dict(Counter(skipped.values())),
         "recommendation": recommendation,
     }
 

@@ -5,7 +5,7 @@ Trials are read as any Optuna study has them: the value, the intermediate values
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from autotune.search.surrogate import Array, Point, Scales, Surrogate
 
 NOISE = 0.03
 """Standard deviation of one probe against another of the same candidate, relative."""
-STOPPED_NOISE = 0.1
+STOPPED_NOISE = 0.06
 """The same of a probe that was stopped early: it saw less."""
 SPEED = Scales(shared=1.0, terms=(0.3,), knob=0.08)
 OWN_SPEED, UNKNOWN_SPEED = 0.06, 0.5
@@ -53,12 +53,14 @@ class Beliefs:
     Attributes:
         mean, sd: of the logarithm of its speed.
         fits, runs: probabilities.
+        order_of_fit: 0, but below 0 where it is as good as certain that it does not fit.
         best: belief about the fastest one that was measured and fits; None before there is one.
     """
 
     mean: Array
     sd: Array
     fits: Array
+    order_of_fit: Array
     runs: Array
     best: float | None
 
@@ -121,21 +123,23 @@ class Believer:
             if one.log_speed is not None
         ]
         mean, sd = self._speed.posterior(read)
-        stable = {one.index for one in told if self._is_stable(one)}
+        against = {one.index for one in told if self._is_against(one)}
+        stable = {one.index for one in told if one.log_speed is not None and not one.stopped}
+        fits, order_of_fit = self._fits(told)
         return Beliefs(
             mean=mean,
             sd=sd,
-            fits=self._fits(told),
+            fits=fits,
+            order_of_fit=order_of_fit,
             runs=self._runs(told),
-            best=max((float(mean[index]) for index in stable), default=None),
+            best=max((float(mean[index]) for index in stable - against), default=None),
         )
 
-    def _is_stable(self, told: Told) -> bool:
-        if told.log_speed is None or told.stopped or told.failed:
-            return False
-        if self._allowed is None or told.peak_bytes is None:
+    def _is_against(self, told: Told) -> bool:
+        """Whether it says that the candidate may not be recommended, whatever others say of it."""
+        if told.failed or told.at_least:
             return True
-        return told.peak_bytes <= self._allowed
+        return None not in (self._allowed, told.peak_bytes) and told.peak_bytes > self._allowed  # type: ignore[operator]
 
     def peaks(self, told: Sequence[Told]) -> tuple[Array, Array]:
         """(mean, standard deviation) of the logarithm of each candidate's peak memory.
@@ -152,12 +156,14 @@ class Believer:
         ]
         return self._memory.posterior([*measured, *beyond]) if beyond else (mean, sd)
 
-    def _fits(self, told: Sequence[Told]) -> Array:
+    def _fits(self, told: Sequence[Told]) -> tuple[Array, Array]:
+        """(probability to fit, what orders candidates by it also where it is as good as 0 or 1)."""
         if self._allowed is None:
-            return np.ones(len(self._params))
+            return np.ones(len(self._params)), np.zeros(len(self._params))
         mean, sd = self.peaks(told)
-        fits = _normal((math.log(max(self._allowed, 1.0)) - mean) / sd)
-        return np.where(self._unknown, UNKNOWN_FITS, fits)
+        room = (math.log(max(self._allowed, 1.0)) - mean) / sd
+        fits = np.where(self._unknown, UNKNOWN_FITS, _normal(room))
+        return fits, np.where((room < -5) & ~self._unknown, room, 0.0)
 
     def _runs(self, told: Sequence[Told]) -> Array:
         """A candidate runs as often as the knob value of its that failed most: a value that was
@@ -181,7 +187,7 @@ def _memory_point(params: Params, expected: Expected, residual: Residual) -> Poi
         return Point(params=params, value=None, shares=(), own=own)
     whole = max(residual.corrected(expected.peak_bytes), 1.0)
     beside = residual.offset_bytes / whole
-    own = max(own, expected.relative_sigma * (1 - beside))
+    own = max(own, expected.relative_sigma)
     return Point(params=params, value=whole, shares=(1 - beside, beside), own=own)
 
 
@@ -199,9 +205,7 @@ def _least_chance(params: Params, ran: Sequence[Params], failed: Sequence[Params
     return min(chances)
 
 
-def best_new(
-    beliefs: Beliefs, new: Sequence[int], peak_bytes: Callable[[int], float | None]
-) -> int:
-    """The candidate that promises most; of equals the leanest, of those the first."""
+def best_new(beliefs: Beliefs, new: Sequence[int]) -> int:
+    """The candidate that promises most; of equals the likeliest to fit, of those the first."""
     gain = beliefs.improvement()
-    return min(new, key=lambda n: (-float(gain[n]), peak_bytes(n) or math.inf, n))
+    return min(new, key=lambda n: (-float(gain[n]), -float(beliefs.order_of_fit[n]), n))

@@ -13,7 +13,7 @@ class Expected:
     """The estimate of one candidate.
 
     Attributes:
-        speed: the objective that is expected, above 0; a common factor does not matter.
+        speed: what is expected, above 0 and more is better, also where a study minimises times.
         shares: parts of the expected time by kind of work, adding up to 1: what the errors of
             candidates have in common follows them. May be empty.
         peak_bytes: memory, without what a device's processes take beside it (the sampler's
@@ -47,7 +47,14 @@ class Reading:
 
 def key_of(params: Params) -> tuple[tuple[str, str], ...]:
     """The same for the same parameters."""
-    return tuple(sorted((name, repr(value)) for name, value in params.items()))
+    return tuple(sorted((name, _label(value)) for name, value in params.items()))
+
+
+def _label(value: Any) -> str:
+    """Of a value; numbers that are equal have the same."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(float(value))
+    return repr(value)
 
 
 def names_of(all_params: Sequence[Params]) -> list[str]:

@@ -50,7 +50,7 @@ def expected_of(estimate: Estimate | None) -> Expected:
         peak_bytes=float(estimate.peak_reserved_bytes),
         relative_sigma=0.0
         if estimate.traced
-        else estimate.sigma_bytes / max(estimate.peak_reserved_bytes, 1),
+        else estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1),
     )
 
 
@@ -64,10 +64,13 @@ def guided_sampler(
     seed: int = 0,
 ) -> EstimateGuidedSampler:
     """Our sampler over a bound space, with its estimates by the candidates' keys."""
+    # Of candidates that promise the same, the stack's defaults come first.
+    default = space.default().key
+    candidates = sorted(space.candidates, key=lambda candidate: candidate.key != default)
     return EstimateGuidedSampler(
         distributions(space),
-        [params_of(space, candidate) for candidate in space.candidates],
-        [expected_of(estimates.get(candidate.key)) for candidate in space.candidates],
+        [params_of(space, candidate) for candidate in candidates],
+        [expected_of(estimates.get(candidate.key)) for candidate in candidates],
         allowed_bytes=allowed_bytes,
         residual=prior,
         history=history,

@@ -1,5 +1,7 @@
 """Stopping a probe that cannot win."""
 
+from statistics import fmean
+
 import optuna
 from optuna.pruners import BasePruner
 from optuna.trial import FrozenTrial, TrialState
@@ -22,10 +24,14 @@ class CannotWinPruner(BasePruner):
 
 
 def best_stable_value(study: optuna.Study) -> float | None:
-    """Highest value of a completed trial that violates no constraint."""
-    values = [
-        trial.value
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if trial.value is not None and all(v <= 0 for v in trial.constraints.values())
-    ]
-    return max(values, default=None)
+    """Mean value of the best parameters whose trials all violate no constraint."""
+    values: dict[str, list[float]] = {}
+    out = set()
+    states = (TrialState.COMPLETE, TrialState.PRUNED)
+    for trial in study.get_trials(deepcopy=False, states=states):
+        key = repr(sorted(trial.params.items()))
+        if any(v > 0 for v in trial.constraints.values()):
+            out.add(key)
+        elif trial.state == TrialState.COMPLETE and trial.value is not None:
+            values.setdefault(key, []).append(trial.value)
+    return max((fmean(some) for key, some in values.items() if key not in out), default=None)

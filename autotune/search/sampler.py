@@ -7,6 +7,7 @@ objective:
     study = optuna.create_study(direction="maximize", sampler=sampler)
     trial = study.ask(distributions)
 
+Values are speeds, or times where the study minimises; what is expected is a speed in both cases.
 There is no random start. Each candidate has an expected speed and memory before any trial
 (`Expected`); trials correct both (`beliefs.py`, `surrogate.py`), and the candidate with the largest
 expected improvement times the probability that it fits and runs is next. What a trial says is read
@@ -21,6 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
@@ -42,8 +44,8 @@ class EstimateGuidedSampler(BaseSampler):
 
     Args:
         distributions: of every parameter of a candidate.
-        candidates: all that may be proposed; where a study asks for anything else, Optuna's TPE
-            answers.
+        candidates: all that may be proposed, in the order that decides between equals; where a
+            study asks for anything else, Optuna's TPE answers.
         expected: of each candidate; where not given, nothing is known.
         allowed_bytes: memory a candidate may take; None: any.
         residual: what is assumed of the memory estimates.
@@ -91,6 +93,11 @@ class EstimateGuidedSampler(BaseSampler):
         beliefs = self.beliefs(study)
         return float(beliefs.improvement()[new].max()) if new else 0.0
 
+    def expected_values(self, study: optuna.Study) -> dict[object, float]:
+        """Believed speed of each candidate, by `key_of` its parameters."""
+        speeds = np.exp(self.beliefs(study).mean)
+        return {key: float(speeds[n]) for key, n in self._index.items()}
+
     # -- what Optuna asks
 
     def infer_relative_search_space(
@@ -116,8 +123,7 @@ class EstimateGuidedSampler(BaseSampler):
         new = self._new(study, trial.number)
         if not new:
             raise RuntimeError("every candidate has been probed")
-        best = best_new(self.beliefs(study), new, lambda n: self._expected[n].peak_bytes)
-        return dict(self._candidates[best])
+        return dict(self._candidates[best_new(self.beliefs(study), new)])
 
     def sample_independent(
         self,

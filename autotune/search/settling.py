@@ -27,8 +27,9 @@ def contenders(ranked: Sequence[Ranked], sd: float) -> list[Ranked]:
         for one in ranked[1:MOST_CONTENDERS]
         if behind(first, one) < CERTAIN * error(first, one, sd)
     ]
-    found = [first, *others] if others else []
-    return [one for one in found if one.readings < MOST_READINGS]
+    if not others or first.readings >= MOST_READINGS:
+        return []
+    return [first, *(one for one in others if one.readings < MOST_READINGS)]
 
 
 def behind(first: Ranked, other: Ranked) -> float:

@@ -26,6 +26,7 @@ from optuna.trial import TrialState
 from autotune.errors import user_error
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, excess_bytes
+from autotune.search.expected import key_of
 from autotune.search.params import Sampler, distributions, params_of
 from autotune.search.pruning import CannotWinPruner, best_stable_value
 from autotune.search.sampler import EstimateGuidedSampler
@@ -95,13 +96,15 @@ class Study:
             return None
         return math.expm1(self._sampler.gain(self._study))
 
-    def expected_value(self, candidate: Candidate) -> float | None:
-        """What the candidate's tokens/s are believed to be, by its estimate and all probes."""
+    def expected_values(self) -> dict[str, float]:
+        """What the candidates' tokens/s are believed to be, by estimate and probes; by their keys.
+
+        Empty where this sampler expects nothing.
+        """
         if not isinstance(self._sampler, EstimateGuidedSampler):
-            return None
-        keys = [one.key for one in self._space.candidates]
-        mean = self._sampler.beliefs(self._study).mean
-        return math.exp(float(mean[keys.index(candidate.key)])) if candidate.key in keys else None
+            return {}
+        values = self._sampler.expected_values(self._study)
+        return {c.key: values[key_of(params_of(self._space, c))] for c in self._space.candidates}
 
     def ask(self) -> tuple[Trial, Candidate]:
         """The next candidate, recorded as running before anything is done with it."""
@@ -112,8 +115,8 @@ class Study:
         trial.set_user_attr(_CANDIDATE, candidate.knobs)
         return trial, candidate
 
-    def ask_again(self, candidate: Candidate) -> tuple[Trial, Candidate]:
-        """Another trial of a candidate that has been probed."""
+    def ask_for(self, candidate: Candidate) -> tuple[Trial, Candidate]:
+        """A trial of this candidate, whether it has been probed or not."""
         self._study.enqueue_trial(params_of(self._space, candidate))
         return self.ask()
 

@@ -142,7 +142,9 @@ def table(rows: Sequence[dict[str, Any]], grids: Sequence[Grid], seconds: float)
             f"torch {about['torch']}, trl {about['trl']}; recorded {about['date'][:10]} by "
             f"`{about['command']}`.",
             f"Noise of one probe: {100 * grid.noise[0]:.1f}% of the speed, "
-            f"{100 * grid.noise[1]:.1f}% of the peak. "
+            f"{100 * grid.noise[1]:.1f}% of the peak. The truths are known to "
+            f"{100 * grid.error:.1f}% (standard error; a reading left out is missed by "
+            f"{100 * grid.left_out:.1f}%). "
             f"{len({row['problem'] for row in own})} problems.",
             "",
             "| search | replays | probes to within 2%: median | 90% | device-s: median | OOMs: "

@@ -31,6 +31,8 @@ from autotune.space.knobs import Candidate
 from autotune.space.leanness import expected_leanness
 from benchmarks.search.grid import Problem, knobs_of_default
 
+DEFAULT_MICRO_BATCH = 8
+"""TRL's."""
 Search = Generator[Candidate, Measurement, None]
 
 
@@ -53,12 +55,12 @@ def ours(problem: Problem, seed: int, *, guided: bool = True) -> Search:
         residual=problem.grid.prior,
         seed=seed,
     )
-    yield from _study(problem, sampler, constrained=True, rules=True)
+    yield from _study(problem, sampler, constrained=True, rules=True, hopeless=guided)
 
 
 def optunas(problem: Problem, seed: int, *, name: str, constrained: bool = True) -> Search:
-    """One of Optuna's samplers, opened as `autotune run --sampler` does."""
-    default = default_walk(problem)
+    """One of Optuna's samplers, kept to feasible candidates, opened with the stack's default."""
+    default = [c for c in default_walk(problem) if c.micro_batch <= DEFAULT_MICRO_BATCH]
     sampler = FeasibleSampler(
         distributions(problem),
         [problem.params(c) for c in problem.candidates],
@@ -70,7 +72,14 @@ def optunas(problem: Problem, seed: int, *, name: str, constrained: bool = True)
     yield from _study(problem, sampler, constrained=constrained, rules=False)
 
 
-def _study(problem: Problem, sampler: BaseSampler, *, constrained: bool, rules: bool) -> Search:
+def _study(
+    problem: Problem,
+    sampler: BaseSampler,
+    *,
+    constrained: bool,
+    rules: bool,
+    hopeless: bool = False,
+) -> Search:
     study = optuna.create_study(direction="maximize", sampler=sampler)
     by_params = {str(problem.params(c)): c for c in problem.candidates}
     space, records = distributions(problem), []
@@ -78,7 +87,7 @@ def _study(problem: Problem, sampler: BaseSampler, *, constrained: bool, rules: 
     while True:
         if rules:
             out = set(dominated(problem.candidates, records, problem.allowed_bytes))
-            out |= expectations.hopeless(problem.candidates, records)
+            out |= expectations.hopeless(problem.candidates, records) if hopeless else frozenset()
             sampler.leave_out([problem.params(c) for c in problem.candidates if c.key in out])
         try:
             trial = study.ask(space)
@@ -175,7 +184,7 @@ class Searcher:
 
 SEARCHERS: Sequence[Searcher] = (
     Searcher("autotune", ours),
-    Searcher("autotune, no estimates", lambda p, s: ours(p, s, guided=False)),
+    Searcher("autotune, no estimates of its own", lambda p, s: ours(p, s, guided=False)),
     Searcher("TPE, constrained", lambda p, s: optunas(p, s, name="tpe")),
     Searcher("TPE", lambda p, s: optunas(p, s, name="tpe", constrained=False)),
     Searcher("GP", lambda p, s: optunas(p, s, name="gp")),

@@ -165,7 +165,8 @@ def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     assert one["peak_memory_bytes"] < 0.85 * limit
     assert probe(8, f"devices.memory={limit}")["outcome"] == "oom"
     assert probe(8, f"devices.memory={limit}", "max_length=30")["outcome"] == "ok"
-    flags = ["--set", f"devices.memory={limit}", "--budget", "4"]
+    # A sampler without estimates, and the whole space: the large micro-batch is really probed.
+    flags = ["--set", f"devices.memory={limit}", "--budget", "4", "--sampler", "grid"]
     result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
     assert result["outcome"] == "recommended"
     assert result["knobs"]["per_device_train_batch_size"] < 8

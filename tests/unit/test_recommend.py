@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 from builders import GIB, bad, make_record, ok
 
+from autotune.emit.recipe_costs import recipe_costs
 from autotune.probe.record import counts_as_probe, excess_bytes
-from autotune.recommend import NothingFits, Recommendation, recipe_costs, recommend
+from autotune.recommend import NothingFits, Recommendation, recommend
 
 
 def recommended(*measurements, allowed=None, **options) -> Recommendation:

@@ -137,9 +137,10 @@ def test_a_recommendation_in_words_ends_with_its_bundle():
 
 def test_probes_that_say_nothing_are_not_counted():
     assert probe_counts(RECORDS[4:]) == {"total": 0, "ok": 0, "oom": 0, "other": 0}
-    plain = report_plain(list(RECORDS), None, None)
+    plain = report_plain(list(RECORDS), None, None, {"a": "why", "b": "why"})
     assert len(plain["probes"]) == 6
     assert plain["probes"][5]["measurement"] is None
+    assert plain["skipped"] == {"why": 2}
 
 
 def test_a_report_shows_what_was_expected_beside_what_was_measured():
@@ -149,14 +150,14 @@ def test_a_report_shows_what_was_expected_beside_what_was_measured():
         prior=Residual(offset_bytes=0.0),
         limit_bytes=4 * GIB,
     )
-    plain = report_plain([first, second], None, expectations)
+    plain = report_plain([first, second], None, expectations, {})
     known, unknown = (one["estimate"] for one in plain["probes"])
     assert (known["peak_memory_bytes"], known["tokens_per_s"]) == (2 * GIB, 150.0)
     assert unknown is None
     assert plain["estimates"]["residual"]["measurements"] == 1
     assert plain["estimates"]["speed_rank_correlation"] is None
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    without = report_plain([first], None, None)
+    without = report_plain([first], None, None, {})
     assert without["probes"][0]["estimate"] is without["estimates"] is None
 
 

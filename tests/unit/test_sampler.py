@@ -212,6 +212,29 @@ def test_as_many_expectations_as_candidates():
         make_sampler(expected=[Expected()])
 
 
+def test_equal_numbers_are_the_same_candidate_whatever_their_type():
+    space = {"x": optuna.distributions.FloatDistribution(0, 8)}
+    sampler = EstimateGuidedSampler(space, [{"x": n} for n in (1, 2, 4)])
+    study = make_study(sampler)
+    asked = []
+    for _ in range(3):
+        trial = study.ask(space)
+        study.tell(trial, trial.params["x"])
+        asked.append(trial.params["x"])
+    assert sorted(asked) == [1, 2, 4]
+
+
+def test_a_candidate_that_failed_once_is_not_the_best_any_more():
+    study = make_study()
+    first, params = ask(study)
+    tell(study, first)
+    assert study.sampler.beliefs(study).best is not None
+    study.enqueue_trial(params)
+    again, _ = ask(study)
+    tell(study, again, peak=2 * ALLOWED)
+    assert study.sampler.beliefs(study).best is None
+
+
 class TestContract(BasicSamplerTestCase, RelativeSamplerTestCase):
     """Optuna's own tests of a sampler, for spaces that are not ours."""
 

@@ -256,7 +256,7 @@ def test_before_anything_fits_no_gain_is_expected_of_the_next_probe(tmp_path):
     assert study.gain() is None
     study.tell(study.ask()[0], measurement("ok", tokens_per_s=50.0))
     assert 0 < study.gain() < 0.2
-    assert 40 < study.expected_value(SPACE.candidates[0]) < 60
+    assert 40 < study.expected_values()[SPACE.candidates[0].key] < 60
     (tmp_path / "other").mkdir()
     assert open_study(tmp_path / "other").gain() is None
 
@@ -266,7 +266,7 @@ def test_a_candidate_that_was_probed_can_be_asked_again(tmp_path):
     for _ in SPACE.candidates:
         trial, last = study.ask()
         study.tell(trial, measurement("ok"))
-    trial, candidate = study.ask_again(last)
+    trial, candidate = study.ask_for(last)
     assert candidate == last
     study.tell(trial, measurement("ok", tokens_per_s=60.0))
     assert [r.measurement.tokens_per_s for r in study.records() if r.candidate == last] == [50, 60]

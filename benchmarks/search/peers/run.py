@@ -6,8 +6,8 @@
 1. Each tool searches, as its documentation says, on the quickstart's model and data under the same
    memory limit; its seconds are those of the whole command.
 2. Every pick is trained by one neutral harness (`harness.py`), in turns, `ROUNDS` times: tokens/s
-   end to end, peak memory, sequences in an optimizer step. A pick that leaves another global batch is
-   shown as it is, and once more with the accumulation that comes nearest to the job's.
+   end to end, peak memory, sequences in an optimizer step. A pick that leaves another global batch
+   is shown as it is, and once more with the accumulation that comes nearest to the job's.
 """
 
 import argparse
