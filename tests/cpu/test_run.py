@@ -156,16 +156,17 @@ def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     for file in (EXAMPLE / "model").glob("tokenizer*.json"):
         (model / file.name).write_bytes(file.read_bytes())
 
-    def probe(size: int, *sets: str) -> dict[str, Any]:
+    def probe(size: int, *sets: str, expect: int = 0) -> dict[str, Any]:
         words = [f"per_device_train_batch_size={size}", *sets]
         flags = [word for one in words for word in ("--set", one)]
-        return dict(json.loads(autotune("probe", "job.yaml", *flags, "--json"))["measurement"])
+        told = autotune("probe", "job.yaml", *flags, "--json", expect=expect)
+        return dict(json.loads(told)["measurement"])
 
     two, eight = probe(2), probe(8)
     assert eight["tokens_per_s"] > two["tokens_per_s"]
     limit = (two["peak_memory_bytes"] + eight["peak_memory_bytes"]) // 2
     assert two["peak_memory_bytes"] < 0.88 * limit, (two, eight)
-    assert probe(8, f"devices.memory={limit}")["outcome"] == "oom"
+    assert probe(8, f"devices.memory={limit}", expect=1)["outcome"] == "oom"
     assert probe(8, f"devices.memory={limit}", "max_length=6")["outcome"] == "ok"
     # A sampler without estimates, and the whole space: the large micro-batch is really probed.
     flags = ["--set", f"devices.memory={limit}", "--budget", "4", "--sampler", "grid"]
