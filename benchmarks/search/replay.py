@@ -122,6 +122,7 @@ def replay_all(file: Path, name: str, seeds: int) -> list[dict[str, Any]]:
     return [
         asdict(replay(problem, searcher, seed))
         for problem in problems(grid)
+        if name not in WHOLE_ONLY or problem.name.startswith("all,")
         for seed in range(seeds)
     ]
 
@@ -156,8 +157,13 @@ def table(rows: Sequence[dict[str, Any]], grids: Sequence[Grid], seconds: float)
             by_search[row["searcher"]].append(row)
         lines += [_line(name, some) for name, some in by_search.items()]
         lines.append("")
-    lines.append(f"{len(rows)} replays in {seconds:.0f} s.")
+    lines.append(f"{len(rows)} replays; the last command took {seconds:.0f} s.")
     return "\n".join(lines) + "\n"
+
+
+def _numbered(row: dict[str, Any]) -> dict[str, Any]:
+    """A row read from JSON, where the keys of an object are texts."""
+    return {**row, "regret": {int(budget): value for budget, value in row["regret"].items()}}
 
 
 def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -189,8 +195,10 @@ def _number(value: float) -> str:
     return "never" if value == math.inf else f"{value:.0f}"
 
 
-SLOW = {"TPE, constrained": 3, "TPE": 3, "GP": 1}
+SLOW = {"TPE, constrained": 3, "TPE": 3, "GP": 2}
 """Optuna's samplers take milliseconds to seconds a proposal: fewer seeds."""
+WHOLE_ONLY = {"GP"}
+"""Half a second a proposal: the whole grid only, not its parts."""
 
 
 def main() -> None:
@@ -211,11 +219,15 @@ def main() -> None:
     began = time.perf_counter()
     with ProcessPoolExecutor() as pool:
         rows = [row for some in pool.map(replay_all, *zip(*asked, strict=True)) for row in some]
+    kept = options.out.with_name("replays.jsonl")
+    if options.only is not None and kept.exists():
+        before = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
+        rows += [_numbered(row) for row in before if row["searcher"] not in names]
+    order = [one.name for one in SEARCHERS]
+    rows.sort(key=lambda row: (row["grid"], order.index(row["searcher"])))
     text = table(rows, [read_grid(file) for file in files], time.perf_counter() - began)
-    if options.only is None:
-        options.out.write_text(text, encoding="utf-8")
-        lines = (json.dumps(row) for row in rows)
-        options.out.with_name("replays.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options.out.write_text(text, encoding="utf-8")
+    kept.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(text)
 
 

@@ -110,7 +110,11 @@ def _study(
 
 def default_walk(problem: Problem) -> list[Candidate]:
     """The stack's defaults at every micro-batch, the smallest first."""
-    wanted = knobs_of_default(problem.grid)
+    wanted = {
+        name: value
+        for name, value in knobs_of_default(problem.grid).items()
+        if len({repr(c[name]) for c in problem.candidates}) > 1  # what is pinned stays
+    }
     fitting = [c for c in problem.candidates if all(c[n] == v for n, v in wanted.items())]
     return sorted(fitting, key=lambda c: c.micro_batch)
 

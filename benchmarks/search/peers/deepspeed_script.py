@@ -24,6 +24,7 @@ trainer = sft_trainer(
         "gradient_accumulation_steps": options.gradient_accumulation_steps,
         "max_steps": 20,
         "optim": "adamw_torch",
+        "learning_rate": 2e-4,  # transformers wants it to agree with DeepSpeed's file
         "output_dir": options.output_dir,
     }
 )

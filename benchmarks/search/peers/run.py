@@ -29,8 +29,8 @@ from common import GLOBAL_BATCH, ROOT
 from autotune.units import format_bytes, parse_bytes
 
 HERE = Path(__file__).parent
-ROUNDS, STEPS = 3, 12
-WALL_S = 1500
+ROUNDS, STEPS = 3, 8
+WALL_S = 480
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "lightning", "optuna")
 KNOBS = (
     "per_device_train_batch_size",
@@ -47,6 +47,7 @@ def called(command: list[str], **environment: str) -> tuple[dict[str, Any] | Non
     """(the answer of a script, the end of what it said, its seconds)."""
     began = time.perf_counter()
     path = os.pathsep.join([str(ROOT), str(HERE)])
+    own = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     try:
         done = subprocess.run(
             command,
@@ -55,6 +56,7 @@ def called(command: list[str], **environment: str) -> tuple[dict[str, Any] | Non
             timeout=WALL_S,
             env={
                 **os.environ,
+                "PATH": own,
                 "PYTHONPATH": path,
                 "TOKENIZERS_PARALLELISM": "false",
                 **environment,
@@ -62,7 +64,7 @@ def called(command: list[str], **environment: str) -> tuple[dict[str, Any] | Non
         )
         said, code = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired:
-        said, code = "", -1
+        said, code = f"ended after {WALL_S} s without a result", -1
     seconds = time.perf_counter() - began
     answers = [line[7:] for line in said.splitlines() if line.startswith("ANSWER ")]
     found = json.loads(answers[-1]) if answers and code == 0 else None
@@ -151,6 +153,12 @@ def deepspeed(limit: int, scratch: Path) -> dict[str, Any]:
     return {"fields": fields, "search_s": seconds, "zero_stage": stage, "probes": {"total": made}}
 
 
+def deepspeed_at_large(limit: int, scratch: Path) -> dict[str, Any]:
+    """The same with room for what it measures first: ZeRO-3, whose default bucket is 2 GB."""
+    return deepspeed(max(limit, ROOMY), scratch)
+
+
+ROOMY = 16 * 2**30
 TOOLS = {
     "autotune": autotune,
     "TRL's defaults": trl_defaults,
@@ -158,6 +166,7 @@ TOOLS = {
     "Lightning BatchSizeFinder, power": script("lightning_pick.py", "power"),
     "Lightning BatchSizeFinder, binsearch": script("lightning_pick.py", "binsearch"),
     "DeepSpeed autotuning": deepspeed,
+    "DeepSpeed autotuning, 16 GiB": deepspeed_at_large,
 }
 
 
