@@ -6,8 +6,9 @@
 1. Each tool searches, as its documentation says, on the quickstart's model and data under the same
    memory limit; its seconds are those of the whole command.
 2. Every pick is trained by one neutral harness (`harness.py`), in turns, `ROUNDS` times: tokens/s
-   end to end, peak memory, sequences in an optimizer step. A pick that leaves another global batch
-   is shown as it is, and once more with the accumulation that comes nearest to the job's.
+   over one epoch of the same rows, peak memory, sequences in an optimizer step. A pick that leaves
+   another global batch is shown as it is, and once more with the accumulation that comes nearest to
+   the job's.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from common import GLOBAL_BATCH, ROOT
 from autotune.units import format_bytes, parse_bytes
 
 HERE = Path(__file__).parent
-ROUNDS, STEPS = 3, 8
+ROUNDS, ROWS = 3, 320
 WALL_S = 480
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "lightning", "optuna")
 KNOBS = (
@@ -68,7 +69,8 @@ def called(command: list[str], **environment: str) -> tuple[dict[str, Any] | Non
     seconds = time.perf_counter() - began
     answers = [line[7:] for line in said.splitlines() if line.startswith("ANSWER ")]
     found = json.loads(answers[-1]) if answers and code == 0 else None
-    return found, f"exit code {code}; " + said.strip()[-400:], seconds
+    errors = [line for line in said.splitlines() if "Error:" in line] or [said.strip()[-300:]]
+    return found, f"exit code {code}; {errors[-1].strip()}", seconds
 
 
 # -- the searches
@@ -181,7 +183,7 @@ def at_global_batch(fields: dict[str, Any]) -> dict[str, Any]:
 
 def timed(fields: dict[str, Any], limit: int, scratch: Path) -> dict[str, Any]:
     """One pick through the harness."""
-    arguments = [json.dumps(fields), str(STEPS), str(limit), str(scratch)]
+    arguments = [json.dumps(fields), str(ROWS), str(limit), str(scratch)]
     found, said, _ = called([sys.executable, str(HERE / "harness.py"), *arguments])
     return found or {"outcome": "crash", "said": said}
 
@@ -217,8 +219,8 @@ def table(result: dict[str, Any]) -> str:
         f"{about['device']}, {about['threads']} cores, {about['date'][:10]}; "
         + ", ".join(f"{name} {about[name]}" for name in PACKAGES)
         + f". Limit {format_bytes(about['limit_bytes'])}; the job asks for {GLOBAL_BATCH} "
-        f"sequences an optimizer step. {ROUNDS} runs each, in turns, {STEPS} timed steps. "
-        f"`{about['command']}`",
+        f"sequences an optimizer step. {ROUNDS} runs each, in turns: one epoch over the same "
+        f"{ROWS} rows. `{about['command']}`",
         "",
         "| pick of | search | micro-batch x accumulation | kept the batch? | tokens/s (range) "
         "| against autotune | peak |",
@@ -276,6 +278,7 @@ def main() -> None:
     parser.add_argument("--only", action="append")
     parser.add_argument("--out", type=Path, default=HERE / "peers.json")
     parser.add_argument("--table", action="store_true", help="only write the table again")
+    parser.add_argument("--timing", action="store_true", help="time the known picks again")
     options = parser.parse_args()
     if not options.table:
         about = {
@@ -288,7 +291,9 @@ def main() -> None:
         }
         picks = {}
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-            for name in options.only or TOOLS:
+            if options.timing:
+                picks = json.loads(options.out.read_text(encoding="utf-8"))["picks"]
+            for name in () if options.timing else options.only or TOOLS:
                 scratch = Path(folder, str(len(picks)))
                 scratch.mkdir()
                 picks[name] = TOOLS[name](options.limit, scratch)
