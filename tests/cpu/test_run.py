@@ -143,7 +143,7 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) 
 def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     autotune: Command,
 ) -> None:
-    """Ten long rows among three thousand: only a micro-batch that holds eight of them is too much."""
+    """Ten long rows among three thousand: only a micro-batch of eight of them is too much."""
     rows = [{"text": "def " * (400 if n < 10 else 6)} for n in range(3000)]
     text = "\n".join(json.dumps(row) for row in rows) + "\n"
     (autotune.folder / "rows.jsonl").write_text(text, encoding="utf-8")
