@@ -83,10 +83,11 @@ def _study(
     study = optuna.create_study(direction="maximize", sampler=sampler)
     by_params = {str(problem.params(c)): c for c in problem.candidates}
     space, records = distributions(problem), []
-    expectations = problem.expectations()
+    expectations, beaten = problem.expectations(), set[str]()
     while True:
         if rules:
-            out = set(dominated(problem.candidates, records, problem.allowed_bytes))
+            beaten |= set(dominated(problem.candidates, records[-1:], problem.allowed_bytes))
+            out = set(beaten)
             out |= expectations.hopeless(problem.candidates, records) if hopeless else frozenset()
             sampler.leave_out([problem.params(c) for c in problem.candidates if c.key in out])
         try:
