@@ -112,6 +112,14 @@ measure_smoke() { "$python" "$root/scripts/gpu_smoke.py" "$@"; }
 
 measure_memory() { "$python" "$root/scripts/gpu_memory.py" "$@"; }
 
+# Every candidate of the 0.5B shape, in OUT/grid-0.5b.jsonl; what was cut goes on with the same OUT.
+measure_grid() {
+    local out=${1:?grid needs a folder for its rows}
+    mkdir -p -- "$out"
+    "$python" "$root/benchmarks/search/record.py" "$root/benchmarks/search/jobs/gpu-0.5b.yaml" \
+        --out "$out/grid-0.5b.jsonl" "${@:2}"
+}
+
 names() { declare -F | sed -n 's/^declare -f measure_//p' | paste -sd' '; }
 
 python=${PYTHON:-$root/.venv/bin/python}

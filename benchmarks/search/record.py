@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -137,7 +138,11 @@ def record(options: argparse.Namespace, scratch: Path) -> None:
         if not recording.rows("estimate"):
             recording.expect()
         done = len(recording.rows("probe"))
+        ends = time.monotonic() + 60 * options.minutes
         for number, candidate in enumerate(order(space.candidates, options.seed)):
+            if time.monotonic() > ends:
+                print(f"cut after {number} probes; run the same command again", flush=True)
+                return
             if number >= done:
                 recording.probe(number, candidate)
         count = len(recording.rows("probe"))
@@ -176,6 +181,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--out", type=Path, required=True, help="the file of the grid")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=600.0, help="end after this long")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="grid-") as scratch:
         record(options, Path(scratch))
