@@ -198,12 +198,17 @@ def compare(picks: dict[str, dict[str, Any]], limit: int, scratch: Path) -> dict
         nearest = at_global_batch(pick["fields"])
         if nearest != pick["fields"]:
             asked[f"{name}, accumulation by hand"] = nearest
-    rows: dict[str, list[Any]] = {name: [] for name in asked}
+    # Tools that picked the same are timed once, for all of them.
+    rows: dict[str, list[Any]] = {_same(fields): [] for fields in asked.values()}
     for turn in range(ROUNDS):
-        for name in list(asked) if turn % 2 else list(asked)[::-1]:
-            rows[name].append(timed(asked[name], limit, scratch / "out"))
-            print(turn, name, json.dumps(rows[name][-1])[:160], flush=True)
-    return {name: {"fields": asked[name], "runs": runs} for name, runs in rows.items()}
+        for key in list(rows) if turn % 2 else list(rows)[::-1]:
+            rows[key].append(timed(json.loads(key), limit, scratch / "out"))
+            print(turn, key, json.dumps(rows[key][-1])[:160], flush=True)
+    return {name: {"fields": fields, "runs": rows[_same(fields)]} for name, fields in asked.items()}
+
+
+def _same(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, sort_keys=True)
 
 
 # -- the table
