@@ -12,6 +12,7 @@ from autotune.probe.runner import ProbeServer
 from autotune.promise import Verification
 from autotune.recommend import NothingFits, Ranked, Recommendation
 from autotune.run_folder import RunFolder
+from autotune.search import SAMPLERS
 from autotune.search.study import Study
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace
@@ -63,11 +64,11 @@ class Options:
     """How to search: what is no part of the job.
 
     Attributes:
-        sampler: one of `search.baselines.SAMPLERS`.
+        sampler: one of `search.SAMPLERS`.
         history: whether measurements of earlier runs order the first guesses.
     """
 
-    sampler: str = "estimates"
+    sampler: str = SAMPLERS[0]
     history: bool = True
 
 

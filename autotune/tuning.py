@@ -23,7 +23,7 @@ from autotune.probe.measure import replied
 from autotune.probe.protocol import Measurement, read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
-from autotune.search.baselines import SAMPLERS
+from autotune.search import SAMPLERS
 from autotune.search.params import Sampler, compared_sampler, guided_sampler
 from autotune.search.study import Study
 from autotune.searching import search, settle

@@ -84,7 +84,7 @@ PURE = (
     "recommend.py",
     "duration.py",
     "promise.py",
-    *(f"search/{name}.py" for name in ("expected", "surrogate", "beliefs", "dominance")),
+    *(f"search/{name}.py" for name in ("expected", "surrogate", "beliefs", "dominance", "gain")),
     *(f"search/{name}.py" for name in ("settling", "stopping")),
     "probe/repeats.py",
     "what_if.py",

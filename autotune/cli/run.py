@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.search import SAMPLERS
 
 
 @click.command("run")
@@ -20,8 +21,8 @@ from autotune.cli.job_options import guarded, job_options, json_option, load, pr
 @click.option("--storage", help="Optuna storage URL, in place of study.db in the run folder.")
 @click.option(
     "--sampler",
-    type=click.Choice(["estimates", "tpe", "gp", "random", "grid"]),
-    default="estimates",
+    type=click.Choice(SAMPLERS),
+    default=SAMPLERS[0],
     show_default=True,
     help="What proposes candidates: our estimates, or one of Optuna's samplers to compare with.",
 )

@@ -14,7 +14,7 @@ from autotune.facts import Facts
 from autotune.job import Job
 from autotune.recommend import Recommendation, ranked_plain
 from autotune.space.precision import resolve_precision
-from autotune.space.settings import settings, threads
+from autotune.space.settings import Settings, settings, threads
 
 SCHEMA = 1
 
@@ -47,18 +47,7 @@ def bundle_files(
     costs = recipe_costs(measured, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
     return {
-        "sft_config.yaml": sft_config(chosen.config),
-        "accelerate.yaml": accelerate_config(
-            device_kind=facts.device.kind,
-            precision=resolve_precision(job, facts.device)[0],
-            processes=job.devices.count,
-        ),
-        "launch.sh": launch_script(
-            python=python,
-            environment=chosen.environment,
-            threads=threads(facts),
-            has_data=bool(facts.data.source),
-        ),
+        **_launched_files(job, facts, chosen, python),
         "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
@@ -70,6 +59,24 @@ def bundle_files(
             costs=costs,
             space_size=space_size,
             probes=probes,
+        ),
+    }
+
+
+def _launched_files(job: Job, facts: Facts, chosen: Settings, python: str) -> dict[str, str]:
+    """What the launch reads."""
+    return {
+        "sft_config.yaml": sft_config(chosen.config),
+        "accelerate.yaml": accelerate_config(
+            device_kind=facts.device.kind,
+            precision=resolve_precision(job, facts.device)[0],
+            processes=job.devices.count,
+        ),
+        "launch.sh": launch_script(
+            python=python,
+            environment=chosen.environment,
+            threads=threads(facts),
+            has_data=bool(facts.data.source),
         ),
     }
 

@@ -20,12 +20,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.expected import Params, key_of
 from autotune.search.pruning import best_stable_value
-from autotune.search.sampler import FIXED
+from autotune.search.sampler import FIXED, BesideCandidates
 
 PROPOSALS = 32
 STARTUP_TRIALS = 5
-SAMPLERS = ("estimates", "tpe", "gp", "random", "grid")
-"""What `--sampler` takes; the first is ours, the others are for comparison."""
 
 
 def inner_sampler(name: str, seed: int) -> BaseSampler | None:
@@ -37,7 +35,7 @@ def inner_sampler(name: str, seed: int) -> BaseSampler | None:
     return RandomSampler(seed=seed) if name == "random" else None
 
 
-class FeasibleSampler(BaseSampler):
+class FeasibleSampler(BesideCandidates):
     """Proposes only members of `feasible` that no finished or running trial has.
 
     Args:
@@ -59,12 +57,12 @@ class FeasibleSampler(BaseSampler):
         seed: int,
         inner: BaseSampler | None,
     ):
+        super().__init__(RandomSampler(seed=seed))
         self._distributions = distributions
         self._feasible, self._opening, self._lean = feasible, opening, lean
         self._left_out: Sequence[Params] = ()
         self._random = random.Random(seed)
         self._inner = inner
-        self._other = RandomSampler(seed=seed)
 
     def leave_out(self, params: Sequence[Params]) -> None:
         """From now on do not propose these (and only these)."""
@@ -109,20 +107,10 @@ class FeasibleSampler(BaseSampler):
                 return proposal
         return min(new, key=lambda params: sum(params[k] != v for k, v in proposal.items()))
 
-    def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """A parameter outside the space: at random."""
-        return self._other.sample_independent(study, trial, param_name, param_distribution)
-
     def reseed_rng(self) -> None:
         """Fresh randomness in another worker."""
+        super().reseed_rng()
         self._random.seed()
-        self._other.reseed_rng()
         if self._inner is not None:
             self._inner.reseed_rng()
 

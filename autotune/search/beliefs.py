@@ -12,6 +12,7 @@ import numpy as np
 
 from autotune.estimate.memory import Residual
 from autotune.search.expected import Expected, Params, Reading
+from autotune.search.gain import expected_gain, normal
 from autotune.search.surrogate import Array, Point, Scales, Surrogate
 
 NOISE = 0.03
@@ -72,14 +73,8 @@ class Beliefs:
         if self.best is None:
             return np.asarray(np.exp(self.mean - self.mean.max()) * self.fits * self.runs)
         ahead = self.mean - self.best
-        z = ahead / self.sd
-        density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-        gain = ahead * _normal(z) + self.sd * density
-        return np.asarray(np.maximum(gain, 0.0) * self.fits * self.runs)
-
-
-def _normal(z: Array) -> Array:
-    return np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
+        gain = np.array([expected_gain(*one) for one in zip(ahead, self.sd, strict=True)])
+        return np.asarray(gain * self.fits * self.runs)
 
 
 class Believer:
@@ -139,7 +134,9 @@ class Believer:
         """Whether it says that the candidate may not be recommended, whatever others say of it."""
         if told.failed or told.at_least:
             return True
-        return None not in (self._allowed, told.peak_bytes) and told.peak_bytes > self._allowed  # type: ignore[operator]
+        if self._allowed is None or told.peak_bytes is None:
+            return False
+        return told.peak_bytes > self._allowed
 
     def peaks(self, told: Sequence[Told]) -> tuple[Array, Array]:
         """(mean, standard deviation) of the logarithm of each candidate's peak memory.
@@ -162,7 +159,7 @@ class Believer:
             return np.ones(len(self._params)), np.zeros(len(self._params))
         mean, sd = self.peaks(told)
         room = (math.log(max(self._allowed, 1.0)) - mean) / sd
-        fits = np.where(self._unknown, UNKNOWN_FITS, _normal(room))
+        fits = np.where(self._unknown, UNKNOWN_FITS, [normal(one) for one in room])
         return fits, np.where((room < -5) & ~self._unknown, room, 0.0)
 
     def _runs(self, told: Sequence[Told]) -> Array:

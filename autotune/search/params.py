@@ -1,4 +1,4 @@
-"""Candidates as Optuna's parameters. Pure but for Optuna's distributions."""
+"""Candidates and estimates as Optuna's parameters; the sampler of a run is made here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

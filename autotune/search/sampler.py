@@ -39,7 +39,28 @@ MEMORY = "memory"
 """The constraint that tells by how many bytes a trial exceeds what is allowed."""
 
 
-class EstimateGuidedSampler(BaseSampler):
+class BesideCandidates(BaseSampler):
+    """What a sampler of whole candidates leaves to one of Optuna's: parameters outside them."""
+
+    def __init__(self, other: BaseSampler) -> None:
+        self._other = other
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """A parameter outside the candidates."""
+        return self._other.sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Fresh randomness in another worker."""
+        self._other.reseed_rng()
+
+
+class EstimateGuidedSampler(BesideCandidates):
     """Proposes the candidate with most to gain, none twice.
 
     Args:
@@ -64,6 +85,7 @@ class EstimateGuidedSampler(BaseSampler):
         history: Sequence[Reading] = (),
         seed: int | None = None,
     ):
+        super().__init__(TPESampler(seed=seed, n_startup_trials=1, multivariate=True))
         self._distributions = dict(distributions or {})
         self._candidates = list(candidates)
         self._expected = list(expected or [NOTHING_KNOWN] * len(self._candidates))
@@ -77,7 +99,6 @@ class EstimateGuidedSampler(BaseSampler):
             self._candidates, self._expected, residual or Residual(), allowed_bytes, history
         )
         self._out: set[int] = set()
-        self._other = TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
 
     def leave_out(self, params: Sequence[Params]) -> None:
         """From now on do not propose these (and only these)."""
@@ -124,20 +145,6 @@ class EstimateGuidedSampler(BaseSampler):
         if not new:
             raise RuntimeError("every candidate has been probed")
         return dict(self._candidates[best_new(self.beliefs(study), new)])
-
-    def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """A parameter outside the candidates: left to Optuna."""
-        return self._other.sample_independent(study, trial, param_name, param_distribution)
-
-    def reseed_rng(self) -> None:
-        """Fresh randomness in another worker."""
-        self._other.reseed_rng()
 
     # -- what the trials say
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from autotune.recommend import Ranked
+from autotune.search.gain import expected_gain
 
 MOST_CONTENDERS = 3
 MOST_READINGS = 4
@@ -48,10 +49,5 @@ def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
     The expected improvement of the likeliest rival over the first, by what is known now.
     """
     first = group[0]
-    gains = [0.0]
-    for other in group[1:]:
-        spread, ahead = error(first, other, sd), -behind(first, other)
-        z = ahead / spread
-        density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-        gains.append(ahead * 0.5 * math.erfc(-z / math.sqrt(2)) + spread * density)
-    return max(gains)
+    rivals = (expected_gain(-behind(first, one), error(first, one, sd)) for one in group[1:])
+    return max(rivals, default=0.0)
