@@ -220,8 +220,15 @@ def closest(candidates: tuple[Candidate, ...], wanted: Candidate) -> Candidate:
     )
 
 
-def interrupted(session: Session) -> Result:
-    """What is known when the run is ended from outside."""
+def interrupted(session: Session | None) -> Result:
+    """What is known when the run is ended from outside; None: before its search began."""
+    if session is None:
+        return Result(
+            outcome="interrupted",
+            records=(),
+            stop_reason="interrupted before the search",
+            space_size=0,
+        )
     records = tuple(session.study.records())
     best = recommend(records, session.allowed_bytes)
     return Result(

@@ -49,7 +49,7 @@ def tune(
     Args:
         run: where everything is kept; a run that was started there goes on.
         storage: an Optuna storage URL in place of the run's own SQLite file.
-        options: how to search.
+        options: how to search; a run that goes on searches as it was started.
 
     Raises:
         UserError: the job cannot be (exit code 2).
@@ -57,13 +57,11 @@ def tune(
     """
     began = time.monotonic()
     if not run.exists():
-        begin(job, run, storage)
+        begin(job, run, storage, options)
     with run.locked(), ProbeServer(run.log) as server:
-        listener = listener or Listener()
-        session = open_session(
-            job, definition, run, server, storage, listener, options or Options()
-        )
+        session = None
         try:
+            session = open_session(job, definition, run, server, storage, listener or Listener())
             recover(session)
             reason = search(session)
             session.listener.stopped(reason)
@@ -78,8 +76,11 @@ def tune(
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 3))
 
 
-def begin(job: Job, run: RunFolder, storage: str | None = None) -> None:
-    """Start a run in a folder that is new or empty: its job and its name are kept there.
+def begin(
+    job: Job, run: RunFolder, storage: str | None = None, options: Options | None = None
+) -> None:
+    """Start a run in a folder that is new or empty: its job, its name and how it searches are
+    kept there.
 
     Raises:
         UserError: something is there already.
@@ -89,6 +90,7 @@ def begin(job: Job, run: RunFolder, storage: str | None = None) -> None:
         "version": __version__,
         "study": f"autotune-{uuid.uuid4().hex[:12]}",
         "own_storage": storage is None,
+        "options": dataclasses.asdict(options or Options()),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     run.begin(to_yaml(job.plain()), info)
@@ -101,7 +103,6 @@ def open_session(
     server: ProbeServer,
     storage: str | None,
     listener: Listener,
-    options: Options,
 ) -> Session:
     """All that a run needs: facts, limits, the bound space, its estimates and the study."""
     listener.surveying(job)
@@ -114,7 +115,8 @@ def open_session(
     expecter = Expecter(job, facts, space, run, server, limit, listener.measuring)
     listener.estimating(len(space.candidates))
     expectations = expecter.all()
-    name = run.read(run.run)["study"]
+    info = run.read(run.run)
+    name, options = info["study"], Options(**info.get("options", {}))
     study = Study(
         space,
         storage or run.database,
@@ -217,6 +219,7 @@ def opening(space: SearchSpace) -> tuple[Candidate, ...]:
 
 def recover(session: Session) -> None:
     """Close the trials that a killed process left running: with their reply, where it is whole."""
+    session.study.drop_waiting()
     known = {record.number for record in session.study.records()}
     for trial in session.study.running():
         if trial.number not in known:

@@ -22,9 +22,8 @@ from autotune.search import SAMPLERS
 @click.option(
     "--sampler",
     type=click.Choice(SAMPLERS),
-    default=SAMPLERS[0],
-    show_default=True,
-    help="What proposes candidates: our estimates, or one of Optuna's samplers to compare with.",
+    help="What proposes candidates: our estimates (the default), or one of Optuna's samplers to "
+    "compare with.",
 )
 @click.option(
     "--no-history", is_flag=True, help="Neither use nor keep what runs of this user measured."
@@ -37,7 +36,7 @@ def command(
     out: Path | None,
     resume: Path | None,
     storage: str | None,
-    sampler: str,
+    sampler: str | None,
     no_history: bool,
     as_json: bool,
     **flags: Any,
@@ -59,9 +58,15 @@ def command(
     if resume is not None:
         if out is not None:
             raise user_error("a resumed run keeps its folder", where="--out", hint="leave it out")
+        if sampler is not None or no_history:
+            where = "--sampler" if sampler is not None else "--no-history"
+            raise user_error(
+                "a resumed run searches as it was started", where=where, hint="leave it out"
+            )
         loaded, definition, run = _resumed(resume, job, sets, flags, storage)
     else:
-        loaded, definition, run = _started(job, sets, flags, out, storage)
+        options = Options(sampler=sampler or SAMPLERS[0], history=not no_history)
+        loaded, definition, run = _started(job, sets, flags, out, storage, options)
     console = Console(stderr=True)
     result = tune(
         loaded,
@@ -69,7 +74,6 @@ def command(
         run,
         storage=storage,
         listener=TerminalListener(console),
-        options=Options(sampler=sampler, history=not no_history),
     )
     if as_json:
         print_json(result_plain(result, run.bundle))
@@ -87,6 +91,7 @@ def _started(
     flags: dict[str, Any],
     out: Path | None,
     storage: str | None,
+    options: Any,
 ) -> Any:
     from autotune.run_folder import RunFolder
     from autotune.tuning import begin
@@ -95,7 +100,7 @@ def _started(
     name = job.stem if job is not None else "job"
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = RunFolder(path=path.absolute())
-    begin(loaded, run, storage)
+    begin(loaded, run, storage, options)
     return loaded, definition, run
 
 

@@ -177,6 +177,11 @@ class Study:
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         ]
 
+    def drop_waiting(self) -> None:
+        """Forget what was to be probed next when an earlier process of this run was killed."""
+        while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self.abandon(self._study.ask())
+
     def abandon(self, trial: Trial) -> None:
         """Close a trial that never got a candidate."""
         self._study.tell(trial, state=TrialState.FAIL)

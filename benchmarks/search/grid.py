@@ -19,6 +19,8 @@ from autotune.space.knobs import Candidate, from_knobs
 from benchmarks.search.smoothing import smoothed
 
 HEADROOM = 0.1
+DISTURBED = 0.03
+"""Share of the time that threads waited for a core, beyond which a probe is left out."""
 LEAST_CANDIDATES, LEAST_FITTING = 12, 4
 
 
@@ -105,6 +107,11 @@ class Problem:
         return max(self.truth(c).tokens_per_s for c in self.candidates if self.fits(c))
 
 
+def undisturbed(row: dict[str, Any]) -> bool:
+    """Whether nobody else took the cores while this probe was timed."""
+    return (row.get("measurement", {}).get("processor_wait_share") or 0.0) <= DISTURBED
+
+
 def read_grid(file: Path) -> Grid:
     """The grid of a recording."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -116,6 +123,7 @@ def read_grid(file: Path) -> Grid:
         for row in rows["estimate"]
     }
     readings: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    rows["probe"] = [row for row in rows["probe"] if undisturbed(row)]
     for row in rows["probe"]:
         if row["measurement"]["outcome"] == "ok":
             readings[from_knobs(row["knobs"]).key].append(row["measurement"])

@@ -2,10 +2,12 @@
 of them again for the noise, with what was estimated of each before any probe.
 
 One JSON line about the run, one for each estimate, one for each probe. A recording that was cut
-goes on where it was: run the same command again.
+goes on where it was: run the same command again. A probe whose threads had to wait for a core says
+little of its candidate: it is kept, not counted, and made again.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -14,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,11 +38,14 @@ from autotune.space.knobs import Candidate, from_knobs  # noqa: E402
 from autotune.space.load import load_job  # noqa: E402
 from autotune.space.spaces import SearchSpace, bind  # noqa: E402
 from autotune.surveying import memory_limit, survey  # noqa: E402
+from benchmarks.search.grid import undisturbed  # noqa: E402
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "optuna")
 REPEATED = 0.1
 """Share of the candidates that is probed `REPEATS` times; in the end, of the fastest too."""
 REPEATS = 3
+TRIES = 3
+"""How often a disturbed probe is made."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Recording:
     server: ProbeServer
     limit: int
     file: Path
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def write(self, row: dict[str, Any]) -> None:
         """One more row."""
@@ -64,7 +71,7 @@ class Recording:
         if not self.file.exists():
             return []
         lines = map(json.loads, self.file.read_text(encoding="utf-8").splitlines())
-        return [row for row in lines if row["row"] == kind]
+        return [row for row in lines if row["row"] == kind and undisturbed(row)]
 
     def about(self) -> dict[str, Any]:
         """What everybody else needs to get the rows again."""
@@ -93,8 +100,14 @@ class Recording:
             estimate = plain["estimates"][candidate.key]
             self.write({"row": "estimate", "knobs": candidate.knobs, "estimate": estimate})
 
-    def probe(self, number: int, candidate: Candidate) -> None:
-        """One real probe, to its end."""
+    def probe(self, candidate: Candidate) -> None:
+        """One real probe, to its end; once more where others took the cores meanwhile."""
+        for _ in range(TRIES):
+            if undisturbed(self._probe(candidate)):
+                return
+
+    def _probe(self, candidate: Candidate) -> dict[str, Any]:
+        number = next(self.numbers)
         before = os.getloadavg()[0]
         measured = measure_candidate(
             self.server,
@@ -108,9 +121,11 @@ class Recording:
         )
         kept = {name: value for name, value in measured.plain().items() if value not in (None, [])}
         load = [round(n, 2) for n in (before, os.getloadavg()[0])]
-        self.write({"row": "probe", "knobs": candidate.knobs, "measurement": kept, "load": load})
+        row = {"row": "probe", "knobs": candidate.knobs, "measurement": kept, "load": load}
+        self.write(row)
         figure = f"{measured.tokens_per_s:.0f} tokens/s" if measured.tokens_per_s else ""
         print(f"{number}: {measured.outcome} {figure} in {measured.seconds:.1f} s", flush=True)
+        return row
 
 
 def order(candidates: tuple[Candidate, ...], seed: int) -> Iterator[Candidate]:
@@ -137,17 +152,18 @@ def record(options: argparse.Namespace, scratch: Path) -> None:
             recording.write(recording.about())
         if not recording.rows("estimate"):
             recording.expect()
-        done = len(recording.rows("probe"))
+        done = Counter(from_knobs(row["knobs"]).key for row in recording.rows("probe"))
         ends = time.monotonic() + 60 * options.minutes
-        for number, candidate in enumerate(order(space.candidates, options.seed)):
+        for candidate in order(space.candidates, options.seed):
+            if done[candidate.key]:
+                done[candidate.key] -= 1
+                continue
             if time.monotonic() > ends:
-                print(f"cut after {number} probes; run the same command again", flush=True)
+                print("cut; run the same command again", flush=True)
                 return
-            if number >= done:
-                recording.probe(number, candidate)
-        count = len(recording.rows("probe"))
-        for number, candidate in enumerate(fastest(recording.rows("probe")), count):
-            recording.probe(number, candidate)
+            recording.probe(candidate)
+        for candidate in fastest(recording.rows("probe")):
+            recording.probe(candidate)
 
 
 def fastest(rows: list[dict[str, Any]]) -> Iterator[Candidate]:

@@ -140,6 +140,22 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) 
     assert again["outcome"] == "recommended"
 
 
+def test_ctrl_c_before_the_search_ends_as_cleanly(autotune: Command) -> None:
+    write_job(autotune.folder)
+    process = autotune.start("run", "job.yaml", "--out", "run", "--json")
+    deadline = time.monotonic() + 120
+    while not (autotune.folder / "run" / "facts.json").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "--resume" in err
+    result = json.loads(out)
+    assert (result["outcome"], result["probes"]["total"]) == ("interrupted", 0)
+    assert not own_children(str(autotune.folder))
+
+
 def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     autotune: Command,
 ) -> None:

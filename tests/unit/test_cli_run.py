@@ -23,9 +23,8 @@ def tuned(monkeypatch):
         calls = []
         ends = Result(outcome="interrupted", **FIELDS)
 
-    def tune(job, definition, run, *, storage, listener, options):
+    def tune(job, definition, run, *, storage, listener):
         Tuned.calls.append((job, run, storage))
-        Tuned.options = options
         return Tuned.ends
 
     Tuned.calls = []
@@ -137,12 +136,21 @@ def test_the_exit_code_and_the_json_tell_how_it_ended(outcome, code, tmp_path, t
     assert json.loads(result.stdout)["outcome"] == outcome
 
 
-def test_how_to_search_is_a_flag_and_no_part_of_the_job(tmp_path, tuned):
+def test_how_to_search_is_a_flag_no_part_of_the_job_and_kept_with_the_run(tmp_path, tuned):
+    def kept():
+        _, run, _ = tuned.calls[-1]
+        return Options(**read_json(run.run)["options"])
+
     call("run", write_job(tmp_path), "--out", tmp_path / "one")
-    assert tuned.options == Options(sampler="estimates", history=True)
+    assert kept() == Options(sampler="estimates", history=True)
     flags = ["--sampler", "random", "--no-history"]
     call("run", tmp_path / "job.yaml", "--out", tmp_path / "two", *flags)
-    assert tuned.options == Options(sampler="random", history=False)
+    assert kept() == Options(sampler="random", history=False)
+    call("run", "--resume", tmp_path / "two")
+    assert kept() == Options(sampler="random", history=False)
+    for again in (flags[:2], flags[2:]):
+        refused = call("run", "--resume", tmp_path / "two", *again)
+        assert (refused.exit_code, again[0] in refused.stderr) == (2, True)
     refused = call("run", tmp_path / "job.yaml", "--out", tmp_path / "three", "--sampler", "best")
     assert refused.exit_code == 2
     assert "estimates" in refused.stderr

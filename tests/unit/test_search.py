@@ -183,6 +183,19 @@ def test_a_run_goes_on_where_it_was_killed(nasty_dir):
     assert second.candidates_left() == len(SPACE.candidates) - 1
 
 
+def test_what_was_to_be_probed_when_a_run_was_killed_is_forgotten(tmp_path):
+    first = open_study(tmp_path, seed=5)
+    told, best = first.ask()
+    first.tell(told, measurement("ok"))
+    first._study.enqueue_trial(told.params)
+    del first
+    second = open_study(tmp_path, seed=5)
+    second.drop_waiting()
+    assert [record.candidate for record in second.records()] == [best]
+    _, asked = second.ask()
+    assert asked != best
+
+
 def test_a_trial_without_a_candidate_is_closed_and_no_record(tmp_path):
     study = open_study(tmp_path)
     bare = study._study.ask()

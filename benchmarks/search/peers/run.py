@@ -48,7 +48,8 @@ def called(command: list[str], **environment: str) -> tuple[dict[str, Any] | Non
     """(the answer of a script, the end of what it said, its seconds)."""
     began = time.perf_counter()
     path = os.pathsep.join([str(ROOT), str(HERE)])
-    own = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    folders = [str(HERE / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    own = os.pathsep.join(folders)
     try:
         done = subprocess.run(
             command,
@@ -144,7 +145,7 @@ def deepspeed(limit: int, scratch: Path) -> dict[str, Any]:
     _, said, seconds = called(command, **environment)
     best = scratch / "results" / "ds_config_optimal.json"
     if not best.exists():
-        return {"problem": said, "search_s": seconds}
+        return {"problem": last_error(scratch) or said, "search_s": seconds}
     chosen = json.loads(best.read_text(encoding="utf-8"))
     fields = {
         "per_device_train_batch_size": chosen["train_micro_batch_size_per_gpu"],
@@ -153,6 +154,14 @@ def deepspeed(limit: int, scratch: Path) -> dict[str, Any]:
     stage = chosen.get("zero_optimization", {}).get("stage")
     made = len(list((scratch / "exps").glob("*.json"))) if (scratch / "exps").exists() else None
     return {"fields": fields, "search_s": seconds, "zero_stage": stage, "probes": {"total": made}}
+
+
+def last_error(scratch: Path) -> str | None:
+    """What DeepSpeed's experiments said last; its autotuner itself only says that it ended."""
+    logs = sorted((scratch / "results").rglob("stderr.log"))
+    lines = [one for log in logs for one in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if "Error:" in line]
+    return f"exit code 0; its last experiment: {errors[-1].strip()}" if errors else None
 
 
 def deepspeed_at_large(limit: int, scratch: Path) -> dict[str, Any]:
