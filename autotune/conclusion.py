@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Iterator, Sequence
 
+from autotune.advising import Advice, advise_in_run
 from autotune.duration import Saving
 from autotune.emit.bundle import bundle_files
 from autotune.errors import UserError
@@ -42,6 +43,7 @@ def conclude(session: Session, reason: str) -> Result:
             space_size=size,
             nothing_fits=first,
             tried=tried,
+            advice=advice_of(session, first, tried),
             skipped=ruled_out(session, records),
         )
     recommendation, verification = verified(session, first, records)
@@ -154,6 +156,24 @@ def render(
         recipe_knobs=[knob.name for knob in space.free_knobs if knob.kind == "recipe"],
         probes=probes,
         verification=verification.plain() if verification is not None else None,
+    )
+
+
+def advice_of(
+    session: Session, nothing: NothingFits, tried: Sequence[TriedChange]
+) -> Advice | None:
+    """What would make the job fit, by estimate; None where memory was not what it lacked, or a
+    single change was found to do."""
+    if nothing.nearest is None or any(one.fits for one in tried):
+        return None
+    session.listener.trying("more than one change, by estimate")
+    return advise_in_run(
+        session.job,
+        session.facts,
+        session.limit_bytes,
+        session.space,
+        session.run,
+        session.server,
     )
 
 

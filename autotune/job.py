@@ -113,6 +113,20 @@ def as_budget(value: object) -> object:
     return {"minutes": parse_seconds(value) / 60.0}
 
 
+def as_batch(value: object) -> int | str:
+    """A global batch: rows, or `N tokens`."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"must be a whole number of sequences, or `N tokens`, but got {value!r}")
+    if isinstance(value, str):
+        match = _TOKENS.fullmatch(value)
+        if not match:
+            raise ValueError(f"`{value}` is neither a whole number nor `N tokens`")
+        value = f"{int(match[1].replace('_', ''))} tokens"
+    if int(str(value).split()[0]) <= 0:
+        raise ValueError(f"must be positive, but got {value}")
+    return value
+
+
 def _dataset_form(value: object) -> str:
     return "no_data" if isinstance(value, dict | NoData) else "name"
 
@@ -123,15 +137,16 @@ class Job(_Strict):
     model: str = Field(min_length=1)
     """Hub id, local model folder, or a bare `config.json` (then weights are random, and a tokenizer
     is optional)."""
-    method: Literal["sft"] = "sft"
-    """Training method."""
+    method: Literal["sft", "reward", "dpo", "kto"] = "sft"
+    """Training method: which of TRL's trainers, by the name of its command."""
     dataset: Annotated[
         Annotated[str, Field(min_length=1), Tag("name")] | Annotated[NoData, Tag("no_data")],
         Discriminator(_dataset_form),
     ]
-    """Hub id, local folder or JSONL file, in any form TRL takes (`text`, `prompt`/`completion`,
-    `messages`, or already tokenized). Where there is no data yet: `{lengths: {max: 2048, p50: 300,
-    p99: 1500}}`, of which only `max` is required."""
+    """Hub id, local folder or JSONL file, in any form TRL takes: `text`, `prompt`/`completion`,
+    `messages` or already tokenized for `sft`; `chosen`/`rejected`, with or without a `prompt`, for
+    `reward` and `dpo`; these, or `prompt`/`completion`/`label`, for `kto`. Where there is no data
+    yet: `{lengths: {max: 2048, p50: 300, p99: 1500}}`, of which only `max` is required."""
     dataset_config: str | None = None
     """Configuration name of a hub dataset."""
     dataset_train_split: str = "train"
@@ -141,8 +156,8 @@ class Job(_Strict):
     tuning: Literal["full", "lora"] = "full"
     """Train all weights, or a LoRA adapter."""
     global_batch_size: int | str = Field(default=16)
-    """Sequences per optimizer step over all devices: a hard equality, never rounded. `"65536
-    tokens"` means that many tokens at full `max_length`, and must divide exactly."""
+    """Rows (of pairs: pairs) per optimizer step over all devices: a hard equality, never rounded.
+    `"65536 tokens"` means that many tokens at full `max_length`, and must divide exactly."""
     max_length: int | None = Field(default=1024, gt=0)
     """Rows are truncated to this many tokens (`null`: never)."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -155,6 +170,10 @@ class Job(_Strict):
     """The devices to tune for."""
     objective: Literal["tokens_per_s"] = "tokens_per_s"
     """What to maximise: real (non-padding) tokens per second, end to end."""
+    learning_rate: Literal["kept", "scaled"] = "kept"
+    """Where the global batch moves (`recipe: {global_batch_size: [16, 64]}`): `kept` leaves
+    `training: {learning_rate}` alone and only says what it would be; `scaled` scales it by the
+    square-root rule (the linear one for SGD)."""
     headroom: float = Field(default=0.1, ge=0.0, lt=0.9)
     """Share of the device memory that a recommended candidate leaves free at its peak."""
     budget: Annotated[Budget, BeforeValidator(as_budget)] = Budget()
@@ -162,8 +181,9 @@ class Job(_Strict):
     recipe: dict[str, list[KnobValue]] = {}
     """Recipe knobs you are willing to vary, each with its values: what is learned changes."""
     training: dict[str, Any] = {}
-    """Any other field of TRL's SFTConfig, ModelConfig or TrainingArguments, passed through to the
-    probes and to the emitted files untouched."""
+    """Any other field of the method's arguments in TRL (SFTConfig, RewardConfig, ...), of its
+    ModelConfig or of TrainingArguments, passed through to the probes and to the emitted files
+    untouched."""
     fixed: dict[str, KnobValue] = {}
     """Knobs to pin."""
     search_space: str | None = None
@@ -172,28 +192,29 @@ class Job(_Strict):
     @field_validator("global_batch_size", mode="before")
     @classmethod
     def _batch(cls, value: object) -> int | str:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError(
-                f"must be a whole number of sequences, or `N tokens`, but got {value!r}"
-            )
-        if isinstance(value, str):
-            match = _TOKENS.fullmatch(value)
-            if not match:
-                raise ValueError(f"`{value}` is neither a whole number nor `N tokens`")
-            value = f"{int(match[1].replace('_', ''))} tokens"
-        if int(str(value).split()[0]) <= 0:
-            raise ValueError(f"must be positive, but got {value}")
-        return value
+        return as_batch(value)
 
     @field_validator("recipe")
     @classmethod
     def _values(cls, recipe: dict[str, list[KnobValue]]) -> dict[str, list[KnobValue]]:
+        if "global_batch_size" in recipe:
+            batches: list[KnobValue] = [as_batch(one) for one in recipe["global_batch_size"]]
+            recipe = {**recipe, "global_batch_size": batches}
         for name, values in recipe.items():
             if not values:
                 raise ValueError(f"`{name}` lists no value")
             if any(value in values[:index] for index, value in enumerate(values)):
                 raise ValueError(f"`{name}` lists a value twice")
         return recipe
+
+    def with_batch(self, batch: object) -> Self:
+        """The job with another global batch."""
+        return self.model_copy(update={"global_batch_size": batch})
+
+    @property
+    def batches(self) -> list[KnobValue]:
+        """The global batches that may be chosen."""
+        return list(self.recipe.get("global_batch_size", [self.global_batch_size]))
 
     def batch_sequences(self, max_length: int | None) -> int | None:
         """Sequences per optimizer step; None where the token count is no multiple of the length."""

@@ -1,5 +1,6 @@
 """Which paths a space has, and what a child has to be asked about each."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any
 
 from autotune.estimate.paths import (
     TracedConfig,
-    batching_fields,
     optimizer_apart,
     traced_config,
     unique,
@@ -19,6 +19,7 @@ from autotune.job import Job
 from autotune.plan_cache import code_version
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
+from autotune.training.batches import batching_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,14 @@ def path_tasks(
         config = settings(job, facts, candidate, "out").config
         path, optim = optimizer_apart(config)
         traced = traced_config(path)
-        fields = batching_fields(config, candidate.global_batch * job.devices.count, job.seed)
+        batching = batching_of(
+            job.method,
+            config,
+            global_batch=candidate.global_batch * job.devices.count,
+            seed=job.seed,
+        )
         point = {
-            "batching": fields,
+            "batching": dataclasses.asdict(batching),
             "accumulates": candidate.gradient_accumulation_steps > 1,
             "expandable_segments": bool(candidate.values.get("expandable_segments")),
             "optim": optim,
@@ -74,6 +80,7 @@ def _task(
     points, places = unique(point for _, _, point in members)
     first = members[0][1]
     request = EstimateRequest(
+        method=job.method,
         config=dict(first.config),
         model_path=facts.model.path,
         model=_model_text(facts),

@@ -11,6 +11,7 @@ from autotune.errors import user_error
 from autotune.expectations import Expectations, expectations_from_plain
 from autotune.facts import Facts, devices, facts_from_plain
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import ProbeFolder, read_json
 from autotune.probe.record import Record, counts_as_probe
@@ -94,7 +95,7 @@ class PastRun:
         if not stored.get("verification"):
             return None
         files = self.files(recommendation, None)
-        for name in ("sft_config.yaml", "accelerate.yaml", "launch.sh"):
+        for name in (METHODS[self.job.method].config_file, "accelerate.yaml", "launch.sh"):
             file = self.run.bundle / name
             if not file.is_file() or file.read_text(encoding="utf-8") != files[name]:
                 return None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotune.advising import Advice
 from autotune.duration import Saving
 from autotune.expectations import Expectations
 from autotune.facts import Facts
@@ -105,6 +106,8 @@ class Result:
     verification: Verification | None = None
     nothing_fits: NothingFits | None = None
     tried: tuple[TriedChange, ...] = ()
+    advice: Advice | None = None
+    """Where no single change of the job was found to fit: what would, by estimate."""
     saving: Saving | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Candidates, by key, that needed no probe, and why."""

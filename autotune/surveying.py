@@ -37,7 +37,7 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
         device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
         return dataclasses.replace(facts, device=device)
     model, data = _survey_in_child(job, run, server)
-    facts = Facts(model=model, data=data, device=device, stack=stack.installed())
+    facts = Facts(model=model, data=data, device=device, stack=stack.installed(job.method))
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
     write_json(run.facts, facts.plain())
     return facts
@@ -49,6 +49,7 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
     folder.reply.unlink(missing_ok=True)
     lengths = job.dataset.lengths.model_dump() if isinstance(job.dataset, NoData) else None
     request = SurveyRequest(
+        method=job.method,
         model=job.model,
         weights=job.weights,
         dataset=_named_dataset(job, run),
@@ -84,7 +85,7 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
 
 def _pinned_fields(job: Job) -> dict[str, Any]:
     """Pinned knobs that are fields: TRL judges the user's other fields beside them."""
-    return {n: v for n, v in job.fixed.items() if n in stack.training_fields()}
+    return {n: v for n, v in job.fixed.items() if n in stack.training_fields(job.method)}
 
 
 def _check_test_split(job: Job, test_rows: int) -> None:

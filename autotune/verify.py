@@ -28,7 +28,8 @@ from autotune.probe.runner import ProbeServer
 from autotune.promise import Verification, judge, timed_part
 from autotune.recommend import Ranked
 from autotune.run_folder import RunFolder
-from autotune.space.settings import device_environment
+from autotune.space.settings import device_environment, settings
+from autotune.training.batches import batching_of
 
 TIMEOUT_S = 1800.0
 TIMED_ROWS = 64
@@ -90,7 +91,7 @@ def _rehearse(
     steps = UNTIMED_STEPS + timed
     expected_s = steps * (chosen.measurement.step_time_s or 0.0)
     report = launch(
-        ["bash", str(run.launch), *_flags(run.verification / "data", output, steps)],
+        ["bash", str(run.launch), *_flags(run.verification / "data", output, steps, facts)],
         log=log,
         environment={
             "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -114,10 +115,12 @@ def _rehearse(
 def _prepare_data(
     run: RunFolder, job: Job, facts: Facts, chosen: Ranked, server: ProbeServer, timed: int
 ) -> Any | None:
-    values = chosen.candidate.values
     folder = ProbeFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
-    max_length: Any = values.get("max_length")
+    config = settings(job, facts, chosen.candidate, str(run.output)).config
+    batching = batching_of(
+        job.method, config, global_batch=chosen.candidate.global_batch, seed=job.seed
+    )
     own_model = facts.model.weights == "random" and Path(facts.model.path).is_dir()
     bare = own_model and not any(Path(facts.model.path).glob("*.safetensors"))
     request = RehearsalRequest(
@@ -125,16 +128,10 @@ def _prepare_data(
         raw=str(run.raw),
         target=str(run.verification / "data"),
         dataset_config=job.dataset_config,
-        global_batch=chosen.candidate.global_batch,
-        micro_batch=chosen.candidate.micro_batch,
-        grouped=values.get("train_sampling_strategy") == "group_by_length",
-        max_length=max_length,
-        packed_to=max_length if values.get("packing") else None,
-        padding_free=bool(values.get("padding_free")),
+        batching=dataclasses.asdict(batching),
         timed_steps=timed,
         eval_batch=_eval_batch(job, chosen),
         rows_total=facts.data.rows,
-        seed=job.seed,
         make_weights=facts.model.path if bare else None,
     )
     write_json(folder.request, request.plain())
@@ -147,15 +144,14 @@ def _eval_batch(job: Job, chosen: Ranked) -> int:
     return given if isinstance(given, int) else chosen.candidate.micro_batch
 
 
-def _flags(data: Path, output: Path, steps: int) -> list[str]:
+def _flags(data: Path, output: Path, steps: int, facts: Facts) -> list[str]:
     """What the rehearsal changes of the bundle's configuration."""
-    changed = {
+    changed: dict[str, Any] = {
         "dataset_name": data,
         "dataset_train_split": "train",
         "dataset_test_split": "test",
         "output_dir": output,
         "train_sampling_strategy": "sequential",
-        "shuffle_dataset": "false",
         "max_steps": steps,
         "logging_strategy": "steps",
         "logging_steps": LOGGING_STEPS,
@@ -169,4 +165,6 @@ def _flags(data: Path, output: Path, steps: int) -> list[str]:
         "disable_tqdm": "true",
         "push_to_hub": "false",
     }
+    if "shuffle_dataset" in facts.stack.training_fields:
+        changed["shuffle_dataset"] = "false"
     return [part for name, value in changed.items() for part in (f"--{name}", str(value))]

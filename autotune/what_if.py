@@ -14,8 +14,10 @@ from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change of a job: how it is said, whether it changes what is learned, and the job."""
+    """One change of a job: of what, how it is said, whether it changes what is learned
+    (`recipe`) or not (`speed`), and the job that it makes."""
 
+    field: str
     text: str
     kind: str
     job: Job
@@ -38,6 +40,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
         replaced = {MICRO_BATCH, ACCUMULATION} if knob == MICRO_BATCH else {knob}
         fixed = {k: v for k, v in job.fixed.items() if k not in replaced}
         yield Change(
+            field=knob,
             text=f"`{knob}: {_word(value)}` in place of the pinned `{_word(nearest.knobs[knob])}`",
             kind="speed",
             job=job.model_copy(update={"fixed": {**fixed, knob: value}}),
@@ -47,15 +50,18 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
             job, "dtype", "bfloat16", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"
         )
     if job.tuning == "full":
-        yield Change(
-            text="`tuning: lora`", kind="recipe", job=job.model_copy(update={"tuning": "lora"})
-        )
+        lora = job.model_copy(update={"tuning": "lora"})
+        yield Change(field="tuning", text="`tuning: lora`", kind="recipe", job=lora)
+    if job.tuning == "full" and nearest.values.get("optim") != "adafactor":
+        text = "an optimizer without moments (`recipe: {optim: [adafactor]}`)"
+        yield _recipe(job, "optim", "adafactor", text)
     length = nearest.values.get("max_length", job.max_length)
     for part in (2, 4):
         shorter = length // part if isinstance(length, int) else None
         if shorter and shorter >= 16 and job.batch_sequences(shorter) is not None:
             recipe = {k: v for k, v in job.recipe.items() if k != "max_length"}
             yield Change(
+                field="max_length",
                 text=f"`max_length: {shorter}`",
                 kind="recipe",
                 job=job.model_copy(update={"max_length": shorter, "recipe": recipe}),
@@ -75,7 +81,7 @@ def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any
 def _recipe(job: Job, knob: str, value: Any, text: str) -> Change:
     fixed = {k: v for k, v in job.fixed.items() if k != knob}
     update = {"fixed": fixed, "recipe": {**job.recipe, knob: [value]}}
-    return Change(text=text, kind="recipe", job=job.model_copy(update=update))
+    return Change(field=knob, text=text, kind="recipe", job=job.model_copy(update=update))
 
 
 def _word(value: Any) -> str:

@@ -4,8 +4,12 @@
 
 writes
 
-    OUT_DIR/data/{train,test}.jsonl   docstrings (prose) and definitions (code), one `text` a row
-    OUT_DIR/model/                    a small Qwen2 model with random weights and its own tokenizer
+    OUT_DIR/data/{train,test}.jsonl      docstrings (prose) and definitions (code), one `text` a row
+    OUT_DIR/pairs/{train,test}.jsonl     the first line of a definition as `prompt`, its body as
+                                         `chosen`, another one's as `rejected`
+    OUT_DIR/labelled/{train,test}.jsonl  the same one by one: `prompt`, `completion`, `label`
+    OUT_DIR/prompts/{train,test}.jsonl   the same first lines alone
+    OUT_DIR/model/                       a small Qwen2 model with random weights and its tokenizer
 
 The rows are as uneven in length as real data: one-line docstrings beside functions of hundreds of
 tokens. The same Python and the same stack give the same files. OUT_DIR appears complete or not at
@@ -24,9 +28,9 @@ import sysconfig
 import textwrap
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 ROWS = 3000
 TEST_ROWS = 100
+PAIRS = 400
 MIN_CHARS = 20
 MAX_TOKENS = 1000
 VOCAB_SIZE = 8192
@@ -84,8 +89,9 @@ def make_example(folder: Path, rows: int) -> None:
     test, train = kept[:TEST_ROWS], kept[TEST_ROWS : TEST_ROWS + rows]
     if len(train) < rows:
         sys.exit(f"error: the standard library gave {len(train)} training rows, not {rows}")
-    write_rows(folder / "data" / "train.jsonl", train)
-    write_rows(folder / "data" / "test.jsonl", test)
+    write_rows(folder / "data" / "train.jsonl", ({"text": text} for text, _ in train))
+    write_rows(folder / "data" / "test.jsonl", ({"text": text} for text, _ in test))
+    write_preferences(folder, [text for text, _ in kept])
     parameters = save_model(folder / "model", tokenizer)
     print(f"data   {len(train)} training rows, {len(test)} test rows")
     print(f"       tokens a row: {describe([n for _, n in train])}")
@@ -136,10 +142,30 @@ def train_tokenizer(texts: list[str]) -> "Tokenizer":
     return tokenizer
 
 
-def write_rows(path: Path, rows: list[tuple[str, int]]) -> None:
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.parent.mkdir(exist_ok=True)
-    lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text, _ in rows]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8")
+
+
+def write_preferences(folder: Path, texts: list[str]) -> None:
+    """A few hundred rows of each kind that preference and online trainers take."""
+    split = [text.partition("\n") for text in texts if text.startswith(("def ", "class "))]
+    bodies = [(head + "\n", body) for head, _, body in split if body]
+    pairs = [
+        {"prompt": prompt, "chosen": body, "rejected": other}
+        for (prompt, body), (_, other) in zip(bodies, bodies[1:], strict=False)
+    ]
+    for name, some in (("test", pairs[:20]), ("train", pairs[20 : 20 + PAIRS])):
+        write_rows(folder / "pairs" / f"{name}.jsonl", some)
+        labelled = [
+            {"prompt": row["prompt"], "completion": row[column], "label": column == "chosen"}
+            for row in some
+            for column in ("chosen", "rejected")
+        ]
+        write_rows(folder / "labelled" / f"{name}.jsonl", labelled)
+        prompts = ({"prompt": row["prompt"]} for row in some)
+        write_rows(folder / "prompts" / f"{name}.jsonl", prompts)
 
 
 def save_model(folder: Path, tokenizer: "Tokenizer") -> int:

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Rooms from the ground up: a file may import from its own line and from the lines above it.
 LAYERS = (
     ("errors", "units"),
-    ("yaml_file", "job"),
+    ("yaml_file", "job", "methods"),
     ("facts",),
     ("space",),
     ("probe", "training"),
@@ -26,7 +26,7 @@ LAYERS = (
     ("placing",),
     ("planning", "comparison"),
     ("expecter", "history"),
-    ("largest",),
+    ("largest", "advising"),
     ("promise", "emit"),
     ("verify",),
     ("session", "probing"),
@@ -38,7 +38,8 @@ LAYERS = (
 )
 # Files that a forkserver's child runs; only they may import the training stack at the top.
 CHILD_ONLY = {
-    "training/sft.py",
+    *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference")),
+    "training/beforehand.py",
     "probe/meters.py",
     "probe/preload.py",
     "estimate/trace.py",
@@ -59,6 +60,7 @@ CHILD_ONLY = {
 CHILD_FUNCTIONS = {
     "facts/model.py",
     "facts/data.py",
+    "facts/tokenizing.py",
     "probe/worker.py",
     "probe/survey.py",
     "probe/memory.py",

@@ -31,6 +31,7 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
 @click.option(
     "--max", "maximum", type=click.Choice(MAXIMA), help="The largest value of this knob that fits."
 )
+@click.option("--advise", is_flag=True, help="Where it does not fit: what would make it fit.")
 @json_option
 @guarded
 def command(
@@ -41,6 +42,7 @@ def command(
     fits: bool,
     top: int | None,
     maximum: str | None,
+    advise: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -51,6 +53,8 @@ def command(
     """
     if maximum is not None:
         return _largest(job, sets, flags, device, devices, maximum, as_json)
+    if advise:
+        return _advice(job, sets, flags, device, devices, as_json)
     from autotune.planning import plan
 
     loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
@@ -93,6 +97,27 @@ def _largest(
     else:
         click.echo(largest_view(answer))
     return 0 if answer.value is not None else 1
+
+
+def _advice(
+    job: Path | None,
+    sets: tuple[str, ...],
+    flags: dict[str, Any],
+    device: str | None,
+    devices: int,
+    as_json: bool,
+) -> int:
+    from autotune.advising import advise
+    from autotune.report.advice import advice_lines, advice_plain
+
+    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
+    with _scratch() as folder:
+        advice = advise(loaded, definition, folder, device=device, devices=devices)
+    if as_json:
+        print_json(advice_plain(advice))
+    else:
+        click.echo("\n".join(advice_lines(advice)))
+    return 0 if advice.fits or advice.ways else 1
 
 
 @contextlib.contextmanager

@@ -9,10 +9,13 @@ from autotune.emit.accelerate_config import accelerate_config
 from autotune.emit.launch import launch_script
 from autotune.emit.readme import readme
 from autotune.emit.recipe_costs import recipe_costs
-from autotune.emit.sft_config import sft_config
+from autotune.emit.trainer_config import trainer_config
 from autotune.facts import Facts
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.recommend import Recommendation, ranked_plain
+from autotune.space.knobs import Candidate
+from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.settings import Settings, settings, threads
 
@@ -47,7 +50,7 @@ def bundle_files(
     costs = recipe_costs(measured, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
     return {
-        **_launched_files(job, facts, chosen, python),
+        **_launched_files(job, facts, chosen, candidate, python),
         "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
@@ -63,16 +66,21 @@ def bundle_files(
     }
 
 
-def _launched_files(job: Job, facts: Facts, chosen: Settings, python: str) -> dict[str, str]:
+def _launched_files(
+    job: Job, facts: Facts, chosen: Settings, candidate: Candidate, python: str
+) -> dict[str, str]:
     """What the launch reads."""
+    moved = scaling(job, candidate)
+    method = METHODS[job.method]
     return {
-        "sft_config.yaml": sft_config(chosen.config),
+        method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
         "accelerate.yaml": accelerate_config(
             device_kind=facts.device.kind,
             precision=resolve_precision(job, facts.device)[0],
             processes=job.devices.count,
         ),
         "launch.sh": launch_script(
+            method=method,
             python=python,
             environment=chosen.environment,
             threads=threads(facts),

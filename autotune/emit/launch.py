@@ -3,6 +3,8 @@
 import shlex
 from collections.abc import Mapping
 
+from autotune.methods import Method
+
 _NEEDS_DATA = """\
 case " $* " in
     *" --dataset_name"*) ;;
@@ -22,7 +24,12 @@ def _one_device(environment: Mapping[str, str]) -> str:
 
 
 def launch_script(
-    *, python: str, environment: Mapping[str, str], threads: int, has_data: bool
+    *,
+    method: Method,
+    python: str,
+    environment: Mapping[str, str],
+    threads: int,
+    has_data: bool,
 ) -> str:
     """The launch script as text.
 
@@ -38,7 +45,7 @@ def launch_script(
     )
     return f"""\
 #!/usr/bin/env bash
-# Written by autotune: trains with sft_config.yaml. Arguments are passed on to TRL, for example
+# Written by autotune: trains with {method.config_file}. Arguments are passed on to TRL, for example
 #   bash launch.sh --max_steps 10
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
@@ -47,5 +54,5 @@ python={shlex.quote(python)}
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
     --num_cpu_threads_per_process {threads} \\
-    -m trl.scripts.sft --config "$here/sft_config.yaml" "$@"
+    -m {method.script} --config "$here/{method.config_file}" "$@"
 """

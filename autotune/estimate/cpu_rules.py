@@ -2,7 +2,8 @@
 
 Sources: aten/src/ATen/TensorIterator.cpp (operands are cast before they are combined; CUDA's
 kernels cast as they read), aten/src/ATen/native/cpu/ScatterGatherKernel.cpp (low precision is added
-up in float32). What matrix products and attention take is measured (`cpu_scratch.py`). Known not to
+up in float32), aten/src/ATen/native/ReduceOps.cpp (the mean of low precision is that of a copy in
+float32). What matrix products and attention take is measured (`cpu_scratch.py`). Known not to
 be modelled: the eight bytes of a Python number.
 Runs in a child only.
 """
@@ -15,6 +16,7 @@ import torch
 aten = torch.ops.aten
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 _SCATTERED_SUMS = (aten.scatter_add.default, aten.scatter_add_.default)
+_MEANS = (aten.mean.default, aten.mean.dim)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -26,3 +28,5 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
                 yield tensor.numel() * out.element_size()
     elif operator in _SCATTERED_SUMS and out.dtype in _HALF:
         yield 4 * out.numel()
+    elif operator in _MEANS and args[0].dtype in _HALF:
+        yield 4 * args[0].numel()

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from autotune.estimate import memory
 from autotune.estimate.allocator_pools import LARGE_SEGMENT
+from autotune.estimate.path_data import PathData
 from autotune.estimate.paths import optimizer_alone
 from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
@@ -21,10 +22,12 @@ from autotune.estimate.shapes import (
 )
 from autotune.estimate.templates import STEP, passing_of_step
 from autotune.estimate.tracing import Traces
-from autotune.training.batches import Batching, Plan, Rows, plan
+from autotune.methods import METHODS
 
 ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 """Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
+LOOPS_OVER_ROWS = ("dpo", "kto")
+"""Methods whose loss goes over the rows one by one: a step of more rows has other events."""
 LITTLE = 0.005
 """Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
 Key = tuple[int, int, bool]
@@ -35,20 +38,20 @@ class PathEstimates(Persevering):
 
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request
-        self._rows = Rows(request.rows)
-        self._plans: dict[str, Plan] = {}
+        self._data = PathData(request)
+        self._per_row = METHODS[request.method].sequences
         self._loss = str(request.config.get("loss_type", "nll"))
         self._chunk_rows = CHUNKED_ROWS if self._loss == "chunked_nll" else ENTROPY_ROWS
-        self._worsts = [self._worst(point) for point in request.points]
+        self._worsts = [self._data.worst(point) for point in request.points]
         self._flat = self._worsts[0].flat
         eager = request.config.get("attn_implementation") == "eager"
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
-        self._uneven = not self._flat and not eager and any(map(self._padded, request.points))
+        self._uneven = not self._flat and not eager and any(map(self._data.padded, request.points))
         self.traces = Traces(request)
         self._keys: dict[bool, tuple[list[int], list[int]]] = {}
         self._length = max(max(worst.lengths) for worst in self._worsts)
         # What candidates share with a plan must not depend on which others are planned with them.
-        self.opening = MicroBatch(lengths=(max(self._length // 4, 8),), labelled=1.0)
+        self.opening = self._short_rows(max(self._length // 4, 8))
         self._others: dict[str, Traces] = {}
         self._replays: dict[object, memory.Replay] = {}
         self._events: dict[object, tuple[list[Event], MemoryUse]] = {}
@@ -57,29 +60,9 @@ class PathEstimates(Persevering):
 
     # -- what the data make of a candidate
 
-    def _plan(self, point: Point) -> Plan:
-        key = repr(sorted(point.batching.items()))
-        if key not in self._plans:
-            self._plans[key] = plan(
-                self._rows,
-                Batching(**point.batching),
-                self._request.rows_total,
-                sampled=self._request.rows_sampled,
-            )
-        return self._plans[key]
-
-    def _worst(self, point: Point) -> Worst:
-        batching = Batching(**point.batching)
-        rows = self._plan(point).worst
-        lengths = [len(row["input_ids"]) for row in rows]
-        multiple = batching.pad_to_multiple_of or 1
-        if not batching.flat:
-            lengths[0] = -(-lengths[0] // multiple) * multiple
-        labelled = sum(label != -100 for row in rows for label in row["labels"][1:])
-        return Worst(lengths=tuple(lengths), labelled=labelled, flat=batching.flat)
-
-    def _padded(self, point: Point) -> bool:
-        return any(tokens != padded for tokens, padded in self._plan(point).sample)
+    def _short_rows(self, length: int) -> MicroBatch:
+        """One row, its sequences all of this length."""
+        return MicroBatch(lengths=(length,) * self._per_row, labelled=1.0)
 
     # -- what to trace
 
@@ -120,7 +103,7 @@ class PathEstimates(Persevering):
         for padded in sorted(variants):
             fitting = [w.size for w in self._worsts if not (padded and w.size == 1)]
             fitting = [n for n in fitting if padded or n == 1 or not self._needs_padding(n)]
-            self._keys[padded] = self._sizes(fitting or [2])
+            self._keys[padded] = self._sizes(fitting or [2 * self._per_row])
             for size in self._keys[padded][0] + self._keys[padded][1]:
                 wanted[size, self._length, padded] = self._micro_batch(size, self._length, padded)
         short = self._add_short_shapes(wanted)
@@ -131,13 +114,14 @@ class PathEstimates(Persevering):
         return all(worst.padded for worst in self._worsts if worst.size == size)
 
     def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
-        if self.way == DIRECT:
+        if self.way == DIRECT or self._request.method in LOOPS_OVER_ROWS:
             return sorted(set(fitting)), []
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._loss == "chunked_nll":
             labelled = sum(worst.labelled for worst in self._worsts)
             per_size *= labelled / max(sum(sum(worst.lengths) for worst in self._worsts), 1)
         smallest = smallest_with_chunks(per_size, self._chunk_rows, flat=self._flat)
+        smallest = -(-smallest // self._per_row) * self._per_row
         return sizes_to_trace(fitting, flat=self._flat, smallest_with_chunks=smallest)
 
     def _micro_batch(self, size: int, length: int, padded: bool) -> MicroBatch:
@@ -171,7 +155,7 @@ class PathEstimates(Persevering):
         return self.persevere(lambda: self._point(point))
 
     def _point(self, point: Point) -> PointReply:
-        worst = self._worst(point)
+        worst = self._data.worst(point)
         variants = [worst.padded]
         if worst.size > 1 and True in self._keys:
             variants.append(True)
@@ -192,8 +176,8 @@ class PathEstimates(Persevering):
             missing_bytes=replay.missing_bytes,
             retries=replay.retries,
             phases=replay.use.phases,
-            sample=histogram(self._plan(point).sample),
-            masked=self._padded(point),
+            sample=histogram(self._data.plan(point).sample),
+            masked=self._data.padded(point),
             method=self._method(worst.size in self._keys[padded][0]),
         )
 
@@ -255,8 +239,8 @@ class PathEstimates(Persevering):
         if optim not in self._others:
             config = optimizer_alone(self._request.config, optim)
             other = Traces(dataclasses.replace(self._request, config=config))
-            small, whole = MicroBatch(lengths=(8,), labelled=1.0), self.way != FEW_LAYERS
-            other.make({(1, 8, False): small}, opening=small, whole=whole)
+            small, whole = self._short_rows(8), self.way != FEW_LAYERS
+            other.make({(self._per_row, 8, False): small}, opening=small, whole=whole)
             self._others[optim] = other
         return self._others[optim]
 

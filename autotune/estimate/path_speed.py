@@ -9,6 +9,7 @@ from autotune.estimate.protocol import EstimateReply, Point, PointReply, ShapeWo
 from autotune.estimate.record import Work, work_from_plain
 from autotune.estimate.shape_times import ShapeTimes
 from autotune.estimate.speed import TimeParts, step_parts, tokens_per_s, work_time
+from autotune.methods import METHODS
 
 UNKNOWN_HOST_RATE = 2e10
 """Bytes/s between host and device where that is not known: PCIe 4.0 x16, less a fifth."""
@@ -75,7 +76,8 @@ class PathSpeed:
         largest = max(padded for _, padded, _ in answer.sample)
         micro: list[TimeParts] = []
         tokens: list[int] = []
-        rows = 1 if self._reply.shapes[0].flat else point.batching["micro_batch"]
+        sequences = METHODS[point.batching["method"]].sequences
+        rows = 1 if self._reply.shapes[0].flat else sequences * point.batching["micro_batch"]
         for real, padded, count in answer.sample:
             masked = rows > 1 and real != padded
             time = self.at(rows, padded // rows, masked)

@@ -21,7 +21,7 @@ NOT_ON_THE_PATH = {
     *("dataset_name", "dataset_train_split", "dataset_test_split", "dataset_config", "run_name"),
     *("per_device_eval_batch_size", "warmup_ratio", "warmup_steps", "save_total_limit"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy"),
-    *("dataloader_num_workers", "model_name_or_path", "dataset_text_field"),
+    *("dataloader_num_workers", "model_name_or_path", "dataset_text_field", "beta"),
 }
 
 UNTRACEABLE = {
@@ -69,13 +69,15 @@ def optimizer_alone(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
     """A configuration whose optimizer step is that of `config` with `optim`: the same for all paths
     that train the same weights, so that it is traced once."""
     plain = {name: value for name, value in config.items() if name not in _BEFORE_THE_STEP}
-    return {**plain, "optim": optim, "loss_type": "nll", "attn_implementation": "sdpa"}
+    if plain.get("loss_type") == "chunked_nll":
+        plain["loss_type"] = "nll"
+    return {**plain, "optim": optim, "attn_implementation": "sdpa"}
 
 
 _BEFORE_THE_STEP = {
     *("activation_checkpointing", "activation_checkpointing_kwargs", "padding_free", "packing"),
     *("gradient_checkpointing", "gradient_checkpointing_kwargs", "pad_to_multiple_of"),
-    *("packing_strategy", "use_cache"),
+    *("packing_strategy", "use_cache", "precompute_ref_log_probs"),
 }
 """What shapes the micro-steps, and nothing of the optimizer's part."""
 
@@ -95,22 +97,6 @@ def traced_config(config: Mapping[str, Any]) -> TracedConfig:
     return TracedConfig(
         config={**config, **{name: UNTRACEABLE[name][0] for name in replaced}}, replaced=replaced
     )
-
-
-def batching_fields(config: Mapping[str, Any], global_batch: int, seed: int) -> dict[str, Any]:
-    """Fields of `training.batches.Batching` of a flat configuration."""
-    return {
-        "micro_batch": config["per_device_train_batch_size"],
-        "global_batch": global_batch,
-        "max_length": config.get("max_length"),
-        "padding_free": bool(config.get("padding_free")),
-        "packing": bool(config.get("packing")),
-        "packing_strategy": config.get("packing_strategy", "bfd"),
-        "keep_end": config.get("truncation_mode") == "keep_end",
-        "grouped": config.get("train_sampling_strategy") == "group_by_length",
-        "pad_to_multiple_of": config.get("pad_to_multiple_of"),
-        "seed": seed,
-    }
 
 
 def unique(values: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:

@@ -11,8 +11,8 @@ class MicroBatch(Message):
     """The shape of one micro-batch.
 
     Attributes:
-        lengths: tokens of each row, before padding.
-        labelled: the share of each row's tokens that count in the loss.
+        lengths: tokens of each sequence, before padding.
+        labelled: the share of each sequence's tokens that count in the loss.
     """
 
     lengths: tuple[int, ...]
@@ -24,6 +24,7 @@ class TraceRequest(Message):
     """Trace a few optimizer steps of a candidate without a device.
 
     Attributes:
+        method: of training.
         config: the flat TRL configuration, as a probe gets it.
         model_path: a model folder with a config and a tokenizer.
         layers: decoder layers to trace; None: all of them.
@@ -32,6 +33,7 @@ class TraceRequest(Message):
         last_once: the last one is not repeated: only its work is wanted, not its memory.
     """
 
+    method: str
     config: dict[str, Any]
     model_path: str
     layers: int | None
@@ -86,6 +88,7 @@ class EstimateRequest(Message):
     """Estimate the points of one path: one traced trainer, many micro-batches.
 
     Attributes:
+        method: of training.
         config: the flat TRL configuration of the path.
         model: what the cached traces depend on besides: the text of the model's config.
         layers: decoder layers of the model.
@@ -96,6 +99,7 @@ class EstimateRequest(Message):
         cache: folder for traces; None: keep none.
     """
 
+    method: str
     config: dict[str, Any]
     model_path: str
     model: str
@@ -141,7 +145,10 @@ class PointReply(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeWork(Message):
-    """The work of one micro-step of the whole model at one shape: rows of `Work`, and how often."""
+    """The work of one micro-step of the whole model at one shape: rows of `Work`, and how often.
+
+    `rows` are those of the padded batch: sequences.
+    """
 
     rows: int
     length: int

@@ -53,6 +53,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
         stack.enter_context(eager_branches())
         stack.enter_context(_recomputation_seen(tracer))
         stack.enter_context(_carried_tolist(tracer))
+        stack.enter_context(replaced(FakeTensor, "__deepcopy__", _copied))
         stack.enter_context(_grouped_mm_of_any_dtype())
         _keep_one_mode()
         if cuda is None:
@@ -72,6 +73,16 @@ def _to_dtype_only(module: Any, *args: Any, **kwargs: Any) -> Any:
             if parameter.is_floating_point() and parameter.dtype != dtype:
                 parameter.data = parameter.data.to(dtype)
     return module
+
+
+def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
+    """A copy of a fake tensor; torch's own fails on what small ones carry along (torch 2.13)."""
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = copy
+    return memo[id(tensor)]
 
 
 def _keep_one_mode() -> None:

@@ -1,7 +1,8 @@
 """A few optimizer steps of the real trainer under FakeTensorMode: every allocation, no device.
 
-The trainer is the one that probes use (`training/sft.py`): TRL's parser, TRL's trainer, the real
-collator. Only its model has no storage, and its micro-batches have the shapes that were asked for.
+The trainer is the one that probes use (`training/`): TRL's parser, TRL's trainer, the real
+collator. Only its models have no storage, and its micro-batches have the shapes that were asked
+for.
 Runs in a child only.
 """
 
@@ -25,8 +26,11 @@ from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
 from autotune.estimate.stand_ins import fake_run, replaced
 from autotune.estimate.tracer import Tracer
+from autotune.facts.row_kinds import ROW_KINDS
+from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
-from autotune.training import sft
+from autotune.training.families import family
+from autotune.training.family import Models
 
 TRACE_OVERRIDES: dict[str, Any] = {
     "use_cpu": True,  # fake tensors of the CPU stand for those of the device
@@ -45,15 +49,18 @@ def trace_steps(request: TraceRequest) -> TraceReply:
     """
     cuda = None if request.cuda is None else CudaRules(**request.cuda)
     with tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch:
-        _, training, model = sft.parse_config(trace_config(request, Path(scratch)), Path(scratch))
+        config = trace_config(request, Path(scratch))
+        _, training, model = family(request.method).parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        made = _model_of(request, training, model)
-        tracer = Tracer(made.config.get_text_config().vocab_size, cuda)
+        made = _models_of(request, training, model)
+        tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             trainer = _build(request, training, model, made, tracer)
             layers = watch_layers(tracer, _inner(trainer.model))
+            if made.reference is not None:
+                watch_layers(tracer, made.reference)
             watch = _Watch(tracer, trainer, request.micro_steps)
             stack.enter_context(chunks_watched(tracer))
             stack.enter_context(tracer)
@@ -69,20 +76,20 @@ def trace_steps(request: TraceRequest) -> TraceReply:
     )
 
 
-def _model_of(request: TraceRequest, training: Any, model: Any) -> Any:
-    """The model without storage, with as many layers as are asked for.
+def _models_of(request: TraceRequest, training: Any, model: Any) -> Models:
+    """The models without storage, with as many layers as are asked for.
 
     Raises:
         Irregular: the whole model's layers are not like those.
     """
 
-    def build() -> Any:
-        return sft.random_model(asked_probe(request), "meta", **sft.model_kwargs(training, model))
+    def build() -> Models:
+        return family(request.method).models(asked_probe(request), training, model, "meta")
 
     with _fewer_layers(request.layers):
         made = build()
     if request.layers is not None:
-        few, whole = signatures(made), signatures(build())
+        few, whole = signatures(made.policy), signatures(build().policy)
         middle = [few[ENDS]] * (len(whole) - 2 * ENDS) if len(few) == request.layers else []
         if whole != [*few[:ENDS], *middle, *few[-ENDS:]]:
             raise Irregular("the model's layers do not all have the same parameters")
@@ -91,7 +98,7 @@ def _model_of(request: TraceRequest, training: Any, model: Any) -> Any:
 
 def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
     """The flat configuration of the traced trainer."""
-    config = {**request.config, **sft.PROBE_OVERRIDES, **TRACE_OVERRIDES}
+    config = {**request.config, **family(request.method).overrides, **TRACE_OVERRIDES}
     config["gradient_accumulation_steps"] = request.accumulation
     config["output_dir"] = str(scratch)
     if config.get("fp16"):  # needs a GPU; bf16 makes tensors of the same sizes
@@ -125,7 +132,7 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
 def asked_probe(request: TraceRequest) -> ProbeRequest:
     """The trace as a probe would be asked for it."""
     return ProbeRequest(
-        method="sft",
+        method=request.method,
         config=request.config,
         environment={},
         weights="random",
@@ -152,36 +159,42 @@ def _materialize(model: Any, tracer: Tracer) -> None:
             tracer.count_as(tensor, record.WEIGHTS)
 
 
-def _build(request: TraceRequest, training: Any, model: Any, made: Any, tracer: Tracer) -> Any:
-    _materialize(made, tracer)
+def _build(request: TraceRequest, training: Any, model: Any, made: Models, tracer: Tracer) -> Any:
+    for one in made.all():
+        _materialize(one, tracer)
     with tracer:
-        trainer = sft.build_trainer(asked_probe(request), training, model, sft_rows(request), made)
+        trainer = family(request.method).trainer(
+            asked_probe(request), training, model, asked_rows(request), made
+        )
         for parameter in trainer.model.parameters():
             tracer.count_as(parameter, record.WEIGHTS)
     feed(trainer, request)
     return trainer
 
 
-def sft_rows(request: TraceRequest) -> Any:
+def asked_rows(request: TraceRequest) -> Any:
     """Rows of the asked lengths, one micro-batch behind the other."""
     from datasets import Dataset
 
+    kind = ROW_KINDS[request.method]
     rows = []
     for step, times in zip(request.steps, request.micro_steps, strict=True):
-        for length in step.lengths * times:
-            masked = length - max(round(length * step.labelled), 1)
-            ids = [3] * length
-            rows.append({"input_ids": ids, "labels": [-100] * masked + ids[masked:]})
-    return Dataset.from_list(rows)
+        rows += kind.of_lengths(step.lengths, step.labelled) * times
+    dataset = Dataset.from_list(rows)
+    if request.config.get("precompute_ref_log_probs"):
+        for column in METHODS[request.method].reference:
+            dataset = dataset.add_column(column, [0.0] * len(rows))
+    return dataset
 
 
 def feed(trainer: Any, request: TraceRequest) -> None:
     """Let the trainer's own collator form exactly the micro-batches that were asked for."""
     order, start = [], 0
     for step, times in zip(request.steps, request.micro_steps, strict=True):
+        rows = len(step.lengths) // METHODS[request.method].sequences
         for _ in range(times):
-            order.append(list(range(start, start + len(step.lengths))))
-            start += len(step.lengths)
+            order.append(list(range(start, start + rows)))
+            start += rows
 
     def loader() -> Any:
         # accelerate's own would fetch a batch ahead, into the step of another shape.

@@ -136,6 +136,7 @@ class Traces:
         self, steps: list[MicroBatch], layers: int | None, *, last_once: bool
     ) -> TraceReply:
         asked = TraceRequest(
+            method=self.request.method,
             config=self.request.config,
             model_path=self.request.model_path,
             layers=layers,

@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.estimate.profiled import peak_bytes
 from autotune.estimate.protocol import TraceRequest
-from autotune.estimate.trace import asked_probe, feed, sft_rows, trace_config
-from autotune.training import sft
+from autotune.estimate.trace import asked_probe, asked_rows, feed, trace_config
+from autotune.training.families import family
 
 
 def real_peak_bytes(request: TraceRequest) -> int:
@@ -22,9 +22,10 @@ def real_peak_bytes(request: TraceRequest) -> int:
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
         config = trace_config(request, Path(scratch))
-        _, training, model = sft.parse_config(config, Path(scratch))
+        trains = family(request.method)
+        _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = sft.build_trainer(asked_probe(request), training, model, sft_rows(request))
+        trainer = trains.trainer(asked_probe(request), training, model, asked_rows(request))
         feed(trainer, request)
         trainer.train()
         del trainer

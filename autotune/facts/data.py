@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.facts.made_text import labelled_of_lengths, pairs_of_lengths
+from autotune.facts.tokenizing import as_trained, check_rows, described, form, tokenize
+
 SAMPLE_ROWS = 20_000
 """Rows that are tokenized at most; of a larger data set a random sample of this many."""
-
-TOKENIZING_FIELDS = (
-    "dataset_text_field",
-    "completion_only_loss",
-    "assistant_only_loss",
-    "chat_template_path",
-    "eos_token",
-    "pad_token",
-    "dataset_num_proc",
-)
-"""Fields of SFTConfig that change the tokens of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +24,16 @@ class DataFacts:
     source: str
     """What `dataset_name` will be; empty where there is no data."""
     form: str
-    """`text`, `prompt-completion`, `messages`, `tokenized` or `lengths`."""
+    """`text`, `prompt-completion`, `messages`, `tokenized`, `preference` or `lengths`."""
     rows: int
     rows_measured: int
     test_rows: int
     mean_length: float
+    """Tokens of a row; of one with several sequences (pairs), of all of them."""
     quantiles: dict[str, int]
+    """Of the longest sequence of each row."""
     longest: int
-    """Longest row measured."""
+    """Longest sequence measured."""
 
     @property
     def sampled(self) -> bool:
@@ -55,9 +49,13 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
         tokenizer: of the model.
         folder: the run's data folder; also receives `raw`, the untokenized rows measured.
     """
+    method = request.method
     if request.lengths is not None:
-        rows = _rows_of_lengths(request.lengths, len(tokenizer), request.seed)
-        with_first_label(rows).save_to_disk(folder / "rows")
+        raw, rows = _of_lengths(request, tokenizer, folder / "scratch")
+        rows = described(method, rows)
+        rows.save_to_disk(folder / "rows")
+        if raw is not None:
+            raw.save_to_disk(folder / "raw")
         return _facts("", "lengths", request.lengths["rows"], rows, 0)
     splits = load_splits(request.dataset, request.dataset_config)
     if request.train_split not in splits:
@@ -70,21 +68,16 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
     raw = train
     if len(train) > SAMPLE_ROWS:
         raw = train.shuffle(seed=request.seed).select(range(SAMPLE_ROWS))
-    _check_rows(raw, request.training.get("dataset_text_field", "text"))
-    rows = tokenize(raw, tokenizer, request.training, folder / "scratch")
-    with_first_label(rows).save_to_disk(folder / "rows")
+    check_rows(method, raw, request.training.get("dataset_text_field", "text"))
+    drawn, raw = len(raw), as_trained(method, raw)
+    rows = tokenize(method, raw, tokenizer, request.training, folder / "scratch")
+    rows = described(method, rows)
+    rows.save_to_disk(folder / "rows")
     raw.save_to_disk(folder / "raw")
     test = splits.get(request.test_split)
-    return _facts(request.dataset, _form(raw), len(train), rows, len(test) if test else 0)
-
-
-def with_first_label(rows: Any) -> Any:
-    """The rows with `first_label`: where the first token stands that counts in the loss."""
-
-    def first(labels: list[int]) -> int:
-        return next((n for n, one in enumerate(labels) if n > 0 and one != -100), len(labels))
-
-    return rows.add_column("first_label", [first(labels) for labels in rows["labels"]])
+    kind = form(method, set(raw.column_names))
+    total = len(train) * len(raw) // drawn
+    return _facts(request.dataset, kind, total, rows, len(test) if test else 0)
 
 
 def load_splits(dataset: str, config: str | None) -> Any:
@@ -94,103 +87,50 @@ def load_splits(dataset: str, config: str | None) -> Any:
     return load_dataset(dataset, name=config)
 
 
-def tokenize(raw: Any, tokenizer: Any, training: dict[str, Any], scratch: Path) -> Any:
-    """Rows of `input_ids` and `labels`, untruncated, as SFTTrainer itself prepares them.
-
-    The trainer is real; the model around which it is built is a throw-away of one layer, because
-    tokenization does not depend on it.
-    """
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from trl import SFTConfig, SFTTrainer
-
-    tiny = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-    )
-    chosen = {name: training[name] for name in TOKENIZING_FIELDS if name in training}
-    arguments = SFTConfig(
-        output_dir=str(scratch),
-        max_length=None,
-        packing=False,
-        bf16=False,
-        use_cpu=True,
-        report_to="none",
-        loss_type="nll",
-        disable_tqdm=True,
-        **chosen,
-    )
-    trainer = SFTTrainer(
-        model=LlamaForCausalLM(tiny),
-        args=arguments,
-        train_dataset=raw,
-        processing_class=tokenizer,
-    )
-    return trainer.train_dataset.select_columns(["input_ids", "labels"])
-
-
-def _check_rows(rows: Any, text_field: str) -> None:
-    """Say in our words what TRL would stumble over."""
-    columns = rows.column_names
-    known = {"messages", "conversations", "prompt", "input_ids", text_field}
-    if not known & set(columns):
-        raise ValueError(
-            f"no column `{text_field}` (nor `messages`, `prompt`/`completion`, `input_ids`); the "
-            f"data has {', '.join(columns)}; `training: {{dataset_text_field: ...}}` names another"
-        )
-    for name in {text_field, "prompt", "completion"} & set(columns):
-        if None in rows[name][:]:
-            raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
-
-
-def _form(rows: Any) -> str:
-    columns = set(rows.column_names)
-    if "input_ids" in columns:
-        return "tokenized"
-    if {"prompt", "completion"} <= columns:
-        return "prompt-completion"
-    return "messages" if columns & {"messages", "conversations"} else "text"
-
-
 def _facts(source: str, form: str, total: int, rows: Any, test_rows: int) -> DataFacts:
-    lengths = sorted(row_lengths(rows))
-    if not lengths:
+    sequences = sequence_lengths(rows)
+    if not sequences:
         raise ValueError("no row is left after tokenization")
+    lengths = sorted(map(max, sequences))
     return DataFacts(
         source=source,
         form=form,
         rows=total if form == "lengths" or total > len(lengths) else len(lengths),
         rows_measured=total if form == "lengths" else len(lengths),
         test_rows=test_rows,
-        mean_length=round(sum(lengths) / len(lengths), 3),
+        mean_length=round(sum(map(sum, sequences)) / len(sequences), 3),
         quantiles={f"p{q}": lengths[(len(lengths) - 1) * q // 100] for q in (1, 10, 50, 90, 99)},
         longest=lengths[-1],
     )
 
 
-def row_lengths(rows: Any) -> list[int]:
-    """Tokens of each row."""
-    import pyarrow.compute as pc
-
-    table = rows.with_format("arrow")[:]
-    lengths: list[int] = pc.list_value_length(table.column("input_ids")).to_pylist()
+def sequence_lengths(rows: Any) -> list[list[int]]:
+    """Tokens of each sequence of each row."""
+    lengths: list[list[int]] = rows.with_format("arrow")[:].column("lengths").to_pylist()
     return lengths
 
 
-def _rows_of_lengths(lengths: dict[str, int | None], vocabulary: int, seed: int) -> Any:
-    """Random tokens in rows whose lengths have the stated quantiles."""
+def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
+    """(text to launch with, or None; tokenized rows) with the stated lengths."""
     from datasets import Dataset
 
-    generator = random.Random(seed)
+    lengths: dict[str, Any] = request.lengths
+    generator = random.Random(request.seed)
     drawn = draw_lengths(lengths, min(int(lengths["rows"] or 1), 2000))
     generator.shuffle(drawn)
-    ids = [
-        [generator.randrange(min(2, vocabulary - 1), vocabulary) for _ in range(length)]
-        for length in drawn
-    ]
-    return Dataset.from_dict({"input_ids": ids, "labels": ids})
+    if request.method == "sft":
+        ids = [
+            [generator.randrange(min(2, len(tokenizer) - 1), len(tokenizer)) for _ in range(length)]
+            for length in drawn
+        ]
+        return None, Dataset.from_dict({"input_ids": ids, "labels": ids})
+    if request.method == "kto":
+        made = labelled_of_lengths(drawn, tokenizer)
+    else:
+        others = [max(1, round(n * generator.uniform(0.6, 1.0))) for n in drawn]
+        made = pairs_of_lengths(list(zip(drawn, others, strict=True)), tokenizer)
+    raw = Dataset.from_list(made)
+    return raw, tokenize(request.method, raw, tokenizer, request.training, scratch)
 
 
 def draw_lengths(lengths: dict[str, int | None], count: int) -> list[int]:

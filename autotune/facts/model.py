@@ -46,22 +46,29 @@ def model_from_plain(data: dict[str, Any]) -> ModelFacts:
 
 
 def survey_model(
-    name: str, weights: str, folder: Path, *, revision: str | None, trust_remote_code: bool
+    name: str,
+    weights: str,
+    folder: Path,
+    *,
+    method: str,
+    revision: str | None,
+    trust_remote_code: bool,
 ) -> ModelFacts:
     """Facts of the model called `name`; a bare config becomes a model folder in `folder`.
+
+    Args:
+        method: of training, which decides what is on top of the decoder.
 
     Raises:
         OSError, ValueError: transformers cannot make a model of it (its own message says why).
     """
-    import transformers
-
     path = _local_path(name, folder, revision)
     kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision:
         kinds["revision"] = revision
-    config = transformers.AutoConfig.from_pretrained(path, **kinds)
+    config = model_config(path, method, **kinds)
     text = config.get_text_config()
-    model = build_on_meta(config)
+    model = build_on_meta(config, method)
     attention, linear = _linear_modules(model)
     return ModelFacts(
         name=name,
@@ -139,18 +146,40 @@ def _has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 
 
-def build_on_meta(config: Any) -> Any:
+def model_config(path: str, method: str, **kinds: Any) -> Any:
+    """The model's configuration, as the method's trainer has it."""
+    import transformers
+
+    if method == "reward":
+        kinds["num_labels"] = 1  # the only output is the reward
+    return transformers.AutoConfig.from_pretrained(path, **kinds)
+
+
+def build_on_meta(config: Any, method: str) -> Any:
     """The model without storage."""
     import torch
 
     with torch.device("meta"):
-        return model_class(config)._from_config(config)
+        return model_class(config, method)._from_config(config)
 
 
-def model_class(config: Any) -> Any:
-    """The class TRL would build: the config's own architecture, else the causal LM of its type."""
+def model_class(config: Any, method: str) -> Any:
+    """The class TRL would build: for a reward the sequence classifier of the config's type; else
+    the config's own architecture, or else the causal LM of its type.
+
+    Raises:
+        ValueError: transformers has no such class for this type of model.
+    """
     import transformers
 
+    if method == "reward":
+        classes = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+        if type(config) not in classes:
+            raise ValueError(
+                f"transformers has no sequence classifier for `{config.model_type}`, which a "
+                "reward model is"
+            )
+        return classes[type(config)]
     named = (config.architectures or [None])[0]
     found = getattr(transformers, named, None) if named else None
     if found is not None:
@@ -163,7 +192,7 @@ def _linear_modules(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() or getattr(model, "score", None)
     attention, linear = set(), set()
     for path, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear | Conv1D) or module is head:

@@ -12,6 +12,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.methods import METHODS, SFT
+
 LIBRARIES = (
     "torch",
     "transformers",
@@ -35,7 +37,6 @@ _CONFIG_SOURCES = {
     "transformers": (("training_args.py", "TrainingArguments"),),
     "trl": (
         ("trainer/base_config.py", "_BaseConfig"),
-        ("trainer/sft_config.py", "SFTConfig"),
         ("trainer/model_config.py", "ModelConfig"),
     ),
 }
@@ -52,11 +53,11 @@ class StackFacts:
     liger: bool
     bitsandbytes: bool
     training_fields: tuple[str, ...] = ()
-    """Fields of SFTConfig and ModelConfig in these versions."""
+    """Fields of the method's training arguments and of ModelConfig in these versions."""
 
 
-def installed() -> StackFacts:
-    """The stack as it is installed."""
+def installed(method: str = SFT.name) -> StackFacts:
+    """The stack as it is installed, with the fields of a method."""
     return StackFacts(
         python=platform.python_version(),
         versions={name: version(name) for name in LIBRARIES},
@@ -64,7 +65,7 @@ def installed() -> StackFacts:
         flash_attention_3=_has("flash_attn_interface"),
         liger=_has("liger_kernel"),
         bitsandbytes=_has("bitsandbytes"),
-        training_fields=tuple(sorted(training_fields())),
+        training_fields=tuple(sorted(training_fields(method))),
     )
 
 
@@ -81,14 +82,11 @@ def _has(module: str) -> bool:
 
 
 @functools.cache
-def training_fields() -> frozenset[str]:
-    """The fields of SFTConfig and ModelConfig in the installed versions."""
-    return frozenset(
-        field
-        for package, sources in _CONFIG_SOURCES.items()
-        for file, class_name in sources
-        for field in _fields_of(package, file, class_name)
-    )
+def training_fields(method: str = SFT.name) -> frozenset[str]:
+    """The fields of a method's training arguments and of ModelConfig in the installed versions."""
+    own = ("trl", METHODS[method].source, METHODS[method].config)
+    shared = [(package, *one) for package, some in _CONFIG_SOURCES.items() for one in some]
+    return frozenset(field for source in (own, *shared) for field in _fields_of(*source))
 
 
 def _fields_of(package: str, file: str, class_name: str) -> list[str]:

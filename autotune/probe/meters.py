@@ -21,9 +21,16 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from autotune.facts.row_kinds import Row
 from autotune.probe.processes import processor_wait_seconds
-from autotune.probe.throughput import MicroStep, Throughput, throughput
-from autotune.training.batches import Batching, Plan, Row, batch_size
+from autotune.probe.throughput import (
+    NOTHING_BEFORE,
+    Before,
+    MicroStep,
+    Throughput,
+    throughput,
+)
+from autotune.training.batches import Batching, Plan, batch_size
 
 WARM_UP_STEPS = 2
 MIN_ROUNDS, MAX_ROUNDS = 2, 8
@@ -79,8 +86,9 @@ class StepMeter(TrainerCallback):
         accumulation: int,
         progress: Progress,
         to_beat: float | None = None,
+        before: Before = NOTHING_BEFORE,
     ):
-        self._to_beat = to_beat
+        self._to_beat, self._before = to_beat, before
         self._plan, self._schedule, self._batching = plan, schedule, batching
         self._accumulation, self._progress = accumulation, progress
         # Not `is_available`: a job for the CPU must not start CUDA where there is a GPU too.
@@ -195,7 +203,12 @@ class StepMeter(TrainerCallback):
         candidate that groups rows by length was 40% off, and it was stopped though it was the best.
         """
         self.result = throughput(
-            self.steps, self.optimizer_s, self.wait_s, self._plan.sample, self._accumulation
+            self.steps,
+            self.optimizer_s,
+            self.wait_s,
+            self._plan.sample,
+            self._accumulation,
+            self._before,
         )
         self._progress.tell(
             "estimate",

@@ -91,6 +91,7 @@ class Message:
 class SurveyRequest(Message):
     """Look at the model and the data, and tokenize the rows."""
 
+    method: str
     model: str
     weights: str
     dataset: str | None
@@ -135,16 +136,11 @@ class RehearsalRequest(Message):
     raw: str
     target: str
     dataset_config: str | None
-    global_batch: int
-    micro_batch: int
-    grouped: bool
-    max_length: int | None
-    packed_to: int | None
-    padding_free: bool
+    batching: dict[str, Any]
+    """Fields of `training.batches.Batching`."""
     timed_steps: int
     eval_batch: int
     rows_total: int
-    seed: int
     make_weights: str | None
     """Model folder that needs weights before it can be launched."""
 
@@ -184,6 +180,9 @@ class Measurement(Message):
     data_wait_s: float | None = None
     tokens_per_step: float | None = None
     tokens_per_epoch: float | None = None
+    before_training_s_per_token: float | None = None
+    """What is done once before the training, for each real token of the data (the reference of DPO,
+    where it is computed beforehand); `tokens_per_s` has it spread over the whole training."""
     relative_uncertainty: float | None = None
     padding_share: float | None = None
     processor_wait_share: float | None = None

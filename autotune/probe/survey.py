@@ -44,12 +44,13 @@ def _first_lines(error: BaseException) -> str:
 
 def _check_training(request: SurveyRequest, scratch: Path) -> None:
     """Let TRL itself judge the user's fields."""
-    from autotune.training.sft import parse_config
+    from autotune.training.families import family
 
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            parse_config({"output_dir": str(scratch), "bf16": False, **request.training}, scratch)
+            config = {"output_dir": str(scratch), "bf16": False, **request.training}
+            family(request.method).parse(config, scratch)
     except SystemExit:  # argparse, which has printed why
         raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
 
@@ -61,6 +62,7 @@ def _model(request: SurveyRequest) -> Any:
         request.model,
         request.weights,
         Path(request.run_folder) / "model",
+        method=request.method,
         revision=request.training.get("model_revision"),
         trust_remote_code=bool(request.training.get("trust_remote_code", False)),
     )
@@ -90,11 +92,14 @@ def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any
 def _make_tokenizer(folder: Path, vocabulary: int) -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
     words = {"<pad>": 0, "<eos>": 1} | {f"<{n}>": n for n in range(2, vocabulary)}
+    made = Tokenizer(WordLevel(words, unk_token="<eos>"))
+    made.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<eos>")),
+        tokenizer_object=made,
         pad_token="<pad>",
         eos_token="<eos>",
     )

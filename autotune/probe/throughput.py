@@ -28,6 +28,18 @@ class MicroStep:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Before:
+    """What is done once before the training: seconds for each real token of the data, and how often
+    the training goes over the data afterwards."""
+
+    seconds_per_token: float
+    passes: float
+
+
+NOTHING_BEFORE = Before(0.0, 1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
     """What a candidate achieves. Seconds; `relative_uncertainty` None: one reading only."""
@@ -59,6 +71,7 @@ def throughput(
     wait_s: Sequence[float],
     sample: Sequence[tuple[int, int]],
     accumulation: int,
+    before: Before = NOTHING_BEFORE,
 ) -> Throughput:
     """Throughput at `accumulation` micro-steps per optimizer step.
 
@@ -68,6 +81,7 @@ def throughput(
         wait_s: waits for a micro-batch.
         sample: (tokens, padded tokens) of every micro-batch of the sample.
         accumulation: micro-steps per optimizer step of the real job.
+        before: it lowers the tokens per second, not the step time.
     """
     readings: dict[int, list[float]] = defaultdict(list)
     padded: dict[int, int] = {}
@@ -82,8 +96,9 @@ def throughput(
     optimizer, wait = median(optimizer_s), median(wait_s)
     step_time = accumulation * (micro + wait) + optimizer
     tokens_per_step = accumulation * mean(tokens for tokens, _ in sample)
+    beforehand = tokens_per_step * before.seconds_per_token / before.passes
     return Throughput(
-        tokens_per_s=tokens_per_step / step_time,
+        tokens_per_s=tokens_per_step / (step_time + beforehand),
         step_time_s=step_time,
         micro_step_time_s=micro,
         optimizer_step_time_s=optimizer,

@@ -24,6 +24,7 @@ from autotune.units import format_bytes
 
 if TYPE_CHECKING:
     from autotune.probe.meters import StepMeter
+    from autotune.probe.throughput import Before
 
 
 class Stages:
@@ -79,40 +80,52 @@ def _measure(
     import torch
 
     from autotune.probe.meters import Progress, Schedule, StepMeter
-    from autotune.training import sft
-    from autotune.training.batches import Rows, as_dataset, plan
+    from autotune.probe.throughput import Before
+    from autotune.training.batches import Rows, as_dataset, batching_of, plan
+    from autotune.training.families import family
 
     torch.set_num_threads(request.threads)
     progress = Progress(folder.progress)
     stages.enter("plan")
+    trains = family(request.method)
     accumulation = request.config["gradient_accumulation_steps"]
     # Gradients are in memory during the worst micro-batch exactly if there is one before it.
     shown = min(accumulation, 2)
     overrides = {
-        **sft.PROBE_OVERRIDES,
+        **trains.overrides,
         "gradient_accumulation_steps": shown,
         "output_dir": str(folder.scratch),
     }
-    _, training, model = sft.parse_config({**request.config, **overrides}, folder.scratch)
-    batching = sft.batching_of(request, training)
-    steps = plan(Rows(request.rows), batching, request.rows_total, sampled=request.rows_sampled)
+    _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
+    batching = batching_of(
+        request.method, request.config, global_batch=request.global_batch, seed=request.seed
+    )
+    rows = Rows(request.rows, request.method)
+    steps = plan(rows, batching, request.rows_total, sampled=request.rows_sampled)
     schedule = Schedule(steps, shown)
     training.max_steps = schedule.steps
     progress.tell("planned", micro_batches=len(schedule.order))
     stages.enter("build")
-    trainer = sft.build_trainer(request, training, model, as_dataset(schedule.batches(steps)))
-    if batching.flat and sft.rows_see_each_other(trainer):
-        raise Unsupported(
-            "without padding, the rows of a micro-batch attend to each other in this model and "
-            "attention kernel: the loss would be another one"
-        )
+    trainer = trains.trainer(request, training, model, as_dataset(schedule.batches(steps)))
+    problem = trains.problem(trainer, batching)
+    if problem is not None:
+        raise Unsupported(problem)
     progress.tell("built")
     to_beat = request.to_beat_tokens_per_s
-    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat)
+    before = Before(trains.before_training_s(trainer), passes(request))
+    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before)
     meter.attach(trainer)
     stages.enter("train")
     trainer.train()
-    return _ended(request, memory, meter, steps.tokens_per_epoch)
+    return _ended(request, memory, meter, steps.tokens_per_epoch, before)
+
+
+def passes(request: ProbeRequest) -> float:
+    """How often the whole job goes over the data."""
+    steps = int(request.config.get("max_steps") or 0)
+    if steps <= 0:
+        return float(request.config["num_train_epochs"])
+    return steps * request.global_batch / request.rows_total
 
 
 def _ended(
@@ -120,6 +133,7 @@ def _ended(
     memory: CpuMemory | CudaMemory,
     meter: "StepMeter",
     tokens_per_epoch: float,
+    before: "Before",
 ) -> Measurement:
     """What a training that came to its end took; it may have been too much."""
     assert meter.result is not None
@@ -133,6 +147,7 @@ def _ended(
         missing_bytes=beyond or None,
         micro_steps_measured=len(meter.steps),
         tokens_per_epoch=tokens_per_epoch,
+        before_training_s_per_token=before.seconds_per_token or None,
         last_loss=meter.last_loss,
         gradient_norm=meter.gradient_norm,
         processor_wait_share=meter.processor_wait_share,

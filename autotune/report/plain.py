@@ -13,6 +13,7 @@ from autotune.facts import Facts
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, counts_as_probe
 from autotune.probe.repeats import repeatability
+from autotune.report.advice import advice_plain
 from autotune.session import Result
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace
@@ -57,6 +58,7 @@ def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
                 }
                 for one in result.tried
             ],
+            "advice": None if result.advice is None else advice_plain(result.advice),
         }
     return plain
 

@@ -11,6 +11,7 @@ from autotune.estimate.estimates import Estimate
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record
 from autotune.probe.repeats import repeatability
+from autotune.report.advice import advice_lines
 from autotune.session import Result
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_label
 from autotune.space.spaces import SearchSpace
@@ -238,4 +239,6 @@ def _nothing_fits_lines(result: Result) -> list[str]:
     if result.tried and not fitting:
         tried = "; ".join(one.text for one in result.tried)
         lines.append(f"- no single change made it fit; tried: {tried}")
+    if result.advice is not None:
+        lines += advice_lines(result.advice)
     return lines

@@ -16,7 +16,8 @@ LEANER: Mapping[str, Callable[[Any], float]] = {
     "lora_r": float,
     "gradient_checkpointing": lambda value: float(not value),
     "activation_offloading": lambda value: float(not value),
-    "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, 2.0),
+    "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, float("nan")),
+    "precompute_ref_log_probs": lambda value: float(not value),
 }
 """Knobs of which a smaller figure never takes more memory, all else equal. Any other knob has to be
 the same: what it does to memory depends on the rest."""

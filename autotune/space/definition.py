@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import Problem, UserError, nearest
-from autotune.space.knobs import MICRO_BATCH, Knob, Rule
+from autotune.space.knobs import GLOBAL_BATCH, MICRO_BATCH, Knob, Rule
 from autotune.yaml_file import parse_yaml
 
 FACT_NAMES = frozenset(
@@ -30,6 +30,7 @@ FACT_NAMES = frozenset(
 
 DIVISORS = "divisors of the global batch"
 JOB_MAX_LENGTH = "the job's max_length"
+JOB_BATCH = "the job's global_batch_size"
 _KNOB_KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
 _OPERATORS = {"not", "above", "contains"}
 
@@ -131,7 +132,7 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
     unknown = entry.keys() - _KNOB_KEYS
     for key in unknown:
         report((*here, key), f"unknown key `{key}` in knob `{name}`", nearest(key, _KNOB_KEYS))
-    for key, valid in (("kind", ("speed", "recipe")), ("in", ("config", "environment"))):
+    for key, valid in (("kind", ("speed", "recipe")), ("in", ("config", "environment", "batch"))):
         if entry.get(key, valid[0] if key == "in" else None) not in valid:
             report((*here, key), f"`{key}` of `{name}` must be one of {' | '.join(valid)}")
             return None
@@ -140,7 +141,8 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
         report((*here, "values"), f"`values` of `{name}` by device must be for cpu and for cuda")
         return None
     flat = values.values() if isinstance(values, dict) else [values]
-    derived = {MICRO_BATCH: (DIVISORS,), "max_length": (JOB_MAX_LENGTH,)}.get(name, ())
+    words = {MICRO_BATCH: DIVISORS, "max_length": JOB_MAX_LENGTH, GLOBAL_BATCH: JOB_BATCH}
+    derived = (words[name],) if name in words else ()
     if not all((isinstance(one, list) and one) or one in derived for one in flat):
         report((*here, "values"), f"`values` of `{name}` must be a list that is not empty")
         return None

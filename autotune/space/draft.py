@@ -7,6 +7,7 @@ from typing import Any
 from autotune.errors import Problem, nearest
 from autotune.facts.stack import canonical_name, training_fields
 from autotune.job import Job, as_budget
+from autotune.methods import SFT
 from autotune.space.definition import SpaceDefinition
 from autotune.space.explain import as_yaml
 from autotune.space.knobs import ACCUMULATION
@@ -48,6 +49,12 @@ class Draft:
         self._data, self._lines, self._name, self._base = data, lines, name, base
         self._problems: list[Problem] = []
         self._set: set[tuple[str | int, ...]] = set()
+        self._method = SFT
+
+    @property
+    def _fields(self) -> frozenset[str]:
+        """Training fields of the job's method."""
+        return training_fields(self._method.name)
 
     def _where(self, path: tuple[str | int, ...]) -> str:
         for length in range(len(path), 0, -1):
@@ -72,7 +79,9 @@ class Draft:
             self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
             return
         head, *rest = name.split(".")
-        if head in Job.model_fields:
+        # The job's own field of that name is a word; a rate is the trainer's.
+        rate = name == "learning_rate" and not isinstance(value, str)
+        if head in Job.model_fields and not rate:
             self._set_field([head, *rest], value)
             return
         knob = canonical_name(name)
@@ -80,11 +89,11 @@ class Draft:
             self._section("fixed")[knob] = value
             self._section("recipe").pop(knob, None)
             self._set.add(("fixed", knob))
-        elif name in training_fields():
+        elif name in self._fields:
             self._section("training")[name] = value
             self._set.add(("training", name))
         else:
-            known = {*Job.model_fields, *(k.name for k in definition.knobs), *training_fields()}
+            known = {*Job.model_fields, *(k.name for k in definition.knobs), *self._fields}
             self._problems.append(
                 Problem(
                     where="--set",

@@ -10,6 +10,7 @@ from autotune.job import KnobValue
 
 MICRO_BATCH = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
+GLOBAL_BATCH = "global_batch_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Knob:
     why: str
     default: KnobValue = None
     choices: tuple[KnobValue, ...] | None = None
-    place: Literal["config", "environment"] = "config"
+    place: Literal["config", "environment", "batch"] = "config"
     only_if: Mapping[str, Any] = field(default_factory=dict)
 
 

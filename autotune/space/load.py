@@ -1,5 +1,6 @@
 """From a job file and flags to a Job: strictly, with every problem and its line at once."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError, nearest
-from autotune.facts.stack import training_fields
 from autotune.job import Job, absolute_path, exists, resolve_path
+from autotune.methods import METHODS, SFT
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
-from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
+from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, MICRO_BATCH
 from autotune.space.spaces import batch_problem
 from autotune.yaml_file import parse_yaml
 
@@ -68,12 +69,13 @@ class _Loading(Draft):
         chosen = dict(self._data)
         for text in sets:
             key, _, value = text.partition("=")
-            if key == "search_space":
+            if key in ("search_space", "method"):
                 chosen[key] = None if value == "null" else value or None
+        self._method = METHODS.get(str(chosen.get("method")), SFT)
         own = chosen.get("search_space")
         if isinstance(own, str):
             own = absolute_path(own, self._base)
-        return load_definition("sft", own if isinstance(own, str) else None)
+        return load_definition(self._method.name, own if isinstance(own, str) else None)
 
     def _check_names(self, definition: SpaceDefinition) -> None:
         knobs = {knob.name: knob for knob in definition.knobs}
@@ -91,11 +93,11 @@ class _Loading(Draft):
         for name in training:
             if name in OWNED:
                 self._report(("training", name), f"`{name}` belongs to {OWNED[name]} of the job")
-            elif name not in training_fields():
+            elif name not in self._fields:
                 self._report(
                     ("training", name),
-                    f"no field `{name}` in SFTConfig, ModelConfig or TrainingArguments",
-                    nearest(str(name), training_fields()),
+                    f"no field `{name}` in {self._method.config}, ModelConfig or TrainingArguments",
+                    nearest(str(name), self._fields),
                 )
             elif not _is_plain(training[name]):
                 self._report(
@@ -133,8 +135,9 @@ class _Loading(Draft):
                             f"`{name}` cannot be `{as_yaml(value)}`",
                             f"choose from {choices}",
                         )
-        if "max_length" in job.fixed:
-            self._report(("fixed", "max_length"), "`max_length` is a field of the job itself")
+        for name in ("max_length", GLOBAL_BATCH):
+            if name in job.fixed:
+                self._report(("fixed", name), f"`{name}` is a field of the job itself")
         if self._whole_numbers(job):
             self._check_batch(job)
         if job.tuning == "full" and "tuning" not in self._unsound:
@@ -160,8 +163,9 @@ class _Loading(Draft):
         if self._unsound & {"global_batch_size", "max_length", "recipe", "fixed", "devices"}:
             return
         told = set()
-        for length in job.recipe.get("max_length", [job.max_length]):
-            problem = batch_problem(job, length)
+        lengths = job.recipe.get("max_length", [job.max_length])
+        for batch, length in itertools.product(job.batches, lengths):
+            problem = batch_problem(job.with_batch(batch), length)
             if problem is not None and problem not in told:
                 told.add(problem)
                 section = ("fixed",) if problem.where in job.fixed else ()

@@ -1,7 +1,7 @@
-"""A candidate as the flat configuration that `trl sft --config` reads, and its environment. Pure.
+"""A candidate as the flat configuration that `trl METHOD --config` reads, and its environment.
 
-This is the one mapping from knobs to fields: the probe's child parses its result with TRL's own
-parser, and the bundle holds it as YAML. Every field that matters is explicit; nothing is `auto`.
+Pure. This is the one mapping from knobs to fields: the probe's child parses its result with TRL's
+own parser, and the bundle holds it as YAML. Every field that matters is explicit; none is `auto`.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,14 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job import Job
-from autotune.space.knobs import Candidate
+from autotune.methods import METHODS
+from autotune.space.knobs import GLOBAL_BATCH, Candidate
+from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 
-# What TRL and transformers do unless told otherwise, made explicit. The job's `training` overrides.
+# What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
+# `methods.py`. The job's `training` overrides.
 DEFAULTS: dict[str, Any] = {
-    "learning_rate": 2e-5,
     "num_train_epochs": 3.0,
     "lr_scheduler_type": "linear",
     "weight_decay": 0.0,
@@ -27,11 +29,10 @@ DEFAULTS: dict[str, Any] = {
     "save_steps": 500,
     "eval_strategy": "no",
     "report_to": "none",
-    "packing_strategy": "bfd",
-    "dataset_text_field": "text",
 }
 LORA_DEFAULTS: dict[str, Any] = {"lora_alpha": 32, "lora_dropout": 0.05}
-ENVIRONMENT_KNOBS = {"expandable_segments"}
+NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH}
+"""A setting of the environment; and what micro-batch and accumulation come to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     fields = frozenset(facts.stack.training_fields)
     config: dict[str, Any] = {
         **DEFAULTS,
+        **METHODS[job.method].defaults,
         "model_name_or_path": facts.model.path,
         "dataset_name": facts.data.source or None,
         "dataset_train_split": job.dataset_train_split,
@@ -58,12 +60,17 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         **{canonical_name(n): v for n, v in job.training.items() if v is not None},
         **_knob_fields(candidate),
     }
+    moved = scaling(job, candidate)
+    if moved is not None and moved.applied:
+        config["learning_rate"] = moved.proposed
     if job.dataset_config is not None:
         config["dataset_config"] = job.dataset_config
     # An evaluation must not need more than a micro-step does.
     config.setdefault("per_device_eval_batch_size", candidate.micro_batch)
     if job.tuning == "lora":
         config = {**LORA_DEFAULTS, **config, "use_peft": True}
+        if job.method == "reward":  # else the new head on top would not be trained
+            config.setdefault("lora_task_type", "SEQ_CLS")
         config["lora_target_modules"] = _target_modules(candidate, facts)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
@@ -75,7 +82,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
 
 
 def _knob_fields(candidate: Candidate) -> dict[str, Any]:
-    return {n: v for n, v in candidate.knobs.items() if n not in ENVIRONMENT_KNOBS}
+    return {n: v for n, v in candidate.knobs.items() if n not in NOT_IN_THE_CONFIG}
 
 
 def _precision(job: Job, facts: Facts) -> dict[str, bool]:

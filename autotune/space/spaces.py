@@ -14,8 +14,16 @@ from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
 from autotune.space.batch import accumulation, micro_batches, nearest_token_batches, nearest_values
-from autotune.space.definition import DIVISORS, JOB_MAX_LENGTH, SpaceDefinition
-from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, Knob, Rule, condition_holds
+from autotune.space.definition import DIVISORS, JOB_BATCH, JOB_MAX_LENGTH, SpaceDefinition
+from autotune.space.knobs import (
+    ACCUMULATION,
+    GLOBAL_BATCH,
+    MICRO_BATCH,
+    Candidate,
+    Knob,
+    Rule,
+    condition_holds,
+)
 from autotune.space.precision import resolve_precision
 
 
@@ -126,10 +134,17 @@ def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
     values: Any = knob.values[device_kind] if isinstance(knob.values, dict) else knob.values
     if values == DIVISORS:
         lengths = job.recipe.get("max_length", [job.max_length])
-        sizes = {job.batch_sequences(n) for n in lengths if n is None or isinstance(n, int)}
+        sizes = {
+            job.with_batch(batch).batch_sequences(n)
+            for batch in job.batches
+            for n in lengths
+            if n is None or isinstance(n, int)
+        }
         values = sorted({m for s in sizes if s for m in micro_batches(s, job.devices.count)})
     elif values == JOB_MAX_LENGTH:
         values = [job.max_length]
+    elif values == JOB_BATCH:
+        values = [job.global_batch_size]
     default = values[0] if knob.default is None and values else knob.default
     if knob.name in job.fixed:
         values = [job.fixed[knob.name]]
@@ -150,7 +165,8 @@ def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
 def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
     """A pinned micro-batch or a batch in tokens that cannot be exact is refused here."""
     lengths = next((k.values for k in knobs if k.name == "max_length"), (job.max_length,))
-    problems = [p for length in lengths if (p := batch_problem(job, length)) is not None]
+    asked = [(job.with_batch(batch), length) for batch in job.batches for length in lengths]
+    problems = [p for one, length in asked if (p := batch_problem(one, length)) is not None]
     if problems:
         raise UserError(*problems)
 
@@ -238,7 +254,8 @@ class _Enumeration:
         length, micro = values.get("max_length", self._job.max_length), values[MICRO_BATCH]
         assert length is None or isinstance(length, int)
         assert isinstance(micro, int)
-        sequences = self._job.batch_sequences(length)
+        batch = values.get(GLOBAL_BATCH, self._job.global_batch_size)
+        sequences = self._job.with_batch(batch).batch_sequences(length)
         count = accumulation(sequences, self._job.devices.count, micro) if sequences else None
         pinned = self._job.fixed.get(ACCUMULATION)
         if count is None:

@@ -8,9 +8,13 @@ whole data together, or the fullest packed ones. Pure, but for `Rows`.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
+
+from autotune.facts.row_kinds import ROW_KINDS, Row, RowKind
+from autotune.methods import METHODS
 
 SAMPLE_ROWS = 256
 TIMED_ROWS = 16
@@ -18,13 +22,12 @@ MIN_TIMED, MAX_TIMED = 4, 16
 MEGA_BATCH = 50
 """Global batches that transformers' LengthGroupedSampler sorts together (at most)."""
 
-Row = dict[str, list[int]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How a candidate makes micro-batches."""
+    """How a candidate makes micro-batches. `max_length` counts the tokens of a sequence."""
 
+    method: str
     micro_batch: int
     global_batch: int
     max_length: int | None
@@ -37,6 +40,11 @@ class Batching:
     seed: int
 
     @property
+    def kind(self) -> RowKind:
+        """What a row is to the trainer."""
+        return ROW_KINDS[self.method]
+
+    @property
     def cut_to(self) -> int | None:
         """Length to which rows are cut; some ways of packing keep what is beyond it."""
         keeps_all = self.packing and self.packing_strategy != "bfd"
@@ -46,6 +54,25 @@ class Batching:
     def flat(self) -> bool:
         """Whether the collator lays the rows of a micro-batch one behind the other."""
         return self.padding_free or (self.packing and self.packing_strategy != "wrapped")
+
+
+def batching_of(
+    method: str, config: Mapping[str, Any], *, global_batch: int, seed: int
+) -> Batching:
+    """How the trainer of a flat configuration makes micro-batches."""
+    return Batching(
+        method=method,
+        micro_batch=config["per_device_train_batch_size"],
+        global_batch=global_batch,
+        max_length=config.get("max_length"),
+        padding_free=bool(config.get("padding_free")),
+        packing=bool(config.get("packing")),
+        packing_strategy=config.get("packing_strategy", "bfd"),
+        keep_end=config.get("truncation_mode") == "keep_end",
+        grouped=config.get("train_sampling_strategy") == "group_by_length",
+        pad_to_multiple_of=config.get("pad_to_multiple_of"),
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +99,14 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
         sampled: whether longer rows than the longest measured may exist; then the worst
             micro-batch is made as long as `max_length` allows.
     """
-    usable = rows.usable(batching.cut_to, batching.keep_end)
+    usable = rows.usable(batching)
     if not usable:
         raise ValueError(
             f"no token is left to learn from once rows are cut to max_length={batching.max_length}"
         )
-    lengths = [rows.lengths[index] for index in usable]
+    lengths = [rows.longest[index] for index in usable]
     chosen = spread_over_lengths(lengths, _sample_size(lengths, batching))
-    sample = [cut(rows[usable[n]], batching.cut_to, batching.keep_end) for n in chosen]
+    sample = [_cut(rows[usable[n]], batching) for n in chosen]
     if batching.packing:
         sample = rows.pack(sample, batching)
     random.Random(batching.seed).shuffle(sample)
@@ -95,7 +122,7 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
         sample=sizes,
         tokens_per_epoch=rows_total
         * (len(usable) / len(rows.lengths))
-        * _mean_cut_length(lengths, batching.cut_to),
+        * fmean(sum(cut_lengths(rows.lengths[index], batching.cut_to)) for index in usable),
     )
 
 
@@ -104,13 +131,13 @@ def _sample_size(lengths: Sequence[int], batching: Batching) -> int:
     wanted = max(SAMPLE_ROWS, 2 * batching.micro_batch)
     if batching.packing and batching.max_length is not None:
         tokens = MIN_TIMED * batching.micro_batch * batching.max_length
-        wanted = max(wanted, math.ceil(tokens / _mean_cut_length(lengths, batching.cut_to)))
+        wanted = max(wanted, math.ceil(tokens / fmean(cut_lengths(lengths, batching.cut_to))))
     return wanted
 
 
-def _mean_cut_length(lengths: Sequence[int], max_length: int | None) -> float:
-    cut_lengths = [min(n, max_length or n) for n in lengths]
-    return sum(cut_lengths) / len(cut_lengths)
+def cut_lengths(lengths: Sequence[int], cut_to: int | None) -> list[int]:
+    """The lengths after truncation."""
+    return [min(length, cut_to or length) for length in lengths]
 
 
 def spread_over_lengths(lengths: Sequence[int], count: int) -> list[int]:
@@ -121,10 +148,14 @@ def spread_over_lengths(lengths: Sequence[int], count: int) -> list[int]:
     return [ranked[int((n + 0.5) * len(ranked) / count)] for n in range(count)]
 
 
-def cut(row: Row, max_length: int | None, keep_end: bool = False) -> Row:
-    """A row truncated as SFTTrainer does it."""
-    kept = slice(-max_length, None) if keep_end and max_length else slice(None, max_length)
-    return {name: values[kept] for name, values in row.items()}
+def _cut(row: Row, batching: Batching) -> Row:
+    return batching.kind.cut(row, batching.cut_to, batching.keep_end)
+
+
+def sequence_lengths(batch: Sequence[Row], batching: Batching) -> list[int]:
+    """Tokens of each sequence that the collator makes of these rows."""
+    lengths = [length for row in batch for length in batching.kind.lengths(row)]
+    return cut_lengths(lengths, batching.cut_to)
 
 
 def grouped_by_length(sample: list[Row], global_batch: int, rows_total: int) -> list[Row]:
@@ -142,7 +173,7 @@ def grouped_by_length(sample: list[Row], global_batch: int, rows_total: int) -> 
 
 def batch_size(batch: Sequence[Row], batching: Batching) -> tuple[int, int]:
     """(tokens, tokens with padding) of a micro-batch as the collator forms it."""
-    lengths = [len(row["input_ids"]) for row in batch]
+    lengths = sequence_lengths(batch, batching)
     if batching.flat:
         padded, rows = sum(lengths), 1
     else:
@@ -164,17 +195,17 @@ def worst_micro_batch(
     rows: "Rows", usable: Sequence[int], batching: Batching, *, sampled: bool
 ) -> list[Row]:
     """The micro-batch that takes most memory among all the data can form."""
-    longest = sorted(usable, key=lambda index: (-rows.lengths[index], index))
+    longest = sorted(usable, key=lambda index: (-rows.longest[index], index))
     count = batching.micro_batch
     picked = [
-        cut(rows[index], batching.cut_to, batching.keep_end)
+        _cut(rows[index], batching)
         for index in longest[: max(count, SAMPLE_ROWS if batching.packing else count)]
     ]
     if batching.packing:
         picked = sorted(rows.pack(picked, batching), key=lambda row: -len(row["input_ids"]))
-        picked = [_lengthen(row, batching.max_length) for row in picked]
+        picked = [_lengthen(row, batching) for row in picked]
     elif sampled:
-        picked = [_lengthen(row, batching.max_length) for row in picked]
+        picked = [_lengthen(row, batching) for row in picked]
     return _repeat(picked, count)
 
 
@@ -182,48 +213,43 @@ def _repeat(rows: list[Row], count: int) -> list[Row]:
     return [rows[index % len(rows)] for index in range(count)]
 
 
-def _lengthen(row: Row, length: int | None) -> Row:
-    """The row repeated up to `length`: as long as an unseen row, or as full as a pack, can be."""
-    have = len(row["input_ids"])
-    if length is None or have >= length:
+def _lengthen(row: Row, batching: Batching) -> Row:
+    """As long as an unseen row, or as full as a pack, can be."""
+    if batching.max_length is None:
         return row
-    times = -(-length // have)
-    grown: Row = {
-        name: (row[name] * times)[:length] for name in ("input_ids", "labels") if name in row
-    }
-    if "seq_lengths" in row:
-        grown["seq_lengths"] = [*row["seq_lengths"], length - have]
-    return grown
+    return batching.kind.lengthened(row, batching.max_length)
 
 
 class Rows:
-    """The run's tokenized rows, read from disk as needed."""
+    """The run's tokenized rows, read from disk as needed.
 
-    def __init__(self, folder: str):
+    Attributes:
+        lengths: tokens of each sequence of each row, before truncation.
+        longest: of these the longest of each row.
+    """
+
+    def __init__(self, folder: str, method: str):
         from datasets import load_from_disk
 
-        from autotune.facts.data import row_lengths
+        from autotune.facts.data import sequence_lengths
 
         dataset = load_from_disk(folder)
-        self.lengths = row_lengths(dataset)
+        self.lengths = sequence_lengths(dataset)
+        self.longest = [max(lengths) for lengths in self.lengths]
         self._first_label: list[int] = dataset["first_label"][:]
-        self._dataset = dataset.select_columns(["input_ids", "labels"])
+        self._dataset = dataset.select_columns(list(METHODS[method].columns))
 
     def __getitem__(self, index: int) -> Row:
         row: Row = self._dataset[index]
         return row
 
-    def usable(self, cut_to: int | None, keep_end: bool = False) -> list[int]:
-        """Rows with something left to learn after the cut: TRL drops the others.
-
-        The first token of a row is predicted by nothing, so a label on it alone does not count.
-        """
-        if cut_to is None or keep_end:
-            cut_to = max(self.lengths, default=0)
+    def usable(self, batching: Batching) -> list[int]:
+        """Rows with something left to learn after the cut: TRL drops the others."""
+        kind, cut_to = batching.kind, batching.cut_to
         return [
             index
             for index, first in enumerate(self._first_label)
-            if first < min(cut_to, self.lengths[index])
+            if kind.usable(self.lengths[index], first, cut_to, batching.keep_end)
         ]
 
     def pack(self, rows: list[Row], batching: Batching) -> list[Row]:

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from autotune.methods import METHODS
 from autotune.probe.protocol import (
     UNTIMED_STEPS,
     ProbeFolder,
@@ -17,65 +18,76 @@ from autotune.probe.protocol import (
     read_json,
     write_json,
 )
-from autotune.training.batches import Rows, grouped_by_length, spread_over_lengths
+from autotune.training.batches import (
+    Batching,
+    Rows,
+    cut_lengths,
+    grouped_by_length,
+    spread_over_lengths,
+)
 
 
 def rehearsal(path: Path) -> None:
     """Write the data of `path/request.json` and, where there are none, random weights."""
     folder = ProbeFolder(path=path)
     request = RehearsalRequest.from_plain(read_json(folder.request) or {})
-    rows = Rows(request.rows)
-    source = _source(request)
-    order, test = _order(request, rows)
+    batching = Batching(**request.batching)
+    rows = Rows(request.rows, batching.method)
+    source = _source(request, batching.method)
+    order, test = _order(request, batching, rows)
     target = Path(request.target)
     target.mkdir(parents=True, exist_ok=True)
     for split, indices in (("train", order), ("test", test)):
         source.select(indices).to_json(target / f"{split}.jsonl")
     (target / "README.md").write_text(_card(request.dataset_config), encoding="utf-8")
-    _make_weights(request)
-    lengths = [min(rows.lengths[n], request.max_length or rows.lengths[n]) for n in order]
-    write_json(folder.reply, {"timed": _timed_sizes(request, lengths)})
+    _make_weights(request, batching.method)
+    write_json(folder.reply, {"timed": _timed_sizes(batching, rows, order)})
 
 
-def _timed_sizes(request: RehearsalRequest, lengths: list[int]) -> list[int] | None:
+def _timed_sizes(batching: Batching, rows: Rows, order: list[int]) -> list[int] | None:
     """Tokens with padding of each timed micro-batch; None where packing decides it."""
-    if request.packed_to is not None:
+    if batching.packing:
         return None
-    micro, start = request.micro_batch, UNTIMED_STEPS * request.global_batch
-    batches = [lengths[n : n + micro] for n in range(start, len(lengths), micro)]
-    return [sum(batch) if request.padding_free else micro * max(batch) for batch in batches]
+    sizes, micro = [], batching.micro_batch
+    for start in range(UNTIMED_STEPS * batching.global_batch, len(order), micro):
+        every = [n for index in order[start : start + micro] for n in rows.lengths[index]]
+        lengths = cut_lengths(every, batching.max_length)
+        sizes.append(sum(lengths) if batching.padding_free else len(lengths) * max(lengths))
+    return sizes
 
 
-def _source(request: RehearsalRequest) -> Any:
+def _source(request: RehearsalRequest, method: str) -> Any:
     from datasets import load_from_disk
 
     if Path(request.raw).is_dir():
         return load_from_disk(request.raw)
-    return load_from_disk(request.rows).select_columns(["input_ids", "labels"])
+    return load_from_disk(request.rows).select_columns(list(METHODS[method].columns))
 
 
-def _order(request: RehearsalRequest, rows: Rows) -> tuple[list[int], list[int]]:
+def _order(
+    request: RehearsalRequest, batching: Batching, rows: Rows
+) -> tuple[list[int], list[int]]:
     """(row indices of all steps in order, row indices of the evaluation)."""
-    size, micro = request.global_batch, request.micro_batch
-    usable = rows.usable(request.max_length) or list(range(len(rows.lengths)))
-    lengths = [rows.lengths[index] for index in usable]
-    longest = sorted(usable, key=lambda index: -rows.lengths[index])
+    size, micro = batching.global_batch, batching.micro_batch
+    usable = rows.usable(batching) or list(range(len(rows.lengths)))
+    lengths = [rows.longest[index] for index in usable]
+    longest = sorted(usable, key=lambda index: -rows.longest[index])
 
     def spread(count: int) -> list[int]:
         return [usable[n] for n in spread_over_lengths(lengths, count)]
 
     worst = _fill(longest, micro)
     test = _fill(longest, max(request.eval_batch, 4))
-    if request.packed_to is not None:
-        mean = sum(min(n, request.packed_to) for n in lengths) / len(lengths)
+    if batching.packing and batching.max_length is not None:
+        mean = sum(cut_lengths(lengths, batching.max_length)) / len(lengths)
         steps = UNTIMED_STEPS + request.timed_steps
-        needed = int(1.2 * steps * size * request.packed_to / mean)
+        needed = int(1.2 * steps * size * batching.max_length / mean)
         return _fill(spread(needed), needed), test
     count = request.timed_steps * size
     timed = _fill(spread(count), count)
-    random.Random(request.seed).shuffle(timed)
-    if request.grouped:
-        keyed = [{"input_ids": [0] * rows.lengths[i], "index": [i]} for i in timed]
+    random.Random(batching.seed).shuffle(timed)
+    if batching.grouped:
+        keyed = [{"input_ids": [0] * rows.longest[i], "index": [i]} for i in timed]
         timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
     warm = _fill(spread(size), size)
     return [*warm, *warm[: size - micro], *worst, *timed], test
@@ -94,13 +106,11 @@ def _card(config: str | None) -> str:
     )
 
 
-def _make_weights(request: RehearsalRequest) -> None:
+def _make_weights(request: RehearsalRequest, method: str) -> None:
     """Random weights for a model folder of ours that has none."""
     if request.make_weights is None:
         return
-    import transformers
+    from autotune.facts.model import model_class, model_config
 
-    from autotune.facts.model import model_class
-
-    config = transformers.AutoConfig.from_pretrained(request.make_weights)
-    model_class(config)._from_config(config).save_pretrained(request.make_weights)
+    config = model_config(request.make_weights, method)
+    model_class(config, method)._from_config(config).save_pretrained(request.make_weights)

@@ -20,6 +20,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora-and-head": {"lora_r": 8, "lora_dropout": 0.0, "lora_modules_to_save": ["lm_head"]},
     "dora-attention": {"lora_r": 8, "lora_dropout": 0.0, "use_dora": True},
 }
+TRAININGS: dict[str, dict[str, Any]] = {
+    "sft": {},
+    "reward": {},
+    "dpo": {},
+    "dpo, reference before": {"precompute_ref_log_probs": True},
+    "kto": {},
+    "kto, reference before": {"precompute_ref_log_probs": True},
+}
+"""TRL's trainers; those of pairs take the first half of a shape's rows as the chosen ones."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch_fused": {"optim": "adamw_torch_fused"},
     "adamw_torch": {"optim": "adamw_torch"},
@@ -66,6 +75,7 @@ class Case:
     """One combination: a level of each factor."""
 
     model: str
+    training: str = "sft"
     method: str = "full"
     dtype: str = "float32"
     bf16: bool = False
@@ -80,8 +90,9 @@ class Case:
     @property
     def name(self) -> str:
         """All levels, as one line."""
+        training = "" if self.training == "sft" else f"{self.training}: "
         return (
-            f"{self.model} {self.method} {self.dtype}{'+bf16' if self.bf16 else ''} "
+            f"{training}{self.model} {self.method} {self.dtype}{'+bf16' if self.bf16 else ''} "
             f"checkpointing-{self.checkpointing} {self.loss} {self.optimizer} {self.attention} "
             f"{self.layout} {self.shape} labelled-{self.labelled:g}"
         )
@@ -99,12 +110,14 @@ class Case:
             "per_device_train_batch_size": len(SHAPES[self.shape][0]),
             "dtype": self.dtype,
             "bf16": self.bf16,
-            "loss_type": self.loss,
             "attn_implementation": self.attention,
             "gradient_checkpointing": self.checkpointing != "off",
             **OPTIMIZERS[self.optimizer],
             **LAYOUTS[self.layout],
+            **TRAININGS[self.training],
         }
+        if self.training == "sft":
+            config["loss_type"] = self.loss
         if self.checkpointing != "off":
             reentrant = self.checkpointing == "reentrant"
             config["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
@@ -114,6 +127,8 @@ class Case:
             everything = self.method.startswith("lora-all")
             modules = ["all-linear"] if everything else attention_modules(self.model)
             config |= {"use_peft": True, "lora_target_modules": modules}
+            if self.training == "reward":
+                config["lora_task_type"] = "SEQ_CLS"
         return {**config, **METHODS[self.method]}
 
     def request(self, model_path: Path) -> TraceRequest:
@@ -122,6 +137,7 @@ class Case:
             MicroBatch(lengths=lengths, labelled=self.labelled) for lengths in SHAPES[self.shape]
         ]
         return TraceRequest(
+            method=self.training.split(",")[0],
             config=self.config(),
             model_path=str(model_path),
             layers=None,

@@ -68,14 +68,14 @@ def write_rows(case: Case, folder: Path) -> Path:
     """The data, tokenized."""
     from datasets import Dataset
 
-    from autotune.facts.data import with_first_label
+    from autotune.facts.tokenizing import described
 
     rows = []
     for length in case.lengths():
         masked = length - max(round(length * case.labelled), 1)
         ids = [3] * length
         rows.append({"input_ids": ids, "labels": [-100] * masked + ids[masked:]})
-    with_first_label(Dataset.from_list(rows)).save_to_disk(folder)
+    described("sft", Dataset.from_list(rows)).save_to_disk(folder)
     return folder
 
 
@@ -84,6 +84,7 @@ def estimate_request(case: Case, model_path: str, rows: Path) -> EstimateRequest
     points = [point_of(case, case.rows, expandable=expandable) for expandable in (False, True)]
     points += [point_of(case, case.rows - n, expandable=False) for n in range(1, NEIGHBOURS)]
     return EstimateRequest(
+        method="sft",
         config=case.config(),
         model_path=model_path,
         model=case.model,
@@ -103,6 +104,7 @@ def estimate_request(case: Case, model_path: str, rows: Path) -> EstimateRequest
 def point_of(case: Case, micro_batch: int, *, expandable: bool) -> Point:
     """The case with this many rows a micro-batch."""
     batching = {
+        "method": "sft",
         "micro_batch": micro_batch,
         "global_batch": micro_batch * case.accumulation,
         "max_length": LONGEST,
@@ -129,13 +131,14 @@ def whole_trace(
     from autotune.estimate.trace import trace_steps
 
     batching = Batching(**request.points[0].batching)
-    rows = plan(Rows(request.rows), batching, request.rows_total, sampled=False).worst
+    rows = plan(Rows(request.rows, "sft"), batching, request.rows_total, sampled=False).worst
     worst = shapes.Worst(
         lengths=tuple(len(row["input_ids"]) for row in rows),
         labelled=sum(label != -100 for row in rows for label in row["labels"][1:]),
         flat=case.flat,
     )
     asked = TraceRequest(
+        method="sft",
         config={**request.config, "optim": case.optimizer},
         model_path=request.model_path,
         layers=None,

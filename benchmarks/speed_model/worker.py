@@ -22,22 +22,24 @@ def trace(path: Path) -> None:
     from trl.trainer import sft_trainer
 
     from autotune.estimate.trace import trace_steps
-    from autotune.training import sft
-    from autotune.training.batches import Rows, plan
+    from autotune.training.batches import Rows, batching_of, plan
 
     torch.set_num_threads(1)
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     began = time.perf_counter()
-    config = {**request.config, **sft.PROBE_OVERRIDES, "output_dir": str(folder.scratch)}
-    _, training, _ = sft.parse_config(config, folder.scratch)
-    batching = sft.batching_of(request, training)
-    planned = plan(Rows(request.rows), batching, request.rows_total, sampled=request.rows_sampled)
+    batching = batching_of(
+        "sft", request.config, global_batch=request.global_batch, seed=request.seed
+    )
+    planned = plan(
+        Rows(request.rows, "sft"), batching, request.rows_total, sampled=request.rows_sampled
+    )
     rows = 1 if batching.flat else batching.micro_batch
     lengths = sorted(padded // rows for _, padded in planned.sample)
     chosen = sorted({lengths[round(share * (len(lengths) - 1))] for share in TRACED})
     steps = [micro_batch(n, batching.micro_batch, flat=batching.flat) for n in chosen]
     asked = TraceRequest(
+        method="sft",
         config=request.config,
         model_path=request.model_path,
         layers=None,

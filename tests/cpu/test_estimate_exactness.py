@@ -33,6 +33,14 @@ CASES = (
     Case(model="phi3", method="lora-all-16", checkpointing="on", labelled=0.05),
     Case(model="gpt2", dtype="bfloat16", optimizer="adamw_torch", shape="1x17"),
     Case(model="mixtral", method="lora-all-16", bf16=True, shape="2 uneven"),
+    Case(model="qwen2", training="reward", shape="4 uneven", checkpointing="on"),
+    Case(model="llama", training="reward", method="lora-all-8", dtype="bfloat16"),
+    Case(model="qwen3", training="dpo", shape="4 uneven", labelled=0.4, checkpointing="on"),
+    Case(model="llama", training="dpo", method="lora-all-16", shape="growing"),
+    Case(model="gpt2", training="dpo, reference before", optimizer="adamw-accumulated"),
+    Case(model="qwen2-untied", training="kto", shape="4 uneven", labelled=0.4),
+    Case(model="llama", training="kto", method="lora-all-8", checkpointing="on", shape="4x96"),
+    Case(model="qwen2", training="kto, reference before", shape="growing"),
 )
 
 

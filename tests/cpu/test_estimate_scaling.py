@@ -3,10 +3,12 @@
 A child does both, as a plan's does; the model has nine layers, so that four of them are copies.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclasses
 from pathlib import Path
 from typing import Any
 
+import dataclass
+import field
 import pytest
 
 from autotune.probe.ending import Limits
@@ -82,6 +84,7 @@ def compare(path: Path) -> None:
     worst = MicroBatch(lengths=tuple(reversed(case.lengths()[-case.rows :])))
     truth = trace_steps(
         TraceRequest(
+            method="sft",
             config={**case.config, "optim": case.optim or case.config["optim"]},
             model_path=asked["model"],
             layers=None,
@@ -109,22 +112,27 @@ def write_rows(case: Case, folder: Path) -> str:
     """The data, tokenized."""
     from datasets import Dataset
 
-    from autotune.facts.data import with_first_label
+    from autotune.facts.tokenizing import described
 
     rows = [{"input_ids": [3] * n, "labels": [3] * n} for n in case.lengths()]
-    with_first_label(Dataset.from_list(rows)).save_to_disk(folder)
+    described("sft", Dataset.from_list(rows)).save_to_disk(folder)
     return str(folder)
 
 
 def estimate_request(case: Case, model: str, rows: str) -> Any:
     """The case on fixed and on expandable segments, and neighbours to be scaled to as well."""
-    from autotune.estimate.paths import batching_fields
     from autotune.estimate.protocol import EstimateRequest, Point
+    from autotune.training.batches import batching_of
 
     points = [
         Point(
-            batching=batching_fields(
-                {**case.config, "per_device_train_batch_size": case.rows - fewer}, 64, 0
+            batching=dataclasses.asdict(
+                batching_of(
+                    "sft",
+                    {**case.config, "per_device_train_batch_size": case.rows - fewer},
+                    global_batch=64,
+                    seed=0,
+                )
             ),
             accumulates=case.accumulation > 1,
             expandable_segments=expandable,
@@ -133,6 +141,7 @@ def estimate_request(case: Case, model: str, rows: str) -> Any:
         for fewer, expandable in ((0, False), (0, True), (1, False), (2, False))
     ]
     return EstimateRequest(
+        method="sft",
         config=case.config,
         model_path=model,
         model="tiny",

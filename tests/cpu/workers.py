@@ -10,18 +10,19 @@ def one_step(path: Path) -> None:
     """One optimizer step of a candidate on its first rows; what it did to the weights."""
     import torch
 
-    from autotune.training import sft
     from autotune.training.batches import Rows, as_dataset
+    from autotune.training.families import family
 
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     torch.set_num_threads(1)
-    overrides = {**sft.PROBE_OVERRIDES, "output_dir": str(folder.scratch), "max_steps": 1}
-    _, training, model = sft.parse_config({**request.config, **overrides}, folder.scratch)
-    rows = Rows(request.rows)
+    trains = family(request.method)
+    overrides = {**trains.overrides, "output_dir": str(folder.scratch), "max_steps": 1}
+    _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
+    rows = Rows(request.rows, request.method)
     batch: list[Any] = [rows[index] for index in range(request.global_batch)]
     torch.manual_seed(0)
-    trainer = sft.build_trainer(request, training, model, as_dataset([batch]))
+    trainer = trains.trainer(request, training, model, as_dataset([batch]))
     before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
     trainer.train()
     after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]

@@ -8,7 +8,9 @@ from bundle_facts import MIB, make_facts
 
 from autotune.emit.bundle import bundle_files
 from autotune.facts import Facts
+from autotune.facts.stack import training_fields
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.probe.protocol import Measurement
 from autotune.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate
@@ -42,8 +44,14 @@ class Case:
             verification=self.verification,
         )
 
-    def with_fields(self, fields: frozenset[str]) -> "Case":
-        """The case on a stack that has these training fields."""
+    @property
+    def config(self) -> str:
+        """The file that TRL reads."""
+        return self.files()[METHODS[self.job.method].config_file]
+
+    def installed(self) -> "Case":
+        """The case on the stack that is installed."""
+        fields = training_fields(self.job.method)
         stack = replace(self.facts.stack, training_fields=tuple(sorted(fields)))
         return replace(self, facts=replace(self.facts, stack=stack))
 
@@ -163,10 +171,41 @@ def _nasty_paths() -> Case:
     )
 
 
+def _preference(method: str, tuning: str, **values: Any) -> Case:
+    """Of the knobs those that the method's trainer has."""
+    full = _candidate(**values)
+    knobs = {k: v for k, v in full.values.items() if k not in _SFT_ALONE}
+    chosen = Candidate(values={**knobs, **values}, gradient_accumulation_steps=4)
+    job = {"model": "/models/small", "dataset": "/data/pairs", "method": method, "tuning": tuning}
+    return Case(
+        recommendation=_recommendation(chosen),
+        job=Job.model_validate(job),
+        facts=make_facts(source="/data/pairs"),
+    )
+
+
+_SFT_ALONE = ("loss_type", "padding_free", "train_sampling_strategy")
+
+
+def _reward() -> Case:
+    return _preference("reward", "lora", lora_r=8, lora_target_modules="attention")
+
+
+def _dpo() -> Case:
+    return _preference("dpo", "full", precompute_ref_log_probs=True)
+
+
+def _kto() -> Case:
+    return _preference("kto", "full", precompute_ref_log_probs=False, loss_type="kto")
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "cpu_full": _cpu_full,
     "cpu_lora": _cpu_lora,
     "cuda_bf16": _cuda_bf16,
     "no_data": _no_data,
     "nasty_paths": _nasty_paths,
+    "reward": _reward,
+    "dpo": _dpo,
+    "kto": _kto,
 }

@@ -6,7 +6,8 @@ import pytest
 from bundle_cases import CASES
 from record import RECORDED
 
-from autotune.emit.sft_config import sft_config
+from autotune.emit.trainer_config import trainer_config
+from autotune.methods import SFT
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,4 +76,4 @@ def test_another_candidate_gives_other_bytes():
 
 def test_a_value_that_is_used_twice_is_written_twice():
     shared = ["x"]
-    assert "&" not in sft_config({"one": shared, "two": shared})
+    assert "&" not in trainer_config({"one": shared, "two": shared}, SFT)

@@ -9,6 +9,7 @@ import yaml
 from bundle_cases import CASES
 
 from autotune.facts.stack import RENAMED, field_name, training_fields
+from autotune.methods import METHODS
 from autotune.space.settings import settings
 
 CPU = [name for name in CASES if name != "cuda_bf16"]
@@ -26,29 +27,28 @@ CUSTOM_TRAINING = {
 
 @pytest.fixture(scope="module")
 def trl():
-    """TRL's parser and what `trl sft` parses, imported once."""
+    """TRL, imported once."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import trl
-        from trl.scripts.utils import DatasetMixtureConfig
-    kinds = (trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig, DatasetMixtureConfig)
-    return trl.TrlParser, kinds
+    return trl
 
 
-def parsed(trl, text, folder):
-    """Every field that TRL makes of a configuration."""
-    parser, kinds = trl
-    file = folder / "sft_config.yaml"
+def parsed(trl, text, folder, method="sft"):
+    """Every field that `trl METHOD` makes of a configuration."""
+    file = folder / "config.yaml"
     file.write_text(text, encoding="utf-8")
     arguments = ["--config", str(file)]
-    read = parser(kinds).parse_args_and_config(arguments, fail_with_unknown_args=True)
+    own = getattr(trl, METHODS[method].config)
+    kinds = (trl.ScriptArguments, own, trl.ModelConfig, trl.DatasetMixtureConfig)
+    read = trl.TrlParser(kinds).parse_args_and_config(arguments, fail_with_unknown_args=True)
     return {one.name: getattr(part, one.name) for part in read for one in fields(part)}
 
 
 def emitted(name, **training):
     """The case on the installed stack, and the flat configuration it was rendered from."""
-    case = CASES[name]().with_fields(training_fields())
+    case = CASES[name]().installed()
     if training:
         job = case.job.model_copy(update={"training": training})
         case = replace(case, job=job)
@@ -59,7 +59,7 @@ def emitted(name, **training):
 @pytest.mark.parametrize("name", CPU)
 def test_every_field_arrives_in_trl_with_its_value_and_type(name, trl, tmp_path):
     case, config = emitted(name)
-    found = parsed(trl, case.files()["sft_config.yaml"], tmp_path)
+    found = parsed(trl, case.config, tmp_path, case.job.method)
     sent = {key: value for key, value in config.items() if value is not None}
     sent["report_to"] = []  # transformers' own word for `none`
     assert {key: found[key] for key in sent} == sent
@@ -70,33 +70,35 @@ def test_every_field_arrives_in_trl_with_its_value_and_type(name, trl, tmp_path)
 @pytest.mark.parametrize("name", CPU)
 def test_every_knob_arrives_in_trl(name, trl, tmp_path):
     case, _ = emitted(name)
-    found = parsed(trl, case.files()["sft_config.yaml"], tmp_path)
+    found = parsed(trl, case.config, tmp_path, case.job.method)
     knobs = dict(case.recommendation.chosen.candidate.knobs)
     assert knobs.pop("expandable_segments") is False
     targets = knobs.pop("lora_target_modules", None)
+    if "loss_type" in knobs:  # DPO's is a list
+        assert knobs.pop("loss_type") == found["loss_type"]
     if targets is not None:
         assert found["lora_target_modules"] == list(case.facts.model.attention_modules)
-    names = frozenset(training_fields())
+    names = training_fields(case.job.method)
     assert {key: found[field_name(key, names)] for key in knobs} == knobs
 
 
 def test_checkpointing_reaches_the_trainer_without_reentry(trl, tmp_path):
     case, _ = emitted("cpu_full")
-    found = parsed(trl, case.files()["sft_config.yaml"], tmp_path)
+    found = parsed(trl, case.config, tmp_path)
     checkpointing = field_name("gradient_checkpointing", training_fields())
     assert found[checkpointing] is True
     kwargs = found[field_name("gradient_checkpointing_kwargs", training_fields())]
     assert kwargs == {"use_reentrant": False}
     other, _ = emitted("cpu_lora")
-    assert parsed(trl, other.files()["sft_config.yaml"], tmp_path)[checkpointing] is False
+    assert parsed(trl, other.config, tmp_path)[checkpointing] is False
 
 
 def test_no_length_limit_arrives_as_none(trl, tmp_path):
-    case = CASES["no_data"]().with_fields(training_fields())
+    case = CASES["no_data"]().installed()
     job = case.job.model_copy(update={"max_length": None})
     chosen = case.recommendation.chosen
     chosen.candidate.values["max_length"] = None
-    text = replace(case, job=job).files()["sft_config.yaml"]
+    text = replace(case, job=job).config
     assert "\nmax_length: null\n" in text
     found = parsed(trl, text, tmp_path)
     assert found["max_length"] is None
@@ -105,10 +107,10 @@ def test_no_length_limit_arrives_as_none(trl, tmp_path):
 
 @pytest.mark.parametrize("name", ["all-linear", "attention", ("up_proj", "down_proj")])
 def test_lora_targets_arrive(name, trl, tmp_path):
-    case = CASES["cpu_lora"]().with_fields(training_fields())
+    case = CASES["cpu_lora"]().installed()
     value = list(name) if isinstance(name, tuple) else name
     case.recommendation.chosen.candidate.values["lora_target_modules"] = value
-    found = parsed(trl, case.files()["sft_config.yaml"], tmp_path)
+    found = parsed(trl, case.config, tmp_path)
     assert found["use_peft"] is True
     expected = {"attention": ["k_proj", "o_proj", "q_proj", "v_proj"]}.get(name, value)
     assert found["lora_target_modules"] == expected
@@ -116,21 +118,21 @@ def test_lora_targets_arrive(name, trl, tmp_path):
 
 def test_the_users_training_fields_arrive_untouched(trl, tmp_path):
     case, _ = emitted("cpu_full", **CUSTOM_TRAINING)
-    found = parsed(trl, case.files()["sft_config.yaml"], tmp_path)
+    found = parsed(trl, case.config, tmp_path)
     sent = {key: value for key, value in CUSTOM_TRAINING.items() if key != "report_to"}
     assert {key: found[key] for key in sent} == sent
     assert isinstance(found["run_name"], str)
 
 
 def test_a_field_that_trl_does_not_have_would_be_refused(trl, tmp_path):
-    text = CASES["cpu_full"]().with_fields(training_fields()).files()["sft_config.yaml"]
+    text = CASES["cpu_full"]().installed().config
     with pytest.raises(ValueError, match="no_such_field"):
         parsed(trl, text + "no_such_field: 1\n", tmp_path)
 
 
 def test_only_one_name_of_a_renamed_field_is_emitted():
     for name in CASES:
-        text = CASES[name]().with_fields(training_fields()).files()["sft_config.yaml"]
+        text = CASES[name]().installed().config
         keys = yaml.safe_load(text).keys()
         for old, new in RENAMED.items():
             assert not {old, new} <= keys
@@ -149,3 +151,9 @@ def test_accelerate_loads_its_configuration(name, tmp_path):
     assert config.use_cpu is not gpu
     assert (config.num_processes, config.num_machines) == (1, 1)
     assert config.distributed_type == "NO"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_made_explicit_is_what_trl_does_anyway(method, trl, tmp_path):
+    found = parsed(trl, "output_dir: out\nbf16: false\n", tmp_path, method)
+    assert {name: found[name] for name in METHODS[method].defaults} == METHODS[method].defaults

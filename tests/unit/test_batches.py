@@ -24,14 +24,15 @@ class FakeRows:
     """Rows of given lengths; the labels of `masked` rows are not learned from."""
 
     def __init__(self, lengths, masked=()):
-        self.lengths, self._masked = list(lengths), set(masked)
+        self.longest, self._masked = list(lengths), set(masked)
+        self.lengths = [[length] for length in lengths]
 
     def __getitem__(self, index):
-        length = self.lengths[index]
+        length = self.longest[index]
         label = -100 if index in self._masked else index
         return {"input_ids": [index] * length, "labels": [label] * length}
 
-    def usable(self, cut_to, keep_end=False):
+    def usable(self, batching):
         return [n for n in range(len(self.lengths)) if n not in self._masked]
 
     def pack(self, rows, batching):
@@ -53,6 +54,7 @@ class FakeRows:
 
 def make_batching(**changes):
     fields = {
+        "method": "sft",
         "micro_batch": 4,
         "global_batch": 16,
         "max_length": 200,

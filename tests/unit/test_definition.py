@@ -1,8 +1,8 @@
 import pytest
-from builders import shipped
 
 from autotune.errors import UserError
 from autotune.facts.stack import training_fields
+from autotune.methods import METHODS
 from autotune.space.definition import load_definition, parse_definition
 
 MICRO = "  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n"
@@ -14,9 +14,10 @@ def problems(text: str):
     return [(problem.where, problem.what) for problem in caught.value.problems]
 
 
-def test_the_shipped_space_is_whole():
-    definition = shipped()
-    assert definition.method == "sft"
+@pytest.mark.parametrize("method", METHODS)
+def test_the_shipped_space_is_whole(method):
+    definition = load_definition(method)
+    assert definition.method == method
     assert definition.knob("per_device_train_batch_size") is definition.knobs[0]
     assert len({knob.name for knob in definition.knobs}) == len(definition.knobs) > 10
     assert len(definition.rules) > 10
@@ -24,14 +25,16 @@ def test_the_shipped_space_is_whole():
     assert all(rule.reason for rule in definition.rules)
 
 
-def test_every_config_knob_bears_the_name_of_a_field_of_the_installed_trl():
-    for knob in shipped().knobs:
+@pytest.mark.parametrize("method", METHODS)
+def test_every_config_knob_bears_the_name_of_a_field_of_the_installed_trl(method):
+    for knob in load_definition(method).knobs:
         if knob.place == "config":
-            assert knob.name in training_fields(), knob.name
+            assert knob.name in training_fields(method), knob.name
 
 
-def test_every_default_of_the_shipped_space_may_be_chosen():
-    for knob in shipped().knobs:
+@pytest.mark.parametrize("method", METHODS)
+def test_every_default_of_the_shipped_space_may_be_chosen(method):
+    for knob in load_definition(method).knobs:
         if knob.choices is not None and knob.default is not None:
             assert knob.default in knob.choices, knob.name
 

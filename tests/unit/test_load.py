@@ -154,7 +154,7 @@ def test_a_wrong_model_or_dataset_is_a_users_error(folder, text):
         "devices: {memory: -1}",
         "devices: {index: -1}",
         "tuning: [lora]",
-        "method: dpo",
+        "method: bpo",
         "precision: int8",
         "dataset_config: 5",
         "search_space: 5",

@@ -10,14 +10,13 @@ from autotune.estimate.paths import (
     NOT_ON_THE_PATH,
     SAME_STATE,
     UNTRACEABLE,
-    batching_fields,
     optimizer_alone,
     optimizer_apart,
     path_of,
     traced_config,
     unique,
 )
-from autotune.training.batches import Batching
+from autotune.training.batches import Batching, batching_of
 
 CONFIG = {
     "learning_rate": 2e-5,
@@ -129,7 +128,8 @@ def test_the_batching_of_a_configuration_is_that_of_a_probe():
         "train_sampling_strategy": "group_by_length",
         "pad_to_multiple_of": 8,
     }
-    assert Batching(**batching_fields(config, 16, seed=3)) == Batching(
+    assert batching_of("sft", config, global_batch=16, seed=3) == Batching(
+        method="sft",
         micro_batch=4,
         global_batch=16,
         max_length=512,
@@ -141,7 +141,8 @@ def test_the_batching_of_a_configuration_is_that_of_a_probe():
         pad_to_multiple_of=8,
         seed=3,
     )
-    plain = Batching(**batching_fields({"per_device_train_batch_size": 2}, 4, seed=0))
+    least = {"per_device_train_batch_size": 2}
+    plain = batching_of("sft", least, global_batch=4, seed=0)
     assert (plain.max_length, plain.flat, plain.grouped, plain.keep_end) == (None,) + (False,) * 3
 
 

@@ -34,6 +34,7 @@ CASES = {
         make_job(global_batch_size="12288 tokens", recipe={"max_length": [1024, 512, 3072]}),
         make_facts(),
     ),
+    "batches": (make_job(recipe={"global_batch_size": [16, 6, 1]}, fixed=SMALL), make_facts()),
     "pinned": (make_job(fixed={"gradient_accumulation_steps": 4, **SMALL}), make_facts()),
 }
 
@@ -53,15 +54,17 @@ def every_combination(job, facts):
         values = knob.values[facts.device.kind] if isinstance(knob.values, dict) else knob.values
         if knob.name == MICRO_BATCH:
             lengths = job.recipe.get("max_length", [job.max_length])
-            sizes = {job.batch_sequences(n) for n in lengths}
+            sizes = {job.with_batch(b).batch_sequences(n) for b in job.batches for n in lengths}
             values = sorted({d for size in sizes for d in range(1, size + 1) if size % d == 0})
         elif knob.name == "max_length":
             values = [job.max_length]
+        elif knob.name == "global_batch_size":
+            values = [job.global_batch_size]
         if knob.name in job.fixed:
             values = [job.fixed[knob.name]]
         elif knob.name in job.recipe:
             values = job.recipe[knob.name]
-        elif knob.kind == "recipe" and knob.name != "max_length":
+        elif knob.kind == "recipe" and knob.name not in ("max_length", "global_batch_size"):
             values = [knob.default]
         axes[knob.name] = values
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -73,7 +76,8 @@ def test_the_candidates_are_the_product_less_what_rules_forbid(case):
     known = space_facts(job, facts)
     expected = []
     for values in every_combination(job, facts):
-        sequences = job.batch_sequences(values["max_length"])
+        asked = job.with_batch(values["global_batch_size"])
+        sequences = asked.batch_sequences(values["max_length"])
         count, rest = divmod(sequences, values[MICRO_BATCH])
         pinned = job.fixed.get("gradient_accumulation_steps", count)
         if rest or count != pinned or any(rule.excludes(known | values) for rule in rules):
@@ -95,7 +99,8 @@ def test_the_global_batch_is_exact_for_every_candidate(case):
     job, facts = case
     for candidate in make_space(job, facts).candidates:
         sequences = candidate.micro_batch * candidate.gradient_accumulation_steps
-        assert sequences == job.batch_sequences(candidate["max_length"])
+        asked = job.with_batch(candidate["global_batch_size"])
+        assert sequences == asked.batch_sequences(candidate["max_length"])
 
 
 def test_candidates_are_distinct_stable_and_come_back_from_their_record(case):
@@ -118,6 +123,7 @@ def test_recipe_knobs_keep_their_default_unless_the_job_lists_them():
     space = make_space(make_job(tuning="lora"))
     fixed = {knob.name: knob.values for knob in space.knobs if knob.kind == "recipe"}
     assert fixed == {
+        "global_batch_size": (16,),
         "max_length": (1024,),
         "packing": (False,),
         "dtype": ("float32",),

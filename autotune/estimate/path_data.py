@@ -1,0 +1,42 @@
+"""What the data make of the points of one path: their micro-batches. Runs in a child only."""
+
+from autotune.estimate.protocol import EstimateRequest, Point
+from autotune.estimate.shapes import Worst
+from autotune.training.batches import Batching, Plan, Rows, plan, sequence_lengths
+
+
+class PathData:
+    """The micro-batches of the points of a path, each planned once."""
+
+    def __init__(self, request: EstimateRequest) -> None:
+        self._request = request
+        self._rows = Rows(request.rows, request.method)
+        self._plans: dict[str, Plan] = {}
+
+    def plan(self, point: Point) -> Plan:
+        """The micro-batches that a probe of this point would see."""
+        key = repr(sorted(point.batching.items()))
+        if key not in self._plans:
+            self._plans[key] = plan(
+                self._rows,
+                Batching(**point.batching),
+                self._request.rows_total,
+                sampled=self._request.rows_sampled,
+            )
+        return self._plans[key]
+
+    def worst(self, point: Point) -> Worst:
+        """The micro-batch that takes most memory."""
+        batching = Batching(**point.batching)
+        rows = self.plan(point).worst
+        lengths = sequence_lengths(rows, batching)
+        multiple = batching.pad_to_multiple_of or 1
+        if not batching.flat:
+            longest = lengths.index(max(lengths))
+            lengths[longest] = -(-lengths[longest] // multiple) * multiple
+        labelled = sum(batching.kind.labelled(row, batching.cut_to) for row in rows)
+        return Worst(lengths=tuple(lengths), labelled=labelled, flat=batching.flat)
+
+    def padded(self, point: Point) -> bool:
+        """Whether some of its micro-batches are padded."""
+        return any(tokens != padded for tokens, padded in self.plan(point).sample)

@@ -1,0 +1,55 @@
+"""Text of stated lengths in tokens, where a trainer takes no tokenized rows. Pure."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+WORDS = ("a", "the", "and", "x", "1", "<3>")
+"""One of them, again and again, is one token each for about every tokenizer."""
+PROMPT_SHARE = 0.5
+"""Of the shorter sequence of a pair."""
+
+
+def pairs_of_lengths(lengths: Sequence[tuple[int, int]], tokenizer: Any) -> list[dict[str, str]]:
+    """Rows of `prompt`, `chosen` and `rejected` whose sequences, with the end-of-sequence token
+    that TRL adds, have these (chosen, rejected) lengths.
+
+    Raises:
+        ValueError: no word is known that this tokenizer makes one token of.
+    """
+    word, extra = one_token_word(tokenizer)
+    order = random.Random(0)
+    rows = []
+    for chosen, rejected in lengths:
+        prompt = max(1, round(PROMPT_SHARE * min(chosen, rejected)) - extra)
+        completions = [max(n - extra - 1 - prompt, 1) for n in (chosen, rejected)]
+        if order.random() < 0.5:
+            completions.reverse()
+        text = [" " + " ".join([word] * count) for count in completions]
+        rows.append({"prompt": " ".join([word] * prompt), "chosen": text[0], "rejected": text[1]})
+    return rows
+
+
+def labelled_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
+    """Rows of `prompt`, `completion` and `label` of these lengths, every second one wanted.
+
+    Raises:
+        ValueError: as above.
+    """
+    pairs = pairs_of_lengths([(length, length) for length in lengths], tokenizer)
+    return [
+        {"prompt": one["prompt"], "completion": one["chosen"], "label": index % 2 == 0}
+        for index, one in enumerate(pairs)
+    ]
+
+
+def one_token_word(tokenizer: Any) -> tuple[str, int]:
+    """(a word that is one token wherever it comes, tokens that the tokenizer adds to a text)."""
+    for word in WORDS:
+        few, many = (len(tokenizer(" ".join([word] * n))["input_ids"]) for n in (5, 40))
+        if many - few == 35:
+            return word, few - 5
+    raise ValueError(
+        "no text of a known number of tokens could be made for this tokenizer; give data in place "
+        "of `lengths`"
+    )

@@ -1,0 +1,126 @@
+"""Tokenized rows of each method, made by TRL's own trainers. Runs in a child only.
+
+The trainer is real; the model around which it is built is a throw-away of one layer, because
+tokenization does not depend on it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from autotune.facts.row_kinds import ROW_KINDS
+from autotune.methods import METHODS
+
+FIELDS = (
+    "dataset_text_field",
+    "completion_only_loss",
+    "assistant_only_loss",
+    "chat_template_path",
+    "eos_token",
+    "pad_token",
+    "dataset_num_proc",
+)
+"""Training fields that change the tokens of a row, where a method has them."""
+
+
+def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], scratch: Path) -> Any:
+    """Rows of the method's columns, untruncated, as its trainer itself prepares them."""
+    import trl
+
+    chosen = {name: training[name] for name in FIELDS if name in training}
+    arguments = getattr(trl, METHODS[method].config)(
+        output_dir=str(scratch),
+        max_length=None,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        **({"packing": False, "loss_type": "nll"} if method == "sft" else {}),
+        **chosen,
+    )
+    more = {"ref_model": _tiny(method, len(tokenizer))} if METHODS[method].reference else {}
+    trainer = getattr(trl, METHODS[method].config.replace("Config", "Trainer"))(
+        model=_tiny(method, len(tokenizer)),
+        args=arguments,
+        train_dataset=raw,
+        processing_class=tokenizer,
+        **more,
+    )
+    return trainer.train_dataset.select_columns(list(METHODS[method].columns))
+
+
+def as_trained(method: str, raw: Any) -> Any:
+    """The rows one for one as the trainer has them: KTO makes two of each pair."""
+    from trl import extract_prompt, unpair_preference_dataset
+
+    if method != "kto" or not {"chosen", "rejected"} <= set(raw.column_names):
+        return raw
+    if "prompt" not in raw.column_names:
+        raw = raw.map(extract_prompt)
+    return unpair_preference_dataset(raw)
+
+
+def _tiny(method: str, vocabulary: int) -> Any:
+    from transformers import LlamaConfig
+
+    from autotune.facts.model import model_class
+
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_labels=1,
+        architectures=["LlamaForCausalLM"],
+    )
+    return model_class(config, method)(config)
+
+
+def described(method: str, rows: Any) -> Any:
+    """The rows with `lengths`, of their sequences, and `first_label` (see `row_kinds.py`)."""
+    kind = ROW_KINDS[method]
+    told = [(kind.lengths(row), kind.first_label(row)) for row in rows]
+    rows = rows.add_column("lengths", [lengths for lengths, _ in told])
+    return rows.add_column("first_label", [first for _, first in told])
+
+
+def check_rows(method: str, rows: Any, text_field: str) -> None:
+    """Say in our words what TRL would stumble over."""
+    columns = set(rows.column_names)
+    if method == "sft":
+        wanted: tuple[set[str], ...] = ({text_field}, {"messages"}, {"conversations"})
+        wanted += ({"prompt"}, {"input_ids"})
+    elif method == "kto":
+        wanted = ({"prompt", "completion", "label"}, {"chosen", "rejected"})
+    else:
+        wanted = ({"chosen", "rejected"},)
+    if not any(one <= columns for one in wanted):
+        raise ValueError(_what_is_missing(method, rows.column_names, text_field))
+    for name in {text_field, "prompt", "completion", "chosen", "rejected", "label"} & columns:
+        if None in rows[name][:]:
+            raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
+
+
+def _what_is_missing(method: str, columns: list[str], text_field: str) -> str:
+    has = f"the data has {', '.join(columns)}"
+    if method == "sft":
+        return (
+            f"no column `{text_field}` (nor `messages`, `prompt`/`completion`, `input_ids`); "
+            f"{has}; `training: {{dataset_text_field: ...}}` names another"
+        )
+    if method == "kto":
+        return f"`method: kto` takes `prompt`, `completion` and `label`, or pairs; {has}"
+    return f"`method: {method}` takes pairs, of the columns `chosen` and `rejected`; {has}"
+
+
+def form(method: str, columns: set[str]) -> str:
+    """What the rows are, in TRL's words."""
+    if method == "kto":
+        return "unpaired preference"
+    if method in ("reward", "dpo"):
+        return "preference" if "prompt" in columns else "preference, implicit prompt"
+    if "input_ids" in columns:
+        return "tokenized"
+    if {"prompt", "completion"} <= columns:
+        return "prompt-completion"
+    return "messages" if columns & {"messages", "conversations"} else "text"

@@ -1,0 +1,90 @@
+"""The training methods: which of TRL's trainers each one is. Pure data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One training method.
+
+    Attributes:
+        name: as jobs have it, and as `trl <name>` has it.
+        config: TRL's class of training arguments.
+        source: the file of that class, below TRL's package.
+        columns: of tokenized rows, as the trainer makes them.
+        sequences: how many sequences the trainer makes of one row.
+        reference: columns that rows have where the reference was computed before the training.
+        defaults: what TRL does unless told otherwise, made explicit where it differs by method.
+    """
+
+    name: str
+    config: str
+    source: str
+    columns: tuple[str, ...]
+    sequences: int = 1
+    reference: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_file(self) -> str:
+        """The file of a bundle that TRL reads."""
+        return f"{self.name}_config.yaml"
+
+    @property
+    def script(self) -> str:
+        """The module that trains."""
+        return f"trl.scripts.{self.name}"
+
+
+_ALL = (
+    Method(
+        name="sft",
+        config="SFTConfig",
+        source="trainer/sft_config.py",
+        columns=("input_ids", "labels"),
+        defaults={
+            "learning_rate": 2e-5,
+            "packing_strategy": "bfd",
+            "dataset_text_field": "text",
+        },
+    ),
+    Method(
+        name="reward",
+        config="RewardConfig",
+        source="trainer/reward_config.py",
+        columns=("chosen_ids", "rejected_ids"),
+        sequences=2,
+        defaults={"learning_rate": 1e-4, "disable_dropout": True},
+    ),
+    Method(
+        name="dpo",
+        config="DPOConfig",
+        source="trainer/dpo_config.py",
+        columns=("prompt_ids", "chosen_ids", "rejected_ids"),
+        sequences=2,
+        defaults={
+            "learning_rate": 1e-6,
+            "beta": 0.1,
+            "loss_type": ["sigmoid"],
+            "disable_dropout": True,
+        },
+        reference=("ref_chosen_logps", "ref_rejected_logps"),
+    ),
+    Method(
+        name="kto",
+        config="KTOConfig",
+        source="trainer/kto_config.py",
+        columns=("prompt_ids", "completion_ids", "label"),
+        defaults={
+            "learning_rate": 1e-6,
+            "beta": 0.1,
+            "disable_dropout": True,
+            "train_sampling_strategy": "sequential",
+        },
+        reference=("ref_logps", "ref_KL_logps"),
+    ),
+)
+METHODS = {method.name: method for method in _ALL}
+SFT = METHODS["sft"]

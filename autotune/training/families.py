@@ -1,0 +1,21 @@
+"""Which family trains by which method."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autotune.training.family import Family
+
+_FAMILIES = {
+    "sft": ("sft", "SftFamily"),
+    "reward": ("reward", "RewardFamily"),
+    "dpo": ("preference", "DpoFamily"),
+    "kto": ("preference", "KtoFamily"),
+}
+
+
+def family(method: str) -> "Family":
+    """The family of a method; loads its trainer only."""
+    file, name = _FAMILIES[method]
+    found: Family = getattr(importlib.import_module(f"autotune.training.{file}"), name)()
+    return found

@@ -1,0 +1,150 @@
+"""What the trainers of all methods share: TRL's parser, the tokenizer, models of random weights.
+
+The configuration goes through TRL's own parser, from the very YAML the bundle will hold, and each
+family puts its trainer together as TRL's script of that name does; so what a probe trains is what
+the bundle trains. The only differences are named in `overrides`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import transformers
+import trl
+import yaml
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
+
+from autotune.facts.model import model_class, model_config
+from autotune.methods import METHODS
+from autotune.probe.protocol import ProbeRequest
+from autotune.training.batches import Batching
+
+PROBE_OVERRIDES: dict[str, Any] = {
+    # The rows come in the order in which they are to be timed.
+    "train_sampling_strategy": "sequential",
+    "num_train_epochs": 1,
+    # A probe leaves nothing behind and says nothing.
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "push_to_hub": False,
+    "report_to": "none",
+    "logging_strategy": "no",
+    "disable_tqdm": True,
+    "resume_from_checkpoint": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """The models of a trainer, made before it; `reference` only where it holds one of its own."""
+
+    policy: Any
+    reference: Any = None
+
+    def all(self) -> tuple[Any, ...]:
+        """Those that are there."""
+        return tuple(one for one in (self.policy, self.reference) if one is not None)
+
+
+class Family(ABC):
+    """How the trainers of one method are put together."""
+
+    method: ClassVar[str]
+    overrides: ClassVar[dict[str, Any]] = PROBE_OVERRIDES
+
+    def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
+        """(ScriptArguments, training arguments, ModelConfig) of a flat configuration.
+
+        Raises:
+            ValueError: TRL or transformers refuse a field or a combination.
+        """
+        scratch.mkdir(parents=True, exist_ok=True)
+        file = scratch / METHODS[self.method].config_file
+        file.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
+        arguments = getattr(trl, METHODS[self.method].config)
+        parser = TrlParser((ScriptArguments, arguments, ModelConfig, DatasetMixtureConfig))
+        script, training, model, _ = parser.parse_args_and_config(["--config", str(file)])
+        return script, training, model
+
+    def trainer(
+        self,
+        request: ProbeRequest,
+        training: Any,
+        model: ModelConfig,
+        rows: Any,
+        made: Models | None = None,
+    ) -> Any:
+        """The trainer of a candidate on `rows`, its models on the device.
+
+        Args:
+            made: the models, where they have been made already (a trace has some without data).
+        """
+        if made is None and request.weights == "real":
+            training.model_init_kwargs = model_kwargs(training, model)
+            made = Models(policy=request.model_path)
+        elif made is None:
+            made = self.models(request, training, model, request.device_kind)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            request.model_path,
+            trust_remote_code=training.trust_remote_code,
+            **_revision(request, model.model_revision),
+        )
+        return self.build(training, model, rows, made, tokenizer)
+
+    def models(
+        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
+    ) -> Models:
+        """Models of random weights, on `device`."""
+        return Models(policy=self.random_model(request, training, model, device))
+
+    @abstractmethod
+    def build(
+        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
+    ) -> Any:
+        """The trainer, as TRL's script makes it."""
+
+    def problem(self, trainer: Any, batching: Batching) -> str | None:
+        """Why this trainer must not be used, though it runs; None: it may."""
+        return None
+
+    def before_training_s(self, trainer: Any) -> float:
+        """What is done once before the training, as seconds for each real token of the data."""
+        return 0.0
+
+    def random_model(
+        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
+    ) -> Any:
+        """The model of the same shape with random weights, made on `device` itself."""
+        config = model_config(
+            request.model_path,
+            self.method,
+            trust_remote_code=training.trust_remote_code,
+            **_revision(request, model.model_revision),
+        )
+        # As `from_pretrained` leaves it: what a Trainer asks the config for later.
+        config.name_or_path = request.model_path
+        kind = getattr(torch, model.dtype) if model.dtype != "auto" else config.dtype
+        with torch.device(device):
+            return model_class(config, self.method)._from_config(
+                config,
+                dtype=kind or torch.float32,
+                attn_implementation=model.attn_implementation,
+            )
+
+
+def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
+    """What TRL's scripts pass on to `from_pretrained`."""
+    return {
+        "revision": model.model_revision,
+        "trust_remote_code": training.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+    }
+
+
+def _revision(request: ProbeRequest, revision: str) -> dict[str, str]:
+    return {} if Path(request.model_path).exists() else {"revision": revision}

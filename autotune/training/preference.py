@@ -1,0 +1,84 @@
+"""Candidates as real `trl.DPOTrainer` and `trl.KTOTrainer`: a policy, held against a reference.
+
+The reference is a model of its own; with LoRA the policy without its adapter; and with
+`precompute_ref_log_probs` nothing is kept of it during training.
+"""
+
+from typing import Any
+
+from trl import DPOTrainer, KTOTrainer, ModelConfig, get_peft_config, get_quantization_config
+
+from autotune.probe.protocol import ProbeRequest
+from autotune.training.beforehand import ReferenceOnce
+from autotune.training.family import Family, Models
+
+
+class PreferenceFamily(Family):
+    """What both have in common."""
+
+    trainer_class: Any
+
+    def models(
+        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
+    ) -> Models:
+        """Models of random weights, the reference too where it is one of its own."""
+        policy = self.random_model(request, training, model, device)
+        apart = not (model.use_peft or training.precompute_ref_log_probs)
+        reference = self.random_model(request, training, model, device) if apart else None
+        return Models(policy=policy, reference=reference)
+
+    def build(
+        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
+    ) -> Any:
+        """The trainer."""
+        return self.trainer_class(
+            model=made.policy,
+            ref_model=made.reference,
+            args=training,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            quantization_config=get_quantization_config(model),
+            peft_config=get_peft_config(model),
+        )
+
+    def before_training_s(self, trainer: Any) -> float:
+        """The reference's forward passes."""
+        seconds: float = trainer.reference_s_per_token()
+        return seconds
+
+
+class TokenizedDpoTrainer(ReferenceOnce, DPOTrainer):
+    """A DPOTrainer on tokenized rows."""
+
+    method = "dpo"
+
+
+class TokenizedKtoTrainer(ReferenceOnce, KTOTrainer):
+    """A KTOTrainer on tokenized rows; who is compared with whom follows from their order."""
+
+    method = "kto"
+
+    def _prepare_dataset(self, dataset: Any, tokenizer: Any, args: Any, name: str) -> Any:
+        if not self.calculate_KL:
+            return dataset
+        size = args.per_device_train_batch_size
+        completions = dataset["completion_ids"][:]
+        turned = []
+        for start in range(0, len(completions), size):
+            batch = completions[start : start + size]
+            turned += [batch[-1], *batch[:-1]]
+        return dataset.add_column("KL_completion_ids", turned)
+
+
+class DpoFamily(PreferenceFamily):
+    """Direct preference optimization."""
+
+    method = "dpo"
+    trainer_class = TokenizedDpoTrainer
+
+
+class KtoFamily(PreferenceFamily):
+    """Kahneman-Tversky optimization."""
+
+    method = "kto"
+    trainer_class = TokenizedKtoTrainer

@@ -1,0 +1,117 @@
+"""Reward models, DPO and KTO: runs of tiny models on the CPU, from a job to a trained model."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autotune.probe.runner import ProbeServer
+from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
+from tests.cpu.test_run import EXAMPLE, assert_launched, probes_of, write_job
+
+METHODS = ("reward", "dpo", "kto")
+WIDE = {**LLAMA, "intermediate_size": 6000, "vocab_size": 5000}
+"""Its activations outweigh what one process takes more than another."""
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "then",
+    "again",
+    "and",
+    "again",
+]
+
+
+def rows(count: int = 200) -> list[dict[str, str]]:
+    """Pairs of uneven text."""
+    made = []
+    for n in range(count):
+        prompt = " ".join(WORDS[: 2 + n % 7])
+        better, worse = (" ".join(WORDS[k % 5 :] * (1 + k % 3)) for k in (n, n + 1))
+        made.append({"prompt": prompt, "chosen": " " + better, "rejected": " " + worse})
+    return made
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_preference_job_becomes_a_verified_bundle_that_trains(
+    method: str, autotune: Command
+) -> None:
+    """Real text with its own tokenizer; KTO takes the pairs apart."""
+    text = "\n".join(json.dumps(row) for row in rows()) + "\n"
+    (autotune.folder / "pairs.jsonl").write_text(text, encoding="utf-8")
+    write_job(
+        autotune.folder,
+        method=method,
+        model=str(EXAMPLE / "model"),
+        dataset="pairs.jsonl",
+        max_length=96,
+        budget={"probes": 4, "minutes": 5},
+        tuning="lora" if method == "reward" else "full",
+    )
+    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json"))
+    assert result["outcome"] == "recommended"
+    assert_launched(result["verification"])
+    assert {one["outcome"] for one in probes_of(autotune, "run")} <= {"ok", "stopped"}
+    bundle, out = autotune.folder / "run" / "bundle", autotune.folder / "out"
+    flags = ["--max_steps", "2", "--output_dir", str(out), "--save_strategy", "no"]
+    subprocess.run(
+        ["bash", str(bundle / "launch.sh"), *flags], check=True, capture_output=True, timeout=120
+    )
+    assert list(out.glob("*.safetensors"))
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def pairs(
+    request: pytest.FixtureRequest, server: ProbeServer, tmp_path_factory: pytest.TempPathFactory
+) -> Bench:
+    lengths = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
+    sets = [lengths, f"method={request.param}"]
+    return open_bench(tmp_path_factory.mktemp(request.param), server, WIDE, sets)
+
+
+def test_more_memory_than_there_is_is_a_real_oom(pairs: Bench) -> None:
+    """Half of what the larger micro-batch adds is 100 MiB and more; processes differ by less."""
+    few, many = (
+        pairs.probe(f"{size} roomy", per_device_train_batch_size=size, gradient_checkpointing=False)
+        for size in (2, 8)
+    )
+    assert few.peak_memory_bytes is not None and many.peak_memory_bytes is not None
+    limit = (few.peak_memory_bytes + many.peak_memory_bytes) // 2
+    assert many.peak_memory_bytes - limit > 100 * 2**20
+    knobs = {"per_device_train_batch_size": 8, "gradient_checkpointing": False}
+    tight = pairs.probe("tight", limit=limit, **knobs)
+    assert tight.outcome == "oom", tight.reason
+
+
+def test_what_is_computed_before_the_training_is_in_the_speed(pairs: Bench) -> None:
+    if pairs.job.method == "reward":
+        pytest.skip("a reward model has no reference")
+    before = pairs.probe("before", precompute_ref_log_probs=True)
+    assert before.outcome == "ok", before.reason
+    assert before.before_training_s_per_token is not None and before.before_training_s_per_token > 0
+    assert before.tokens_per_step is not None and before.step_time_s is not None
+    assert before.tokens_per_s is not None
+    epochs = 3
+    beforehand = before.tokens_per_step * before.before_training_s_per_token / epochs
+    expected = before.tokens_per_step / (before.step_time_s + beforehand)
+    assert before.tokens_per_s == pytest.approx(expected)
+    beside = pairs.probe("beside", precompute_ref_log_probs=False)
+    assert beside.before_training_s_per_token is None
+
+
+def test_lengths_in_place_of_pairs_are_the_lengths_of_the_rows(
+    pairs: Bench, tmp_path: Path
+) -> None:
+    data = pairs.facts.data
+    assert data.form == "lengths"
+    assert abs(data.longest - 120) <= 2
+    assert abs(data.quantiles["p50"] - 30) <= 4

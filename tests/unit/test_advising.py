@@ -1,0 +1,103 @@
+"""Which lists of changes are looked at, and what is said of them. The estimates are made up."""
+
+import dataclasses
+
+import pytest
+from builders import make_estimate, make_facts, make_job, make_space
+
+from autotune.advising import _Advisor, decisive, leanest
+from autotune.report.advice import advice_lines, advice_plain
+
+GIB = 2**30
+
+
+class Made(_Advisor):
+    """An advisor whose estimates are a function of the job and the candidate."""
+
+    def __init__(self, job, fits, speed=lambda job, one: 100.0):
+        self._job, self._facts = job, make_facts("cuda")
+        self._limit, self._asked = 40 * GIB, 0
+        self._fits_if, self._speed_of = fits, speed
+
+    def _estimates(self, job, candidates):
+        self._asked += len(candidates) == 1
+        found = {}
+        for one in candidates:
+            estimate = make_estimate(50 * GIB, self._speed_of(job, one))
+            fits = bool(self._fits_if(job, one))
+            found[one.key] = dataclasses.replace(estimate, fits=fits)
+        return found
+
+
+def advised(job, fits, **more):
+    return Made(job, fits, **more).advice(make_space(job, make_facts("cuda")))
+
+
+def changes(advice):
+    return [{change.field for change in way.changes} for way in advice.ways]
+
+
+def test_a_job_that_fits_needs_no_advice():
+    advice = advised(make_job(), lambda job, one: True)
+    assert advice.fits and not advice.ways
+    assert "It fits as it is" in "\n".join(advice_lines(advice))
+
+
+def test_one_change_that_is_enough_is_not_made_longer():
+    advice = advised(make_job(), lambda job, one: job.tuning == "lora")
+    assert changes(advice) == [{"tuning"}]
+
+
+def test_two_changes_are_tried_together_where_none_is_enough():
+    def fits(job, one):
+        return one["dtype"] == "bfloat16" and one["optim"] == "adafactor"
+
+    advice = advised(make_job(), fits)
+    assert changes(advice) == [{"dtype", "optim"}]
+    assert not advice.ways[0].learns_the_same
+
+
+def test_nothing_is_changed_twice():
+    advice = advised(make_job(), lambda job, one: False)
+    assert not advice.ways
+    assert advice.tried > 10
+    (line,) = [line for line in advice_lines(advice) if "No list" in line]
+    assert str(advice.tried) in line
+
+
+def test_a_loosened_pin_is_no_change_of_what_is_learned_and_comes_first():
+    job = make_job(fixed={"gradient_checkpointing": False})
+
+    def fits(job, one):
+        return one["gradient_checkpointing"] or job.tuning == "lora"
+
+    advice = advised(job, fits)
+    assert changes(advice) == [{"gradient_checkpointing"}, {"tuning"}]
+    lines = list(advice_lines(advice))
+    assert "`gradient_checkpointing: true`" in lines[2]
+    assert "stays the same" in lines[3]
+
+
+def test_the_price_is_the_fastest_that_fits_then_against_the_fastest_that_does_not():
+    def speed(job, one):
+        return 10.0 * one.micro_batch / (2 if job.tuning == "lora" else 1)
+
+    def fits(job, one):
+        return job.tuning == "lora" and one.micro_batch <= 4
+
+    advice = advised(make_job(), fits, speed=speed)
+    (way,) = advice.ways
+    assert way.candidate.micro_batch == 4
+    assert way.speed == pytest.approx(20 / 160)
+    plain = advice_plain(advice)
+    assert plain["ways"][0]["speed"] == way.speed
+    assert plain["ways"][0]["changes"] == [{"text": "`tuning: lora`", "kind": "recipe"}]
+
+
+def test_ways_are_looked_for_among_what_decides_about_memory():
+    space = make_space(make_job(), make_facts("cuda"))
+    some = decisive(space)
+    assert leanest(space) in some
+    assert len({one["optim"] for one in some}) == 1
+    assert len({one.micro_batch for one in some}) > 1
+    assert len({one["gradient_checkpointing"] for one in some}) == 2
