@@ -17,7 +17,7 @@ from autotune.probe.record import Record, counts_as_probe, excess_bytes
 from autotune.promise import Verification
 from autotune.recommend import NothingFits, Recommendation, recommend
 from autotune.run_folder import RunFolder
-from autotune.searching import job_seconds, probing_s, ruled_out
+from autotune.searching import job_seconds, probe_again, probing_s, ruled_out
 from autotune.session import Result, Session
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
@@ -46,7 +46,8 @@ def conclude(session: Session, reason: str) -> Result:
             advice=advice_of(session, first, tried),
             skipped=ruled_out(session, records),
         )
-    recommendation, verification = verified(session, first, records)
+    recommendation, verification = verified(session, first)
+    records = tuple(session.study.records())
     return Result(
         outcome="recommended",
         records=records,
@@ -87,36 +88,41 @@ def saving(
     )
 
 
-def verified(
-    session: Session, first: Recommendation, records: tuple[Record, ...]
-) -> tuple[Recommendation, Verification]:
-    """The first recommendation whose bundle passes; where none does, the very first one."""
+def verified(session: Session, first: Recommendation) -> tuple[Recommendation, Verification]:
+    """The first recommendation whose bundle passes; where none does, the very first one.
+
+    A launch that is off may make the candidate be probed again: that probe is one of the run, and
+    where another candidate is the fastest by it, that one is next.
+    """
     failures: list[tuple[Recommendation, Verification]] = []
     passed_over: dict[int, str] = {}
     following: Recommendation | NothingFits = first
     while isinstance(following, Recommendation) and len(failures) < MAX_VERIFICATIONS:
         emit_session(session, following, None)
         session.listener.verifying(following)
-        again = functools.partial(
-            _what_if,
-            session,
-            session.job,
-            following.chosen.candidate,
-            "again",
-            session.limit_bytes,
-        )
+        again = functools.partial(probe_again, session, following.chosen.candidate)
         outcome = verify(
             session.run, session.job, session.facts, following.chosen, session.server, again
         )
         session.listener.verified(outcome)
         if outcome.verified:
-            emit_session(session, following, outcome)
-            return following, outcome
+            now = recommend(session.study.records(), session.allowed_bytes, passed_over)
+            same = isinstance(now, Recommendation) and (
+                now.chosen.candidate.key == following.chosen.candidate.key
+            )
+            if same or len(failures) + 1 == MAX_VERIFICATIONS:
+                following = now if same and isinstance(now, Recommendation) else following
+                emit_session(session, following, outcome)
+                return following, outcome
+            failures.append((following, outcome))
+            following = now
+            continue
         failures.append((following, outcome))
         passed_over[following.chosen.number] = outcome.reason
-        following = recommend(records, session.allowed_bytes, passed_over)
-    emit_session(session, *failures[0])
-    return failures[0]
+        following = recommend(session.study.records(), session.allowed_bytes, passed_over)
+    best = next((one for one in failures if one[1].verified), failures[0])
+    emit_session(session, *best)
+    return best
 
 
 def emit_session(

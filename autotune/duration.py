@@ -73,7 +73,8 @@ class Saving:
         if saved <= 0:
             return f"{cost} nothing: the stack's defaults are as fast"
         how = "" if self.measured else "an estimated "
-        return (
+        sentence = (
             f"{cost} {how}{format_seconds(saved)} of the {format_seconds(self.default_s)} that the "
             "stack's defaults take"
         )
+        return sentence if saved > self.probing_s else f"{sentence}: less than it cost"

@@ -2,9 +2,10 @@
 
 One SQLite file in the user's cache folder (`history.db`); nothing leaves the machine. A row is one
 probe that ended ok: its knobs, what was estimated and what was measured. Rows are found by the
-shape of the model, the method and the device; where versions, driver or the code of the estimates
-are others by now, a row counts for less. It only says by how much estimates were off: no
-measurement of an earlier run is ever taken for one of this run.
+shape of the model, the method and the device; where versions, driver, the code of the estimates or
+the device's measured rates are others by now, a row counts for less. Where the rates could not be
+measured in quiet, or a probe was disturbed, nothing is kept. A row only says by how much an
+estimate was off: no measurement of an earlier run is ever taken for one of this run.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from autotune.facts import Facts
 from autotune.job import Job
 from autotune.plan_cache import PlanCache, code_version
 from autotune.probe.record import Record
+from autotune.probe.repeats import QUIET
 from autotune.search.expected import Expected, Reading
 from autotune.search.params import choice, expected_of
 from autotune.space.precision import resolve_precision
@@ -54,6 +56,9 @@ class History:
         self, job: Job, facts: Facts, space: SearchSpace, study: str = ""
     ) -> list[Reading]:
         """What is known of the estimates of such a job: the newest rows, without `study`'s own."""
+        now = circumstances(job, facts)
+        if now is None:
+            return []
         with contextlib.suppress(sqlite3.Error, OSError, ValueError, KeyError, TypeError):
             with self._open() as database:
                 rows = database.execute(
@@ -61,7 +66,6 @@ class History:
                     "WHERE subject = ? AND study != ? ORDER BY rowid DESC LIMIT ?",
                     (subject(job, facts), study, MOST_ROWS),
                 ).fetchall()
-            now = circumstances(job, facts)
             return [_reading(row, now, space) for row in rows]
         return []
 
@@ -74,17 +78,29 @@ class History:
         expectations: Expectations,
     ) -> None:
         """Remember the probes of a run that ended ok; those that are there already stay."""
+        now = circumstances(job, facts)
+        if now is None:
+            return
         rows = [
-            (study, record.number, subject(job, facts), circumstances(job, facts), *figures)
+            (study, record.number, subject(job, facts), now, *figures)
             for record in records
             if (figures := _figures(record, expectations.estimates.get(record.candidate.key)))
         ]
         with contextlib.suppress(sqlite3.Error, OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._open() as database:
-                database.execute(_TABLE)
-                marks = ", ".join("?" * 8)
-                database.executemany(f"INSERT OR IGNORE INTO probes VALUES ({marks})", rows)
+            try:
+                self._write(rows)
+            except sqlite3.OperationalError:  # locked, full, read-only
+                return
+            except sqlite3.DatabaseError:  # no database any more: it is begun anew
+                self.path.unlink()
+                self._write(rows)
+
+    def _write(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._open() as database:
+            database.execute(_TABLE)
+            marks = ", ".join("?" * 8)
+            database.executemany(f"INSERT OR IGNORE INTO probes VALUES ({marks})", rows)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -102,17 +118,22 @@ def subject(job: Job, facts: Facts) -> str:
     return json.dumps([*shape, job.method, job.tuning, facts.device.name, facts.device.cores])
 
 
-def circumstances(job: Job, facts: Facts) -> str:
-    """What may change between runs."""
+def circumstances(job: Job, facts: Facts) -> str | None:
+    """What may change between runs; None where estimates rest on rates that were not kept."""
+    rates = PlanCache.of_user().ceilings(facts.device.name)
+    if rates is None:
+        return None
     versions = {name: facts.stack.versions.get(name) for name in ("torch", "transformers", "trl")}
     precision, _ = resolve_precision(job, facts.device)
-    told = [versions, facts.device.driver, precision, code_version()]
+    told = [versions, facts.device.driver, precision, code_version(), rates.plain()]
     return json.dumps(told, sort_keys=True)
 
 
 def _figures(record: Record, estimate: Estimate | None) -> tuple[Any, ...] | None:
     measurement = record.measurement
     if measurement is None or measurement.outcome != "ok" or not measurement.tokens_per_s:
+        return None
+    if (measurement.processor_wait_share or 0.0) > QUIET:
         return None
     expected = expected_of(estimate)
     if expected.speed is None:

@@ -14,7 +14,8 @@ from autotune.space.leanness import expected_leanness
 from autotune.units import format_bytes
 
 MAX_TIE = 0.05
-"""However noisy the machine, candidates further apart than this are no tie."""
+"""However noisy the machine, the one that takes less memory is preferred only this near the
+fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,8 @@ def recommend(
     fastest = ranked[0]
     # Up to the first that is no tie: a noisy candidate must not win over one known to be faster.
     group = list(takewhile(lambda one: is_tie(fastest, one), ranked))
-    chosen = min(group, key=lambda one: (one.peak_memory_bytes, -one.tokens_per_s, one.number))
+    near = [one for one in group if one.tokens_per_s >= (1 - MAX_TIE) * fastest.tokens_per_s]
+    chosen = min(near, key=lambda one: (one.peak_memory_bytes, -one.tokens_per_s, one.number))
     if pinned is not None and pinned not in chosen.numbers:
         return _pinned(ranked, pinned, chosen, rejected, allowed_bytes, passed_over)
     ties = tuple(one for one in group if one is not chosen)
@@ -160,12 +162,12 @@ def _pinned(
 
 
 def is_tie(fastest: Ranked, other: Ranked) -> bool:
-    """Whether the two differ by no more than their measured noise (and by no more than 5%)."""
+    """Whether the two differ by no more than their measured noise."""
     noise = math.hypot(
         fastest.measurement.relative_uncertainty or 0.0,
         other.measurement.relative_uncertainty or 0.0,
     )
-    return other.tokens_per_s >= fastest.tokens_per_s * (1 - min(noise, MAX_TIE))
+    return other.tokens_per_s >= fastest.tokens_per_s * (1 - noise)
 
 
 def _rejected(
@@ -227,9 +229,9 @@ def _reasons(
             f"{format_bytes(fastest.peak_memory_bytes - chosen.peak_memory_bytes)} less memory"
         )
     if ties and chosen is fastest:
-        reasons.append(
-            f"{len(ties)} other candidate(s) are as fast within the noise, but take more memory"
-        )
+        what = f"{len(ties)} other candidate(s) cannot be told from it within the noise"
+        leaner = min(one.peak_memory_bytes for one in ties) < chosen.peak_memory_bytes
+        reasons.append(what if leaner else f"{what}, but take more memory")
     if rest:
         gain = chosen.tokens_per_s / rest[0].tokens_per_s - 1
         reasons.append(f"{100 * gain:.0f}% faster than the next best (probe {rest[0].number})")

@@ -44,6 +44,11 @@ class PastRun:
         return read_json(self.run.recommendation)
 
     @property
+    def ending(self) -> Any | None:
+        """How the run ended, why its search did, and what it saved; None where it was killed."""
+        return read_json(self.run.ending)
+
+    @property
     def expectations(self) -> Expectations | None:
         """What the run expected of its candidates; None where it did not get that far."""
         stored = read_json(self.run.estimates)

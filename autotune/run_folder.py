@@ -7,6 +7,7 @@ machine.json      device and stack at the start
 facts.json        what the survey found
 space.json        a fingerprint of the search space
 estimates.json    what each candidate was expected to take; estimates/ what was traced for it
+ending.json       why the search ended, and what it saved
 data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
 model/            only where the job named a bare config
 probes/NNNN/      request, reply, progress and logs of each probe
@@ -61,6 +62,10 @@ class RunFolder:
     @property
     def estimates(self) -> Path:
         return self.path / "estimates.json"
+
+    @property
+    def ending(self) -> Path:
+        return self.path / "ending.json"
 
     @property
     def rows(self) -> Path:

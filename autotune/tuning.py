@@ -73,6 +73,9 @@ def tune(
             result = conclude(session, reason)
         except KeyboardInterrupt:
             result = interrupted(session)
+        saving = None if result.saving is None else dataclasses.asdict(result.saving)
+        ending = {"outcome": result.outcome, "stop_reason": result.stop_reason, "saving": saving}
+        write_json(run.ending, ending)
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 3))
 
 

@@ -25,7 +25,7 @@ from autotune.probe.protocol import (
     write_json,
 )
 from autotune.probe.runner import ProbeServer
-from autotune.promise import Verification, judge, timed_part
+from autotune.promise import SPEED_TOLERANCE, Verification, judge, timed_part
 from autotune.recommend import Ranked
 from autotune.run_folder import RunFolder
 from autotune.space.settings import device_environment, settings
@@ -47,8 +47,9 @@ def verify(
 ) -> Verification:
     """Rehearse the bundle in `run.bundle`, which must be the one of `chosen`.
 
-    A launch that is only too slow may mean that the machine is slower than it was during the
-    search. Then the candidate is probed again, and a second launch is held against that probe.
+    A launch that is only too slow, or much too fast, may mean that the machine is another than it
+    was during the search. Then the candidate is probed again; a second launch of one that was too
+    slow is held against that probe.
     """
     if run.verification.exists():
         shutil.rmtree(run.verification)
@@ -62,10 +63,11 @@ def verify(
             log=str(run.verification / "rehearsal" / "stderr.log"),
         )
     first = _rehearse(run, job, facts, chosen, reply["timed"], timed)
-    if first.verified or not first.only_too_slow:
+    ratio = first.speed_against_promise or 1.0
+    if not first.only_too_slow and (not first.verified or ratio <= 1 + SPEED_TOLERANCE):
         return first
     fresh = probe_again()
-    if fresh.outcome != "ok":
+    if fresh.outcome != "ok" or first.verified:
         return first
     now = dataclasses.replace(chosen, measurement=fresh)
     second = _rehearse(run, job, facts, now, reply["timed"], timed)

@@ -19,12 +19,19 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     from autotune.comparison import compared
     from autotune.reopening import reopen
     from autotune.report.plain import report_plain
-    from autotune.report.tables import cost_lines, records_table, repeat_lines, skipped_lines
+    from autotune.report.tables import (
+        cost_lines,
+        ending_lines,
+        records_table,
+        repeat_lines,
+        skipped_lines,
+    )
 
     past = reopen(run, storage)
     stored = past.stored
     if as_json:
-        print_json(report_plain(list(past.records), stored, past.expectations, past.skipped))
+        plain = report_plain(list(past.records), stored, past.expectations, past.skipped)
+        print_json({**plain, "ending": past.ending})
         return 0
     free = [knob.name for knob in past.space.free_knobs]
     console = Console(width=None if Console().is_terminal else 160)
@@ -37,6 +44,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
         *skipped_lines(past.skipped),
         *repeat_lines(past.records),
         *cost_lines(past.records),
+        *ending_lines(past.ending),
     ]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if stored is None:

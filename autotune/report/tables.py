@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.duration import Saving
 from autotune.estimate.estimates import Estimate
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record
@@ -215,6 +217,17 @@ def cost_lines(records: Sequence[Record]) -> list[str]:
         f"a probe took {median(one.seconds for one in ended):.1f} s (median): "
         f"{spent['build']:.2f} s to build the model and the trainer, {spent['train']:.1f} s of "
         f"training steps, {rest:.2f} s for everything else"
+    ]
+
+
+def ending_lines(ending: Mapping[str, Any] | None) -> list[str]:
+    """Why the search ended, and what it saved."""
+    if ending is None:
+        return []
+    saving = ending.get("saving")
+    return [
+        f"the search ended: {ending['stop_reason']}",
+        *([] if saving is None else [Saving(**saving).sentence()]),
     ]
 
 

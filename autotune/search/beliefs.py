@@ -34,6 +34,7 @@ class Told:
 
     Attributes:
         log_speed: of the objective.
+        noise: standard deviation of that, where more than usual.
         peak_bytes: measured; `at_least`: it ran out of memory there.
         stopped: its speed was read early.
         failed: it does not run at all.
@@ -41,6 +42,7 @@ class Told:
 
     index: int
     log_speed: float | None = None
+    noise: float = 0.0
     peak_bytes: float | None = None
     at_least: bool = False
     stopped: bool = False
@@ -113,7 +115,7 @@ class Believer:
     def beliefs(self, told: Sequence[Told]) -> Beliefs:
         """What to believe now."""
         read = [
-            (one.index, one.log_speed, STOPPED_NOISE if one.stopped else NOISE)
+            (one.index, one.log_speed, max(STOPPED_NOISE if one.stopped else NOISE, one.noise))
             for one in told
             if one.log_speed is not None
         ]

@@ -1,5 +1,6 @@
 """What a sampler is told of a candidate before any probe. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,17 @@ class Expected:
     shares: tuple[float, ...] = ()
     peak_bytes: float | None = None
     relative_sigma: float = 0.0
+
+    def check(self) -> None:
+        """Refuse what no device can do.
+
+        Raises:
+            ValueError: a speed or a peak is no finite number above 0.
+        """
+        for name in ("speed", "peak_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"`{name}` must be a finite number above 0, but got {value}")
 
 
 NOTHING_KNOWN = Expected()

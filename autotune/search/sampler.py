@@ -10,15 +10,22 @@ objective:
 Values are speeds, or times where the study minimises; what is expected is a speed in both cases.
 There is no random start. Each candidate has an expected speed and memory before any trial
 (`Expected`); trials correct both (`beliefs.py`, `surrogate.py`), and the candidate with the largest
-expected improvement times the probability that it fits and runs is next. What a trial says is read
-as Optuna has it: its value, its intermediate values, its constraint `memory` (bytes beyond what is
-allowed). A trial that is pruned with that constraint violated ran out of memory and is a lower
-bound, one that is pruned with intermediate values was stopped early and is a noisier reading, one
-that is pruned with neither does not run. A failed trial says nothing. The same trials give the same
-proposal, always.
+expected improvement times the probability that it fits and runs is next.
+
+What a trial says is read as Optuna has it: its value, its intermediate values, its constraint
+`memory` (bytes beyond what is allowed), and how well its value is known, where it has the user
+attribute `relative_error` (one standard deviation). A trial that is pruned with that constraint
+violated ran out of memory and is a lower bound, one that is pruned with intermediate values was
+stopped early and is a noisier reading, one that is pruned with neither, or violates another
+constraint, does not run. A failed trial says nothing, and its candidate may be proposed again.
+
+The same trials give the same proposal, always. Inside `study.optimize` the study is stopped when
+every candidate was proposed.
 """
 
+import contextlib
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +42,8 @@ from autotune.search.expected import NOTHING_KNOWN, Expected, Params, Reading, k
 
 FIXED = "fixed_params"
 """Where Optuna keeps the parameters of an enqueued trial."""
+ERROR = "relative_error"
+"""The attribute of a trial that tells how well its value is known."""
 MEMORY = "memory"
 """The constraint that tells by how many bytes a trial exceeds what is allowed."""
 
@@ -72,6 +81,9 @@ class EstimateGuidedSampler(BesideCandidates):
         residual: what is assumed of the memory estimates.
         history: readings of earlier studies, with what was expected there.
         seed: of Optuna's sampler, for parameters outside the candidates.
+
+    Raises:
+        ValueError: what is expected is no number above 0, or not one for each candidate.
     """
 
     def __init__(
@@ -93,12 +105,17 @@ class EstimateGuidedSampler(BesideCandidates):
             raise ValueError(
                 f"{len(self._candidates)} candidates, but {len(self._expected)} are expected"
             )
+        for one in self._expected:
+            one.check()
         self._index = {key_of(params): n for n, params in enumerate(self._candidates)}
         self._allowed = allowed_bytes
         self._believer = Believer(
             self._candidates, self._expected, residual or Residual(), allowed_bytes, history
         )
         self._out: set[int] = set()
+        self._lock = threading.Lock()
+        self._proposed: dict[tuple[str, int], int] = {}
+        """What trials got whose parameters are not stored yet, by study and number."""
 
     def leave_out(self, params: Sequence[Params]) -> None:
         """From now on do not propose these (and only these)."""
@@ -141,39 +158,68 @@ class EstimateGuidedSampler(BesideCandidates):
             return {}  # a trial that was enqueued has its parameters
         if not self._candidates or set(search_space) != set(self._distributions):
             return self._other.sample_relative(study, trial, search_space)
-        new = self._new(study, trial.number)
-        if not new:
-            raise RuntimeError("every candidate has been probed")
-        return dict(self._candidates[best_new(self.beliefs(study), new)])
+        with self._lock:
+            new = self._new(study, trial.number)
+            if not new:
+                raise RuntimeError("every candidate has been probed")
+            index = best_new(self.beliefs(study), new)
+            self._proposed[study.study_name, trial.number] = index
+        return dict(self._candidates[index])
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Inside `optimize`: stop when there is nothing left to propose."""
+        if self._candidates and state != TrialState.FAIL and not self._new(study):
+            with contextlib.suppress(RuntimeError):  # outside `optimize`, whoever asks decides
+                study.stop()
 
     # -- what the trials say
 
     def _new(self, study: optuna.Study, own: int | None = None) -> list[int]:
-        counts = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-        trials = study.get_trials(deepcopy=False, states=counts)
-        seen = {self._index.get(key_of(one.params)) for one in trials if one.number != own}
+        seen = set()
+        for one in study.get_trials(deepcopy=False):
+            if one.number != own and one.state in _TAKEN:
+                known = self._proposed.get((study.study_name, one.number))
+                seen |= {known, self._index_of(one)}
         return [n for n in range(len(self._candidates)) if n not in seen and n not in self._out]
+
+    def _index_of(self, trial: FrozenTrial) -> int | None:
+        """Which candidate a trial is of; its other parameters do not matter."""
+        own = {name: value for name, value in trial.params.items() if name in self._distributions}
+        return self._index.get(key_of(own))
 
     def _told(self, study: optuna.Study) -> list[Told]:
         states = (TrialState.COMPLETE, TrialState.PRUNED)
         trials = study.get_trials(deepcopy=False, states=states)
         sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
-        found = ((self._index.get(key_of(one.params)), one) for one in trials)
+        found = ((self._index_of(one), one) for one in trials)
         return [self._read(n, trial, sign) for n, trial in found if n is not None]
 
     def _read(self, index: int, trial: FrozenTrial, sign: float) -> Told:
         excess = trial.constraints.get(MEMORY)
         peak = None if excess is None or self._allowed is None else self._allowed + excess
+        noise = float(trial.user_attrs.get(ERROR) or 0.0)
         if trial.state == TrialState.COMPLETE:
-            return Told(index=index, log_speed=_log(trial.value, sign), peak_bytes=peak)
+            speed = _log(trial.value, sign)
+            return Told(index=index, log_speed=speed, noise=noise, peak_bytes=peak)
         if excess is not None and excess > 0:
             return Told(index=index, peak_bytes=peak, at_least=True)
-        if trial.last_step is not None and len(trial.constraints) == 0:
+        if trial.last_step is not None and all(one <= 0 for one in trial.constraints.values()):
             value = trial.intermediate_values[trial.last_step]
-            return Told(index=index, log_speed=_log(value, sign), stopped=True)
+            return Told(index=index, log_speed=_log(value, sign), noise=noise, stopped=True)
         return Told(index=index, failed=True)
 
 
 def _log(value: float | None, sign: float) -> float | None:
     """Of a speed, or of a time turned round; None where there is no logarithm."""
-    return sign * math.log(value) if value is not None and value > 0 else None
+    if value is None or not 0 < value < math.inf:
+        return None
+    return sign * math.log(value)
+
+
+_TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)

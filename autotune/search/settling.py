@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from autotune.probe.repeats import SD_95, error
 from autotune.recommend import Ranked
 from autotune.search.gain import expected_gain
 
@@ -26,7 +27,7 @@ def contenders(ranked: Sequence[Ranked], sd: float) -> list[Ranked]:
     others = [
         one
         for one in ranked[1:MOST_CONTENDERS]
-        if behind(first, one) < CERTAIN * error(first, one, sd)
+        if behind(first, one) < CERTAIN * apart(first, one, sd)
     ]
     if not others or first.readings >= MOST_READINGS:
         return []
@@ -38,9 +39,16 @@ def behind(first: Ranked, other: Ranked) -> float:
     return math.log(first.tokens_per_s / other.tokens_per_s)
 
 
-def error(first: Ranked, other: Ranked, sd: float) -> float:
+def apart(first: Ranked, other: Ranked, sd: float) -> float:
     """Standard error of that difference."""
-    return sd * math.sqrt(1 / first.readings + 1 / other.readings)
+    return math.hypot(_error(first, sd), _error(other, sd))
+
+
+def _error(one: Ranked, sd: float) -> float:
+    """Of a mean of several probes it is known already; of a single one it is more than its own."""
+    if one.readings > 1:
+        return (one.measurement.relative_uncertainty or 0.0) / SD_95
+    return error(one.measurement, sd)
 
 
 def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
@@ -49,5 +57,5 @@ def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
     The expected improvement of the likeliest rival over the first, by what is known now.
     """
     first = group[0]
-    rivals = (expected_gain(-behind(first, one), error(first, one, sd)) for one in group[1:])
+    rivals = (expected_gain(-behind(first, one), apart(first, one, sd)) for one in group[1:])
     return max(rivals, default=0.0)

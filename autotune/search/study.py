@@ -26,10 +26,11 @@ from optuna.trial import TrialState
 from autotune.errors import user_error
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record, excess_bytes
+from autotune.probe.repeats import SD_95
 from autotune.search.expected import key_of
 from autotune.search.params import Sampler, distributions, params_of
 from autotune.search.pruning import CannotWinPruner, best_stable_value
-from autotune.search.sampler import EstimateGuidedSampler
+from autotune.search.sampler import ERROR, EstimateGuidedSampler
 from autotune.space.knobs import Candidate, from_knobs
 from autotune.space.spaces import SearchSpace
 
@@ -123,6 +124,8 @@ class Study:
     def tell(self, trial: Trial, measurement: Measurement) -> None:
         """Record how the probe of `trial` ended."""
         trial.set_user_attr(_MEASUREMENT, measurement.plain())
+        if measurement.relative_uncertainty is not None:
+            trial.set_user_attr(ERROR, measurement.relative_uncertainty / SD_95)
         if measurement.outcome == "stopped" and measurement.tokens_per_s:
             # What was reported before were upper ends; the last value is what is believed.
             trial.report(measurement.tokens_per_s, AFTER_THE_LAST)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 from builders import bad, make_estimate, make_facts, make_job, make_space, ok
+from test_ceilings import make_ceilings
 
 from autotune.estimate.memory import Residual
 from autotune.expectations import Expectations
 from autotune.history import CHANGED, OTHER_KNOBS, SAME, History
+from autotune.plan_cache import PlanCache
 from autotune.probe.record import Record
 
 JOB, FACTS = make_job(global_batch_size=4), make_facts()
@@ -30,8 +32,35 @@ def records(*measurements):
 
 
 @pytest.fixture
-def history(nasty_dir):
+def history(nasty_dir, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(nasty_dir / "cache"))
+    PlanCache.of_user().keep_ceilings(FACTS.device.name, make_ceilings())
     return History(path=nasty_dir / "new" / "history.db")
+
+
+def test_where_the_rates_of_the_device_were_not_kept_there_is_no_history(history, monkeypatch):
+    history.keep("a", JOB, FACTS, records(ok(100.0)), EXPECTATIONS)
+    assert history.readings(JOB, FACTS, SPACE)
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(history.path.parent / "other cache"))
+    assert history.readings(JOB, FACTS, SPACE) == []
+    history.keep("b", JOB, FACTS, records(ok(100.0)), EXPECTATIONS)
+    PlanCache.of_user().keep_ceilings(FACTS.device.name, make_ceilings(overhead_s_per_operator=1.0))
+    assert [one.sd for one in history.readings(JOB, FACTS, SPACE)] == [CHANGED]
+
+
+def test_a_disturbed_probe_is_not_kept(history):
+    disturbed = replace(ok(100.0), processor_wait_share=0.3)
+    history.keep("a", JOB, FACTS, records(disturbed, ok(50.0)), EXPECTATIONS)
+    (one,) = history.readings(JOB, FACTS, SPACE)
+    assert math.exp(one.log_speed) == pytest.approx(50)
+
+
+def test_a_file_that_is_no_database_is_begun_anew(history):
+    history.path.parent.mkdir(parents=True)
+    history.path.write_bytes(b"no database " * 1000)
+    assert history.readings(JOB, FACTS, SPACE) == []
+    history.keep("a", JOB, FACTS, records(ok(100.0)), EXPECTATIONS)
+    assert len(history.readings(JOB, FACTS, SPACE)) == 1
 
 
 def test_what_a_run_measured_is_read_by_the_next(history):
@@ -84,14 +113,11 @@ def test_the_newest_rows_count(history):
     assert (max(speeds), min(speeds)) == (169, 110)
 
 
-def test_without_a_file_or_with_a_foreign_one_there_is_no_history(history, tmp_path):
+def test_without_a_file_or_where_there_can_be_none_there_is_no_history(history, tmp_path):
     assert history.readings(JOB, FACTS, SPACE) == []
-    foreign = tmp_path / "foreign.db"
-    foreign.write_text("not a database at all, but long enough to be looked at" * 20)
-    for path in (foreign, tmp_path):
-        other = History(path=path)
-        other.keep("a", JOB, FACTS, records(ok(100.0)), EXPECTATIONS)
-        assert other.readings(JOB, FACTS, SPACE) == []
+    other = History(path=tmp_path)
+    other.keep("a", JOB, FACTS, records(ok(100.0)), EXPECTATIONS)
+    assert other.readings(JOB, FACTS, SPACE) == []
 
 
 def test_a_row_that_makes_no_sense_is_no_history(history):

@@ -235,6 +235,79 @@ def test_a_candidate_that_failed_once_is_not_the_best_any_more():
     assert study.sampler.beliefs(study).best is None
 
 
+# -- in studies that others make
+
+
+def objective(trial):
+    params = {
+        name: trial.suggest_categorical(name, one.choices) for name, one in DISTRIBUTIONS.items()
+    }
+    trial.suggest_float("lr", 1e-5, 1e-3)  # nothing to do with the candidates
+    return truth(params)
+
+
+def chosen(study):
+    return [tuple(one.params[name] for name in DISTRIBUTIONS) for one in study.trials]
+
+
+def test_parameters_outside_the_candidates_do_not_hide_whose_trial_it_is():
+    study = make_study()
+    study.optimize(objective, n_trials=6)
+    assert len(set(chosen(study))) == 6
+    assert study.best_trial.params["kernel"] == "b"
+
+
+def test_optimize_ends_when_every_candidate_was_proposed():
+    study = make_study(make_sampler(CANDIDATES[:5]))
+    study.optimize(objective, n_trials=100)
+    assert len(study.trials) == len(set(chosen(study))) == 5
+    assert {one.state for one in study.trials} == {TrialState.COMPLETE}
+
+
+def test_threads_get_different_candidates():
+    study = make_study()
+    study.optimize(objective, n_trials=20, n_jobs=4)
+    assert len(set(chosen(study))) == 20
+
+
+@pytest.mark.parametrize("value", [math.inf, 0.0, -1.0])
+def test_a_value_that_is_no_speed_teaches_nothing_of_speed(value):
+    study = make_study()
+    trial, _ = ask(study)
+    study.tell(trial, value)
+    _, params = ask(study)
+    assert math.isfinite(study.sampler.gain(study))
+    assert params["kernel"] == "c"
+
+
+@pytest.mark.parametrize("speed", [math.nan, math.inf, 0.0, -5.0])
+def test_an_expectation_that_no_device_can_meet_is_refused(speed):
+    expected = [Expected(speed=speed)] * len(CANDIDATES)
+    with pytest.raises(ValueError, match="speed"):
+        make_sampler(expected=expected)
+
+
+def test_a_stopped_probe_that_fits_runs():
+    study = make_study()
+    trial, params = ask(study)
+    trial.report(50.0, 1)
+    trial.set_constraint("memory", -10.0)
+    study.tell(trial, state=TrialState.PRUNED)
+    runs = study.sampler.beliefs(study).runs
+    assert runs[CANDIDATES.index(params)] == 1.0
+
+
+def test_a_value_that_is_hardly_known_moves_less():
+    def belief(error):
+        study = make_study()
+        trial, params = ask(study)
+        trial.set_user_attr("relative_error", error)
+        study.tell(trial, 3 * truth(params))
+        return study.sampler.beliefs(study).mean[CANDIDATES.index(params)]
+
+    assert belief(0.5) < belief(0.01) - 0.05
+
+
 class TestContract(BasicSamplerTestCase, RelativeSamplerTestCase):
     """Optuna's own tests of a sampler, for spaces that are not ours."""
 

@@ -11,9 +11,9 @@ from autotune.probe.repeats import PRIOR_SD, pooled, repeatability
 from autotune.recommend import Ranked, Recommendation, recommend
 from autotune.search.settling import (
     MOST_READINGS,
+    apart,
     behind,
     contenders,
-    error,
     gain_of_a_round,
 )
 
@@ -22,12 +22,17 @@ def record(number, measurement, candidate):
     return Record(number=number, candidate=candidate, measurement=measurement)
 
 
+def known_to(readings):
+    """The 95% half-width of a mean of probes that differ by 2%; a single one has its own."""
+    return 1.96 * 0.02 / math.sqrt(readings) if readings > 1 else 0.0
+
+
 def ranked(*speeds, readings=1):
     return [
         Ranked(
             number=n,
             candidate=make_candidate(),
-            measurement=ok(speed),
+            measurement=ok(speed, noise=known_to(readings)),
             numbers=tuple(range(readings)),
         )
         for n, speed in enumerate(speeds)
@@ -55,11 +60,15 @@ def test_it_is_a_tie_after_the_last_reading():
 
 
 def test_the_error_of_a_difference_is_that_of_two_means():
-    one, other = ranked(100, 90)
+    (one,), (other,) = ranked(100), ranked(90, readings=4)
     assert behind(one, other) == pytest.approx(math.log(100 / 90))
-    assert error(one, replace(other, numbers=(1, 2, 3, 4)), 0.02) == pytest.approx(
-        0.02 * math.sqrt(1.25)
-    )
+    assert apart(one, other, 0.02) == pytest.approx(0.02 * math.sqrt(1.25))
+
+
+def test_a_probe_that_repeats_badly_inside_itself_is_measured_again():
+    wide = [replace(one, measurement=ok(one.tokens_per_s, noise=0.25)) for one in ranked(100, 93)]
+    assert len(contenders(wide, sd=0.02)) == 2
+    assert contenders(ranked(100, 93), sd=0.02) == []
 
 
 def test_a_round_can_win_less_the_further_they_are_apart():
@@ -93,8 +102,34 @@ def test_several_probes_are_their_mean_speed_and_highest_peak():
     assert one.step_time_s == pytest.approx(2.0 * 100 / 90)
     assert one.micro_step_fixed_s == pytest.approx(0.5 * 100 / 90)
     assert one.peak_memory_bytes == 4 * GIB
-    assert one.relative_uncertainty == pytest.approx(1.96 * 0.02 / math.sqrt(2))
     assert pooled([first], sd=0.5) is first
+
+
+def test_the_mean_is_known_no_better_than_its_probes_and_their_distance_allow():
+    alike = pooled([ok(100), ok(100)], sd=0.02)
+    assert alike.relative_uncertainty == pytest.approx(1.96 * 0.02 / math.sqrt(2))
+    wide = pooled([ok(100, noise=0.196), ok(100, noise=0.196)], sd=0.02)
+    assert wide.relative_uncertainty == pytest.approx(1.96 * math.hypot(0.1, 0.02) / math.sqrt(2))
+    apart = pooled([ok(100), ok(81)], sd=0.02)
+    assert apart.relative_uncertainty == pytest.approx(1.96 * math.log(100 / 81) / 2)
+
+
+def test_a_disturbed_probe_counts_only_where_there_is_no_other():
+    disturbed = replace(ok(10), processor_wait_share=0.5)
+    assert pooled([ok(100), disturbed, ok(100)], sd=0.02).tokens_per_s == pytest.approx(100)
+    assert pooled([disturbed, disturbed], sd=0.02).tokens_per_s == pytest.approx(10)
+    same = make_candidate()
+    found = repeatability([record(0, ok(100), same), record(1, disturbed, same)])
+    assert found.measured_sd is None
+
+
+def test_however_noisy_the_machine_what_cannot_be_told_apart_is_a_tie():
+    fast, slow = make_candidate(4, 4), make_candidate(2, 8)
+    answer = recommended(record(0, ok(130, noise=0.8), fast), record(1, ok(100, noise=0.5), slow))
+    assert answer.chosen.number == 0
+    assert [one.number for one in answer.ties] == [1]
+    assert "cannot be told from it" in answer.reasons[1]
+    assert not [reason for reason in answer.reasons if "faster than the next best" in reason]
 
 
 def recommended(*records, allowed=None) -> Recommendation:
