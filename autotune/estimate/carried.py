@@ -64,6 +64,14 @@ class CarriedValues:
         """Remember what a fake tensor holds."""
         tensor.__dict__["autotune_carried"] = value
 
+    def set_nonzero(self, tensor: torch.Tensor, mask: torch.Tensor) -> None:
+        """A tensor that stands for the indices where `mask` is true, and was made empty."""
+        value = self.of(mask)
+        tensor.__dict__.pop("autotune_carried", None)
+        if value is not None:
+            with unset_fake_temporarily():
+                self.set(tensor, value.nonzero())
+
     def follow(self, operator: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Run the operator on the values as well, where all of them are known."""
         outs = tensors_in(out)

@@ -76,7 +76,7 @@ def _to_dtype_only(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
-    """A copy of a fake tensor; torch's own fails on what small ones carry along (torch 2.13)."""
+    """A copy of a fake tensor; torch's own fails on the values that small ones carry along."""
     if id(tensor) not in memo:
         copy = tensor.detach().clone()
         if isinstance(tensor, torch.nn.Parameter):

@@ -187,12 +187,15 @@ class Tracer(TorchDispatchMode):
         answered, answer = self._answer(func, args)
         if answered:
             return answer
+        asked, of = func, args
         func, args, kwargs = self._without_unknown_shapes(func, args, kwargs)
         backward = torch._C._current_autograd_node() is not None
         self._put_in_workspace(func, backward)
         out = func(*args, **kwargs)
         self._note(func, args, kwargs, out, backward)
         self.carried.follow(func, args, kwargs, out)
+        if asked is aten.nonzero.default:
+            self.carried.set_nonzero(out, of[0])
         return out
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool) -> None:

@@ -3,12 +3,11 @@
 A child does both, as a plan's does; the model has nine layers, so that four of them are copies.
 """
 
-from dataclasses import dataclasses
+import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dataclass
-import field
 import pytest
 
 from autotune.probe.ending import Limits

@@ -1,4 +1,4 @@
-"""The cases people brought (`examples/`): what their pages say, and each of them for real on a
+"""The cases people brought (`examples/`): what is planned of them, and one of them for real on a
 stand-in of the same architecture."""
 
 import json
@@ -22,8 +22,6 @@ TINY = {
     "max_position_embeddings": 512,
 }
 STAND_INS = {
-    "sft-memory-by-length": ["max_length=64", "recipe.max_length=[16, 64]"],
-    "sft-factorisations": ["max_length=64", "precision=fp32"],
     "reward-long-context": ["max_length=64", "recipe.max_length=[64]", "precision=fp32"],
 }
 

@@ -11,6 +11,12 @@ from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.test_run import EXAMPLE, assert_launched, probes_of, write_job
 
 METHODS = ("reward", "dpo", "kto")
+CHECKPOINTING: dict[str, dict[str, bool]] = {
+    "reward": {},
+    "dpo": {"gradient_checkpointing": False},
+    "kto": {"gradient_checkpointing": True},
+}
+"""Where there is a knob beside it, one of them is enough."""
 WIDE = {**LLAMA, "intermediate_size": 6000, "vocab_size": 5000}
 """Its activations outweigh what one process takes more than another."""
 WORDS = [
@@ -51,12 +57,20 @@ def test_a_preference_job_becomes_a_verified_bundle_that_trains(
     write_job(
         autotune.folder,
         method=method,
-        model=str(EXAMPLE / "model"),
         dataset="pairs.jsonl",
-        max_length=96,
+        max_length=64,
         budget={"probes": 4, "minutes": 5},
         tuning="lora" if method == "reward" else "full",
+        fixed={
+            "attn_implementation": "sdpa",
+            "optim": "adamw_torch_fused",
+            **CHECKPOINTING[method],
+        },
     )
+    model = autotune.folder / "model"
+    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
+    for file in (EXAMPLE / "model").glob("tokenizer*.json"):
+        (model / file.name).write_bytes(file.read_bytes())
     result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json"))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
