@@ -6,7 +6,7 @@ that of the fastest that fits, among those that differ in what decides about mem
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,9 +34,9 @@ from autotune.what_if import Change, single_changes
 MOST_CHANGES = 3
 LITTLE_TO_MEMORY = (
     *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
-    *("use_liger_kernel", "torch_compile", "train_sampling_strategy"),
+    *("torch_compile", "train_sampling_strategy"),
 )
-"""Knobs that stay as the stack has them while a way out is looked for."""
+"""Knobs that stay as the leanest candidate has them while a way out is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +102,21 @@ def advise(
 
 
 def advise_in_run(
-    job: Job, facts: Facts, limit: int, space: SearchSpace, run: RunFolder, server: ProbeServer
+    job: Job,
+    facts: Facts,
+    limit: int,
+    space: SearchSpace,
+    run: RunFolder,
+    server: ProbeServer,
+    tried: Collection[str],
 ) -> Advice:
-    """The same for a job of which probes found that it does not fit in `limit` bytes."""
-    return _Advisor(job, facts, limit, None, run, [server]).advice(space, seen_to_fail=True)
+    """The same for a job of which probes found that it does not fit in `limit` bytes.
+
+    Args:
+        tried: single changes, by their texts, that probes found not to be enough.
+    """
+    advisor = _Advisor(job, facts, limit, None, run, [server], tried)
+    return advisor.advice(space, seen_to_fail=True)
 
 
 class _Advisor:
@@ -117,9 +128,10 @@ class _Advisor:
         kind: DeviceKind | None,
         run: RunFolder,
         started: Sequence[ProbeServer],
+        tried: Collection[str] = (),
     ) -> None:
         self._job, self._facts, self._limit, self._kind = job, facts, limit, kind
-        self._run, self._started = run, started
+        self._run, self._started, self._tried = run, started, tried
         self._cache = PlanCache.of_user()
         self._asked = self._calls = 0
 
@@ -141,7 +153,7 @@ class _Advisor:
             limit_bytes=self._limit,
             device=self._facts.device.name,
             ways=ways,
-            tried=self._asked - 1,
+            tried=self._asked,
         )
 
     def _ways(self, nearest: Candidate, speed: float | None) -> Iterator[Way]:
@@ -164,7 +176,8 @@ class _Advisor:
                     if space is None:
                         continue
                     leaner = leanest(space)
-                    if not self._fits(change.job, leaner):
+                    failed = not made and change.text in self._tried
+                    if failed or not self._fits(change.job, leaner):
                         following.append(((*made, change), change.job, leaner))
                         continue
                     fitting.append(texts)
@@ -194,6 +207,7 @@ class _Advisor:
             return None
 
     def _fits(self, job: Job, candidate: Candidate) -> bool:
+        self._asked += 1
         return self._estimates(job, [candidate])[candidate.key].fits
 
     def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
@@ -201,7 +215,6 @@ class _Advisor:
         return max((one.tokens_per_s or 0.0 for one in found), default=0.0) or None
 
     def _estimates(self, job: Job, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
-        self._asked += len(candidates) == 1
         limit = allocator_limit(job, self._facts, self._limit)
         tasks = path_tasks(
             job,

@@ -110,7 +110,8 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
             same = isinstance(now, Recommendation) and (
                 now.chosen.candidate.key == following.chosen.candidate.key
             )
-            if same or len(failures) + 1 == MAX_VERIFICATIONS:
+            last = len(failures) + 1 == MAX_VERIFICATIONS or isinstance(now, NothingFits)
+            if same or last:
                 following = now if same and isinstance(now, Recommendation) else following
                 emit_session(session, following, outcome)
                 return following, outcome
@@ -176,10 +177,11 @@ def advice_of(
     return advise_in_run(
         session.job,
         session.facts,
-        session.limit_bytes,
+        session.allowed_bytes,
         session.space,
         session.run,
         session.server,
+        [one.text for one in tried],
     )
 
 

@@ -183,8 +183,9 @@ def estimates_of(
 def beforehand(job: Job, facts: Facts, candidate: Candidate) -> float:
     """What is computed once before the training, as a share of the training's time.
 
-    The forward pass of a reference over the data, taken as a third of a micro-step (a quarter with
-    checkpointing). Known error: none is known; probes measure it.
+    The forward passes of a reference over the data, as a part of those of a micro-step: a third
+    for DPO (a quarter with checkpointing), a half for KTO, which has two. Known error: it counts
+    passes, not times; probes measure it.
     """
     config = settings(job, facts, candidate, "out").config
     if not config.get("precompute_ref_log_probs"):
@@ -192,8 +193,12 @@ def beforehand(job: Job, facts: Facts, candidate: Candidate) -> float:
     work = work_of(config)
     passes: float = work.epochs
     if work.max_steps is not None:
-        passes = work.max_steps * candidate.global_batch / facts.data.rows
-    return (1 / 4 if candidate.values.get("gradient_checkpointing") else 1 / 3) / passes
+        rows = candidate.global_batch * job.devices.count
+        passes = work.max_steps * rows / facts.data.rows
+    # Forward passes; a backward pass is two, and with checkpointing three.
+    forward = 2 if candidate.values.get("loss_type") == "kto" else 1
+    backward = 3 if candidate.values.get("gradient_checkpointing") else 2
+    return forward / (forward + backward) / passes
 
 
 def by_formula(

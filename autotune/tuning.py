@@ -59,6 +59,7 @@ def tune(
     if not run.exists():
         begin(job, run, storage, options)
     with run.locked(), ProbeServer(run.log) as server:
+        run.ending.unlink(missing_ok=True)
         session = None
         try:
             session = open_session(job, definition, run, server, storage, listener or Listener())

@@ -53,7 +53,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
         lora = job.model_copy(update={"tuning": "lora"})
         yield Change(field="tuning", text="`tuning: lora`", kind="recipe", job=lora)
     if job.tuning == "full" and nearest.values.get("optim") != "adafactor":
-        text = "an optimizer without moments (`recipe: {optim: [adafactor]}`)"
+        text = "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"
         yield _recipe(job, "optim", "adafactor", text)
     length = nearest.values.get("max_length", job.max_length)
     for part in (2, 4):

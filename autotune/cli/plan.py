@@ -51,6 +51,8 @@ def command(
     Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
     `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
     """
+    if advise and (maximum is not None or fits or top):
+        raise user_error("`--advise` goes with none of --max, --fits and --top", where="--advise")
     if maximum is not None:
         return _largest(job, sets, flags, device, devices, maximum, as_json)
     if advise:

@@ -26,7 +26,7 @@ from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
 from autotune.estimate.stand_ins import fake_run, replaced
 from autotune.estimate.tracer import Tracer
-from autotune.facts.row_kinds import ROW_KINDS
+from autotune.facts.row_kinds import ROW_KINDS, turned_by_one
 from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.families import family
@@ -179,7 +179,13 @@ def asked_rows(request: TraceRequest) -> Any:
     kind = ROW_KINDS[request.method]
     rows = []
     for step, times in zip(request.steps, request.micro_steps, strict=True):
-        rows += kind.of_lengths(step.lengths, step.labelled) * times
+        batch: list[Any] = kind.of_lengths(step.lengths, step.labelled)
+        if request.method == "kto" and request.config.get("loss_type", "kto") == "kto":
+            turned = turned_by_one([row["completion_ids"] for row in batch])
+            batch = [
+                {**row, "KL_completion_ids": one} for row, one in zip(batch, turned, strict=True)
+            ]
+        rows += batch * times
     dataset = Dataset.from_list(rows)
     if request.config.get("precompute_ref_log_probs"):
         for column in METHODS[request.method].reference:

@@ -55,6 +55,11 @@ def repeated(tokens: list[int], length: int) -> list[int]:
     return (tokens * -(-length // max(len(tokens), 1)))[:length]
 
 
+def turned_by_one(completions: list[list[int]]) -> list[list[int]]:
+    """Of the rows of a micro-batch, the completions that KTO puts behind their prompts."""
+    return [completions[-1], *completions[:-1]]
+
+
 class TextRows(RowKind):
     """Rows of SFTTrainer: one sequence, cut in the data set."""
 

@@ -96,7 +96,10 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
         wanted = ({"chosen", "rejected"},)
     if not any(one <= columns for one in wanted):
         raise ValueError(_what_is_missing(method, rows.column_names, text_field))
-    for name in {text_field, "prompt", "completion", "chosen", "rejected", "label"} & columns:
+    read = {text_field, "prompt", "completion"}
+    if method != "sft":
+        read = {"prompt", "completion", "chosen", "rejected", "label"}
+    for name in read & columns:
         if None in rows[name][:]:
             raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
 

@@ -38,7 +38,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     if advice.fits:
         yield f"It fits as it is: the leanest candidate takes {takes} of {has}."
         return
-    yield f"It does not fit: the leanest candidate takes {takes} of {has}."
+    yield f"It does not fit: by estimate the leanest candidate takes {takes}; there are {has}."
     if not advice.ways:
         yield f"No list of up to three changes makes it fit ({advice.tried} were estimated)."
         return

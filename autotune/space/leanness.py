@@ -14,6 +14,7 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
         values.get("max_length") or math.inf,
         values.get("dtype") == "float32",
         values.get("lora_r") or 0,
+        not values.get("precompute_ref_log_probs", False),
         not values.get("gradient_checkpointing", False),
         values.get("loss_type") == "nll" and not values.get("use_liger_kernel"),
         values.get("attn_implementation") == "eager",

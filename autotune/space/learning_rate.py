@@ -57,7 +57,8 @@ def scaling(job: Job, candidate: Candidate) -> Scaling | None:
     batch = candidate.global_batch * job.devices.count
     if reference is None or reference == batch:
         return None
-    rate = float(job.training.get("learning_rate", METHODS[job.method].defaults["learning_rate"]))
+    given = job.training.get("learning_rate")
+    rate = float(METHODS[job.method].defaults["learning_rate"] if given is None else given)
     ratio = batch / reference
     rules = [(rate * math.sqrt(ratio), SQUARE_ROOT), (rate * ratio, LINEAR)]
     if str(candidate.values.get("optim", "")).startswith(_LINEAR_FOR):

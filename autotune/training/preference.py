@@ -8,6 +8,7 @@ from typing import Any
 
 from trl import DPOTrainer, KTOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
+from autotune.facts.row_kinds import turned_by_one
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.beforehand import ReferenceOnce
 from autotune.training.family import Family, Models
@@ -59,14 +60,13 @@ class TokenizedKtoTrainer(ReferenceOnce, KTOTrainer):
     method = "kto"
 
     def _prepare_dataset(self, dataset: Any, tokenizer: Any, args: Any, name: str) -> Any:
-        if not self.calculate_KL:
+        if not self.calculate_KL or "KL_completion_ids" in dataset.column_names:
             return dataset
         size = args.per_device_train_batch_size
         completions = dataset["completion_ids"][:]
         turned = []
         for start in range(0, len(completions), size):
-            batch = completions[start : start + size]
-            turned += [batch[-1], *batch[:-1]]
+            turned += turned_by_one(completions[start : start + size])
         return dataset.add_column("KL_completion_ids", turned)
 
 

@@ -7,6 +7,8 @@ from builders import make_estimate, make_facts, make_job, make_space
 
 from autotune.advising import _Advisor, decisive, leanest
 from autotune.report.advice import advice_lines, advice_plain
+from autotune.space.definition import load_definition
+from autotune.space.spaces import bind
 
 GIB = 2**30
 
@@ -14,13 +16,14 @@ GIB = 2**30
 class Made(_Advisor):
     """An advisor whose estimates are a function of the job and the candidate."""
 
-    def __init__(self, job, fits, speed=lambda job, one: 100.0):
+    def __init__(self, job, fits, speed=lambda job, one: 100.0, tried=()):
         self._job, self._facts = job, make_facts("cuda")
-        self._limit, self._asked = 40 * GIB, 0
+        self._limit, self._asked, self._tried = 40 * GIB, 0, tried
+        self.jobs = []
         self._fits_if, self._speed_of = fits, speed
 
     def _estimates(self, job, candidates):
-        self._asked += len(candidates) == 1
+        self.jobs.append(job.model_dump_json())
         found = {}
         for one in candidates:
             estimate = make_estimate(50 * GIB, self._speed_of(job, one))
@@ -58,11 +61,29 @@ def test_two_changes_are_tried_together_where_none_is_enough():
 
 
 def test_nothing_is_changed_twice():
-    advice = advised(make_job(), lambda job, one: False)
+    advisor = Made(make_job(), lambda job, one: False)
+    advice = advisor.advice(make_space(make_job(), make_facts("cuda")))
     assert not advice.ways
-    assert advice.tried > 10
+    asked = advisor.jobs[2:]  # the job itself comes first: its leanest, and its speed
+    assert advice.tried == len(asked) == len(set(asked)) > 10
     (line,) = [line for line in advice_lines(advice) if "No list" in line]
     assert str(advice.tried) in line
+
+
+def test_what_probes_found_not_to_be_enough_is_no_way_but_part_of_one():
+    def fits(job, one):
+        return job.tuning == "lora"
+
+    advisor = Made(make_job(), fits, tried=["`tuning: lora`"])
+    advice = advisor.advice(make_space(make_job(), make_facts("cuda")), seen_to_fail=True)
+    assert advice.ways
+    assert all("tuning" in one and len(one) == 2 for one in changes(advice))
+
+
+def test_a_reference_that_need_not_be_kept_is_leaner():
+    job = make_job(method="dpo")
+    space = bind(load_definition("dpo"), job, make_facts("cuda"))
+    assert leanest(space)["precompute_ref_log_probs"] is True
 
 
 def test_a_loosened_pin_is_no_change_of_what_is_learned_and_comes_first():

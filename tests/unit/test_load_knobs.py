@@ -154,3 +154,20 @@ def test_an_own_search_space_is_read_from_the_job_files_folder(folder):
     (folder / "mine.yaml").write_text("method: dpo\nknobs: {}\n", encoding="utf-8")
     with pytest.raises(UserError):
         load(folder, "search_space: mine.yaml\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "training", "word"),
+    [
+        ("kto", "train_sampling_strategy=random", "sequential"),
+        ("dpo", "train_sampling_strategy=group_by_length", "cannot group by length"),
+        ("reward", "train_sampling_strategy=group_by_length", "cannot group by length"),
+        ("dpo", "padding_free=true", "pads all the same"),
+    ],
+)
+def test_what_a_trainer_takes_and_cannot_do_is_refused(method, training, word):
+    base = ["model=some/model", "dataset={lengths: {max: 64}}", f"method={method}"]
+    load_job(None, base)
+    with pytest.raises(UserError) as caught:
+        load_job(None, [*base, training])
+    assert word in caught.value.problems[0].hint

@@ -21,7 +21,7 @@ def test_pinned_speed_knobs_come_before_what_changes_the_learning():
         ("speed", "`loss_type: chunked_nll` in place of the pinned `nll`"),
         ("recipe", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"),
         ("recipe", "`tuning: lora`"),
-        ("recipe", "an optimizer without moments (`recipe: {optim: [adafactor]}`)"),
+        ("recipe", "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"),
         ("recipe", "`max_length: 512`"),
         ("recipe", "`max_length: 256`"),
     ]
