@@ -138,7 +138,7 @@ class Command:
 
     def __call__(self, *arguments: str, expect: int = 0) -> str:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=400)
+        out, err = process.communicate(timeout=900)
         assert process.returncode == expect, err
         assert "Traceback" not in err
         return out

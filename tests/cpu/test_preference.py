@@ -78,7 +78,7 @@ def test_a_preference_job_becomes_a_verified_bundle_that_trains(
     bundle, out = autotune.folder / "run" / "bundle", autotune.folder / "out"
     flags = ["--max_steps", "2", "--output_dir", str(out), "--save_strategy", "no"]
     subprocess.run(
-        ["bash", str(bundle / "launch.sh"), *flags], check=True, capture_output=True, timeout=120
+        ["bash", str(bundle / "launch.sh"), *flags], check=True, capture_output=True, timeout=300
     )
     assert list(out.glob("*.safetensors"))
 

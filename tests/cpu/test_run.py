@@ -81,7 +81,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     # The user's own command, from the user's own data, without our flags.
     flags = ["--max_steps", "2", "--output_dir", str(folder / "out"), "--save_strategy", "no"]
     subprocess.run(
-        ["bash", str(bundle / "launch.sh"), *flags], check=True, capture_output=True, timeout=120
+        ["bash", str(bundle / "launch.sh"), *flags], check=True, capture_output=True, timeout=300
     )
     assert (folder / "out" / "model.safetensors").is_file()
 
@@ -239,6 +239,6 @@ def test_data_and_models_that_cannot_be_read_are_the_users_to_mend(autotune: Com
     write_job(autotune.folder)
     (autotune.folder / "words.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     process = autotune.start("run", "job.yaml", "--set", "dataset=words.jsonl", "--out", "run")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "holds no tokenizer" in err and "Traceback" not in err
