@@ -94,10 +94,10 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
     A launch that is off may make the candidate be probed again: that probe is one of the run, and
     where another candidate is the fastest by it, that one is next.
     """
-    failures: list[tuple[Recommendation, Verification]] = []
+    judged: list[tuple[Recommendation, Verification]] = []
     passed_over: dict[int, str] = {}
     following: Recommendation | NothingFits = first
-    while isinstance(following, Recommendation) and len(failures) < MAX_VERIFICATIONS:
+    while isinstance(following, Recommendation) and len(judged) < MAX_VERIFICATIONS:
         emit_session(session, following, None)
         session.listener.verifying(following)
         again = functools.partial(probe_again, session, following.chosen.candidate)
@@ -110,18 +110,18 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
             same = isinstance(now, Recommendation) and (
                 now.chosen.candidate.key == following.chosen.candidate.key
             )
-            last = len(failures) + 1 == MAX_VERIFICATIONS or isinstance(now, NothingFits)
+            last = len(judged) + 1 == MAX_VERIFICATIONS or isinstance(now, NothingFits)
             if same or last:
                 following = now if same and isinstance(now, Recommendation) else following
                 emit_session(session, following, outcome)
                 return following, outcome
-            failures.append((following, outcome))
+            judged.append((following, outcome))
             following = now
             continue
-        failures.append((following, outcome))
+        judged.append((following, outcome))
         passed_over[following.chosen.number] = outcome.reason
         following = recommend(session.study.records(), session.allowed_bytes, passed_over)
-    best = next((one for one in failures if one[1].verified), failures[0])
+    best = next((one for one in judged if one[1].verified), judged[0])
     emit_session(session, *best)
     return best
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.duration import work_of
 from autotune.estimate.calibration import Coefficients, calibrated
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.closed_form import Dimensions, closed_form
@@ -19,6 +18,7 @@ from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.path_tasks import PathTask
 from autotune.probe.record import Record
+from autotune.probe.throughput import passes
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
 
@@ -190,15 +190,11 @@ def beforehand(job: Job, facts: Facts, candidate: Candidate) -> float:
     config = settings(job, facts, candidate, "out").config
     if not config.get("precompute_ref_log_probs"):
         return 0.0
-    work = work_of(config)
-    passes: float = work.epochs
-    if work.max_steps is not None:
-        rows = candidate.global_batch * job.devices.count
-        passes = work.max_steps * rows / facts.data.rows
+    often = passes(config, candidate.global_batch * job.devices.count, facts.data.rows)
     # Forward passes; a backward pass is two, and with checkpointing three.
     forward = 2 if candidate.values.get("loss_type") == "kto" else 1
     backward = 3 if candidate.values.get("gradient_checkpointing") else 2
-    return forward / (forward + backward) / passes
+    return forward / (forward + backward) / often
 
 
 def by_formula(
@@ -219,7 +215,7 @@ def by_formula(
         layers=layers,
         hidden=hidden,
         heads=max(hidden // 128, 1),
-        vocabulary=1 if job.method == "reward" else model.vocab_size or 32000,
+        vocabulary=1 if METHODS[job.method].classifier else model.vocab_size or 32000,
         tokens=METHODS[job.method].sequences * candidate.micro_batch * length,
         length=candidate.micro_batch * length if config.get("padding_free") else length,
     )

@@ -16,7 +16,13 @@ class Method:
         columns: of tokenized rows, as the trainer makes them.
         sequences: how many sequences the trainer makes of one row.
         reference: columns that rows have where the reference was computed before the training.
+        classifier: whether the model is a sequence classifier with one output, not a causal LM.
+        loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
+            rows has other operators.
         defaults: what TRL does unless told otherwise, made explicit where it differs by method.
+        lora_defaults: the same of adapters.
+        refused: training fields that the trainer has and cannot do: the values that it can, and
+            why not others.
     """
 
     name: str
@@ -25,7 +31,11 @@ class Method:
     columns: tuple[str, ...]
     sequences: int = 1
     reference: tuple[str, ...] = ()
+    classifier: bool = False
+    loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    lora_defaults: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
 
     @property
     def config_file(self) -> str:
@@ -38,6 +48,10 @@ class Method:
         return f"trl.scripts.{self.name}"
 
 
+_CANNOT_GROUP = (
+    ("random", "sequential"),
+    "this trainer cannot group by length: transformers looks for `input_ids`",
+)
 _ALL = (
     Method(
         name="sft",
@@ -56,7 +70,11 @@ _ALL = (
         source="trainer/reward_config.py",
         columns=("chosen_ids", "rejected_ids"),
         sequences=2,
+        classifier=True,
         defaults={"learning_rate": 1e-4, "disable_dropout": True},
+        # Else the new head on top would not be trained.
+        lora_defaults={"lora_task_type": "SEQ_CLS"},
+        refused={"train_sampling_strategy": _CANNOT_GROUP},
     ),
     Method(
         name="dpo",
@@ -71,6 +89,11 @@ _ALL = (
             "disable_dropout": True,
         },
         reference=("ref_chosen_logps", "ref_rejected_logps"),
+        loops_over_rows=True,
+        refused={
+            "train_sampling_strategy": _CANNOT_GROUP,
+            "padding_free": ((), "TRL's DPOTrainer takes it and pads all the same"),
+        },
     ),
     Method(
         name="kto",
@@ -84,6 +107,13 @@ _ALL = (
             "train_sampling_strategy": "sequential",
         },
         reference=("ref_logps", "ref_KL_logps"),
+        loops_over_rows=True,
+        refused={
+            "train_sampling_strategy": (
+                ("sequential",),
+                "TRL's KTOTrainer compares rows with their neighbours, so it wants `sequential`",
+            )
+        },
     ),
 )
 METHODS = {method.name: method for method in _ALL}

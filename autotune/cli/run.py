@@ -48,7 +48,7 @@ def command(
     """
     from rich.console import Console
 
-    from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
+    from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
     from autotune.report.plain import result_plain
     from autotune.report.tables import result_lines
     from autotune.report.terminal import TerminalListener
@@ -56,13 +56,7 @@ def command(
     from autotune.tuning import tune
 
     if resume is not None:
-        if out is not None:
-            raise user_error("a resumed run keeps its folder", where="--out", hint="leave it out")
-        if sampler is not None or no_history:
-            where = "--sampler" if sampler is not None else "--no-history"
-            raise user_error(
-                "a resumed run searches as it was started", where=where, hint="leave it out"
-            )
+        _refuse_to_resume_with(out, sampler, no_history)
         loaded, definition, run = _resumed(resume, job, sets, flags, storage)
     else:
         options = Options(sampler=sampler or SAMPLERS[0], history=not no_history)
@@ -83,6 +77,19 @@ def command(
         click.echo(f"interrupted; go on with: autotune run --resume {run.path}", err=True)
         return EXIT_INTERRUPTED
     return EXIT_DONE if result.outcome == "recommended" else EXIT_NOTHING_FITS
+
+
+def _refuse_to_resume_with(out: Path | None, sampler: str | None, no_history: bool) -> None:
+    from autotune.errors import user_error
+
+    search = "a resumed run searches as it was started"
+    for flag, given, what in (
+        ("--out", out is not None, "a resumed run keeps its folder"),
+        ("--sampler", sampler is not None, search),
+        ("--no-history", no_history, search),
+    ):
+        if given:
+            raise user_error(what, where=flag, hint="leave it out")
 
 
 def _started(

@@ -26,8 +26,6 @@ from autotune.methods import METHODS
 
 ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 """Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
-LOOPS_OVER_ROWS = ("dpo", "kto")
-"""Methods whose loss goes over the rows one by one: a step of more rows has other events."""
 LITTLE = 0.005
 """Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
 Key = tuple[int, int, bool]
@@ -114,7 +112,7 @@ class PathEstimates(Persevering):
         return all(worst.padded for worst in self._worsts if worst.size == size)
 
     def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
-        if self.way == DIRECT or self._request.method in LOOPS_OVER_ROWS:
+        if self.way == DIRECT or METHODS[self._request.method].loops_over_rows:
             return sorted(set(fitting)), []
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._loss == "chunked_nll":

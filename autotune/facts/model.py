@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.methods import METHODS
+
 _CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -150,7 +152,7 @@ def model_config(path: str, method: str, **kinds: Any) -> Any:
     """The model's configuration, as the method's trainer has it."""
     import transformers
 
-    if method == "reward":
+    if METHODS[method].classifier:
         kinds["num_labels"] = 1  # the only output is the reward
     return transformers.AutoConfig.from_pretrained(path, **kinds)
 
@@ -172,7 +174,7 @@ def model_class(config: Any, method: str) -> Any:
     """
     import transformers
 
-    if method == "reward":
+    if METHODS[method].classifier:
         classes = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
         if type(config) not in classes:
             raise ValueError(

@@ -8,9 +8,10 @@ Known error: attention grows faster than linearly with length, which the calibra
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
+from typing import Any
 
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Two-sided 95% quantiles of Student's t at 1 to 10 degrees of freedom; beyond, 2."""
@@ -38,6 +39,17 @@ class Before:
 
 
 NOTHING_BEFORE = Before(0.0, 1.0)
+
+
+def passes(config: Mapping[str, Any], global_batch: int, rows: int) -> float:
+    """How often a job of this flat configuration goes over its data.
+
+    Args:
+        global_batch: rows of an optimizer step over all devices.
+        rows: of the data.
+    """
+    steps = int(config.get("max_steps") or 0)
+    return steps * global_batch / rows if steps > 0 else float(config["num_train_epochs"])
 
 
 @dataclass(frozen=True, kw_only=True)

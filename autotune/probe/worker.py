@@ -80,7 +80,7 @@ def _measure(
     import torch
 
     from autotune.probe.meters import Progress, Schedule, StepMeter
-    from autotune.probe.throughput import Before
+    from autotune.probe.throughput import Before, passes
     from autotune.training.batches import Rows, as_dataset, batching_of, plan
     from autotune.training.families import family
 
@@ -112,20 +112,13 @@ def _measure(
         raise Unsupported(problem)
     progress.tell("built")
     to_beat = request.to_beat_tokens_per_s
-    before = Before(trains.before_training_s(trainer), passes(request))
+    often = passes(request.config, request.global_batch, request.rows_total)
+    before = Before(trains.before_training_s(trainer), often)
     meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before)
     meter.attach(trainer)
     stages.enter("train")
     trainer.train()
     return _ended(request, memory, meter, steps.tokens_per_epoch, before)
-
-
-def passes(request: ProbeRequest) -> float:
-    """How often the whole job goes over the data."""
-    steps = int(request.config.get("max_steps") or 0)
-    if steps <= 0:
-        return float(request.config["num_train_epochs"])
-    return steps * request.global_batch / request.rows_total
 
 
 def _ended(

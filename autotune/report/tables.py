@@ -12,15 +12,12 @@ from autotune.duration import Saving
 from autotune.estimate.estimates import Estimate
 from autotune.probe.protocol import Measurement
 from autotune.probe.record import Record
-from autotune.probe.repeats import repeatability
+from autotune.probe.repeats import QUIET, repeatability
 from autotune.report.advice import advice_lines
 from autotune.session import Result
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_label
 from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
-
-BUSY_SHARE = 0.1
-"""Waiting for a core longer than this is said, because the times are then too long."""
 
 
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
@@ -69,7 +66,7 @@ def describe_measurement(measurement: Measurement) -> str:
 
 def _busy_machine(measurement: Measurement) -> str:
     share = measurement.processor_wait_share
-    if share is None or share < BUSY_SHARE:
+    if share is None or share <= QUIET:
         return ""
     return f" (the machine was busy: {100 * share:.0f}% of the time waiting for a core)"
 

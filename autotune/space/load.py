@@ -42,26 +42,6 @@ def load_job(path: Path | None, sets: Sequence[str] = ()) -> tuple[Job, SpaceDef
     return _Loading(data, lines, name, base).load(sets)
 
 
-_PAIRS_HAVE_NO_LENGTH = (
-    ("random", "sequential"),
-    "this trainer cannot group by length: transformers looks for `input_ids`",
-)
-_NOT_THERE: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
-    "reward": {"train_sampling_strategy": _PAIRS_HAVE_NO_LENGTH},
-    "dpo": {
-        "train_sampling_strategy": _PAIRS_HAVE_NO_LENGTH,
-        "padding_free": ((), "TRL's DPOTrainer takes it and pads all the same"),
-    },
-    "kto": {
-        "train_sampling_strategy": (
-            ("sequential",),
-            "TRL's KTOTrainer compares rows with their neighbours, so it wants `sequential`",
-        )
-    },
-}
-"""Training fields that a method's trainer has and cannot do: the values that it can, and why."""
-
-
 class _Loading(Draft):
     """Judges a draft."""
 
@@ -111,7 +91,7 @@ class _Loading(Draft):
         given = self._data.get("training")
         training = given if isinstance(given, Mapping) else {}
         for name in training:
-            refused = _NOT_THERE.get(self._method.name, {}).get(str(name))
+            refused = self._method.refused.get(str(name))
             if refused is not None and training[name] not in (None, False, *refused[0]):
                 self._report(("training", name), f"`{name}: {as_yaml(training[name])}`", refused[1])
             elif name in OWNED:

@@ -68,9 +68,8 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     # An evaluation must not need more than a micro-step does.
     config.setdefault("per_device_eval_batch_size", candidate.micro_batch)
     if job.tuning == "lora":
-        config = {**LORA_DEFAULTS, **config, "use_peft": True}
-        if job.method == "reward":  # else the new head on top would not be trained
-            config.setdefault("lora_task_type", "SEQ_CLS")
+        adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
+        config = {**adapters, **config, "use_peft": True}
         config["lora_target_modules"] = _target_modules(candidate, facts)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.

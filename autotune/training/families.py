@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autotune.training.family import Family
 
-_FAMILIES = {
+FAMILIES = {
     "sft": ("sft", "SftFamily"),
     "reward": ("reward", "RewardFamily"),
     "dpo": ("preference", "DpoFamily"),
@@ -16,6 +16,6 @@ _FAMILIES = {
 
 def family(method: str) -> "Family":
     """The family of a method; loads its trainer only."""
-    file, name = _FAMILIES[method]
+    file, name = FAMILIES[method]
     found: Family = getattr(importlib.import_module(f"autotune.training.{file}"), name)()
     return found

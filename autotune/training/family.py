@@ -5,7 +5,6 @@ family puts its trainer together as TRL's script of that name does; so what a pr
 the bundle trains. The only differences are named in `overrides`.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +13,14 @@ import torch
 import transformers
 import trl
 import yaml
-from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_peft_config,
+    get_quantization_config,
+)
 
 from autotune.facts.model import model_class, model_config
 from autotune.methods import METHODS
@@ -50,10 +56,11 @@ class Models:
         return tuple(one for one in (self.policy, self.reference) if one is not None)
 
 
-class Family(ABC):
+class Family:
     """How the trainers of one method are put together."""
 
     method: ClassVar[str]
+    trainer_class: ClassVar[Any]
     overrides: ClassVar[dict[str, Any]] = PROBE_OVERRIDES
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
@@ -101,11 +108,20 @@ class Family(ABC):
         """Models of random weights, on `device`."""
         return Models(policy=self.random_model(request, training, model, device))
 
-    @abstractmethod
     def build(
         self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
     ) -> Any:
         """The trainer, as TRL's script makes it."""
+        reference = {"ref_model": made.reference} if METHODS[self.method].reference else {}
+        return self.trainer_class(
+            model=made.policy,
+            args=training,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            quantization_config=get_quantization_config(model),
+            peft_config=get_peft_config(model),
+            **reference,
+        )
 
     def problem(self, trainer: Any, batching: Batching) -> str | None:
         """Why this trainer must not be used, though it runs; None: it may."""

@@ -6,7 +6,7 @@ The reference is a model of its own; with LoRA the policy without its adapter; a
 
 from typing import Any
 
-from trl import DPOTrainer, KTOTrainer, ModelConfig, get_peft_config, get_quantization_config
+from trl import DPOTrainer, KTOTrainer, ModelConfig
 
 from autotune.facts.row_kinds import turned_by_one
 from autotune.probe.protocol import ProbeRequest
@@ -17,8 +17,6 @@ from autotune.training.family import Family, Models
 class PreferenceFamily(Family):
     """What both have in common."""
 
-    trainer_class: Any
-
     def models(
         self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
     ) -> Models:
@@ -27,20 +25,6 @@ class PreferenceFamily(Family):
         apart = not (model.use_peft or training.precompute_ref_log_probs)
         reference = self.random_model(request, training, model, device) if apart else None
         return Models(policy=policy, reference=reference)
-
-    def build(
-        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
-    ) -> Any:
-        """The trainer."""
-        return self.trainer_class(
-            model=made.policy,
-            ref_model=made.reference,
-            args=training,
-            train_dataset=rows,
-            processing_class=tokenizer,
-            quantization_config=get_quantization_config(model),
-            peft_config=get_peft_config(model),
-        )
 
     def before_training_s(self, trainer: Any) -> float:
         """The reference's forward passes."""

@@ -1,26 +1,15 @@
-"""A candidate as a real `trl.RewardTrainer`: a classifier with one output, on pairs of rows."""
+"""A candidate as a real `trl.RewardTrainer`: a classifier with one output, on pairs of rows.
 
-from typing import Any
+Rows that have token ids it does not tokenize again.
+"""
 
-from trl import ModelConfig, RewardTrainer, get_peft_config, get_quantization_config
+from trl import RewardTrainer
 
-from autotune.training.family import Family, Models
+from autotune.training.family import Family
 
 
 class RewardFamily(Family):
     """Reward modelling."""
 
     method = "reward"
-
-    def build(
-        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
-    ) -> RewardTrainer:
-        """The trainer; rows with token ids it does not tokenize again."""
-        return RewardTrainer(
-            model=made.policy,
-            args=training,
-            train_dataset=rows,
-            processing_class=tokenizer,
-            quantization_config=get_quantization_config(model),
-            peft_config=get_peft_config(model),
-        )
+    trainer_class = RewardTrainer

@@ -3,35 +3,23 @@
 from typing import Any
 
 import torch
-from trl import ModelConfig, SFTTrainer, get_peft_config, get_quantization_config
+from trl import SFTTrainer
 
 from autotune.training.batches import Batching
-from autotune.training.family import PROBE_OVERRIDES, Family, Models
+from autotune.training.family import PROBE_OVERRIDES, Family
 
 
 class SftFamily(Family):
     """Supervised fine-tuning."""
 
     method = "sft"
+    trainer_class = SFTTrainer
     overrides = {
         **PROBE_OVERRIDES,
         # The rows come tokenized, truncated and packed.
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "shuffle_dataset": False,
     }
-
-    def build(
-        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
-    ) -> SFTTrainer:
-        """The trainer."""
-        return SFTTrainer(
-            model=made.policy,
-            args=training,
-            train_dataset=rows,
-            processing_class=tokenizer,
-            quantization_config=get_quantization_config(model),
-            peft_config=get_peft_config(model),
-        )
 
     def problem(self, trainer: Any, batching: Batching) -> str | None:
         """Without padding, rows may see each other."""

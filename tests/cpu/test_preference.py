@@ -106,9 +106,8 @@ def test_more_memory_than_there_is_is_a_real_oom(pairs: Bench) -> None:
     assert tight.outcome == "oom", tight.reason
 
 
+@pytest.mark.parametrize("pairs", ["dpo", "kto"], indirect=True)
 def test_what_is_computed_before_the_training_is_in_the_speed(pairs: Bench) -> None:
-    if pairs.job.method == "reward":
-        pytest.skip("a reward model has no reference")
     before = pairs.probe("before", precompute_ref_log_probs=True)
     assert before.outcome == "ok", before.reason
     assert before.before_training_s_per_token is not None and before.before_training_s_per_token > 0

@@ -1,11 +1,15 @@
 """What a tokenized row is to each trainer."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.facts.row_kinds import ROW_KINDS
+from autotune.job import Job
 from autotune.methods import METHODS
+from autotune.training.families import FAMILIES
 
 PAIR = {"chosen_ids": [5] * 7, "rejected_ids": [6] * 4}
 PROMPTED = {"prompt_ids": [4] * 3, **PAIR}
@@ -13,8 +17,9 @@ LABELLED = {"prompt_ids": [4] * 3, "completion_ids": [5] * 7, "label": True}
 TEXT = {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}
 
 
-def test_every_method_has_rows():
-    assert ROW_KINDS.keys() == METHODS.keys()
+def test_every_method_has_rows_a_family_and_a_name_in_jobs():
+    named = get_args(Job.model_fields["method"].annotation)
+    assert set(named) == ROW_KINDS.keys() == METHODS.keys() == FAMILIES.keys()
 
 
 @pytest.mark.parametrize(
