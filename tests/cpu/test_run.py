@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.conclusion import MAX_VERIFICATIONS
 from tests.cpu.conftest import LLAMA, Command, write_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "build"
@@ -43,6 +44,11 @@ def assert_launched(verification: dict[str, object]) -> None:
     assert verification["verified"] or verification["only_too_slow"], verification
 
 
+def assert_budget_kept(result: dict[str, Any], probes: int) -> None:
+    """All were made; beyond them only one a launch that was off, on a machine that has changed."""
+    assert probes <= result["probes"]["total"] <= probes + MAX_VERIFICATIONS
+
+
 def own_children(marker: str) -> list[str]:
     """Command lines of living processes that mention `marker`."""
     found = []
@@ -70,7 +76,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     assert result["verification"]["evaluated"] and result["verification"]["saved"]
-    assert result["probes"]["total"] == 3
+    assert_budget_kept(result, 3)
     assert result["measurement"]["tokens_per_s"] > 0
     bundle = folder / "run 1" / "bundle"
     assert Path(result["bundle"]) == bundle
@@ -117,7 +123,7 @@ def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
     assert outcomes[1] in {"interrupted", "ok"}
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
-    assert result["probes"]["total"] == 3
+    assert_budget_kept(result, 3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
