@@ -13,6 +13,7 @@ from autotune.estimate.estimates import Estimate, estimate_from_plain, estimated
 from autotune.estimate.memory import Residual, refined
 from autotune.estimate.path_speed import PathSpeed
 from autotune.estimate.protocol import EstimateReply
+from autotune.estimate.rollout_time import RolloutTime
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS
@@ -148,9 +149,10 @@ def estimates_of(
     for task, reply in zip(tasks, replies, strict=True):
         count = job.devices.count
         known = residual or prior_residual(facts.device.kind, reply.process_bytes, count)
-        speed = None
+        speed: PathSpeed | RolloutTime | None = None
         if ceilings is not None and reply.problem is None:
-            speed = PathSpeed(reply, ceilings)
+            online = METHODS[job.method].online
+            speed = RolloutTime(ceilings) if online else PathSpeed(reply, ceilings)
         for candidate, replaced, place in zip(
             task.candidates, task.replaced, task.places, strict=True
         ):
@@ -207,6 +209,8 @@ def by_formula(
     if isinstance(cut := config.get("max_length"), int):
         full = config.get("packing") or facts.data.sampled
         length = cut if full else min(length, cut)
+    if METHODS[job.method].online:
+        length += int(config["max_completion_length"])
     hidden, layers = model.hidden_size or 1024, model.layers or 1
     adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
     size = Dimensions(
@@ -224,5 +228,7 @@ def by_formula(
 
 def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
     """Whether a model of its own is kept as the reference."""
+    if METHODS[job.method].online:
+        return bool(config.get("beta")) and job.tuning == "full"
     precomputed = config.get("precompute_ref_log_probs")
     return bool(METHODS[job.method].reference) and job.tuning == "full" and not precomputed

@@ -16,6 +16,7 @@ class Method:
         columns: of tokenized rows, as the trainer makes them.
         sequences: how many sequences the trainer makes of one row.
         reference: columns that rows have where the reference was computed before the training.
+        online: whether the policy generates the completions that it is trained on.
         classifier: whether the model is a sequence classifier with one output, not a causal LM.
         loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
             rows has other operators.
@@ -31,11 +32,17 @@ class Method:
     columns: tuple[str, ...]
     sequences: int = 1
     reference: tuple[str, ...] = ()
+    online: bool = False
     classifier: bool = False
     loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+
+    @property
+    def trainer(self) -> str:
+        """TRL's class of the trainer."""
+        return self.config.replace("Config", "Trainer")
 
     @property
     def config_file(self) -> str:
@@ -52,6 +59,16 @@ _CANNOT_GROUP = (
     ("random", "sequential"),
     "this trainer cannot group by length: transformers looks for `input_ids`",
 )
+_ONLINE_REFUSES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "train_sampling_strategy": ((), "this trainer has a sampler of its own, by groups"),
+    "steps_per_generation": (
+        (),
+        "say how many completions are generated together: `fixed: {generation_batch_size: ...}`",
+    ),
+    "use_vllm": ((), "generation by vLLM is neither probed nor planned yet"),
+    "use_transformers_continuous_batching": ((), "not supported yet"),
+    "use_transformers_paged": ((), "not supported yet"),
+}
 _ALL = (
     Method(
         name="sft",
@@ -114,6 +131,24 @@ _ALL = (
                 "TRL's KTOTrainer compares rows with their neighbours, so it wants `sequential`",
             )
         },
+    ),
+    Method(
+        name="grpo",
+        config="GRPOConfig",
+        source="trainer/grpo_config.py",
+        columns=("prompt_ids",),
+        online=True,
+        defaults={"learning_rate": 1e-6, "loss_type": "dapo", "temperature": 1.0},
+        refused=_ONLINE_REFUSES,
+    ),
+    Method(
+        name="rloo",
+        config="RLOOConfig",
+        source="trainer/rloo_config.py",
+        columns=("prompt_ids",),
+        online=True,
+        defaults={"learning_rate": 1e-6, "temperature": 1.0},
+        refused=_ONLINE_REFUSES,
     ),
 )
 METHODS = {method.name: method for method in _ALL}

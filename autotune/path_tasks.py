@@ -16,10 +16,12 @@ from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.facts import Facts
 from autotune.facts.device_kinds import rules_of
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.plan_cache import code_version
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
-from autotune.training.batches import batching_of
+from autotune.training.batches import Batching, batching_of
+from autotune.training.rounds import Rollout, rollout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +51,8 @@ def path_tasks(
         config = settings(job, facts, candidate, "out").config
         path, optim = optimizer_apart(config)
         traced = traced_config(path)
-        batching = batching_of(
-            job.method,
-            config,
-            global_batch=candidate.global_batch * job.devices.count,
-            seed=job.seed,
-        )
         point = {
-            "batching": dataclasses.asdict(batching),
+            "batching": dataclasses.asdict(_batching(job, config, candidate)),
             "accumulates": candidate.gradient_accumulation_steps > 1,
             "expandable_segments": bool(candidate.values.get("expandable_segments")),
             "optim": optim,
@@ -66,6 +62,14 @@ def path_tasks(
         _task(job, facts, members, rows=rows, limit=limit, cache=cache)
         for members in groups.values()
     ]
+
+
+def _batching(job: Job, config: dict[str, Any], candidate: Candidate) -> Batching | Rollout:
+    """How a candidate makes its micro-batches."""
+    if METHODS[job.method].online:
+        return rollout_of(config, devices=job.devices.count, seed=job.seed)
+    global_batch = candidate.global_batch * job.devices.count
+    return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 
 def _task(

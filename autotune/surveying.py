@@ -60,6 +60,7 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
         training={**job.training, **_pinned_fields(job)},
         seed=job.seed,
         run_folder=str(run.path),
+        reward_funcs=job.reward_funcs,
     )
     write_json(folder.request, request.plain())
     ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))

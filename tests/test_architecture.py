@@ -38,11 +38,13 @@ LAYERS = (
 )
 # Files that a forkserver's child runs; only they may import the training stack at the top.
 CHILD_ONLY = {
-    *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference")),
+    *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference", "online")),
     "training/beforehand.py",
     "probe/meters.py",
+    "probe/rollout_meter.py",
     "probe/preload.py",
     "estimate/trace.py",
+    "estimate/rollout_trace.py",
     "estimate/tracer.py",
     "estimate/carried.py",
     "estimate/cuda_rules.py",
@@ -65,6 +67,7 @@ CHILD_FUNCTIONS = {
     "probe/survey.py",
     "probe/memory.py",
     "training/batches.py",
+    "training/rounds.py",
     "training/rehearsal.py",
 }
 HEAVY = {

@@ -64,5 +64,5 @@ class CudaRules:
             if key.shape[1] != heads:  # dk and dv of every query head, before they are summed
                 yield batch * key.shape[2] * heads * size * query.element_size()
                 yield batch * key.shape[2] * heads * size * query.element_size()
-        elif operator is aten.logsumexp.default:
+        elif operator in (aten.logsumexp.default, aten.multinomial.default):
             yield args[0].numel() * args[0].element_size()

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
+from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 
 
@@ -52,6 +53,18 @@ def process_bytes() -> int:
 
 
 def _answer(request: EstimateRequest, held: int, began: float) -> EstimateReply:
+    if METHODS[request.method].online:
+        from autotune.estimate.rollouts import RolloutEstimates
+
+        rollouts = RolloutEstimates(request)
+        return EstimateReply(
+            points=[rollouts.point(point) for point in request.points],
+            shapes=[],
+            optimizer_work={},
+            process_bytes=held,
+            policy=rollouts.policy,
+            seconds=round(time.monotonic() - began, 3),
+        )
     from autotune.estimate.path_estimates import PathEstimates
 
     gc.freeze()  # what was imported is not looked through again and again

@@ -6,7 +6,13 @@ one. The tracer marks such additions ("i", new, old); where the old storage died
 the engine did hold the last reference, and the two are one.
 """
 
+import sys
+from types import FrameType
+
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, Event
+
+_BETWEEN = (__file__, "estimate/tracer.py", "_dynamo", "_compile.py", "_python_dispatch")
+"""Files of the frames between an operator and whoever called it: ours, and torch's wrappers."""
 
 
 def merged(events: list[Event]) -> list[Event]:
@@ -38,3 +44,15 @@ def merged(events: list[Event]) -> list[Event]:
             continue
         kept.append(event if kind == PHASE else (kind, root(event[1]), *event[2:]))
     return kept
+
+
+def called_by_engine() -> bool:
+    """Whether the running `add` is autograd's own accumulation, not one of a Python function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        if not any(name in frame.f_code.co_filename for name in _BETWEEN):
+            return False
+        frame = frame.f_back
+    return False

@@ -63,7 +63,7 @@ class PathSpeed:
     def optimizer(self, optim: str | None) -> TimeParts:
         """One optimizer step, clipping and all."""
         rows = self._reply.optimizer_work.get(optim or "") or self._reply.optimizer_work[""]
-        return work_time(_counted(rows), self._ceilings)
+        return work_time(counted_work(rows), self._ceilings)
 
     def speed(
         self, point: Point, answer: PointReply, accumulation: int, *, offloaded_bytes: int = 0
@@ -95,8 +95,9 @@ class PathSpeed:
 
 def works(shape: ShapeWork) -> list[tuple[Work, int]]:
     """The work of a traced shape, each piece with how often it is done."""
-    return _counted(shape.work)
+    return counted_work(shape.work)
 
 
-def _counted(rows: Sequence[Sequence[object]]) -> list[tuple[Work, int]]:
+def counted_work(rows: Sequence[Sequence[object]]) -> list[tuple[Work, int]]:
+    """Work from JSON rows, each piece with how often it is done."""
     return [(work_from_plain(row[:-1]), int(str(row[-1]))) for row in rows]

@@ -21,7 +21,8 @@ NOT_ON_THE_PATH = {
     *("dataset_name", "dataset_train_split", "dataset_test_split", "dataset_config", "run_name"),
     *("per_device_eval_batch_size", "warmup_ratio", "warmup_steps", "save_total_limit"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy"),
-    *("dataloader_num_workers", "model_name_or_path", "dataset_text_field", "beta"),
+    *("dataloader_num_workers", "model_name_or_path", "dataset_text_field"),
+    "generation_batch_size",
 }
 
 UNTRACEABLE = {
@@ -84,7 +85,9 @@ _BEFORE_THE_STEP = {
 
 def path_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a flat configuration that decides the path."""
-    return {name: value for name, value in config.items() if name not in NOT_ON_THE_PATH}
+    path = {name: value for name, value in config.items() if name not in NOT_ON_THE_PATH}
+    # How far from the reference is only a number; that there is one is not.
+    return {**path, "beta": bool(path["beta"])} if "beta" in path else path
 
 
 def traced_config(config: Mapping[str, Any]) -> TracedConfig:

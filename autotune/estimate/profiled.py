@@ -1,6 +1,6 @@
 """What torch's profiler saw of the CPU allocator. Runs in a child only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch._C._profiler import _EventType
@@ -18,6 +18,27 @@ def peak_bytes(profiler: Any) -> int:
         else:
             current -= live.pop(address, 0)
     return peak
+
+
+def phase_peaks(profiler: Any, marks: Sequence[tuple[int, str]]) -> dict[str, int]:
+    """The same of each phase.
+
+    Args:
+        marks: (`time.time_ns`, the phase that begins then), in order.
+    """
+    live: dict[int, int] = {}
+    current, at, phase = 0, 0, ""
+    peaks: dict[str, int] = {}
+    for when, size, address in sorted(_allocations(profiler)):
+        while at < len(marks) and marks[at][0] <= when:
+            phase, at = marks[at][1], at + 1
+        if size > 0:
+            live[address] = size
+            current += size
+            peaks[phase] = max(peaks.get(phase, 0), current)
+        else:
+            current -= live.pop(address, 0)
+    return peaks
 
 
 def _allocations(profiler: Any) -> Iterator[tuple[int, int, int]]:

@@ -51,6 +51,43 @@ class TraceRequest(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolloutTraceRequest(Message):
+    """Trace two optimizer steps of a candidate that generates what it is trained on.
+
+    Attributes:
+        prompts: tokens of each prompt of a generation.
+        tokens: how many are really generated; completions count as `max_completion_length`.
+        again: whether generation starts again within an optimizer step, beside gradients.
+        micro_steps: of an optimizer step: 1 or 2, the others are like the second.
+    """
+
+    method: str
+    config: dict[str, Any]
+    model_path: str
+    layers: int | None
+    cuda: dict[str, Any] | None
+    prompts: list[int]
+    tokens: int
+    again: bool
+    micro_steps: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutTraceReply(Message):
+    """What such a trace came to: the events, and the work of each phase of the second step.
+
+    `work` has `prefill`, `decode` (the last whole step), `before` (the one before it), `scoring`,
+    `update` (one micro-step) and `optimizer`.
+    """
+
+    events: list[Any]
+    layers: int
+    work: dict[str, list[Any]]
+    policy: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TraceReply(Message):
     """What a trace came to: the events (`record.py`), and the work of each step."""
 
@@ -141,6 +178,12 @@ class PointReply(Message):
     sample: list[tuple[int, int, int]]
     masked: bool
     method: str
+    rollout: dict[str, list[Any]] | None = None
+    """Where completions are generated: the work of one prefill, of one mean decoding pass, of one
+    scoring, update and optimizer step, each as rows of `Work` and how often; the sample is then
+    one cycle (`training/rounds.py`)."""
+    shorter: float = 1.0
+    """There: tokens with padding of such a cycle, over those with the longest prompts, traced."""
 
 
 @dataclass(frozen=True, kw_only=True)

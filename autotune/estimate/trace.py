@@ -52,16 +52,16 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         config = trace_config(request, Path(scratch))
         _, training, model = family(request.method).parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        made = _models_of(request, training, model)
+        made = models_of(request, training, model)
         tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             trainer = _build(request, training, model, made, tracer)
-            layers = watch_layers(tracer, _inner(trainer.model))
+            layers = watch_layers(tracer, inner_model(trainer.model))
             if made.reference is not None:
                 watch_layers(tracer, made.reference)
-            watch = _Watch(tracer, trainer, request.micro_steps)
+            watch = Watch(tracer, trainer, request.micro_steps)
             stack.enter_context(chunks_watched(tracer))
             stack.enter_context(tracer)
             trainer.train()
@@ -76,7 +76,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
     )
 
 
-def _models_of(request: TraceRequest, training: Any, model: Any) -> Models:
+def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     """The models without storage, with as many layers as are asked for.
 
     Raises:
@@ -149,7 +149,7 @@ def asked_probe(request: TraceRequest) -> ProbeRequest:
     )
 
 
-def _materialize(model: Any, tracer: Tracer) -> None:
+def materialize(model: Any, tracer: Tracer) -> None:
     """Give a model of the meta device fake storage, and count it as weights."""
     with tracer:
         model.to_empty(device="cpu")
@@ -161,7 +161,7 @@ def _materialize(model: Any, tracer: Tracer) -> None:
 
 def _build(request: TraceRequest, training: Any, model: Any, made: Models, tracer: Tracer) -> Any:
     for one in made.all():
-        _materialize(one, tracer)
+        materialize(one, tracer)
     with tracer:
         trainer = family(request.method).trainer(
             asked_probe(request), training, model, asked_rows(request), made
@@ -210,11 +210,11 @@ def feed(trainer: Any, request: TraceRequest) -> None:
     trainer.get_train_dataloader = loader
 
 
-def _inner(model: Any) -> Any:
+def inner_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-class _Watch(transformers.TrainerCallback):
+class Watch(transformers.TrainerCallback):
     """Tells the tracer what the trainer is doing, and gathers the work of each step."""
 
     def __init__(self, tracer: Tracer, trainer: Any, micro_steps: list[int]) -> None:

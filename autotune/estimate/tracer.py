@@ -11,11 +11,9 @@ and real tensors is put right here or in `stand_ins.py`:
 Runs in a child only.
 """
 
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from autotune.estimate import cpu_rules, record
 from autotune.estimate.carried import CarriedValues, tensors_in
 from autotune.estimate.cpu_scratch import CpuScratch
 from autotune.estimate.cuda_rules import CudaRules
-from autotune.estimate.merging import merged
+from autotune.estimate.merging import called_by_engine, merged
 from autotune.estimate.work import work_of
 
 aten = torch.ops.aten
@@ -39,8 +37,6 @@ _WRITES_IN_PLACE_FOR_REAL = {
 }
 _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
 _MASKS = (torch.bool, torch.uint8)
-_BETWEEN = (__file__, "_dynamo", "_compile.py", "_python_dispatch")
-"""Files of the frames between an operator and whoever called it: ours, and torch's wrappers."""
 
 
 class Tracer(TorchDispatchMode):
@@ -55,6 +51,8 @@ class Tracer(TorchDispatchMode):
         self.policy: Counter[str] = Counter()
         """Reads of unknown values that had to be answered, by operator."""
         self.carried = CarriedValues()
+        self.token: int | None = None
+        """What is drawn where a model generates; None: it is not known."""
         self.phase = "init"
         self.recomputing = False
         self.region = record.NOWHERE
@@ -194,6 +192,9 @@ class Tracer(TorchDispatchMode):
         out = func(*args, **kwargs)
         self._note(func, args, kwargs, out, backward)
         self.carried.follow(func, args, kwargs, out)
+        if func is aten.multinomial.default and self.token is not None:
+            with unset_fake_temporarily():
+                self.carried.set(out, torch.full(tuple(out.shape), self.token, dtype=out.dtype))
         if asked is aten.nonzero.default:
             self.carried.set_nonzero(out, of[0])
         return out
@@ -222,7 +223,7 @@ class Tracer(TorchDispatchMode):
         old = self._key(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if old is None:
             return
-        accumulated = func is aten.add.Tensor and _called_by_engine() and not args[0]._is_view()
+        accumulated = func is aten.add.Tensor and called_by_engine() and not args[0]._is_view()
         into_zeros = func in _WRITES_IN_PLACE_FOR_REAL and self._made_by[old] in _ZEROS
         if accumulated or into_zeros:
             self.events.append(("i", made, old))
@@ -286,15 +287,3 @@ class Tracer(TorchDispatchMode):
 
     def _nonzero_shape(self, mask: torch.Tensor) -> list[int]:
         return [self._selected(mask), mask.ndim]
-
-
-def _called_by_engine() -> bool:
-    """Whether the running `add` is autograd's own accumulation, not one of a Python function."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_engine_run_backward":
-            return True
-        if not any(name in frame.f_code.co_filename for name in _BETWEEN):
-            return False
-        frame = frame.f_back
-    return False

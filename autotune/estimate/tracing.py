@@ -3,19 +3,9 @@
 Runs in a child only.
 """
 
-import contextlib
-import gzip
-import hashlib
-import io
-import json
-import os
-import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from autotune.estimate.cpu_scratch import processor
 from autotune.estimate.data_parallel import with_buckets
-from autotune.estimate.paths import path_of
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.resizing import SMALLEST, Irregular
@@ -29,6 +19,7 @@ from autotune.estimate.templates import (
     without_accumulation,
 )
 from autotune.estimate.trace import trace_steps
+from autotune.estimate.trace_cache import TraceCache
 
 
 @dataclass
@@ -146,27 +137,8 @@ class Traces:
             last_once=last_once,
             seed=self.request.seed,
         )
-        file = self._file(asked)
-        kept = None if file is None else _kept(file)
-        if kept is not None:
-            return kept
-        with contextlib.redirect_stdout(io.StringIO()):
-            reply = trace_steps(asked)
-        if file is not None:
-            _keep(file, reply)
-        return reply
-
-    def _file(self, asked: TraceRequest) -> Path | None:
-        if self.request.cache is None:
-            return None
-        told = asked.plain()
-        told["config"] = path_of({**asked.config, "max_length": None})
-        told |= {"model": self.request.model, "versions": self.request.versions}
-        if asked.cuda is None:  # its scratch is that of this processor
-            told["processor"] = processor()
-        del told["model_path"], told["seed"]
-        key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-        return Path(self.request.cache) / f"{key[:32]}.json.gz"
+        kept = TraceCache(self.request)
+        return kept.known(asked, TraceReply) or kept.keep(asked, trace_steps)
 
 
 def gradient_bytes(events: list[Event]) -> int:
@@ -174,20 +146,3 @@ def gradient_bytes(events: list[Event]) -> int:
     sizes = {event[1]: event[2] for event in events if event[0] == ALLOCATE}
     found = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
     return sum(sizes.get(key, 0) for key in found)
-
-
-def _kept(file: Path) -> TraceReply | None:
-    """A trace that was kept; None where there is none that can be read."""
-    with contextlib.suppress(OSError, EOFError, ValueError, TypeError, KeyError, zlib.error):
-        return TraceReply.from_plain(json.loads(gzip.decompress(file.read_bytes())))
-    return None
-
-
-def _keep(file: Path, reply: TraceReply) -> None:
-    """Write a trace for the next plan; a full or read-only disk only costs that one its speed."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        data = gzip.compress(json.dumps(reply.plain()).encode(), 1)
-        own = file.with_suffix(f".{os.getpid()}")
-        own.write_bytes(data)
-        own.replace(file)

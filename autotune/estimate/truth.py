@@ -3,15 +3,19 @@
 What estimates are held against where there is no GPU. Runs in a child only.
 """
 
+import dataclasses
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.estimate.profiled import peak_bytes
-from autotune.estimate.protocol import TraceRequest
-from autotune.estimate.trace import asked_probe, asked_rows, feed, trace_config
+from autotune.estimate.profiled import peak_bytes, phase_peaks
+from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
+from autotune.estimate.rollout_trace import STEPS, Phases, as_trace, asked_prompts, no_reward
+from autotune.estimate.trace import Watch, asked_probe, asked_rows, feed, trace_config
 from autotune.training.families import family
 
 
@@ -30,6 +34,49 @@ def real_peak_bytes(request: TraceRequest) -> int:
         trainer.train()
         del trainer
     return peak_bytes(profiler)
+
+
+def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
+    """Peak of each phase, of the bytes that the CPU allocator had given out, while an online
+    trainer really generated and trained."""
+    asked, marks = as_trace(request), _Marks()
+    tracer: Any = marks
+    with (
+        tempfile.TemporaryDirectory(prefix="autotune-truth-") as scratch,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
+        trains = family(request.method)
+        _, training, model = trains.parse(trace_config(asked, Path(scratch)), Path(scratch))
+        training.max_steps = STEPS
+        made = trains.models(asked_probe(asked), training, model, "cpu")
+        kept = [one for one in made.rewards if isinstance(one, torch.nn.Module)]
+        made = dataclasses.replace(made, rewards=kept or [no_reward])
+        rows = asked_prompts(request)
+        trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
+        del made
+        Watch(tracer, trainer, [request.micro_steps] * STEPS)
+        with Phases(tracer, trainer, request).installed():
+            trainer.train()
+        del trainer
+    return phase_peaks(profiler, marks.marks)
+
+
+class _Marks:
+    """Stands where a tracer would: notes when phases begin."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, str]] = []
+        self.phase, self.works, self.token = "", None, 0
+
+    def enter_phase(self, name: str) -> None:
+        """A phase begins."""
+        self.phase = name
+        self.marks.append((time.time_ns(), name))
+
+    def count_as(self, *_: Any) -> None:
+        """Nothing is counted in parts."""
+
+    belongs_with = count_as
 
 
 def threads(count: int) -> None:

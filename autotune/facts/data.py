@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.facts.made_text import labelled_of_lengths, pairs_of_lengths
+from autotune.facts.made_text import labelled_of_lengths, pairs_of_lengths, prompts_of_lengths
 from autotune.facts.tokenizing import as_trained, check_rows, described, form, tokenize
+from autotune.methods import METHODS
 
+RAW = "raw"
+"""The untokenized rows, beside the folder of the tokenized ones."""
 SAMPLE_ROWS = 20_000
 """Rows that are tokenized at most; of a larger data set a random sample of this many."""
 
@@ -55,7 +58,7 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
         rows = described(method, rows)
         rows.save_to_disk(folder / "rows")
         if raw is not None:
-            raw.save_to_disk(folder / "raw")
+            raw.save_to_disk(folder / RAW)
         return _facts("", "lengths", request.lengths["rows"], rows, 0)
     splits = load_splits(request.dataset, request.dataset_config)
     if request.train_split not in splits:
@@ -73,7 +76,7 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
     rows = tokenize(method, raw, tokenizer, request.training, folder / "scratch")
     rows = described(method, rows)
     rows.save_to_disk(folder / "rows")
-    raw.save_to_disk(folder / "raw")
+    raw.save_to_disk(folder / RAW)
     test = splits.get(request.test_split)
     kind = form(method, set(raw.column_names))
     total = len(train) * len(raw) // drawn
@@ -124,7 +127,9 @@ def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
             for length in drawn
         ]
         return None, Dataset.from_dict({"input_ids": ids, "labels": ids})
-    if request.method == "kto":
+    if METHODS[request.method].online:
+        made = prompts_of_lengths(drawn, tokenizer)
+    elif request.method == "kto":
         made = labelled_of_lengths(drawn, tokenizer)
     else:
         others = [max(1, round(n * generator.uniform(0.6, 1.0))) for n in drawn]

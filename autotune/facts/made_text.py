@@ -43,6 +43,16 @@ def labelled_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str
     ]
 
 
+def prompts_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str, str]]:
+    """Rows of `prompt` of these lengths.
+
+    Raises:
+        ValueError: as above.
+    """
+    word, extra = one_token_word(tokenizer)
+    return [{"prompt": " ".join([word] * max(length - extra, 1))} for length in lengths]
+
+
 def one_token_word(tokenizer: Any) -> tuple[str, int]:
     """(a word that is one token wherever it comes, tokens that the tokenizer adds to a text)."""
     for word in WORDS:

@@ -226,6 +226,33 @@ class LabelledRows(RowKind):
         return rows
 
 
+class PromptRows(RowKind):
+    """Rows of trainers that generate: a prompt, which is never cut."""
+
+    def lengths(self, row: Row) -> list[int]:
+        return [len(row["prompt_ids"])]
+
+    def first_label(self, row: Row) -> int:
+        return 0
+
+    def labelled(self, row: Row, cut_to: int | None) -> int:
+        return 0
+
+    def usable(
+        self, lengths: Sequence[int], first_label: int, cut_to: int | None, keep_end: bool
+    ) -> bool:
+        return True
+
+    def cut(self, row: Row, cut_to: int | None, keep_end: bool) -> Row:
+        return row
+
+    def lengthened(self, row: Row, length: int) -> Row:
+        return {"prompt_ids": repeated(row["prompt_ids"], length)}
+
+    def of_lengths(self, lengths: Sequence[int], labelled: float) -> list[Row]:
+        return [{"prompt_ids": [A_TOKEN] * length} for length in lengths]
+
+
 def _pairs(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """The sequences two by two, as collators lay them: all the chosen ones first."""
     half = len(lengths) // 2
@@ -239,5 +266,7 @@ ROW_KINDS: dict[str, RowKind] = {
     "reward": PairRows(),
     "dpo": PromptPairRows(),
     "kto": LabelledRows(),
+    "grpo": PromptRows(),
+    "rloo": PromptRows(),
 }
 """By method."""

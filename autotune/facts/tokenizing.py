@@ -26,6 +26,9 @@ def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], sc
     """Rows of the method's columns, untruncated, as its trainer itself prepares them."""
     import trl
 
+    if METHODS[method].online:
+        given = {"tokenizer": tokenizer, "given": training}
+        return raw.map(_prompt_ids, fn_kwargs=given, batched=True, remove_columns=raw.column_names)
     chosen = {name: training[name] for name in FIELDS if name in training}
     arguments = getattr(trl, METHODS[method].config)(
         output_dir=str(scratch),
@@ -38,7 +41,7 @@ def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], sc
         **chosen,
     )
     more = {"ref_model": _tiny(method, len(tokenizer))} if METHODS[method].reference else {}
-    trainer = getattr(trl, METHODS[method].config.replace("Config", "Trainer"))(
+    trainer = getattr(trl, METHODS[method].trainer)(
         model=_tiny(method, len(tokenizer)),
         args=arguments,
         train_dataset=raw,
@@ -46,6 +49,18 @@ def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], sc
         **more,
     )
     return trainer.train_dataset.select_columns(list(METHODS[method].columns))
+
+
+def _prompt_ids(rows: Any, tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Token ids of prompts, as TRL's online trainers make them."""
+    prompts = rows["prompt"]
+    if isinstance(prompts[0], str):
+        return {"prompt_ids": tokenizer(text=prompts)["input_ids"]}
+    kwargs = given.get("chat_template_kwargs") or {}
+    ids = tokenizer.apply_chat_template(
+        prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **kwargs
+    )
+    return {"prompt_ids": ids["input_ids"]}
 
 
 def as_trained(method: str, raw: Any) -> Any:
@@ -92,6 +107,8 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
         wanted += ({"prompt"}, {"input_ids"})
     elif method == "kto":
         wanted = ({"prompt", "completion", "label"}, {"chosen", "rejected"})
+    elif METHODS[method].online:
+        wanted = ({"prompt"},)
     else:
         wanted = ({"chosen", "rejected"},)
     if not any(one <= columns for one in wanted):
@@ -113,6 +130,8 @@ def _what_is_missing(method: str, columns: list[str], text_field: str) -> str:
         )
     if method == "kto":
         return f"`method: kto` takes `prompt`, `completion` and `label`, or pairs; {has}"
+    if METHODS[method].online:
+        return f"`method: {method}` takes a column `prompt`; {has}"
     return f"`method: {method}` takes pairs, of the columns `chosen` and `rejected`; {has}"
 
 
@@ -120,6 +139,8 @@ def form(method: str, columns: set[str]) -> str:
     """What the rows are, in TRL's words."""
     if method == "kto":
         return "unpaired preference"
+    if METHODS[method].online:
+        return "prompt-only"
     if method in ("reward", "dpo"):
         return "preference" if "prompt" in columns else "preference, implicit prompt"
     if "input_ids" in columns:

@@ -43,8 +43,8 @@ class CpuMemory:
 
     def __init__(self, limit_bytes: int | None):
         self._data_limit: int | None = None
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self._peak = 0
+        self._forget_peak()
         self._unmapped = process_status("RssFile", os.getppid()) - process_status("RssFile")
         if limit_bytes is not None:
             growth = max(limit_bytes - process_status("VmRSS") - self._unmapped, 0)
@@ -52,10 +52,21 @@ class CpuMemory:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (self._data_limit, hard))
 
+    def _forget_peak(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def phase_peak(self) -> int:
+        """The peak since this was asked last, of the process; the next one begins now."""
+        peak = process_status("VmHWM") + self._unmapped
+        self._peak = max(self._peak, peak)
+        self._forget_peak()
+        return peak
+
     def figures(self) -> dict[str, int | None]:
         """The memory fields of a measurement."""
         return {
-            "peak_memory_bytes": process_status("VmHWM") + self._unmapped,
+            "peak_memory_bytes": max(process_status("VmHWM") + self._unmapped, self._peak),
             "allocated_peak_bytes": None,
             "reserved_peak_bytes": None,
             "allocator_retries": None,
@@ -92,6 +103,7 @@ class CudaMemory:
         allowed = max(min(self._limit - outside, free), 1)
         torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0))
         self._allowed = allowed
+        self._peak_allocated = self._peak_reserved = 0
 
     def _outside_bytes(self) -> int:
         """What the process holds on the GPU besides the allocator's reserved memory."""
@@ -104,13 +116,27 @@ class CudaMemory:
             own = used - self._used_before
         return max(own - reserved, 0)
 
+    def _note_peaks(self) -> int:
+        allocated = int(self._torch.cuda.max_memory_allocated())
+        self._peak_allocated = max(self._peak_allocated, allocated)
+        reserved = int(self._torch.cuda.max_memory_reserved())
+        self._peak_reserved = max(self._peak_reserved, reserved)
+        return allocated
+
+    def phase_peak(self) -> int:
+        """The peak since this was asked last, of the allocator; the next one begins now."""
+        allocated = self._note_peaks()
+        self._torch.cuda.reset_peak_memory_stats()
+        return allocated
+
     def figures(self) -> dict[str, int | None]:
         """The memory fields of a measurement."""
         stats = self._torch.cuda.memory_stats()
-        reserved = int(self._torch.cuda.max_memory_reserved())
+        self._note_peaks()
+        reserved = self._peak_reserved
         return {
             "peak_memory_bytes": reserved + self._outside_bytes(),
-            "allocated_peak_bytes": int(self._torch.cuda.max_memory_allocated()),
+            "allocated_peak_bytes": self._peak_allocated,
             "reserved_peak_bytes": reserved,
             "allocator_retries": int(stats.get("num_alloc_retries", 0)),
         }

@@ -45,6 +45,24 @@ class NotFinite(Exception):
     """The loss or the gradient norm is not a finite number."""
 
 
+def gradient_norm(model: Any, *, lenient: bool) -> float | None:
+    """The norm of all gradients; None where it is not finite and that is let pass.
+
+    Args:
+        lenient: under fp16 the first steps overflow until the loss scale fits: no instability.
+
+    Raises:
+        NotFinite: it is not, and should be.
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = float(torch.nn.utils.get_total_norm(gradients))
+    if math.isfinite(norm):
+        return norm
+    if not lenient:
+        raise NotFinite(f"the gradient norm is {norm}")
+    return None
+
+
 class Progress:
     """Appends events to the progress file; a whole line at a time."""
 
@@ -165,12 +183,7 @@ class StepMeter(TrainerCallback):
     ) -> None:
         """In the first step, look at the gradients (after clipping)."""
         if not self._measuring and self.gradient_norm is None:
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            norm = float(torch.nn.utils.get_total_norm(gradients))
-            self.gradient_norm = norm if math.isfinite(norm) else None
-            # Under fp16 the first steps overflow until the loss scale fits: that is no instability.
-            if self.gradient_norm is None and not args.fp16:
-                raise NotFinite(f"the gradient norm is {norm}")
+            self.gradient_norm = gradient_norm(model, lenient=args.fp16)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A whole optimizer step is done: a round may be, and the probe with it."""

@@ -102,6 +102,7 @@ class SurveyRequest(Message):
     training: dict[str, Any]
     seed: int
     run_folder: str
+    reward_funcs: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,9 @@ class Measurement(Message):
     `optimizer_step_time_s` everything between the last micro-step and the end of the
     step, `data_wait_s` the wait for a micro-batch; so that for any accumulation count `n`
     `step_time_s = n * (micro_step_time_s + data_wait_s) + optimizer_step_time_s`.
+    Where the policy generates what it is trained on, `step_time_s` is `generation_s`, `scoring_s`
+    (references, rewards), `update_s` (forward and backward) and `optimizer_step_time_s` of one
+    optimizer step; the peaks beside them are of the process on a CPU, of the allocator on a GPU.
     `relative_uncertainty` is the half-width of a 95% interval around `tokens_per_s`, relative.
     `processor_wait_share` is the part of the timed steps in which its threads waited for a core:
     where it is high, others were using the machine, and the times are too long.
@@ -178,6 +182,13 @@ class Measurement(Message):
     micro_step_per_token_s: float | None = None
     optimizer_step_time_s: float | None = None
     data_wait_s: float | None = None
+    generation_s: float | None = None
+    scoring_s: float | None = None
+    update_s: float | None = None
+    generation_peak_bytes: int | None = None
+    scoring_peak_bytes: int | None = None
+    update_peak_bytes: int | None = None
+    completions_per_s: float | None = None
     tokens_per_step: float | None = None
     tokens_per_epoch: float | None = None
     before_training_s_per_token: float | None = None

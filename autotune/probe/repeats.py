@@ -22,6 +22,9 @@ _TIMES = (
     "micro_step_per_token_s",
     "optimizer_step_time_s",
     "data_wait_s",
+    "generation_s",
+    "scoring_s",
+    "update_s",
 )
 
 
@@ -100,6 +103,7 @@ def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
         **times,
         reason=f"{len(measurements)} probes; {first.reason}",
         tokens_per_s=mean,
+        completions_per_s=first.completions_per_s and first.completions_per_s / slower,
         relative_uncertainty=SD_95 * math.sqrt(max(1 / sum(weights), apart)),
         peak_memory_bytes=max(peaks, default=None),
         allocator_retries=max(retries, default=None),

@@ -24,6 +24,8 @@ def survey(path: Path) -> None:
     where = "training"
     try:
         _check_training(request, folder.scratch)
+        where = "reward_funcs"
+        _check_rewards(request)
         where = "model"
         model = _model(request)
         reply["model"] = asdict(model)
@@ -53,6 +55,15 @@ def _check_training(request: SurveyRequest, scratch: Path) -> None:
             family(request.method).parse(config, scratch)
     except SystemExit:  # argparse, which has printed why
         raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
+
+
+def _check_rewards(request: SurveyRequest) -> None:
+    """What rewards completions can be found."""
+    if request.reward_funcs:
+        from autotune.training.online import reward_function
+
+        for name in request.reward_funcs:
+            reward_function(name)
 
 
 def _model(request: SurveyRequest) -> Any:

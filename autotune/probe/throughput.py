@@ -117,7 +117,7 @@ def throughput(
         data_wait_s=wait,
         tokens_per_step=tokens_per_step,
         padding_share=1 - sum(t for t, _ in sample) / sum(size for _, size in sample),
-        relative_uncertainty=_relative_uncertainty(readings),
+        relative_uncertainty=relative_uncertainty(readings),
         micro_step_fixed_s=scale * a,
         micro_step_per_token_s=scale * b,
     )
@@ -138,7 +138,7 @@ def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
 
 
-def _relative_uncertainty(readings: dict[int, list[float]]) -> float | None:
+def relative_uncertainty(readings: Mapping[int, Sequence[float]]) -> float | None:
     """Half-width of a 95% interval around the summed time, from repeats of the same micro-batch.
 
     The repeats of one position scatter around their mean with one relative standard deviation,

@@ -9,9 +9,12 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autotune.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory, is_out_of_memory
+from autotune.probe.offline import Unsupported, train_offline
+from autotune.probe.online import train_online
 from autotune.probe.protocol import (
     Failure,
     Measurement,
@@ -21,10 +24,6 @@ from autotune.probe.protocol import (
     write_json,
 )
 from autotune.units import format_bytes
-
-if TYPE_CHECKING:
-    from autotune.probe.meters import StepMeter
-    from autotune.probe.throughput import Before
 
 
 class Stages:
@@ -40,10 +39,6 @@ class Stages:
         now = time.monotonic()
         self.seconds[self.current] = round(now - self._since, 4)
         self.current, self._since = name, now
-
-
-class Unsupported(Exception):
-    """This stack cannot do what the candidate asks."""
 
 
 def probe(path: Path) -> None:
@@ -77,74 +72,22 @@ def _measure(
     memory: CpuMemory | CudaMemory,
     stages: Stages,
 ) -> Measurement:
+    """What a training that came to its end took; it may have been too much."""
     import torch
 
-    from autotune.probe.meters import Progress, Schedule, StepMeter
-    from autotune.probe.throughput import Before, passes
-    from autotune.training.batches import Rows, as_dataset, batching_of, plan
-    from autotune.training.families import family
-
     torch.set_num_threads(request.threads)
-    progress = Progress(folder.progress)
-    stages.enter("plan")
-    trains = family(request.method)
-    accumulation = request.config["gradient_accumulation_steps"]
-    # Gradients are in memory during the worst micro-batch exactly if there is one before it.
-    shown = min(accumulation, 2)
-    overrides = {
-        **trains.overrides,
-        "gradient_accumulation_steps": shown,
-        "output_dir": str(folder.scratch),
-    }
-    _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
-    batching = batching_of(
-        request.method, request.config, global_batch=request.global_batch, seed=request.seed
-    )
-    rows = Rows(request.rows, request.method)
-    steps = plan(rows, batching, request.rows_total, sampled=request.rows_sampled)
-    schedule = Schedule(steps, shown)
-    training.max_steps = schedule.steps
-    progress.tell("planned", micro_batches=len(schedule.order))
-    stages.enter("build")
-    trainer = trains.trainer(request, training, model, as_dataset(schedule.batches(steps)))
-    problem = trains.problem(trainer, batching)
-    if problem is not None:
-        raise Unsupported(problem)
-    progress.tell("built")
-    to_beat = request.to_beat_tokens_per_s
-    often = passes(request.config, request.global_batch, request.rows_total)
-    before = Before(trains.before_training_s(trainer), often)
-    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before)
-    meter.attach(trainer)
-    stages.enter("train")
-    trainer.train()
-    return _ended(request, memory, meter, steps.tokens_per_epoch, before)
-
-
-def _ended(
-    request: ProbeRequest,
-    memory: CpuMemory | CudaMemory,
-    meter: "StepMeter",
-    tokens_per_epoch: float,
-    before: "Before",
-) -> Measurement:
-    """What a training that came to its end took; it may have been too much."""
-    assert meter.result is not None
+    train = train_online if METHODS[request.method].online else train_offline
+    told, speed = train(request, folder, memory, stages)
     figures: dict[str, Any] = memory.figures()
     beyond = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
     return Measurement(
         outcome="oom" if beyond else "ok",
-        reason=f"measured {len(meter.steps)} micro-steps"
+        reason=f"measured {told['micro_steps_measured']} micro-steps"
         + (f", and ended {format_bytes(beyond)} above its memory limit" if beyond else ""),
         memory_limit_bytes=request.memory_limit_bytes,
         missing_bytes=beyond or None,
-        micro_steps_measured=len(meter.steps),
-        tokens_per_epoch=tokens_per_epoch,
-        before_training_s_per_token=before.seconds_per_token or None,
-        last_loss=meter.last_loss,
-        gradient_norm=meter.gradient_norm,
-        processor_wait_share=meter.processor_wait_share,
-        **asdict(meter.result),
+        **told,
+        **asdict(speed),
         **figures,
     )
 

@@ -1,4 +1,9 @@
-"""The batch algebra: micro-batch x accumulation x devices = global batch, exactly. Pure."""
+"""The batch algebra: micro-batch x accumulation x devices = global batch, exactly. Pure.
+
+Where completions are generated, the global batch counts completions; those that are generated
+together (the generation batch) are whole groups of one prompt each, and whole micro-batches of all
+devices; and either they divide the global batch, or it divides them.
+"""
 
 
 def divisors(number: int) -> list[int]:
@@ -16,6 +21,30 @@ def accumulation(global_batch: int, devices: int, micro_batch: int) -> int | Non
     """The accumulation count that makes the global batch exact; None where there is none."""
     per_step = micro_batch * devices
     return None if global_batch % per_step else global_batch // per_step
+
+
+def generation_batches(global_batch: int, group: int) -> list[int]:
+    """What may be generated together within an optimizer step, in whole groups; the largest first:
+    it is what TRL does."""
+    return [n for n in reversed(divisors(global_batch)) if n % group == 0]
+
+
+def generation_problem(
+    generation_batch: int, *, global_batch: int, per_step: int, group: int
+) -> str | None:
+    """Why so many completions cannot be generated together; None: they can.
+
+    Args:
+        per_step: micro-batch x devices.
+        group: completions of one prompt.
+    """
+    if generation_batch % group:
+        return "the completions generated together are no whole groups"
+    if generation_batch % per_step:
+        return "the completions generated together are no whole micro-batches"
+    if global_batch % generation_batch and generation_batch % global_batch:
+        return "the completions generated together do not make up the global batch"
+    return None
 
 
 def nearest_values(value: int, valid: list[int]) -> list[int]:

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import Problem, UserError, nearest
-from autotune.space.knobs import GLOBAL_BATCH, MICRO_BATCH, Knob, Rule
+from autotune.space.knobs import (
+    COMPLETION,
+    GENERATION_BATCH,
+    GLOBAL_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    Knob,
+    Rule,
+)
 from autotune.yaml_file import parse_yaml
 
 FACT_NAMES = frozenset(
@@ -31,6 +39,15 @@ FACT_NAMES = frozenset(
 DIVISORS = "divisors of the global batch"
 JOB_MAX_LENGTH = "the job's max_length"
 JOB_BATCH = "the job's global_batch_size"
+WHOLE_GROUPS = "whole groups that divide the global batch"
+_WORDS = {
+    MICRO_BATCH: DIVISORS,
+    "max_length": JOB_MAX_LENGTH,
+    GLOBAL_BATCH: JOB_BATCH,
+    GENERATION_BATCH: WHOLE_GROUPS,
+}
+COUNTS = (MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION)
+"""Knobs that are whole numbers above 0."""
 _KNOB_KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
 _OPERATORS = {"not", "above", "contains"}
 
@@ -141,13 +158,12 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
         report((*here, "values"), f"`values` of `{name}` by device must be for cpu and for cuda")
         return None
     flat = values.values() if isinstance(values, dict) else [values]
-    words = {MICRO_BATCH: DIVISORS, "max_length": JOB_MAX_LENGTH, GLOBAL_BATCH: JOB_BATCH}
-    derived = (words[name],) if name in words else ()
+    derived = (_WORDS[name],) if name in _WORDS else ()
     if not all((isinstance(one, list) and one) or one in derived for one in flat):
         report((*here, "values"), f"`values` of `{name}` must be a list that is not empty")
         return None
     listed = [value for one in flat if isinstance(one, list) for value in one]
-    if name in (MICRO_BATCH, "max_length") and not all(_is_count(name, v) for v in listed):
+    if name in COUNTS and not all(_is_count(name, v) for v in listed):
         report((*here, "values"), f"`values` of `{name}` must be whole numbers above 0")
         return None
     if not (choices is None or choices == "any" or (isinstance(choices, list) and choices)):

@@ -11,6 +11,9 @@ from autotune.job import KnobValue
 MICRO_BATCH = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
 GLOBAL_BATCH = "global_batch_size"
+GENERATION_BATCH = "generation_batch_size"
+GROUP = "num_generations"
+COMPLETION = "max_completion_length"
 
 
 @dataclass(frozen=True, kw_only=True)

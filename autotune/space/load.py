@@ -1,6 +1,5 @@
 """From a job file and flags to a Job: strictly, with every problem and its line at once."""
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +10,19 @@ from pydantic import ValidationError
 from autotune.errors import Problem, UserError, nearest
 from autotune.job import Job, absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
-from autotune.space.definition import SpaceDefinition, load_definition
+from autotune.space.batch_problems import batch_problems
+from autotune.space.definition import COUNTS, SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
-from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, MICRO_BATCH
-from autotune.space.spaces import batch_problem
+from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
 from autotune.yaml_file import parse_yaml
 
-_WHOLE = (MICRO_BATCH, ACCUMULATION, "max_length", "lora_r")
+REWARDS = (
+    "`reward_funcs: [get_soft_overlong_punishment]` works for any prompts (TRL's others: "
+    "accuracy_reward, reasoning_accuracy_reward, think_format_reward), or name your own by its "
+    "import path, or give a `reward_model_path`"
+)
+_WHOLE = (*COUNTS, ACCUMULATION, "lora_r")
 """Knobs that are whole numbers above 0."""
 
 
@@ -56,6 +60,7 @@ class _Loading(Draft):
             self.canonical_names(section)
         self.pins_from_training(definition)
         self._check_names(definition)
+        self._check_online()
         job = self._validated()
         if job is not None:
             self._check_values(job, definition)
@@ -108,6 +113,27 @@ class _Loading(Draft):
                     f"`{name}` must be plain finite data, but got `{as_yaml(training[name])}`",
                 )
 
+    def _check_online(self) -> None:
+        """What only some of the trainers have."""
+        given = self._data
+        if self._method.online:
+            if given.get("max_length") is not None:
+                hint = "`fixed: {max_completion_length: ...}` bounds what is generated"
+                self._report(("max_length",), "TRL does not truncate the prompts of this", hint)
+            given["max_length"] = None
+            if isinstance(given.get(GLOBAL_BATCH), str):
+                what = "a batch of completions has no fixed number of tokens"
+                self._report((GLOBAL_BATCH,), what, "give it in completions")
+                given[GLOBAL_BATCH] = 16
+            if not given.get("reward_funcs") and not given.get("reward_model_path"):
+                what = f"`method: {self._method.name}` needs something that rewards completions"
+                self._report(("reward_funcs",), what, REWARDS)
+            return
+        for name in ("reward_funcs", "reward_model_path"):
+            if given.get(name):
+                online = " and ".join(f"`{m.name}`" for m in METHODS.values() if m.online)
+                self._report((name,), f"`{name}` is for {online}")
+
     def _validated(self) -> Job | None:
         """The job; where fields are wrong, the job of the others, so that these are judged too."""
         try:
@@ -142,7 +168,7 @@ class _Loading(Draft):
             if name in job.fixed:
                 self._report(("fixed", name), f"`{name}` is a field of the job itself")
         if self._whole_numbers(job):
-            self._check_batch(job)
+            self._check_batch(job, definition)
         if job.tuning == "full" and "tuning" not in self._unsound:
             for name in ("lora_r", "lora_target_modules"):
                 for section in ("fixed", "recipe"):
@@ -161,18 +187,17 @@ class _Loading(Draft):
                     sound = False
         return sound
 
-    def _check_batch(self, job: Job) -> None:
+    def _check_batch(self, job: Job, definition: SpaceDefinition) -> None:
         """The global batch is exact at every length that is asked for."""
         if self._unsound & {"global_batch_size", "max_length", "recipe", "fixed", "devices"}:
             return
-        told = set()
+        knob = definition.knob(GROUP)
+        groups = job.recipe.get(GROUP) or [job.fixed.get(GROUP, knob.default if knob else 1)]
         lengths = job.recipe.get("max_length", [job.max_length])
-        for batch, length in itertools.product(job.batches, lengths):
-            problem = batch_problem(job.with_batch(batch), length)
-            if problem is not None and problem not in told:
-                told.add(problem)
-                section = ("fixed",) if problem.where in job.fixed else ()
-                self._report((*section, problem.where), problem.what, problem.hint)
+        for problem in batch_problems(job, lengths, groups):
+            section = next((s for s in ("fixed", "recipe") if problem.where in getattr(job, s)), "")
+            path = (section, problem.where) if section else (problem.where,)
+            self._report(path, problem.what, problem.hint)
 
     def _with_paths(self, job: Job) -> Job:
         changes: dict[str, Any] = {"model": resolve_path(job.model, self._base)}

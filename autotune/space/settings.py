@@ -12,7 +12,7 @@ from autotune.facts import Facts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job import Job
 from autotune.methods import METHODS
-from autotune.space.knobs import GLOBAL_BATCH, Candidate
+from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 
@@ -55,7 +55,8 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         "dataset_test_split": job.dataset_test_split,
         "output_dir": output_dir,
         "use_cpu": facts.device.kind == "cpu",
-        "max_length": job.max_length,
+        **({"max_length": job.max_length} if "max_length" in fields else {}),
+        **_rewards(job),
         **_precision(job, facts),
         **{canonical_name(n): v for n, v in job.training.items() if v is not None},
         **_knob_fields(candidate),
@@ -66,7 +67,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     if job.dataset_config is not None:
         config["dataset_config"] = job.dataset_config
     # An evaluation must not need more than a micro-step does.
-    config.setdefault("per_device_eval_batch_size", candidate.micro_batch)
+    config.setdefault("per_device_eval_batch_size", _eval_batch(candidate))
     if job.tuning == "lora":
         adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
         config = {**adapters, **config, "use_peft": True}
@@ -78,6 +79,22 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         config.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
     config = {field_name(name, fields): value for name, value in config.items()}
     return Settings(config=config, environment=environment(candidate, facts))
+
+
+def _rewards(job: Job) -> dict[str, Any]:
+    """What rewards completions, as the scripts of TRL's online trainers have it."""
+    named = {
+        "reward_funcs": list(job.reward_funcs) or None,
+        "reward_model_name_or_path": job.reward_model_path,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _eval_batch(candidate: Candidate) -> int:
+    """Rows of an evaluation: a micro-batch, and where there are groups whole ones."""
+    group = candidate.values.get(GROUP, 1)
+    assert isinstance(group, int)
+    return max(candidate.micro_batch // group, 1) * group
 
 
 def _knob_fields(candidate: Candidate) -> dict[str, Any]:

@@ -13,11 +13,25 @@ from typing import Any
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
-from autotune.space.batch import accumulation, micro_batches, nearest_token_batches, nearest_values
-from autotune.space.definition import DIVISORS, JOB_BATCH, JOB_MAX_LENGTH, SpaceDefinition
+from autotune.space.batch import (
+    accumulation,
+    generation_batches,
+    generation_problem,
+    micro_batches,
+)
+from autotune.space.batch_problems import batch_problems
+from autotune.space.definition import (
+    DIVISORS,
+    JOB_BATCH,
+    JOB_MAX_LENGTH,
+    WHOLE_GROUPS,
+    SpaceDefinition,
+)
 from autotune.space.knobs import (
     ACCUMULATION,
+    GENERATION_BATCH,
     GLOBAL_BATCH,
+    GROUP,
     MICRO_BATCH,
     Candidate,
     Knob,
@@ -133,14 +147,11 @@ def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> Boun
 def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
     values: Any = knob.values[device_kind] if isinstance(knob.values, dict) else knob.values
     if values == DIVISORS:
-        lengths = job.recipe.get("max_length", [job.max_length])
-        sizes = {
-            job.with_batch(batch).batch_sequences(n)
-            for batch in job.batches
-            for n in lengths
-            if n is None or isinstance(n, int)
-        }
-        values = sorted({m for s in sizes if s for m in micro_batches(s, job.devices.count)})
+        batches = global_batches(job)
+        values = sorted({m for s in batches for m in micro_batches(s, job.devices.count)})
+    elif values == WHOLE_GROUPS:
+        together = {n for s in global_batches(job) for n in generation_batches(s, 1)}
+        values = sorted(together, reverse=True)
     elif values == JOB_MAX_LENGTH:
         values = [job.max_length]
     elif values == JOB_BATCH:
@@ -162,57 +173,26 @@ def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
     )
 
 
+def global_batches(job: Job) -> set[int]:
+    """Sequences of an optimizer step, of every batch and length that may be chosen."""
+    lengths = job.recipe.get("max_length", [job.max_length])
+    sizes = {
+        job.with_batch(batch).batch_sequences(n)
+        for batch in job.batches
+        for n in lengths
+        if n is None or isinstance(n, int)
+    }
+    return {size for size in sizes if size}
+
+
 def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
-    """A pinned micro-batch or a batch in tokens that cannot be exact is refused here."""
-    lengths = next((k.values for k in knobs if k.name == "max_length"), (job.max_length,))
-    asked = [(job.with_batch(batch), length) for batch in job.batches for length in lengths]
-    problems = [p for one, length in asked if (p := batch_problem(one, length)) is not None]
+    """A batch that cannot be exact is refused here."""
+    values = {knob.name: knob.values for knob in knobs}
+    problems = batch_problems(
+        job, values.get("max_length", (job.max_length,)), values.get(GROUP, (1,))
+    )
     if problems:
         raise UserError(*problems)
-
-
-def batch_problem(job: Job, max_length: Any) -> Problem | None:
-    """Why the global batch cannot be exact at this length, with the nearest values that can."""
-    sequences = job.batch_sequences(max_length)
-    where = "global_batch_size"
-    if sequences is None:
-        tokens = int(str(job.global_batch_size).split()[0])
-        if max_length is None:
-            return Problem(where=where, what="a batch in tokens needs a `max_length`")
-        near = " or ".join(f"`{n} tokens`" for n in nearest_token_batches(tokens, max_length))
-        return Problem(
-            where=where,
-            what=f"{tokens} tokens are no whole number of rows of max_length {max_length}",
-            hint=f"the nearest are {near}",
-        )
-    count = job.devices.count
-    valid = micro_batches(sequences, count)
-    if not valid:
-        less = sequences // count * count
-        near = " or ".join(str(n) for n in (less, less + count) if n)
-        return Problem(
-            where=where,
-            what=f"{sequences} rows cannot be divided among {count} devices",
-            hint=f"the nearest batches that can are {near}",
-        )
-    wanted = job.fixed.get(MICRO_BATCH)
-    if isinstance(wanted, int) and wanted not in valid:
-        near = " or ".join(str(n) for n in nearest_values(wanted, valid))
-        return Problem(
-            where=MICRO_BATCH,
-            what=f"a micro-batch of {wanted} does not divide the global batch of {sequences}",
-            hint=f"the nearest values that do are {near}",
-        )
-    pinned = job.fixed.get(ACCUMULATION)
-    counts = [sequences // (m * count) for m in valid]
-    if isinstance(pinned, int) and pinned not in counts:
-        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(counts)))
-        return Problem(
-            where=ACCUMULATION,
-            what=f"{pinned} micro-batches do not make up the global batch of {sequences}",
-            hint=f"the nearest values that do are {near}",
-        )
-    return None
 
 
 class _Enumeration:
@@ -264,8 +244,24 @@ class _Enumeration:
             )
         elif pinned is not None and pinned != count:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
+        elif (why := self._not_together(values, sequences or 0)) is not None:
+            self._exclude(why, len(self._knobs))
         else:
             yield Candidate(values=values, gradient_accumulation_steps=count)
+
+    def _not_together(self, values: Mapping[str, Any], sequences: int) -> str | None:
+        """Why the candidate's completions cannot be generated together as it says."""
+        if GENERATION_BATCH not in values:
+            return None
+        together = values[GENERATION_BATCH]
+        if together > self._known["data.rows"] * values[GROUP]:
+            return "the data has fewer prompts than are generated from together"
+        return generation_problem(
+            together,
+            global_batch=sequences,
+            per_step=values[MICRO_BATCH] * self._job.devices.count,
+            group=values[GROUP],
+        )
 
     def _exclude(self, reason: str, depth: int) -> None:
         lost = prod(len(knob.values) for knob in self._knobs[depth:])

@@ -11,6 +11,8 @@ FAMILIES = {
     "reward": ("reward", "RewardFamily"),
     "dpo": ("preference", "DpoFamily"),
     "kto": ("preference", "KtoFamily"),
+    "grpo": ("online", "GrpoFamily"),
+    "rloo": ("online", "RlooFamily"),
 }
 
 

@@ -5,7 +5,7 @@ family puts its trainer together as TRL's script of that name does; so what a pr
 the bundle trains. The only differences are named in `overrides`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,14 +46,19 @@ PROBE_OVERRIDES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """The models of a trainer, made before it; `reference` only where it holds one of its own."""
+    """The models of a trainer, made before it; `reference` only where it holds one of its own.
+
+    `rewards` are models and functions.
+    """
 
     policy: Any
     reference: Any = None
+    rewards: list[Any] = field(default_factory=list)
 
     def all(self) -> tuple[Any, ...]:
         """Those that are there."""
-        return tuple(one for one in (self.policy, self.reference) if one is not None)
+        each = (self.policy, self.reference, *self.rewards)
+        return tuple(one for one in each if isinstance(one, torch.nn.Module))
 
 
 class Family:
@@ -61,6 +66,7 @@ class Family:
 
     method: ClassVar[str]
     trainer_class: ClassVar[Any]
+    script_arguments: ClassVar[Any] = ScriptArguments
     overrides: ClassVar[dict[str, Any]] = PROBE_OVERRIDES
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
@@ -73,7 +79,7 @@ class Family:
         file = scratch / METHODS[self.method].config_file
         file.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
         arguments = getattr(trl, METHODS[self.method].config)
-        parser = TrlParser((ScriptArguments, arguments, ModelConfig, DatasetMixtureConfig))
+        parser = TrlParser((self.script_arguments, arguments, ModelConfig, DatasetMixtureConfig))
         script, training, model, _ = parser.parse_args_and_config(["--config", str(file)])
         return script, training, model
 
@@ -92,7 +98,7 @@ class Family:
         """
         if made is None and request.weights == "real":
             training.model_init_kwargs = model_kwargs(training, model)
-            made = Models(policy=request.model_path)
+            made = self.loaded(request)
         elif made is None:
             made = self.models(request, training, model, request.device_kind)
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -101,6 +107,10 @@ class Family:
             **_revision(request, model.model_revision),
         )
         return self.build(training, model, rows, made, tokenizer)
+
+    def loaded(self, request: ProbeRequest) -> Models:
+        """The models by name: the trainer loads them."""
+        return Models(policy=request.model_path)
 
     def models(
         self, request: ProbeRequest, training: Any, model: ModelConfig, device: str

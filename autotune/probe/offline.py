@@ -1,0 +1,64 @@
+"""A probe of a trainer whose rows hold all it is trained on; the child's side (`worker.py`)."""
+
+from typing import Any
+
+from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.protocol import ProbeFolder, ProbeRequest
+from autotune.probe.throughput import Throughput
+
+
+class Unsupported(Exception):
+    """This stack cannot do what the candidate asks."""
+
+
+def train_offline(
+    request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
+) -> tuple[dict[str, Any], Throughput]:
+    """Train a few steps of the candidate: fields of a measurement, and its speed."""
+    from autotune.probe.meters import Progress, Schedule, StepMeter
+    from autotune.probe.throughput import Before, passes
+    from autotune.training.batches import Rows, as_dataset, batching_of, plan
+    from autotune.training.families import family
+
+    progress = Progress(folder.progress)
+    stages.enter("plan")
+    trains = family(request.method)
+    accumulation = request.config["gradient_accumulation_steps"]
+    # Gradients are in memory during the worst micro-batch exactly if there is one before it.
+    shown = min(accumulation, 2)
+    overrides = {
+        **trains.overrides,
+        "gradient_accumulation_steps": shown,
+        "output_dir": str(folder.scratch),
+    }
+    _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
+    batching = batching_of(
+        request.method, request.config, global_batch=request.global_batch, seed=request.seed
+    )
+    rows = Rows(request.rows, request.method)
+    steps = plan(rows, batching, request.rows_total, sampled=request.rows_sampled)
+    schedule = Schedule(steps, shown)
+    training.max_steps = schedule.steps
+    progress.tell("planned", micro_batches=len(schedule.order))
+    stages.enter("build")
+    trainer = trains.trainer(request, training, model, as_dataset(schedule.batches(steps)))
+    problem = trains.problem(trainer, batching)
+    if problem is not None:
+        raise Unsupported(problem)
+    progress.tell("built")
+    to_beat = request.to_beat_tokens_per_s
+    often = passes(request.config, request.global_batch, request.rows_total)
+    before = Before(trains.before_training_s(trainer), often)
+    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before)
+    meter.attach(trainer)
+    stages.enter("train")
+    trainer.train()
+    assert meter.result is not None
+    return {
+        "micro_steps_measured": len(meter.steps),
+        "tokens_per_epoch": steps.tokens_per_epoch,
+        "before_training_s_per_token": before.seconds_per_token or None,
+        "last_loss": meter.last_loss,
+        "gradient_norm": meter.gradient_norm,
+        "processor_wait_share": meter.processor_wait_share,
+    }, meter.result

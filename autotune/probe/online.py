@@ -1,0 +1,46 @@
+"""A probe of a trainer that generates what it is trained on; the child's side (`worker.py`)."""
+
+from typing import Any
+
+from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.protocol import ProbeFolder, ProbeRequest
+from autotune.probe.rollout_speed import RolloutSpeed
+
+
+def train_online(
+    request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
+) -> tuple[dict[str, Any], RolloutSpeed]:
+    """Generate and train a few cycles of the candidate: fields of a measurement, and its speed."""
+    from autotune.probe.meters import Progress
+    from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
+    from autotune.training.batches import Rows
+    from autotune.training.families import family
+    from autotune.training.rounds import raw_rows, rollout_of, rollout_plan
+
+    progress = Progress(folder.progress)
+    stages.enter("plan")
+    trains = family(request.method)
+    rollout = rollout_of(request.config, devices=1, seed=request.seed)
+    lengths = Rows(request.rows, request.method).longest
+    plan = rollout_plan(lengths, rollout, request.rows_total)
+    order = plan.timed + plan.longest * rollout.rounds + plan.timed * MAX_CYCLES
+    overrides = {**trains.overrides, "output_dir": str(folder.scratch)}
+    _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
+    training.max_steps = rollout.steps * (WARM_UP_CYCLES + MAX_CYCLES)
+    progress.tell("planned", rounds=len(order) // rollout.prompts)
+    stages.enter("build")
+    trainer = trains.trainer(request, training, model, raw_rows(request.rows).select(order))
+    progress.tell("built")
+    meter = RolloutMeter(plan, rollout, memory, progress, request.to_beat_tokens_per_s)
+    meter.attach(trainer)
+    stages.enter("train")
+    trainer.train()
+    assert meter.result is not None
+    return {
+        "micro_steps_measured": meter.micro_steps,
+        "tokens_per_epoch": plan.tokens_per_epoch,
+        "last_loss": meter.last_loss,
+        "gradient_norm": meter.gradient_norm,
+        "processor_wait_share": meter.processor_wait_share,
+        **meter.peaks,
+    }, meter.result

@@ -1,0 +1,199 @@
+"""Times the phases of a real online trainer, from inside the child, and takes the peak of each.
+
+Generation is the trainer's `_generate_single_turn`; scoring is the rest of what it does before the
+first micro-step of a round (log-probabilities of policy and reference, rewards); the update is each
+micro-step's forward and backward pass; the optimizer's step is what follows the last of them. On a
+GPU the clock is read after a synchronisation. The order of cycles in a probe:
+
+    cycle 0    representative prompts; creates gradients and optimizer states (warm-up)
+    cycle 1    the longest prompts: with everything else in memory
+    then       the timed ones, all on the same prompts, until the time is known
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.meters import (
+    CLOSE,
+    ENOUGH_SECONDS,
+    GOAL,
+    NotFinite,
+    Progress,
+    gradient_norm,
+)
+from autotune.probe.processes import processor_wait_seconds
+from autotune.probe.rollout_speed import PHASES, CycleTime, RolloutSpeed, rollout_speed
+from autotune.training.rounds import Rollout, RolloutPlan
+
+WARM_UP_CYCLES = 2
+MIN_CYCLES, MAX_CYCLES = 3, 12
+OPTIMIZER = "optimizer"
+
+
+class RolloutMeter(TrainerCallback):
+    """Wraps one trainer's generation, scoring and `training_step`, and listens to its callbacks."""
+
+    def __init__(
+        self,
+        plan: RolloutPlan,
+        rollout: Rollout,
+        memory: CpuMemory | CudaMemory,
+        progress: Progress,
+        to_beat: float | None,
+    ):
+        self._plan, self._rollout, self._progress = plan, rollout, progress
+        self._memory, self._to_beat = memory, to_beat
+        self._cuda = torch.cuda.is_initialized()
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._peaks: defaultdict[str, int] = defaultdict(int)
+        self._cycles: list[CycleTime] = []
+        self._cycle_began = self._step_ended = 0.0
+        self._measuring_since = 0.0
+        self._waited_before: float | None = None
+        self.micro_steps = 0
+        self.last_loss: float | None = None
+        self.gradient_norm: float | None = None
+        self.result: RolloutSpeed | None = None
+
+    def attach(self, trainer: Any) -> None:
+        """Start timing `trainer`."""
+        trainer.add_callback(self)
+        trainer._generate_single_turn = self._timed("generation", trainer._generate_single_turn)
+        trainer._generate_and_score_completions = self._scored(
+            self._timed("scoring", trainer._generate_and_score_completions)
+        )
+        trainer.training_step = self._checked(self._timed("update", trainer.training_step))
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What it takes goes to `phase`, but for what it calls that is a phase of its own."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began, inside = self._now(), sum(self._spent.values())
+            self._end_of_phase(self._outer)
+            outer, self._outer = self._outer, phase
+            result = function(*args, **kwargs)
+            self._end_of_phase(phase)
+            self._outer = outer
+            self._spent[phase] += self._now() - began - (sum(self._spent.values()) - inside)
+            return result
+
+        return timed
+
+    _outer = OPTIMIZER
+
+    def _end_of_phase(self, phase: str) -> None:
+        self._peaks[phase] = max(self._peaks[phase], self._memory.phase_peak())
+
+    def _scored(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The completions must be as long as was planned."""
+
+        def scored(*args: Any, **kwargs: Any) -> Any:
+            output = function(*args, **kwargs)
+            made = int(output["completion_mask"].sum())
+            if made != self._rollout.together * self._rollout.length:
+                raise RuntimeError(
+                    f"{self._rollout.together} completions of {self._rollout.length} tokens were "
+                    f"planned, but the trainer made {made} tokens"
+                )
+            return output
+
+        return scored
+
+    def _checked(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            loss = training_step(*args, **kwargs)
+            self.last_loss = float(loss)
+            if not math.isfinite(self.last_loss):
+                raise NotFinite(f"the loss is {self.last_loss} at micro-step {self.micro_steps}")
+            self.micro_steps += 1
+            self._progress.tell("micro_step", n=self.micro_steps)
+            return loss
+
+        return step
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The first cycle begins."""
+        self._memory.phase_peak()
+        self._begin_cycle()
+
+    def _begin_cycle(self) -> None:
+        self._spent.clear()
+        self._cycle_began = self._now()
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """In the first step, look at the gradients (after clipping)."""
+        if self.gradient_norm is None and not self._cycles:
+            self.gradient_norm = gradient_norm(model, lenient=args.fp16)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A whole optimizer step is done: a cycle may be, and the probe with it."""
+        cycle, rest = divmod(state.global_step, self._rollout.steps)
+        if rest:
+            return
+        now = self._now()
+        if cycle > WARM_UP_CYCLES:
+            self._note_cycle(now - self._cycle_began)
+            self._estimate(now, control)
+        else:
+            self._progress.tell("warm_up", step=state.global_step)
+        if cycle == WARM_UP_CYCLES:
+            self._measuring_since, self._waited_before = now, processor_wait_seconds()
+        self._begin_cycle()
+
+    def _note_cycle(self, seconds: float) -> None:
+        spent = {f"{phase}_s": self._spent[phase] for phase in PHASES}
+        rest = max(seconds - sum(spent.values()), 0.0)
+        self._cycles.append(CycleTime(seconds=seconds, optimizer_s=rest, **spent))
+
+    def _estimate(self, now: float, control: Any) -> None:
+        rollout, number = self._rollout, len(self._cycles)
+        self.result = rollout_speed(
+            self._cycles,
+            steps=rollout.steps,
+            tokens=self._plan.tokens,
+            completions=rollout.together * rollout.rounds,
+        )
+        result = self.result
+        self._progress.tell(
+            "estimate",
+            step=number * rollout.steps,
+            tokens_per_s=result.tokens_per_s,
+            optimistic_tokens_per_s=result.optimistic_tokens_per_s,
+            relative_uncertainty=result.relative_uncertainty,
+        )
+        care = 1.0
+        if self._to_beat is not None and result.tokens_per_s >= (1 - CLOSE) * self._to_beat:
+            care = 2.0
+        uncertainty = result.relative_uncertainty
+        known = uncertainty is not None and uncertainty <= GOAL / care
+        long_enough = now - self._measuring_since > care * ENOUGH_SECONDS
+        if number >= MAX_CYCLES or (number >= MIN_CYCLES and (known or long_enough)):
+            control.should_training_stop = True
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Of each phase, as fields of a measurement. Bytes."""
+        return {f"{phase}_peak_bytes": self._peaks[phase] for phase in PHASES}
+
+    @property
+    def processor_wait_share(self) -> float | None:
+        """Part of the timed cycles that the threads waited for a core."""
+        waited = processor_wait_seconds()
+        if waited is None or self._waited_before is None:
+            return None
+        timed = time.perf_counter() - self._measuring_since
+        return max(waited - self._waited_before, 0.0) / (timed * int(torch.get_num_threads()))

@@ -1,0 +1,150 @@
+"""Candidates as real `trl.GRPOTrainer` and `trl.RLOOTrainer`: the policy writes what it learns of.
+
+While a probe or a trace runs, every completion has its full length: the end-of-sequence token is
+not drawn before. What a launch takes and how long is at most that.
+"""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trl.rewards
+from trl import GRPOTrainer, ModelConfig, RLOOTrainer, get_peft_config, get_quantization_config
+from trl.scripts.grpo import GRPOScriptArguments
+from trl.scripts.rloo import RLOOScriptArguments
+
+from autotune.facts.model import model_class, model_config
+from autotune.probe.protocol import ProbeRequest
+from autotune.training.family import PROBE_OVERRIDES, Family, Models
+
+OVERLONG = "get_soft_overlong_punishment"
+
+
+class OnlineFamily(Family):
+    """What both have in common."""
+
+    overrides = {**PROBE_OVERRIDES, "shuffle_dataset": False}
+
+    def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
+        """As for all methods, but that completions do not end early."""
+        length = config.get("max_completion_length")
+        if length is not None:
+            given = config.get("generation_kwargs") or {}
+            config = {**config, "generation_kwargs": {**given, "min_new_tokens": length}}
+        return super().parse(config, scratch)
+
+    def loaded(self, request: ProbeRequest) -> Models:
+        """The policy and what rewards it, by name."""
+        return replace(super().loaded(request), rewards=reward_functions(request.config))
+
+    def models(
+        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
+    ) -> Models:
+        """Models of random weights, the reference too where it is one of its own."""
+        policy = self.random_model(request, training, model, device)
+        apart = training.beta != 0.0 and not model.use_peft
+        reference = self.random_model(request, training, model, device) if apart else None
+        rewards = reward_functions(request.config)
+        for index, one in enumerate(rewards):
+            if isinstance(one, str):
+                rewards[index] = random_reward_model(one, device)
+        return Models(policy=policy, reference=reference, rewards=rewards)
+
+    def build(
+        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
+    ) -> Any:
+        """The trainer, as TRL's script makes it; it would load its reference by itself."""
+        tokenizer.padding_side = tokenizer.truncation_side = "left"
+        with self._reference_given(made.reference):
+            return self.trainer_class(
+                model=made.policy,
+                reward_funcs=made.rewards,
+                args=training,
+                train_dataset=rows,
+                processing_class=tokenizer,
+                quantization_config=get_quantization_config(model),
+                peft_config=get_peft_config(model),
+            )
+
+    @contextlib.contextmanager
+    def _reference_given(self, reference: Any) -> Iterator[None]:
+        if reference is None:
+            yield
+            return
+        module: Any = sys.modules[self.trainer_class.__module__]
+        original = module.create_model_from_path
+        module.create_model_from_path = lambda *_, **__: reference
+        try:
+            yield
+        finally:
+            module.create_model_from_path = original
+
+
+class GrpoFamily(OnlineFamily):
+    """Group relative policy optimization."""
+
+    method = "grpo"
+    trainer_class = GRPOTrainer
+    script_arguments = GRPOScriptArguments
+
+
+class RlooFamily(OnlineFamily):
+    """REINFORCE leave-one-out."""
+
+    method = "rloo"
+    trainer_class = RLOOTrainer
+    script_arguments = RLOOScriptArguments
+
+
+def reward_functions(config: dict[str, Any]) -> list[Any]:
+    """What rewards completions, in the order of TRL's scripts: models by name, functions.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    found: list[Any] = []
+    if config.get("reward_model_name_or_path"):
+        found.append(config["reward_model_name_or_path"])
+    return found + [reward_function(name) for name in config.get("reward_funcs") or []]
+
+
+def reward_function(name: str) -> Callable[..., Any]:
+    """One of TRL's functions by its name, or any by its import path.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    known: dict[str, Callable[..., Any]] = {
+        one: getattr(trl.rewards, one)
+        for one in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+    }
+    # With the figures that TRL's scripts give it.
+    known[OVERLONG] = trl.rewards.get_soft_overlong_punishment(
+        max_completion_len=1280, soft_punish_cache=256
+    )
+    if name in known:
+        return known[name]
+    module, _, function = name.rpartition(".")
+    if not module:
+        raise ValueError(f"no reward function `{name}`; TRL has {', '.join(known)}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"no reward function `{name}`: {error}") from error
+
+
+def random_reward_model(path: str, device: str) -> Any:
+    """A reward model of the shape at `path` with random weights, on `device`."""
+    import torch
+
+    config = model_config(path, "reward")
+    config.name_or_path = path
+    with torch.device(device):
+        return model_class(config, "reward")._from_config(config, dtype=config.dtype)

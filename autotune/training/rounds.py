@@ -1,0 +1,126 @@
+"""Which prompts a probe of an online trainer generates from: representative ones, and the longest.
+
+A round is one generation: whole groups of completions, then as many micro-steps as they make up. A
+cycle is the least number of rounds after which generation and optimizer steps start together
+again. Every cycle that is timed generates from the same prompts, spread evenly over the lengths of
+the data; one before them from the longest. Pure, but for `raw_rows`.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from autotune.training.batches import spread_over_lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """How a candidate generates and trains; completions are counted on one device.
+
+    Attributes:
+        together: completions of one generation.
+        group: completions of one prompt.
+        length: tokens of a completion.
+        iterations: how often the completions of a generation are trained on.
+    """
+
+    micro_batch: int
+    accumulation: int
+    together: int
+    group: int
+    length: int
+    iterations: int
+    seed: int
+
+    @property
+    def prompts(self) -> int:
+        """Of one generation."""
+        return self.together // self.group
+
+    @property
+    def micro_steps(self) -> int:
+        """Of one round."""
+        return self.together // self.micro_batch * self.iterations
+
+    @property
+    def rounds(self) -> int:
+        """Of a cycle."""
+        return math.lcm(self.micro_steps, self.accumulation) // self.micro_steps
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a cycle."""
+        return self.rounds * self.micro_steps // self.accumulation
+
+
+def rollout_of(config: Mapping[str, Any], *, devices: int, seed: int) -> Rollout:
+    """How the trainer of a flat configuration generates."""
+    return Rollout(
+        micro_batch=config["per_device_train_batch_size"],
+        accumulation=config["gradient_accumulation_steps"],
+        together=config["generation_batch_size"] // devices,
+        group=config["num_generations"],
+        length=config["max_completion_length"],
+        iterations=config.get("num_iterations") or 1,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """The prompts of a probe, as indices of the rows measured, and what they come to.
+
+    Attributes:
+        timed: of one timed cycle, in the order of its rounds.
+        longest: of a round that takes most memory.
+        tokens: of prompts and completions of a timed cycle.
+        tokens_per_epoch: of the whole data once.
+    """
+
+    timed: list[int]
+    longest: list[int]
+    tokens: int
+    tokens_per_epoch: float
+
+
+def rollout_plan(lengths: Sequence[int], rollout: Rollout, rows_total: int) -> RolloutPlan:
+    """The prompts of one probe.
+
+    Args:
+        lengths: tokens of the prompts measured.
+        rows_total: prompts of the whole data.
+    """
+    wanted = rollout.prompts * rollout.rounds
+    spread = spread_over_lengths(lengths, wanted)
+    timed = [spread[n % len(spread)] for n in range(wanted)]
+    random.Random(rollout.seed).shuffle(timed)
+    ranked = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    longest = [ranked[n % len(ranked)] for n in range(rollout.prompts)]
+    per_prompt = rollout.group * rollout.length
+    return RolloutPlan(
+        timed=timed,
+        longest=longest,
+        tokens=sum(rollout.group * lengths[index] + per_prompt for index in timed),
+        tokens_per_epoch=rows_total * (rollout.group * fmean(lengths) + per_prompt),
+    )
+
+
+def padded_tokens(plan: RolloutPlan, rollout: Rollout, lengths: Sequence[int]) -> int:
+    """Tokens of a timed cycle with the padding of its rounds."""
+    rounds = range(0, len(plan.timed), rollout.prompts)
+    longest = [max(lengths[i] for i in plan.timed[n : n + rollout.prompts]) for n in rounds]
+    return sum(rollout.together * (prompt + rollout.length) for prompt in longest)
+
+
+def raw_rows(rows: str) -> Any:
+    """The untokenized rows beside the tokenized ones: online trainers tokenize as they go, and
+    what rewards may ask for any column."""
+    from datasets import load_from_disk
+
+    from autotune.facts.data import RAW
+
+    return load_from_disk(str(Path(rows).with_name(RAW)))
