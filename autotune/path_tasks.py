@@ -52,7 +52,7 @@ def path_tasks(
         path, optim = optimizer_apart(config)
         traced = traced_config(path)
         point = {
-            "batching": dataclasses.asdict(_batching(job, config, candidate)),
+            "batching": dataclasses.asdict(batching(job, config, candidate)),
             "accumulates": candidate.gradient_accumulation_steps > 1,
             "expandable_segments": bool(candidate.values.get("expandable_segments")),
             "optim": optim,
@@ -64,7 +64,7 @@ def path_tasks(
     ]
 
 
-def _batching(job: Job, config: dict[str, Any], candidate: Candidate) -> Batching | Rollout:
+def batching(job: Job, config: dict[str, Any], candidate: Candidate) -> Batching | Rollout:
     """How a candidate makes its micro-batches."""
     if METHODS[job.method].online:
         return rollout_of(config, devices=job.devices.count, seed=job.seed)

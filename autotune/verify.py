@@ -5,6 +5,7 @@ second step), token counts off the checkpoint it saved, memory off the kernel's 
 """
 
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job import Job
+from autotune.path_tasks import batching
 from autotune.probe.ending import Limits
 from autotune.probe.launch import launch
 from autotune.probe.protocol import (
@@ -28,8 +30,7 @@ from autotune.probe.runner import ProbeServer
 from autotune.promise import SPEED_TOLERANCE, Verification, judge, timed_part
 from autotune.recommend import Ranked
 from autotune.run_folder import RunFolder
-from autotune.space.settings import device_environment, settings
-from autotune.training.batches import batching_of
+from autotune.space.settings import device_environment, eval_batch, settings
 
 TIMEOUT_S = 1800.0
 TIMED_ROWS = 64
@@ -89,11 +90,12 @@ def _rehearse(
     run: RunFolder, job: Job, facts: Facts, chosen: Ranked, sizes: list[int] | None, timed: int
 ) -> Verification:
     """Launch once, through `timed` timed steps, and judge."""
+    config = settings(job, facts, chosen.candidate, str(run.output)).config
     log, output = run.verification / "launch.log", run.verification / "output"
     steps = UNTIMED_STEPS + timed
     expected_s = steps * (chosen.measurement.step_time_s or 0.0)
     report = launch(
-        ["bash", str(run.launch), *_flags(run.verification / "data", output, steps, facts)],
+        ["bash", str(run.launch), *_flags(run.verification / "data", output, steps, facts, config)],
         log=log,
         environment={
             "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -120,17 +122,15 @@ def _prepare_data(
     folder = ProbeFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
     config = settings(job, facts, chosen.candidate, str(run.output)).config
-    batching = batching_of(
-        job.method, config, global_batch=chosen.candidate.global_batch, seed=job.seed
-    )
     own_model = facts.model.weights == "random" and Path(facts.model.path).is_dir()
     bare = own_model and not any(Path(facts.model.path).glob("*.safetensors"))
     request = RehearsalRequest(
+        method=job.method,
         rows=str(run.rows),
         raw=str(run.raw),
         target=str(run.verification / "data"),
         dataset_config=job.dataset_config,
-        batching=dataclasses.asdict(batching),
+        batching=dataclasses.asdict(batching(job, config, chosen.candidate)),
         timed_steps=timed,
         eval_batch=_eval_batch(job, chosen),
         rows_total=facts.data.rows,
@@ -143,11 +143,11 @@ def _prepare_data(
 
 def _eval_batch(job: Job, chosen: Ranked) -> int:
     given = job.training.get("per_device_eval_batch_size")
-    return given if isinstance(given, int) else chosen.candidate.micro_batch
+    return given if isinstance(given, int) else eval_batch(chosen.candidate)
 
 
-def _flags(data: Path, output: Path, steps: int, facts: Facts) -> list[str]:
-    """What the rehearsal changes of the bundle's configuration."""
+def _flags(data: Path, output: Path, steps: int, facts: Facts, given: dict[str, Any]) -> list[str]:
+    """What the rehearsal changes of the bundle's configuration, which is `given`."""
     changed: dict[str, Any] = {
         "dataset_name": data,
         "dataset_train_split": "train",
@@ -169,4 +169,8 @@ def _flags(data: Path, output: Path, steps: int, facts: Facts) -> list[str]:
     }
     if "shuffle_dataset" in facts.stack.training_fields:
         changed["shuffle_dataset"] = "false"
+    length = given.get("max_completion_length")
+    if length is not None:  # completions do not end early, as in the probe
+        kwargs = {**(given.get("generation_kwargs") or {}), "min_new_tokens": length}
+        changed["generation_kwargs"] = json.dumps(kwargs)
     return [part for name, value in changed.items() for part in (f"--{name}", str(value))]

@@ -18,7 +18,7 @@ DECODE = "decode"
 TOKENS = 6
 """Enough to be traced of a generation: prompt, one that is not like the others, two, two ends."""
 MOST_PASSES = 32
-MOSTLY = 0.9
+MOSTLY = 0.75
 """The part of the last pass that is like that of the others."""
 
 

@@ -211,6 +211,7 @@ def feed(trainer: Any, request: TraceRequest) -> None:
 
 
 def inner_model(model: Any) -> Any:
+    """The model without the adapters around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

@@ -133,12 +133,14 @@ class ProbeRequest(Message):
 class RehearsalRequest(Message):
     """Write the data of a verification (see `training/rehearsal.py`)."""
 
+    method: str
     rows: str
     raw: str
     target: str
     dataset_config: str | None
     batching: dict[str, Any]
-    """Fields of `training.batches.Batching`."""
+    """Fields of `training.batches.Batching`; of `training.rounds.Rollout` where completions are
+    generated."""
     timed_steps: int
     eval_batch: int
     rows_total: int

@@ -55,7 +55,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         "dataset_test_split": job.dataset_test_split,
         "output_dir": output_dir,
         "use_cpu": facts.device.kind == "cpu",
-        **({"max_length": job.max_length} if "max_length" in fields else {}),
+        **({} if METHODS[job.method].online else {"max_length": job.max_length}),
         **_rewards(job),
         **_precision(job, facts),
         **{canonical_name(n): v for n, v in job.training.items() if v is not None},
@@ -67,7 +67,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     if job.dataset_config is not None:
         config["dataset_config"] = job.dataset_config
     # An evaluation must not need more than a micro-step does.
-    config.setdefault("per_device_eval_batch_size", _eval_batch(candidate))
+    config.setdefault("per_device_eval_batch_size", eval_batch(candidate))
     if job.tuning == "lora":
         adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
         config = {**adapters, **config, "use_peft": True}
@@ -90,7 +90,7 @@ def _rewards(job: Job) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _eval_batch(candidate: Candidate) -> int:
+def eval_batch(candidate: Candidate) -> int:
     """Rows of an evaluation: a micro-batch, and where there are groups whole ones."""
     group = candidate.values.get(GROUP, 1)
     assert isinstance(group, int)

@@ -6,6 +6,7 @@ worst micro-batch, then representative steps, which are timed.
 """
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -25,23 +26,29 @@ from autotune.training.batches import (
     grouped_by_length,
     spread_over_lengths,
 )
+from autotune.training.rounds import Rollout, rollout_plan
 
 
 def rehearsal(path: Path) -> None:
     """Write the data of `path/request.json` and, where there are none, random weights."""
     folder = ProbeFolder(path=path)
     request = RehearsalRequest.from_plain(read_json(folder.request) or {})
-    batching = Batching(**request.batching)
-    rows = Rows(request.rows, batching.method)
-    source = _source(request, batching.method)
-    order, test = _order(request, batching, rows)
+    rows = Rows(request.rows, request.method)
+    source = _source(request, request.method)
+    sizes: list[int] | None = None
+    if METHODS[request.method].online:
+        order, test = _prompts(request, Rollout(**request.batching), rows)
+    else:
+        batching = Batching(**request.batching)
+        order, test = _order(request, batching, rows)
+        sizes = _timed_sizes(batching, rows, order)
     target = Path(request.target)
     target.mkdir(parents=True, exist_ok=True)
     for split, indices in (("train", order), ("test", test)):
         source.select(indices).to_json(target / f"{split}.jsonl")
     (target / "README.md").write_text(_card(request.dataset_config), encoding="utf-8")
-    _make_weights(request, batching.method)
-    write_json(folder.reply, {"timed": _timed_sizes(batching, rows, order)})
+    _make_weights(request, request.method)
+    write_json(folder.reply, {"timed": sizes})
 
 
 def _timed_sizes(batching: Batching, rows: Rows, order: list[int]) -> list[int] | None:
@@ -91,6 +98,17 @@ def _order(
         timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
     warm = _fill(spread(size), size)
     return [*warm, *warm[: size - micro], *worst, *timed], test
+
+
+def _prompts(
+    request: RehearsalRequest, rollout: Rollout, rows: Rows
+) -> tuple[list[int], list[int]]:
+    """The same where completions are generated: a representative cycle, one from the longest
+    prompts, then those that are timed; an evaluation of the longest."""
+    plan = rollout_plan(rows.longest, rollout, request.rows_total)
+    cycles = math.ceil(request.timed_steps / rollout.steps)
+    order = plan.timed + plan.longest * rollout.rounds + plan.timed * cycles
+    return order, _fill(plan.longest, max(request.eval_batch // rollout.group, 1))
 
 
 def _fill(indices: list[int], count: int) -> list[int]:

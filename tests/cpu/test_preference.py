@@ -19,6 +19,7 @@ CHECKPOINTING: dict[str, dict[str, bool]] = {
 """Where there is a knob beside it, one of them is enough."""
 WIDE = {**LLAMA, "intermediate_size": 6000, "vocab_size": 5000}
 """Its activations outweigh what one process takes more than another."""
+LENGTHS = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
 WORDS = [
     "the",
     "quick",
@@ -87,8 +88,7 @@ def test_a_preference_job_becomes_a_verified_bundle_that_trains(
 def pairs(
     request: pytest.FixtureRequest, server: ProbeServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Bench:
-    lengths = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
-    sets = [lengths, f"method={request.param}"]
+    sets = [LENGTHS, f"method={request.param}"]
     return open_bench(tmp_path_factory.mktemp(request.param), server, WIDE, sets)
 
 
@@ -106,8 +106,11 @@ def test_more_memory_than_there_is_is_a_real_oom(pairs: Bench) -> None:
     assert tight.outcome == "oom", tight.reason
 
 
-@pytest.mark.parametrize("pairs", ["dpo", "kto"], indirect=True)
-def test_what_is_computed_before_the_training_is_in_the_speed(pairs: Bench) -> None:
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_what_is_computed_before_the_training_is_in_the_speed(
+    method: str, server: ProbeServer, tmp_path: Path
+) -> None:
+    pairs = open_bench(tmp_path, server, LLAMA, [LENGTHS, f"method={method}"])
     before = pairs.probe("before", precompute_ref_log_probs=True)
     assert before.outcome == "ok", before.reason
     assert before.before_training_s_per_token is not None and before.before_training_s_per_token > 0

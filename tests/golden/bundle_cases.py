@@ -199,6 +199,32 @@ def _kto() -> Case:
     return _preference("kto", "full", precompute_ref_log_probs=False, loss_type="kto")
 
 
+def _online(method: str, tuning: str, **values: Any) -> Case:
+    """A case of a trainer that generates; its knobs are those of its own search space."""
+    shared = ("gradient_checkpointing", "attn_implementation", "optim", "expandable_segments")
+    full = _candidate()
+    knobs = {k: v for k, v in full.values.items() if k in (*shared, "per_device_train_batch_size")}
+    own = {"generation_batch_size": 8, "num_generations": 4, "max_completion_length": 64}
+    chosen = Candidate(values={**knobs, **own, **values}, gradient_accumulation_steps=4)
+    job = {"model": "/models/small", "dataset": "/data/prompts", "method": method}
+    job |= {"reward_funcs": ["accuracy_reward", "mine.by_length"], "tuning": tuning}
+    return Case(
+        recommendation=_recommendation(chosen),
+        job=Job.model_validate(job),
+        facts=make_facts(source="/data/prompts"),
+    )
+
+
+def _grpo() -> Case:
+    return _online("grpo", "lora", lora_r=8, lora_target_modules="attention", beta=0.04)
+
+
+def _rloo() -> Case:
+    case = _online("rloo", "full", beta=0.0, num_iterations=2)
+    job = case.job.model_copy(update={"reward_model_path": "/models/judge"})
+    return replace(case, job=job)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "cpu_full": _cpu_full,
     "cpu_lora": _cpu_lora,
@@ -208,4 +234,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "reward": _reward,
     "dpo": _dpo,
     "kto": _kto,
+    "grpo": _grpo,
+    "rloo": _rloo,
 }

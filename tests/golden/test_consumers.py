@@ -11,6 +11,7 @@ from bundle_cases import CASES
 from autotune.facts.stack import RENAMED, field_name, training_fields
 from autotune.methods import METHODS
 from autotune.space.settings import settings
+from autotune.training.families import family
 
 CPU = [name for name in CASES if name != "cuda_bf16"]
 CUSTOM_TRAINING = {
@@ -41,7 +42,7 @@ def parsed(trl, text, folder, method="sft"):
     file.write_text(text, encoding="utf-8")
     arguments = ["--config", str(file)]
     own = getattr(trl, METHODS[method].config)
-    kinds = (trl.ScriptArguments, own, trl.ModelConfig, trl.DatasetMixtureConfig)
+    kinds = (family(method).script_arguments, own, trl.ModelConfig, trl.DatasetMixtureConfig)
     read = trl.TrlParser(kinds).parse_args_and_config(arguments, fail_with_unknown_args=True)
     return {one.name: getattr(part, one.name) for part in read for one in fields(part)}
 

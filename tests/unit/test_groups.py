@@ -1,0 +1,143 @@
+"""Groups of completions: what may be generated together, and what a job is told that asks for the
+impossible."""
+
+from itertools import product
+
+import pytest
+from builders import make_facts, make_job
+from hypothesis import given
+from hypothesis import strategies as st
+from loading import load, problems
+
+from autotune.space.batch import divisors, generation_batches, generation_problem
+from autotune.space.batch_problems import batch_problems
+from autotune.space.definition import load_definition
+from autotune.space.knobs import GENERATION_BATCH, GROUP, MICRO_BATCH
+from autotune.space.settings import settings
+from autotune.space.spaces import bind
+
+REWARD = "reward_funcs: [get_soft_overlong_punishment]\n"
+PINNED = {"optim": "adamw_torch_fused", "attn_implementation": "sdpa", "max_completion_length": 16}
+
+
+def grpo(**changes):
+    return make_job(
+        method="grpo", max_length=None, reward_funcs=["get_soft_overlong_punishment"], **changes
+    )
+
+
+def grpo_facts(rows=5000):
+    return make_facts(rows=rows)
+
+
+@given(st.integers(1, 60), st.integers(2, 8))
+def test_what_is_generated_within_a_step_is_whole_groups_that_divide_it(batch, group):
+    found = generation_batches(batch, group)
+    assert found == sorted((n for n in divisors(batch) if n % group == 0), reverse=True)
+
+
+@given(st.integers(1, 48), st.integers(1, 96), st.integers(1, 12), st.integers(2, 8))
+def test_a_generation_is_whole_groups_micro_batches_and_steps(batch, together, per_step, group):
+    whole = together % group == 0 and together % per_step == 0
+    fits = batch % together == 0 or together % batch == 0
+    why = generation_problem(together, global_batch=batch, per_step=per_step, group=group)
+    assert (why is None) == (whole and fits)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_space_holds_every_exact_way_of_making_up_the_batch(devices):
+    job = grpo(global_batch_size=24, fixed={**PINNED, GROUP: 4})
+    several = job.devices.model_copy(update={"count": devices})
+    job = job.model_copy(update={"devices": several})
+    space = bind(load_definition("grpo"), job, grpo_facts())
+    ways = {(c.micro_batch, c[GENERATION_BATCH]) for c in space.candidates}
+    assert ways == {
+        (micro, together)
+        for micro, together in product(range(1, 25), range(1, 25))
+        if 24 % (micro * devices) == 0
+        and 24 % together == 0
+        and together % 4 == 0
+        and together % (micro * devices) == 0
+    }
+    assert space.default()[GENERATION_BATCH] == 24
+
+
+def test_fewer_prompts_than_a_generation_wants_are_no_data_for_it():
+    job = grpo(global_batch_size=24, fixed={**PINNED, GROUP: 4})
+    space = bind(load_definition("grpo"), job, grpo_facts(rows=3))
+    assert {c[GENERATION_BATCH] for c in space.candidates} == {12, 8, 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "hint"),
+    [
+        ("global_batch_size: 20\n", "global_batch_size", "16 or 24"),
+        ("global_batch_size: 20\n", "global_batch_size", "nearest num_generations: 5 or 10"),
+        ("fixed: {num_generations: 3}\n", "fixed", "nearest num_generations: 2 or 4"),
+        ("fixed: {num_generations: 1}\n", "fixed", "at least 2"),
+        ("recipe: {num_generations: [4, 5]}\n", "recipe", "15 or 20"),
+        ("fixed: {generation_batch_size: 12}\n", "fixed", "8 or 16"),
+        ("fixed: {generation_batch_size: 24}\n", "fixed", "16 or 32"),
+        (
+            "fixed: {per_device_train_batch_size: 16, generation_batch_size: 8}\n",
+            "fixed",
+            "values that do: 16",
+        ),
+    ],
+)
+def test_an_impossible_batch_names_the_nearest_possible_ones(folder, text, where, hint):
+    found = problems(folder, "method: grpo\n" + REWARD + text)
+    assert len(found) == 1
+    assert hint in found[0][2]
+
+
+def test_a_generation_may_be_larger_than_the_batch_by_request(folder):
+    text = "method: grpo\n" + REWARD + "fixed: {generation_batch_size: 32}\n"
+    assert load(folder, text).fixed == {GENERATION_BATCH: 32}
+    job = grpo(fixed={**PINNED, GENERATION_BATCH: 32, GROUP: 8})
+    space = bind(load_definition("grpo"), job, grpo_facts())
+    assert {c.micro_batch for c in space.candidates} == {1, 2, 4, 8, 16}
+
+
+def test_groups_do_not_concern_who_generates_nothing():
+    assert batch_problems(make_job(), [1024], [1]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "needs something that rewards"),
+        (REWARD + "max_length: 512\n", "does not truncate"),
+        (REWARD + "global_batch_size: 4096 tokens\n", "no fixed number of tokens"),
+        (REWARD + "training: {steps_per_generation: 4}\n", "steps_per_generation"),
+        (REWARD + "training: {use_vllm: true}\n", "use_vllm"),
+    ],
+)
+def test_what_online_trainers_cannot_do_is_refused(folder, text, what):
+    (problem,) = problems(folder, "method: rloo\n" + text)
+    assert what in problem[1]
+
+
+@pytest.mark.parametrize("text", [REWARD, "reward_model_path: some/model\n"])
+def test_rewards_belong_to_online_trainers(folder, text):
+    (problem,) = problems(folder, text)
+    assert "`grpo` and `rloo`" in problem[1]
+    assert load(folder, "method: grpo\n" + text).max_length is None
+
+
+def test_the_configuration_names_the_rewards_and_no_length_of_rows():
+    job = grpo(fixed={**PINNED, GROUP: 8}, reward_model_path="/models/reward")
+    candidate = bind(load_definition("grpo"), job, grpo_facts()).candidates[0]
+    config = settings(job, grpo_facts(), candidate, "out").config
+    assert config["reward_funcs"] == ["get_soft_overlong_punishment"]
+    assert config["reward_model_name_or_path"] == "/models/reward"
+    assert "max_length" not in config
+    assert config["generation_batch_size"] == candidate[GENERATION_BATCH]
+
+
+@pytest.mark.parametrize(("micro", "rows"), [(2, 8), (8, 8), (16, 16)])
+def test_an_evaluation_has_whole_groups(micro, rows):
+    job = grpo(fixed={**PINNED, GROUP: 8, MICRO_BATCH: micro})
+    candidate = bind(load_definition("grpo"), job, grpo_facts()).candidates[0]
+    config = settings(job, grpo_facts(), candidate, "out").config
+    assert config["per_device_eval_batch_size"] == rows
