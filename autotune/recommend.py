@@ -11,7 +11,7 @@ from autotune.probe.record import Record, excess_bytes
 from autotune.probe.repeats import pooled, repeatability
 from autotune.space.knobs import Candidate
 from autotune.space.leanness import expected_leanness
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_seconds
 
 MAX_TIE = 0.05
 """However noisy the machine, the one that takes less memory is preferred only this near the
@@ -228,6 +228,7 @@ def _reasons(
             f"{fastest.tokens_per_s:.0f} tokens/s (probe {fastest.number}), and takes "
             f"{format_bytes(fastest.peak_memory_bytes - chosen.peak_memory_bytes)} less memory"
         )
+    reasons += _phases(chosen.measurement)
     if ties and chosen is fastest:
         what = f"{len(ties)} other candidate(s) cannot be told from it within the noise"
         leaner = min(one.peak_memory_bytes for one in ties) < chosen.peak_memory_bytes
@@ -241,6 +242,16 @@ def _reasons(
             f"{format_bytes(allowed_bytes)} that the headroom leaves"
         )
     return reasons
+
+
+def _phases(m: Measurement) -> list[str]:
+    """Where the time of a step goes, where completions are generated."""
+    if m.generation_s is None or m.completions_per_s is None:
+        return []
+    phases = {"generation": m.generation_s, "scoring": m.scoring_s, "update": m.update_s}
+    phases["the optimizer"] = m.optimizer_step_time_s
+    each = ", ".join(f"{name} {format_seconds(seconds or 0)}" for name, seconds in phases.items())
+    return [f"{m.completions_per_s:.3g} completions/s of full length; of a step {each}"]
 
 
 def _nothing_fits(

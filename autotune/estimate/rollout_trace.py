@@ -1,8 +1,9 @@
 """Two optimizer steps of a real online trainer under FakeTensorMode: generation, scoring, update.
 
 The trainer is the one that probes use, and generation is transformers' own. Of a completion only
-the first tokens are decoded; then the trainer goes on as if all had been (`decoding.py` puts in
-what was left out). What rewards completions by a function costs nothing here; reward models run.
+the first tokens are decoded, in the first step only one; then the trainer goes on as if all had
+been (`decoding.py` puts in what the second step left out). What rewards completions by a function
+costs nothing here; reward models run.
 Runs in a child only.
 """
 
@@ -116,6 +117,7 @@ class Phases:
         self._tracer, self._trainer, self._request = tracer, trainer, request
         self.work: dict[str, list[record.Work]] = {}
         self._micro_step = 0
+        self._whole = request.tokens >= request.config["max_completion_length"]
         self._decoded = 0
         special = {trainer._tokenizer.eos_token_id, trainer._tokenizer.pad_token_id}
         tracer.token = next(n for n in range(len(special) + 1) if n not in special)
@@ -133,12 +135,6 @@ class Phases:
 
         trainer.get_train_dataloader = loader
         trainer._tokenize_prompts = self._tokenized
-        trainer.generation_config.max_new_tokens = request.tokens
-        trainer.generation_config.min_new_tokens = request.tokens
-        trainer.generation_kwargs |= {
-            "max_new_tokens": request.tokens,
-            "min_new_tokens": request.tokens,
-        }
         trainer._generate_single_turn = self._generation(trainer._generate_single_turn)
         trainer._generate_and_score_completions = self._scoring(
             trainer._generate_and_score_completions
@@ -150,9 +146,18 @@ class Phases:
         lengths = self._request.prompts
         return [[self._tracer.token] * lengths[int(prompt)] for prompt in prompts], None, {}
 
+    @property
+    def _opening(self) -> bool:
+        """Whether this is the first step, which only makes the optimizer's state."""
+        return self._micro_step < self._request.micro_steps
+
     def _note(self, name: str) -> None:
         """Work from here on belongs to `name`."""
         self.work[name] = self._tracer.works = []
+
+    @property
+    def _tokens(self) -> int:
+        return 1 if self._opening and not self._whole else self._request.tokens
 
     def _generation(self, generate: Any) -> Any:
         model = self._trainer.model
@@ -160,7 +165,8 @@ class Phases:
 
         def decoding(*_: Any, **__: Any) -> None:
             """Before each forward pass of a generation."""
-            self._tracer.enter_phase(GENERATION if self._decoded == 0 else DECODE)
+            if self._decoded == 0 or self._whole or not self._opening:
+                self._tracer.enter_phase(GENERATION if self._decoded == 0 else DECODE)
             if self._decoded >= 1:
                 self.work["before"] = self.work.get("decode", [])
             if self._decoded < self._request.tokens - 1 or self._decoded == 0:
@@ -171,6 +177,9 @@ class Phases:
 
         def generated(*args: Any, **kwargs: Any) -> Any:
             self._decoded = 0
+            tokens = dict.fromkeys(("max_new_tokens", "min_new_tokens"), self._tokens)
+            self._trainer.generation_kwargs |= tokens
+            self._trainer.generation_config.update(**tokens)
             before = self._tracer.phase
             handle = inner_model(model).register_forward_pre_hook(decoding)
             made = generate(*args, **kwargs)
@@ -207,8 +216,10 @@ class Phases:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             first = self._micro_step % request.micro_steps == 0
-            trainer._step = 0 if first or request.again else 1
+            again = request.again and (self._whole or not self._opening)
+            trainer._step = 0 if first or again else 1
+            loss = training_step(*args, **kwargs)
             self._micro_step += 1
-            return training_step(*args, **kwargs)
+            return loss
 
         return step

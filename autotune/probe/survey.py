@@ -94,13 +94,14 @@ def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any
                 f"{folder} holds no tokenizer, needed to read the data; put one beside the "
                 "config, or give `dataset: {lengths: ...}`"
             )
-        return _make_tokenizer(made, vocabulary or 256)
+        return make_tokenizer(made, vocabulary or 256)
     return transformers.AutoTokenizer.from_pretrained(
         path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
     )
 
 
-def _make_tokenizer(folder: Path, vocabulary: int) -> Any:
+def make_tokenizer(folder: Path, vocabulary: int) -> Any:
+    """A tokenizer of made-up words, kept in `folder`."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -1,0 +1,102 @@
+"""Combinations of online trainers: method, model, reference, adapters, prompts, rounds."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.estimate.protocol import RolloutTraceRequest
+
+GROUP, COMPLETION = 4, 40
+UNIFORM, RAGGED = (24, 24), (37, 9)
+BATCHES = {
+    # micro-batch, accumulation, completions generated together
+    "one round": (2, 4, 8),
+    "two rounds": (4, 4, 8),
+    "no accumulation": (8, 1, 8),
+    "two steps of a round": (2, 2, 8),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One combination."""
+
+    method: str = "grpo"
+    model: str = "qwen2"
+    beta: float = 0.0
+    lora: bool = False
+    checkpointing: bool = False
+    bf16: bool = False
+    ragged: bool = True
+    batch: str = "one round"
+    attention: str = "sdpa"
+    optimizer: str = "adamw_torch_fused"
+
+    @property
+    def name(self) -> str:
+        """All levels, as one line."""
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    def request(self, models: Path, tokens: int) -> RolloutTraceRequest:
+        """Its trace with so many tokens decoded."""
+        micro, accumulation, together = BATCHES[self.batch]
+        path = str(models / self.model)
+        config: dict[str, Any] = {
+            "model_name_or_path": path,
+            "report_to": "none",
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": accumulation,
+            "generation_batch_size": together,
+            "num_generations": GROUP,
+            "max_completion_length": COMPLETION,
+            "beta": self.beta,
+            "bf16": self.bf16,
+            "optim": self.optimizer,
+            "attn_implementation": self.attention,
+            "gradient_checkpointing": self.checkpointing,
+            "reward_funcs": ["get_soft_overlong_punishment"],
+        }
+        if self.checkpointing:
+            config["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+        if self.lora:
+            config |= {"use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
+            config["lora_dropout"] = 0.0 if self.model == "mixtral" else 0.05
+        return RolloutTraceRequest(
+            method=self.method,
+            config=config,
+            model_path=path,
+            layers=None,
+            cuda=None,
+            prompts=list(RAGGED if self.ragged else UNIFORM),
+            tokens=tokens,
+            again=together < micro * accumulation,
+            micro_steps=min(accumulation, 2),
+        )
+
+
+def every() -> Iterator[Case]:
+    """What the benchmark runs: each method with and without a reference and adapters, over all
+    batches; then other models and settings one by one."""
+    for method, beta, lora, batch in itertools.product(
+        ("grpo", "rloo"), (0.0, 0.04), (False, True), BATCHES
+    ):
+        checkpointing = batch in ("two rounds", "no accumulation")
+        yield Case(method=method, beta=beta, lora=lora, batch=batch, checkpointing=checkpointing)
+    for model in ("llama", "gemma", "gemma2", "qwen3", "phi3", "gpt2", "mixtral"):
+        attention = "eager" if model == "gemma2" else "sdpa"
+        yield Case(model=model, beta=0.04, ragged=model != "gpt2", attention=attention)
+        yield Case(
+            method="rloo",
+            model=model,
+            lora=True,
+            beta=0.04,
+            batch="two rounds",
+            attention=attention,
+        )
+    yield Case(bf16=True, beta=0.04)
+    yield Case(bf16=True, checkpointing=True, lora=True, ragged=False)
+    yield Case(attention="eager", beta=0.04)
+    yield Case(optimizer="adamw_torch", batch="two rounds")
+    yield Case(method="rloo", optimizer="adafactor", ragged=False)

@@ -1,0 +1,91 @@
+"""Estimates of memory of GRPO and RLOO against the real CPU allocator, phase by phase.
+
+    python benchmarks/rollout_exactness/run.py      # about 10 minutes on an idle machine
+
+Each combination gets a child of its own: a trace in which a few tokens are decoded, continued to
+all, and then the same two optimizer steps for real, with every token generated.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from autotune.estimate.decoding import TOKENS  # noqa: E402
+from autotune.probe.ending import Limits  # noqa: E402
+from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.probe.runner import PRELOAD, ProbeServer  # noqa: E402
+from autotune.probe.survey import make_tokenizer  # noqa: E402
+from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
+from benchmarks.estimate_exactness.run import about_this_run, server_environment  # noqa: E402
+from benchmarks.rollout_exactness.cases import COMPLETION, Case, every  # noqa: E402
+from benchmarks.rollout_exactness.worker import PHASES  # noqa: E402
+
+HERE = Path(__file__).parent
+WORKER = "benchmarks.rollout_exactness.worker:compare"
+
+
+def write_models(folder: Path, names: set[str]) -> None:
+    """Configs and tokenizers of the small models."""
+    for name in names:
+        write_model(name, folder / name)
+        make_tokenizer(folder / name, int(CONFIGS[name]["vocab_size"]))
+
+
+def compare(case: Case, server: ProbeServer, models: Path, folder: Path) -> dict[str, Any]:
+    """The row of one combination; `failure` is set where it could not be run."""
+    probe = ProbeFolder(path=folder)
+    folder.mkdir(parents=True)
+    asked = {"few": TOKENS, "whole": COMPLETION}
+    write_json(probe.request, {k: case.request(models, n).plain() for k, n in asked.items()})
+    ending = server.run(probe, WORKER, Limits(wall_s=600, stall_s=120))
+    found = read_json(probe.reply)
+    if found is None:
+        said = probe.stderr.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        found = {"failure": said[-1] if said else ending.why}
+    return {"name": case.name, **found}
+
+
+def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    done = [row for row in rows if "failure" not in row]
+    head = ", ".join(f"{name} {value}" for name, value in about.items())
+    text = f"# GRPO and RLOO: estimate against the real CPU allocator\n\n{head}\n\n"
+    text += "Size of the relative error of the peak, over all and of each phase.\n\n"
+    text += "| | combinations | median | p90 | maximum |\n|---|---|---|---|---|\n"
+    for name in ("whole", *PHASES):
+        errors = sorted(abs(r["error"] if name == "whole" else r["phases"][name]) for r in done)
+        high = errors[min(int(0.9 * len(errors)), len(errors) - 1)]
+        middle = statistics.median(errors)
+        text += f"| {name} | {len(errors)} | {middle:.4%} | {high:.4%} | {errors[-1]:.4%} |\n"
+    text += "\n| error | real peak | at | combination |\n|---|---|---|---|\n"
+    for row in sorted(done, key=lambda row: -abs(row["error"])):
+        size = f"{row['real_bytes'] / 2**20:.1f} MiB"
+        text += f"| {row['error']:+.4%} | {size} | {row['peak_at'][0]} | {row['name']} |\n"
+    failed = [row for row in rows if "failure" in row]
+    return text + "".join(f"\nFailed: {row['name']}: {row['failure']}\n" for row in failed)
+
+
+def main() -> None:
+    """Run all, write the rows and the table."""
+    about, rows = about_this_run(), []
+    with tempfile.TemporaryDirectory(prefix="rollout-exactness-") as scratch:
+        models, cases = Path(scratch, "models"), list(every())
+        write_models(models, {case.model for case in cases})
+        log = Path(scratch, "server.log")
+        with ProbeServer(log, PRELOAD, server_environment()) as server:
+            for index, case in enumerate(cases):
+                rows.append(compare(case, server, models, Path(scratch, str(index))))
+                print(rows[-1].get("failure") or f"{rows[-1]['error']:+.4%}", case.name, flush=True)
+    lines = [json.dumps({**row, "about": about}) + "\n" for row in rows]
+    (HERE / "results.jsonl").write_text("".join(lines), encoding="utf-8")
+    (HERE / "results.md").write_text(table(rows, about), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The child: one combination traced with few tokens and continued, then generated for real."""
+
+import time
+from pathlib import Path
+
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+
+PHASES = ("generation", "decode", "scoring", "micro-step", "clip", "step")
+
+
+def compare(path: Path) -> None:
+    """Estimate and truth, by phase, of the combination that `path` asks for."""
+    import logging
+    import warnings
+
+    from autotune.estimate import truth
+    from autotune.estimate.decoding import with_all_tokens
+    from autotune.estimate.protocol import RolloutTraceRequest
+    from autotune.estimate.record import live_bytes
+    from autotune.estimate.rollout_trace import trace_rollout
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    truth.threads(1)
+    folder = ProbeFolder(path=path)
+    asked = read_json(folder.request) or {}
+    few = RolloutTraceRequest.from_plain(asked["few"])
+    whole = RolloutTraceRequest.from_plain(asked["whole"])
+    began = time.perf_counter()
+    reply = trace_rollout(few)
+    traced = time.perf_counter()
+    events = with_all_tokens([tuple(e) for e in reply.events], few.tokens, whole.tokens)
+    use = live_bytes(events)
+    real = truth.real_rollout_peaks(whole)
+    peak = max(real.values())
+    write_json(
+        folder.reply,
+        {
+            "estimate_bytes": use.peak_bytes,
+            "real_bytes": peak,
+            "error": use.peak_bytes / peak - 1,
+            "phases": {name: use.phases.get(name, 0) / real[name] - 1 for name in PHASES},
+            "peak_at": [use.phase, use.operator],
+            "trace_s": round(traced - began, 2),
+            "real_s": round(time.perf_counter() - traced, 2),
+        },
+    )

@@ -1,0 +1,49 @@
+"""The estimate of online trainers against the allocator of real generation and training, by phase.
+
+A few of the combinations of `benchmarks/rollout_exactness`, which has more and their table. Of the
+trace six tokens are decoded, for real forty.
+"""
+
+import statistics
+from typing import Any
+
+import pytest
+
+from autotune.probe.runner import ProbeServer
+from benchmarks.rollout_exactness.cases import Case
+from benchmarks.rollout_exactness.run import compare, write_models
+from benchmarks.rollout_exactness.worker import PHASES
+
+CASES = (
+    Case(beta=0.04, checkpointing=True),
+    Case(model="llama", lora=True, beta=0.04, batch="two rounds", ragged=False),
+    Case(model="gpt2", bf16=True, ragged=False, batch="no accumulation"),
+    Case(method="rloo", model="gemma", attention="eager", batch="two steps of a round"),
+    Case(method="rloo", lora=True, beta=0.04, optimizer="adamw_torch", checkpointing=True),
+)
+
+
+@pytest.fixture(scope="module")
+def rows(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Any]:
+    folder = tmp_path_factory.mktemp("rollouts")
+    write_models(folder / "models", {case.model for case in CASES})
+    return {
+        case: compare(case, server, folder / "models", folder / str(index))
+        for index, case in enumerate(CASES)
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_estimate_is_the_peak_of_real_generation_and_training(
+    rows: dict[Case, Any], case: Case
+) -> None:
+    row = rows[case]
+    assert "failure" not in row, row["failure"]
+    assert abs(row["error"]) < 0.005, row
+    assert {name: row["phases"][name] for name in PHASES} == pytest.approx(
+        dict.fromkeys(PHASES, 0.0), abs=0.01
+    )
+
+
+def test_most_are_off_by_less_than_one_in_a_thousand(rows: dict[Case, Any]) -> None:
+    assert statistics.median(abs(row["error"]) for row in rows.values()) < 0.001
