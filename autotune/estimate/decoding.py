@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.estimate.record import ALLOCATE, PHASE, Event
+from autotune.estimate.record import ALLOCATE, PHASE, SCRATCH, Event
 from autotune.estimate.resizing import Irregular
 
 DECODE = "decode"
@@ -95,7 +95,8 @@ class _Continued:
         if self._alike < MOSTLY * len(operators[1]):  # it does not prepare another one
             raise Irregular("the last pass of a generation is not like the others")
         pairs = zip(self._before.made, self._model.made, strict=True)
-        self._growth = [new[2] - old[2] for old, new in pairs]
+        # What kernels take inside is measured shape by shape, and goes up and down.
+        self._growth = [0 if new[4].endswith(SCRATCH) else new[2] - old[2] for old, new in pairs]
         self._previous = [event[1] for event in self._model.made]
         self._final: dict[int, int] = {}
 

@@ -17,6 +17,8 @@ from typing import Any
 
 ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
 NOWHERE = 0
+SCRATCH = " scratch"
+"""Ends the operator's name where a kernel allocates inside."""
 
 Event = tuple[Any, ...]
 

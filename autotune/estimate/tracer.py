@@ -213,7 +213,7 @@ class Tracer(TorchDispatchMode):
                 key = self._key(args[0])
                 part = record.CASTS if key and self._part[key] == record.WEIGHTS else part
             made = self.follow(tensor, part, name, region)
-        self._scratch(self._inside(func, args, kwargs, out), name + " scratch")
+        self._scratch(self._inside(func, args, kwargs, out), name + record.SCRATCH)
         if backward and made is not None:  # last: what is merged dies right after the mark
             self._note_in_place(func, args, made)
         if self.works is not None and not name.startswith("prim::"):
