@@ -48,6 +48,7 @@ CHILD_ONLY = {
     "estimate/tracer.py",
     "estimate/carried.py",
     "estimate/cuda_rules.py",
+    "estimate/eight_bit.py",
     "estimate/cpu_rules.py",
     "estimate/cpu_scratch.py",
     "estimate/profiled.py",

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
 from autotune.estimate.regions import watch_layers
 from autotune.estimate.stand_ins import fake_run, replaced
@@ -57,6 +58,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
+            stack.enter_context(bitsandbytes_optimizers(on_cuda=cuda is not None))
             for one in made.all():
                 materialize(one, tracer)
             with tracer:

@@ -37,7 +37,9 @@ _FLOAT32_ON_CUDA = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nl
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """`owner.name` is `value` for a while."""
-    before = getattr(owner, name)
+    # Of a class as it stands there: a static method asked for is a bare function.
+    own = vars(owner) if isinstance(owner, type) else {}
+    before = own[name] if name in own else getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
@@ -57,6 +58,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
+            stack.enter_context(bitsandbytes_optimizers(on_cuda=cuda is not None))
             trainer = _build(request, training, model, made, tracer)
             layers = watch_layers(tracer, inner_model(trainer.model))
             if made.reference is not None:

@@ -132,15 +132,16 @@ def _failed(
 def _outcome_of(error: BaseException, stage: str) -> str:
     """The outcome an exception stands for.
 
-    A refusal while the trainer is put together is the stack's own word that it cannot do this;
+    What is not installed is told wherever it is asked for (optimizers, when training begins). A
+    refusal while the trainer is put together is the stack's own word that it cannot do this;
     the same exception types during training are crashes.
     """
     if is_out_of_memory(error):
         return "oom"
     if type(error).__name__ == "NotFinite":
         return "unstable"
-    refusals = (ImportError, ValueError, NotImplementedError, TypeError)
-    if isinstance(error, Unsupported) or (
+    refusals = (ValueError, NotImplementedError, TypeError)
+    if isinstance(error, Unsupported | ImportError) or (
         stage in {"plan", "build"} and isinstance(error, refusals)
     ):
         return "unsupported"

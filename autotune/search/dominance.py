@@ -14,6 +14,7 @@ LEANER: Mapping[str, Callable[[Any], float]] = {
     MICRO_BATCH: float,
     "max_length": lambda value: float("inf") if value is None else float(value),
     "lora_r": float,
+    "max_completion_length": float,
     "gradient_checkpointing": lambda value: float(not value),
     "activation_offloading": lambda value: float(not value),
     "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, float("nan")),
@@ -81,7 +82,26 @@ def saves_memory_that_is_there(
     return f"probe {record.number} fits without it, and {why}"
 
 
-RULES: tuple[Rule, ...] = (takes_no_less_than_one_that_ran_out, saves_memory_that_is_there)
+def needs_what_is_not_installed(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """An optimizer whose package is missing is missing whatever goes with it."""
+    measurement = record.measurement
+    assert measurement is not None
+    missing = (measurement.failure or {}).get("type") in ("ImportError", "ModuleNotFoundError")
+    optim = candidate.values.get("optim")
+    if measurement.outcome != "unsupported" or not missing:
+        return None
+    if optim is None or optim != record.candidate.values.get("optim") or "torch" in str(optim):
+        return None
+    return f"probe {record.number} found that `optim: {optim}` is not installed"
+
+
+RULES: tuple[Rule, ...] = (
+    takes_no_less_than_one_that_ran_out,
+    saves_memory_that_is_there,
+    needs_what_is_not_installed,
+)
 
 
 def dominated(
@@ -107,4 +127,4 @@ def dominated(
     return reasons
 
 
-_TELL = ("ok", "oom")
+_TELL = ("ok", "oom", "unsupported")

@@ -36,6 +36,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd-momentum": {"optim": "sgd", "optim_args": "momentum=0.9"},
     "adamw-accumulated": {"optim": "adamw_torch_fused"},
 }
+BITSANDBYTES: dict[str, dict[str, Any]] = {
+    name: {"optim": name} for name in ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
+}
+"""Where that package is installed; no factor of the choice (`bitsandbytes.py`)."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {},
     "flat": {"padding_free": True},
@@ -112,7 +116,7 @@ class Case:
             "bf16": self.bf16,
             "attn_implementation": self.attention,
             "gradient_checkpointing": self.checkpointing != "off",
-            **OPTIMIZERS[self.optimizer],
+            **{**OPTIMIZERS, **BITSANDBYTES}[self.optimizer],
             **LAYOUTS[self.layout],
             **TRAININGS[self.training],
         }
