@@ -10,6 +10,7 @@ from autotune.expectations import estimates_of
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.path_tasks import path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache
@@ -88,6 +89,13 @@ class _Search:
                 "without padding no row is cut to max_length, so there is no longest that fits",
                 where="padding_free",
                 hint="ask for the largest per_device_train_batch_size, or unpin padding_free",
+            )
+        if METHODS[job.method].online:
+            raise user_error(
+                f"the largest value is not looked for with `method: {job.method}`, where what is "
+                "generated together moves with it",
+                where="--max",
+                hint="plan the space: `autotune plan job.yaml --fits`",
             )
         self._count = 0
         self._guesses = 0

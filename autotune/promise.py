@@ -6,7 +6,7 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.probe.ending import LaunchReport
-from autotune.probe.protocol import UNTIMED_STEPS
+from autotune.probe.protocol import RehearsalReply
 from autotune.recommend import Ranked
 from autotune.units import format_bytes
 
@@ -136,15 +136,20 @@ def _limit(job: Job, facts: Facts) -> int:
     return job.devices.memory or facts.device.free_bytes
 
 
-def timed_part(report: LaunchReport, state: Any | None, steps: int) -> tuple[float, float] | None:
+def timed_part(
+    report: LaunchReport, state: Any | None, rehearsal: RehearsalReply
+) -> tuple[float, float] | None:
     """(tokens, seconds) of the timed steps, by their log lines; None where some are missing."""
     if state is None:
         return None
-    counted = {e["step"]: e["num_tokens"] for e in state["log_history"] if "loss" in e}
+    counted = {e["step"]: e.get("num_tokens") for e in state["log_history"] if "loss" in e}
     times = [when for when, line in report.lines if line.lstrip().startswith("{'loss'")]
     logged = dict(zip(sorted(counted), times, strict=False))
-    if steps not in logged or UNTIMED_STEPS not in logged:
+    first, last = rehearsal.untimed, rehearsal.steps
+    if last not in logged or first not in logged:
         return None
-    seconds = logged[steps] - logged[UNTIMED_STEPS]
-    tokens = float(counted[steps] - counted[UNTIMED_STEPS])
-    return (tokens, seconds) if seconds > 0 else None
+    seconds = logged[last] - logged[first]
+    tokens = rehearsal.tokens
+    if tokens is None:
+        tokens = counted[last] - counted[first]
+    return (float(tokens), seconds) if seconds > 0 else None

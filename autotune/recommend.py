@@ -251,7 +251,14 @@ def _phases(m: Measurement) -> list[str]:
     phases = {"generation": m.generation_s, "scoring": m.scoring_s, "update": m.update_s}
     phases["the optimizer"] = m.optimizer_step_time_s
     each = ", ".join(f"{name} {format_seconds(seconds or 0)}" for name, seconds in phases.items())
-    return [f"{m.completions_per_s:.3g} completions/s of full length; of a step {each}"]
+    peaks = {"generation": m.generation_peak_bytes, "scoring": m.scoring_peak_bytes}
+    peaks["update"] = m.update_peak_bytes
+    highest = ", ".join(f"{name} {format_bytes(size or 0)}" for name, size in peaks.items())
+    return [
+        f"{m.completions_per_s:.3g} completions/s, all of full length (those that end early take "
+        f"less); of a step {each}",
+        f"peaks: {highest}",
+    ]
 
 
 def _nothing_fits(

@@ -19,9 +19,9 @@ from autotune.probe.ending import Limits
 from autotune.probe.launch import launch
 from autotune.probe.protocol import (
     LOGGING_STEPS,
-    UNTIMED_STEPS,
     Measurement,
     ProbeFolder,
+    RehearsalReply,
     RehearsalRequest,
     read_json,
     write_json,
@@ -55,15 +55,15 @@ def verify(
     if run.verification.exists():
         shutil.rmtree(run.verification)
     run.verification.mkdir(parents=True)
-    timed = timed_steps(chosen)
-    reply = _prepare_data(run, job, facts, chosen, server, timed)
+    reply = _prepare_data(run, job, facts, chosen, server)
     if reply is None:
         return Verification(
             verified=False,
             reason="the rehearsal data could not be written",
             log=str(run.verification / "rehearsal" / "stderr.log"),
         )
-    first = _rehearse(run, job, facts, chosen, reply["timed"], timed)
+    rehearsal = RehearsalReply.from_plain(reply)
+    first = _rehearse(run, job, facts, chosen, rehearsal)
     ratio = first.speed_against_promise or 1.0
     if not first.only_too_slow and (not first.verified or ratio <= 1 + SPEED_TOLERANCE):
         return first
@@ -71,7 +71,7 @@ def verify(
     if fresh.outcome != "ok" or first.verified:
         return first
     now = dataclasses.replace(chosen, measurement=fresh)
-    second = _rehearse(run, job, facts, now, reply["timed"], timed)
+    second = _rehearse(run, job, facts, now, rehearsal)
     change = (
         f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {chosen.tokens_per_s:.0f}"
     )
@@ -79,7 +79,7 @@ def verify(
 
 
 def timed_steps(chosen: Ranked) -> int:
-    """Timed steps of a rehearsal: enough rows, and long enough; even, as logging is every 2nd."""
+    """Timed steps to ask for: enough rows, and long enough; even, as logging is every 2nd."""
     by_rows = -(-TIMED_ROWS // chosen.candidate.global_batch)
     by_time = math.ceil(TIMED_S / (chosen.measurement.step_time_s or TIMED_S))
     wanted = min(max(by_rows, by_time, 4), MAX_TIMED_STEPS)
@@ -87,12 +87,12 @@ def timed_steps(chosen: Ranked) -> int:
 
 
 def _rehearse(
-    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, sizes: list[int] | None, timed: int
+    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, rehearsal: RehearsalReply
 ) -> Verification:
-    """Launch once, through `timed` timed steps, and judge."""
+    """Launch once, through the timed steps, and judge."""
     config = settings(job, facts, chosen.candidate, str(run.output)).config
     log, output = run.verification / "launch.log", run.verification / "output"
-    steps = UNTIMED_STEPS + timed
+    steps = rehearsal.steps
     expected_s = steps * (chosen.measurement.step_time_s or 0.0)
     report = launch(
         ["bash", str(run.launch), *_flags(run.verification / "data", output, steps, facts, config)],
@@ -109,15 +109,15 @@ def _rehearse(
         gpu_index=facts.device.index if facts.device.kind == "cuda" else None,
     )
     state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
-    rehearsed = timed_part(report, state, steps)
-    verification = judge(report, state, rehearsed, sizes, chosen, facts, job, str(log))
+    rehearsed = timed_part(report, state, rehearsal)
+    verification = judge(report, state, rehearsed, rehearsal.sizes, chosen, facts, job, str(log))
     for folder in (output, run.verification / "cache"):
         shutil.rmtree(folder, ignore_errors=True)
     return verification
 
 
 def _prepare_data(
-    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, server: ProbeServer, timed: int
+    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, server: ProbeServer
 ) -> Any | None:
     folder = ProbeFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
@@ -131,7 +131,7 @@ def _prepare_data(
         target=str(run.verification / "data"),
         dataset_config=job.dataset_config,
         batching=dataclasses.asdict(batching(job, config, chosen.candidate)),
-        timed_steps=timed,
+        timed_steps=timed_steps(chosen),
         eval_batch=_eval_batch(job, chosen),
         rows_total=facts.data.rows,
         make_weights=facts.model.path if bare else None,
@@ -173,4 +173,7 @@ def _flags(data: Path, output: Path, steps: int, facts: Facts, given: dict[str, 
     if length is not None:  # completions do not end early, as in the probe
         kwargs = {**(given.get("generation_kwargs") or {}), "min_new_tokens": length}
         changed["generation_kwargs"] = json.dumps(kwargs)
+        if given.get("eval_strategy", "no") == "no":  # else what the job evaluates with
+            group = given.get("num_generations_eval") or given["num_generations"]
+            changed["per_device_eval_batch_size"] = group
     return [part for name, value in changed.items() for part in (f"--{name}", str(value))]

@@ -55,6 +55,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
     if job.tuning == "full" and nearest.values.get("optim") != "adafactor":
         text = "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"
         yield _recipe(job, "optim", "adafactor", text)
+    yield from _shorter_completions(job, nearest)
     length = nearest.values.get("max_length", job.max_length)
     for part in (2, 4):
         shorter = length // part if isinstance(length, int) else None
@@ -66,6 +67,15 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
                 kind="recipe",
                 job=job.model_copy(update={"max_length": shorter, "recipe": recipe}),
             )
+
+
+def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """Half and a quarter of what is generated."""
+    length = nearest.values.get("max_completion_length")
+    for part in (2, 4):
+        if isinstance(length, int) and length // part >= 16:
+            text = f"`max_completion_length: {length // part}`"
+            yield _recipe(job, "max_completion_length", length // part, text)
 
 
 def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:

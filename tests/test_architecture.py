@@ -68,7 +68,6 @@ CHILD_FUNCTIONS = {
     "probe/survey.py",
     "probe/memory.py",
     "training/batches.py",
-    "training/rounds.py",
     "training/rehearsal.py",
 }
 HEAVY = {

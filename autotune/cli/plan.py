@@ -1,6 +1,7 @@
 """`autotune plan`."""
 
 import contextlib
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -146,11 +147,20 @@ def _sets(
         )
     if length is None:
         raise user_error("without a job file a length is needed", hint="add --max-length 1024")
+    from autotune.methods import METHODS, SFT
+
+    method = METHODS.get(flags["method"] or named.get("method", ""), SFT)
+    if method.online:  # the length is that of prompts, which are not cut
+        flags["max_length"] = None
+        sets = tuple(one for one in sets if not one.startswith("max_length="))
     added = []
     if flags["dataset"] is None and not any(name.startswith("dataset") for name in named):
         added.append(f"dataset={{lengths: {{max: {length}}}}}")
     if flags["global_batch_size"] is None and "global_batch_size" not in named:
         batch = named.get("per_device_train_batch_size", "8")
         rows = 2 * int(batch) if batch.isdigit() else 8
+        if method.online:
+            group = named.get("num_generations", "8")
+            rows = math.lcm(rows, int(group) if group.isdigit() and group != "0" else 8)
         added.append(f"global_batch_size={devices * rows}")
     return (*sets, *added)

@@ -75,7 +75,8 @@ def _expectations(chosen: Ranked, work: Work) -> list[str]:
         much = f"{work.epochs:g} epoch(s)"
         if work.max_steps is not None:
             much = f"{work.max_steps} step(s)"
-        lines.append(f"- {format_seconds(seconds)} for {much}, without evaluation and saving")
+        full = ", if every completion has its full length" if measurement.generation_s else ""
+        lines.append(f"- {format_seconds(seconds)} for {much}, without evaluation and saving{full}")
     return lines
 
 

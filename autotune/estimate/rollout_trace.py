@@ -52,8 +52,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         _, training, model = family(request.method).parse(config, Path(scratch))
         training.max_steps = STEPS
         made = models_of(asked, training, model)
-        kept = [one for one in made.rewards if isinstance(one, torch.nn.Module)]
-        made = dataclasses.replace(made, rewards=kept or [no_reward])
+        made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
         tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -100,6 +99,11 @@ def as_trace(request: RolloutTraceRequest) -> TraceRequest:
     )
 
 
+def free_rewards(rewards: list[Any]) -> list[Any]:
+    """As many, the functions among them replaced by one that costs nothing."""
+    return [one if isinstance(one, torch.nn.Module) else no_reward for one in rewards]
+
+
 def no_reward(completions: list[Any], **_: Any) -> list[float]:
     """In place of the functions that reward completions."""
     return [float(index % 2) for index in range(len(completions))]
@@ -130,6 +134,7 @@ class Phases:
         trainer, request = self._trainer, self._request
         group = trainer.num_generations
         rows = [{"prompt": str(n)} for n in range(len(request.prompts)) for _ in range(group)]
+        rows = rows[: request.config["generation_batch_size"]]
 
         def loader() -> Any:
             micro_steps = STEPS * request.micro_steps
@@ -169,10 +174,11 @@ class Phases:
             """Before each forward pass of a generation."""
             if self._decoded == 0 or self._whole or not self._opening:
                 self._tracer.enter_phase(GENERATION if self._decoded == 0 else DECODE)
-            if self._decoded >= 1:
+            if self._decoded == 0:
+                self._note("prefill")
+            elif self._decoded < self._request.tokens - 1 or self._decoded == 1:
                 self.work["before"] = self.work.get("decode", [])
-            if self._decoded < self._request.tokens - 1 or self._decoded == 0:
-                self._note("prefill" if self._decoded == 0 else "decode")
+                self._note("decode")
             else:
                 self._note("last")
             self._decoded += 1

@@ -5,11 +5,13 @@ because how many passes there are depends on them. Runs in a child only.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from autotune.estimate import memory
+from autotune.estimate.data_parallel import with_buckets
 from autotune.estimate.decoding import TOKENS, with_all_tokens
-from autotune.estimate.persevering import FEW_LAYERS, Persevering
+from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.protocol import (
     EstimateRequest,
     Point,
@@ -79,6 +81,8 @@ class RolloutEstimates(Persevering):
         if have not in (0, layers):
             events = with_layers(events, have, layers)
         growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
+        if self._request.devices > 1:
+            events = with_buckets(events)
         replay = self._replayed(events, point)
         padded = padded_tokens(plan, rollout, self._lengths)
         most = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
@@ -104,9 +108,11 @@ class RolloutEstimates(Persevering):
             "per_device_train_batch_size": rollout.micro_batch,
             "gradient_accumulation_steps": rollout.accumulation,
             "generation_batch_size": rollout.together,
+            # A group that is divided among devices: here its part is a group.
+            "num_generations": math.gcd(rollout.group, rollout.together),
         }
         few = SMALLEST if self._few() else None
-        enough = self.way == FEW_LAYERS or rollout.length <= TOKENS
+        enough = self.way != DIRECT or rollout.length <= TOKENS
         return RolloutTraceRequest(
             method=self._request.method,
             config={**self._request.config, **own},

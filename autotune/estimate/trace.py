@@ -91,7 +91,10 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     with _fewer_layers(request.layers):
         made = build()
     if request.layers is not None:
-        few, whole = signatures(made.policy), signatures(build().policy)
+        built = build()
+        few, whole = signatures(made.policy), signatures(built.policy)
+        if len({len(signatures(one)) for one in built.all()}) != 1:
+            raise Irregular("the models do not all have as many layers")
         middle = [few[ENDS]] * (len(whole) - 2 * ENDS) if len(few) == request.layers else []
         if whole != [*few[:ENDS], *middle, *few[-ENDS:]]:
             raise Irregular("the model's layers do not all have the same parameters")

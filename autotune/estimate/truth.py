@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.estimate.profiled import peak_bytes, phase_peaks
 from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
-from autotune.estimate.rollout_trace import STEPS, Phases, as_trace, asked_prompts, no_reward
+from autotune.estimate.rollout_trace import STEPS, Phases, as_trace, asked_prompts, free_rewards
 from autotune.estimate.trace import Watch, asked_probe, asked_rows, feed, trace_config
 from autotune.training.families import family
 
@@ -49,8 +49,7 @@ def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
         _, training, model = trains.parse(trace_config(asked, Path(scratch)), Path(scratch))
         training.max_steps = STEPS
         made = trains.models(asked_probe(asked), training, model, "cpu")
-        kept = [one for one in made.rewards if isinstance(one, torch.nn.Module)]
-        made = dataclasses.replace(made, rewards=kept or [no_reward])
+        made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
         rows = asked_prompts(request)
         trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
         del made

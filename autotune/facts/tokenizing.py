@@ -116,6 +116,8 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
     read = {text_field, "prompt", "completion"}
     if method != "sft":
         read = {"prompt", "completion", "chosen", "rejected", "label"}
+    if METHODS[method].online:
+        read = {"prompt"}
     for name in read & columns:
         if None in rows[name][:]:
             raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")

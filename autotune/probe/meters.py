@@ -11,11 +11,9 @@ The order of steps in a probe:
     then       rounds over the timed micro-batches, until the time is known or the cap is reached
 """
 
-import json
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from transformers import TrainerCallback
 
 from autotune.facts.row_kinds import Row
 from autotune.probe.processes import processor_wait_seconds
+from autotune.probe.progress import Progress
 from autotune.probe.throughput import (
     NOTHING_BEFORE,
     Before,
@@ -61,18 +60,6 @@ def gradient_norm(model: Any, *, lenient: bool) -> float | None:
     if not lenient:
         raise NotFinite(f"the gradient norm is {norm}")
     return None
-
-
-class Progress:
-    """Appends events to the progress file; a whole line at a time."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def tell(self, event: str, **values: Any) -> None:
-        """One event."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": event, **values}) + "\n")
 
 
 class Schedule:

@@ -15,7 +15,8 @@ def train_offline(
     request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], Throughput]:
     """Train a few steps of the candidate: fields of a measurement, and its speed."""
-    from autotune.probe.meters import Progress, Schedule, StepMeter
+    from autotune.probe.meters import Schedule, StepMeter
+    from autotune.probe.progress import Progress
     from autotune.probe.throughput import Before, passes
     from autotune.training.batches import Rows, as_dataset, batching_of, plan
     from autotune.training.families import family

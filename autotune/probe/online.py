@@ -11,11 +11,11 @@ def train_online(
     request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], RolloutSpeed]:
     """Generate and train a few cycles of the candidate: fields of a measurement, and its speed."""
-    from autotune.probe.meters import Progress
+    from autotune.probe.progress import Progress
     from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
-    from autotune.training.batches import Rows
+    from autotune.training.batches import Rows, raw_rows
     from autotune.training.families import family
-    from autotune.training.rounds import raw_rows, rollout_of, rollout_plan
+    from autotune.training.rounds import rollout_of, rollout_plan
 
     progress = Progress(folder.progress)
     stages.enter("plan")

@@ -149,6 +149,28 @@ class RehearsalRequest(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RehearsalReply(Message):
+    """What a verification will go through.
+
+    Attributes:
+        untimed: steps before the timed ones.
+        timed: steps.
+        sizes: tokens with padding of each timed micro-batch; None where that is not known.
+        tokens: of all timed steps, where the launch does not count them step by step.
+    """
+
+    untimed: int
+    timed: int
+    sizes: list[int] | None
+    tokens: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return self.untimed + self.timed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failure(Message):
     """Why a child could not go on."""
 
@@ -252,31 +274,3 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # the last: brackets, thousands deep
         return None
-
-
-class ProgressReader:
-    """Reads the whole lines a child has appended since the last call."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._offset = 0
-
-    def new_events(self) -> list[dict[str, Any]]:
-        """The events since the last call; half a line waits, garbage is passed over."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                chunk = file.read()
-        except OSError:
-            return []
-        end = chunk.rfind(b"\n") + 1
-        self._offset += end
-        events = []
-        for line in chunk[:end].splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                events.append(event)
-        return events

@@ -28,6 +28,9 @@ _TIMES = (
 )
 
 
+_PEAKS = ("generation_peak_bytes", "scoring_peak_bytes", "update_peak_bytes")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Repeatability:
     """How far probes of the same candidate are apart.
@@ -98,9 +101,15 @@ def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
     times = {name: slower * value for name in _TIMES if (value := getattr(first, name)) is not None}
     retries = [one.allocator_retries for one in measurements if one.allocator_retries is not None]
     peaks = [one.peak_memory_bytes for one in measurements if one.peak_memory_bytes is not None]
+    phases = {
+        name: max(told_peaks)
+        for name in _PEAKS
+        if (told_peaks := [p for one in measurements if (p := getattr(one, name)) is not None])
+    }
     return replace(
         first,
         **times,
+        **phases,
         reason=f"{len(measurements)} probes; {first.reason}",
         tokens_per_s=mean,
         completions_per_s=first.completions_per_s and first.completions_per_s / slower,

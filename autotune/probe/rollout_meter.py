@@ -25,10 +25,10 @@ from autotune.probe.meters import (
     ENOUGH_SECONDS,
     GOAL,
     NotFinite,
-    Progress,
     gradient_norm,
 )
 from autotune.probe.processes import processor_wait_seconds
+from autotune.probe.progress import Progress
 from autotune.probe.rollout_speed import PHASES, CycleTime, RolloutSpeed, rollout_speed
 from autotune.training.rounds import Rollout, RolloutPlan
 
@@ -57,7 +57,9 @@ class RolloutMeter(TrainerCallback):
         self._cycle_began = self._step_ended = 0.0
         self._measuring_since = 0.0
         self._waited_before: float | None = None
+        self._done = 0
         self.micro_steps = 0
+        """Timed ones."""
         self.last_loss: float | None = None
         self.gradient_norm: float | None = None
         self.result: RolloutSpeed | None = None
@@ -101,11 +103,11 @@ class RolloutMeter(TrainerCallback):
 
         def scored(*args: Any, **kwargs: Any) -> Any:
             output = function(*args, **kwargs)
-            made = int(output["completion_mask"].sum())
-            if made != self._rollout.together * self._rollout.length:
+            rows, length = output["completion_ids"].shape
+            if rows != self._rollout.together or length < self._rollout.length:
                 raise RuntimeError(
                     f"{self._rollout.together} completions of {self._rollout.length} tokens were "
-                    f"planned, but the trainer made {made} tokens"
+                    f"planned, but the trainer made {rows} of at most {length}"
                 )
             return output
 
@@ -116,9 +118,9 @@ class RolloutMeter(TrainerCallback):
             loss = training_step(*args, **kwargs)
             self.last_loss = float(loss)
             if not math.isfinite(self.last_loss):
-                raise NotFinite(f"the loss is {self.last_loss} at micro-step {self.micro_steps}")
-            self.micro_steps += 1
-            self._progress.tell("micro_step", n=self.micro_steps)
+                raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._done}")
+            self._done += 1
+            self._progress.tell("micro_step", n=self._done)
             return loss
 
         return step
@@ -157,6 +159,7 @@ class RolloutMeter(TrainerCallback):
     def _note_cycle(self, seconds: float) -> None:
         spent = {f"{phase}_s": self._spent[phase] for phase in PHASES}
         rest = max(seconds - sum(spent.values()), 0.0)
+        self.micro_steps += self._rollout.rounds * self._rollout.micro_steps
         self._cycles.append(CycleTime(seconds=seconds, optimizer_s=rest, **spent))
 
     def _estimate(self, now: float, control: Any) -> None:

@@ -24,7 +24,8 @@ from autotune.probe.processes import (
     resident_bytes,
     session_processor_seconds,
 )
-from autotune.probe.protocol import ProbeFolder, ProgressReader
+from autotune.probe.progress import ProgressReader
+from autotune.probe.protocol import ProbeFolder
 
 PRELOAD = (
     "torch",

@@ -11,6 +11,9 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
     values = candidate.values
     return (
         candidate.micro_batch,
+        values.get("generation_batch_size") or 0,
+        values.get("max_completion_length") or 0,
+        bool(values.get("beta")) and not values.get("lora_r"),
         values.get("max_length") or math.inf,
         values.get("dtype") == "float32",
         values.get("lora_r") or 0,

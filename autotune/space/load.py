@@ -14,7 +14,7 @@ from autotune.space.batch_problems import batch_problems
 from autotune.space.definition import COUNTS, SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
-from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
+from autotune.space.knobs import ACCUMULATION, COMPLETION, GENERATION_BATCH, GLOBAL_BATCH, GROUP
 from autotune.yaml_file import parse_yaml
 
 REWARDS = (
@@ -22,6 +22,7 @@ REWARDS = (
     "accuracy_reward, reasoning_accuracy_reward, think_format_reward), or name your own by its "
     "import path, or give a `reward_model_path`"
 )
+OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "stop_strings"}
 _WHOLE = (*COUNTS, ACCUMULATION, "lora_r")
 """Knobs that are whole numbers above 0."""
 
@@ -83,6 +84,11 @@ class _Loading(Draft):
         return load_definition(self._method.name, own if isinstance(own, str) else None)
 
     def _check_names(self, definition: SpaceDefinition) -> None:
+        if self._method.online:
+            for name in (GENERATION_BATCH, GROUP, COMPLETION):
+                if definition.knob(name) is None:
+                    what = f"`{name}` must be a knob of a space of `{self._method.name}`"
+                    self._problems.append(Problem(where=definition.name, what=what))
         knobs = {knob.name: knob for knob in definition.knobs}
         pinned = self._data.get("fixed")
         for section in ("fixed", "recipe"):
@@ -125,6 +131,7 @@ class _Loading(Draft):
                 what = "a batch of completions has no fixed number of tokens"
                 self._report((GLOBAL_BATCH,), what, "give it in completions")
                 given[GLOBAL_BATCH] = 16
+            self._check_generation(given.get("training"))
             if not given.get("reward_funcs") and not given.get("reward_model_path"):
                 what = f"`method: {self._method.name}` needs something that rewards completions"
                 self._report(("reward_funcs",), what, REWARDS)
@@ -133,6 +140,19 @@ class _Loading(Draft):
             if given.get(name):
                 online = " and ".join(f"`{m.name}`" for m in METHODS.values() if m.online)
                 self._report((name,), f"`{name}` is for {online}")
+
+    def _check_generation(self, training: Any) -> None:
+        """What is asked of generation must leave the length of completions to the knob."""
+        kwargs = training.get("generation_kwargs") if isinstance(training, Mapping) else None
+        if kwargs is None:
+            return
+        path = ("training", "generation_kwargs")
+        if not isinstance(kwargs, Mapping):
+            self._report(path, "`generation_kwargs` must be a mapping")
+            return
+        for name in sorted(OWN_KWARGS & kwargs.keys()):
+            hint = "`fixed: {max_completion_length: ...}` says how long completions are"
+            self._report(path, f"`{name}` would make completions of another length", hint)
 
     def _validated(self) -> Job | None:
         """The job; where fields are wrong, the job of the others, so that these are judged too."""
@@ -203,13 +223,15 @@ class _Loading(Draft):
         changes: dict[str, Any] = {"model": resolve_path(job.model, self._base)}
         if isinstance(job.dataset, str):
             changes["dataset"] = resolve_path(job.dataset, self._base)
+        if job.reward_model_path is not None:
+            changes["reward_model_path"] = resolve_path(job.reward_model_path, self._base)
         if job.search_space is not None:
             changes["search_space"] = absolute_path(job.search_space, self._base)
         if isinstance(job.training.get("output_dir"), str):
             output = absolute_path(job.training["output_dir"], self._base)
             changes["training"] = {**job.training, "output_dir": output}
         resolved = job.model_copy(update=changes)
-        for field in ("model", "dataset", "search_space"):
+        for field in ("model", "dataset", "search_space", "reward_model_path"):
             path = getattr(resolved, field)
             if isinstance(path, str) and path.startswith("/") and not exists(path):
                 self._report((field,), f"`{field}`: there is no {path}")

@@ -82,11 +82,17 @@ class SearchSpace:
         """The candidate closest to what the stack does when nobody chooses."""
         wanted = {knob.name: knob.default for knob in self.knobs}
 
-        def distance(candidate: Candidate) -> tuple[int, int]:
-            off = sum(candidate[name] != value for name, value in wanted.items())
+        def distance(candidate: Candidate) -> tuple[int, int, int]:
+            off = sum(
+                candidate[name] != value
+                for name, value in wanted.items()
+                if name != GENERATION_BATCH
+            )
             target = wanted.get(MICRO_BATCH)
             gap = abs(candidate.micro_batch - target) if isinstance(target, int) else 0
-            return off, gap
+            together = candidate.values.get(GENERATION_BATCH)
+            # Of several batches each has its own: what it generates at once by default is the most.
+            return off, gap, -together if isinstance(together, int) else 0
 
         return min(self.candidates, key=distance)
 
@@ -254,6 +260,9 @@ class _Enumeration:
         if GENERATION_BATCH not in values:
             return None
         together = values[GENERATION_BATCH]
+        asked = GENERATION_BATCH in self._job.fixed or GENERATION_BATCH in self._job.recipe
+        if together > sequences and not asked:
+            return "completions of an older policy are trained on by request only"
         if together > self._known["data.rows"] * values[GROUP]:
             return "the data has fewer prompts than are generated from together"
         return generation_problem(

@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -261,6 +262,16 @@ class Rows:
             Dataset.from_list(rows), batching.max_length, batching.packing_strategy
         )
         return [dict(row) for row in packed]
+
+
+def raw_rows(rows: str) -> Any:
+    """The untokenized rows beside the tokenized ones: online trainers tokenize as they go, and
+    what rewards may ask for any column."""
+    from datasets import load_from_disk
+
+    from autotune.facts.data import RAW
+
+    return load_from_disk(str(Path(rows).with_name(RAW)))
 
 
 def as_dataset(batches: Sequence[Sequence[Row]]) -> Any:

@@ -151,15 +151,20 @@ class Family:
             trust_remote_code=training.trust_remote_code,
             **_revision(request, model.model_revision),
         )
-        # As `from_pretrained` leaves it: what a Trainer asks the config for later.
-        config.name_or_path = request.model_path
-        kind = getattr(torch, model.dtype) if model.dtype != "auto" else config.dtype
-        with torch.device(device):
-            return model_class(config, self.method)._from_config(
-                config,
-                dtype=kind or torch.float32,
-                attn_implementation=model.attn_implementation,
-            )
+        return from_config(config, request.model_path, self.method, model, device)
+
+
+def from_config(config: Any, path: str, method: str, model: ModelConfig, device: str) -> Any:
+    """A model of a method's class with random weights, made on `device` itself."""
+    # As `from_pretrained` leaves it: what a Trainer asks the config for later.
+    config.name_or_path = path
+    kind = getattr(torch, model.dtype) if model.dtype != "auto" else config.dtype
+    with torch.device(device):
+        return model_class(config, method)._from_config(
+            config,
+            dtype=kind or torch.float32,
+            attn_implementation=model.attn_implementation,
+        )
 
 
 def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from trl import GRPOTrainer, ModelConfig, RLOOTrainer, get_peft_config, get_quan
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
-from autotune.facts.model import model_class, model_config
+from autotune.facts.model import model_config
 from autotune.probe.protocol import ProbeRequest
-from autotune.training.family import PROBE_OVERRIDES, Family, Models
+from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
 
 OVERLONG = "get_soft_overlong_punishment"
 
@@ -51,7 +51,7 @@ class OnlineFamily(Family):
         rewards = reward_functions(request.config)
         for index, one in enumerate(rewards):
             if isinstance(one, str):
-                rewards[index] = random_reward_model(one, device)
+                rewards[index] = random_reward_model(one, training, model, device)
         return Models(policy=policy, reference=reference, rewards=rewards)
 
     def build(
@@ -140,11 +140,8 @@ def reward_function(name: str) -> Callable[..., Any]:
         raise ValueError(f"no reward function `{name}`: {error}") from error
 
 
-def random_reward_model(path: str, device: str) -> Any:
-    """A reward model of the shape at `path` with random weights, on `device`."""
-    import torch
-
-    config = model_config(path, "reward")
-    config.name_or_path = path
-    with torch.device(device):
-        return model_class(config, "reward")._from_config(config, dtype=config.dtype)
+def random_reward_model(path: str, training: Any, model: ModelConfig, device: str) -> Any:
+    """A reward model of the shape at `path` with random weights, on `device`; of the policy's
+    data type and attention, as TRL loads it."""
+    config = model_config(path, "reward", trust_remote_code=training.trust_remote_code)
+    return from_config(config, path, "reward", model, device)

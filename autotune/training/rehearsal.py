@@ -13,8 +13,10 @@ from typing import Any
 
 from autotune.methods import METHODS
 from autotune.probe.protocol import (
+    LOGGING_STEPS,
     UNTIMED_STEPS,
     ProbeFolder,
+    RehearsalReply,
     RehearsalRequest,
     read_json,
     write_json,
@@ -35,20 +37,20 @@ def rehearsal(path: Path) -> None:
     request = RehearsalRequest.from_plain(read_json(folder.request) or {})
     rows = Rows(request.rows, request.method)
     source = _source(request, request.method)
-    sizes: list[int] | None = None
     if METHODS[request.method].online:
-        order, test = _prompts(request, Rollout(**request.batching), rows)
+        order, test, reply = _prompts(request, Rollout(**request.batching), rows)
     else:
         batching = Batching(**request.batching)
         order, test = _order(request, batching, rows)
         sizes = _timed_sizes(batching, rows, order)
+        reply = RehearsalReply(untimed=UNTIMED_STEPS, timed=request.timed_steps, sizes=sizes)
     target = Path(request.target)
     target.mkdir(parents=True, exist_ok=True)
     for split, indices in (("train", order), ("test", test)):
         source.select(indices).to_json(target / f"{split}.jsonl")
     (target / "README.md").write_text(_card(request.dataset_config), encoding="utf-8")
     _make_weights(request, request.method)
-    write_json(folder.reply, {"timed": sizes})
+    write_json(folder.reply, reply.plain())
 
 
 def _timed_sizes(batching: Batching, rows: Rows, order: list[int]) -> list[int] | None:
@@ -102,13 +104,21 @@ def _order(
 
 def _prompts(
     request: RehearsalRequest, rollout: Rollout, rows: Rows
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], RehearsalReply]:
     """The same where completions are generated: a representative cycle, one from the longest
-    prompts, then those that are timed; an evaluation of the longest."""
+    prompts, then those that are timed; an evaluation of the longest. Whole cycles, and as steps
+    are logged by twos an even number of steps."""
     plan = rollout_plan(rows.longest, rollout, request.rows_total)
     cycles = math.ceil(request.timed_steps / rollout.steps)
+    cycles += cycles * rollout.steps % LOGGING_STEPS
     order = plan.timed + plan.longest * rollout.rounds + plan.timed * cycles
-    return order, _fill(plan.longest, max(request.eval_batch // rollout.group, 1))
+    reply = RehearsalReply(
+        untimed=UNTIMED_STEPS * rollout.steps,
+        timed=cycles * rollout.steps,
+        sizes=None,
+        tokens=cycles * plan.tokens,
+    )
+    return order, _fill(plan.longest, max(request.eval_batch // rollout.group, 1)), reply
 
 
 def _fill(indices: list[int], count: int) -> list[int]:

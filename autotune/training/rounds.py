@@ -3,14 +3,13 @@
 A round is one generation: whole groups of completions, then as many micro-steps as they make up. A
 cycle is the least number of rounds after which generation and optimizer steps start together
 again. Every cycle that is timed generates from the same prompts, spread evenly over the lengths of
-the data; one before them from the longest. Pure, but for `raw_rows`.
+the data; one before them from the longest. Pure.
 """
 
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -38,8 +37,8 @@ class Rollout:
 
     @property
     def prompts(self) -> int:
-        """Of one generation."""
-        return self.together // self.group
+        """Of one generation; a group may be divided among devices."""
+        return -(-self.together // self.group)
 
     @property
     def micro_steps(self) -> int:
@@ -101,10 +100,11 @@ def rollout_plan(lengths: Sequence[int], rollout: Rollout, rows_total: int) -> R
     ranked = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     longest = [ranked[n % len(ranked)] for n in range(rollout.prompts)]
     per_prompt = rollout.group * rollout.length
+    shared = rollout.together / rollout.prompts
     return RolloutPlan(
         timed=timed,
         longest=longest,
-        tokens=sum(rollout.group * lengths[index] + per_prompt for index in timed),
+        tokens=round(sum(shared * (lengths[index] + rollout.length) for index in timed)),
         tokens_per_epoch=rows_total * (rollout.group * fmean(lengths) + per_prompt),
     )
 
@@ -114,13 +114,3 @@ def padded_tokens(plan: RolloutPlan, rollout: Rollout, lengths: Sequence[int]) -
     rounds = range(0, len(plan.timed), rollout.prompts)
     longest = [max(lengths[i] for i in plan.timed[n : n + rollout.prompts]) for n in rounds]
     return sum(rollout.together * (prompt + rollout.length) for prompt in longest)
-
-
-def raw_rows(rows: str) -> Any:
-    """The untokenized rows beside the tokenized ones: online trainers tokenize as they go, and
-    what rewards may ask for any column."""
-    from datasets import load_from_disk
-
-    from autotune.facts.data import RAW
-
-    return load_from_disk(str(Path(rows).with_name(RAW)))

@@ -2,10 +2,16 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 
 PHASES = ("generation", "decode", "scoring", "micro-step", "clip", "step")
+
+
+def moved(rows: list[Any]) -> int:
+    """Bytes that the work of a pass reads and writes."""
+    return sum(int(row[5]) for row in rows)
 
 
 def compare(path: Path) -> None:
@@ -40,6 +46,7 @@ def compare(path: Path) -> None:
             "real_bytes": peak,
             "error": use.peak_bytes / peak - 1,
             "phases": {name: use.phases.get(name, 0) / real[name] - 1 for name in PHASES},
+            "decode_bytes": [moved(reply.work[name]) for name in ("before", "decode")],
             "peak_at": [use.phase, use.operator],
             "trace_s": round(traced - began, 2),
             "real_s": round(time.perf_counter() - traced, 2),

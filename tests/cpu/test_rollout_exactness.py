@@ -40,6 +40,8 @@ def test_the_estimate_is_the_peak_of_real_generation_and_training(
     row = rows[case]
     assert "failure" not in row, row["failure"]
     assert abs(row["error"]) < 0.005, row
+    before, decode = row["decode_bytes"]
+    assert 0 < before < decode  # the caches of a later token are longer
     assert {name: row["phases"][name] for name in PHASES} == pytest.approx(
         dict.fromkeys(PHASES, 0.0), abs=0.01
     )

@@ -99,6 +99,39 @@ def test_a_generation_may_be_larger_than_the_batch_by_request(folder):
     assert {c.micro_batch for c in space.candidates} == {1, 2, 4, 8, 16}
 
 
+def test_only_by_request_is_anything_trained_on_an_older_policy():
+    job = grpo(recipe={"global_batch_size": [16, 64]}, fixed={**PINNED, GROUP: 8})
+    space = bind(load_definition("grpo"), job, grpo_facts())
+    assert all(c[GENERATION_BATCH] <= c.global_batch for c in space.candidates)
+    default = space.default()
+    assert (default.global_batch, default[GENERATION_BATCH]) == (16, 16)
+
+
+def test_what_is_generated_keeps_the_length_that_the_knob_says(folder):
+    text = (
+        "method: grpo\n" + REWARD + "training: {generation_kwargs: {max_new_tokens: 3, top_k: 5}}\n"
+    )
+    (problem,) = problems(folder, text)
+    assert "max_new_tokens" in problem[1] and "max_completion_length" in problem[2]
+    text = "method: grpo\n" + REWARD + "training: {generation_kwargs: {top_k: 5}}\n"
+    assert load(folder, text).training == {"generation_kwargs": {"top_k": 5}}
+
+
+def test_a_reward_model_is_looked_for_beside_the_job(folder):
+    (folder / "judge").mkdir()
+    job = load(folder, "method: grpo\nreward_model_path: ./judge\n")
+    assert job.reward_model_path == str(folder / "judge")
+    (problem,) = problems(folder, "method: grpo\nreward_model_path: ./nowhere\n")
+    assert "there is no" in problem[1]
+
+
+def test_a_space_of_ones_own_has_the_knobs_of_generation(folder):
+    own = "method: grpo\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n"
+    (folder / "mine.yaml").write_text(own)
+    found = problems(folder, "method: grpo\n" + REWARD + "search_space: mine.yaml\n")
+    assert len(found) == 3 and all("must be a knob" in what for _, what, _ in found)
+
+
 def test_groups_do_not_concern_who_generates_nothing():
     assert batch_problems(make_job(), [1024], [1]) == []
 

@@ -7,10 +7,14 @@ import pytest
 from builders import make_candidate, make_facts, make_job, ok
 
 from autotune.probe.ending import LaunchReport
+from autotune.probe.protocol import RehearsalReply
 from autotune.promise import judge, timed_part
 from autotune.recommend import Ranked
 
 GIB = 2**30
+
+
+STEPS = RehearsalReply(untimed=2, timed=4, sizes=None)
 
 
 def report(**changes: Any) -> LaunchReport:
@@ -40,17 +44,23 @@ def chosen(**figures: Any) -> Ranked:
 
 
 def verdict(launch: LaunchReport, saved: Any, ranked: Ranked, sizes: Any = None) -> Any:
-    part = timed_part(launch, saved, 6)
+    part = timed_part(launch, saved, STEPS)
     return judge(launch, saved, part, sizes, ranked, make_facts(), make_job(), "launch.log")
 
 
 def test_the_timed_part_lies_between_the_log_lines_of_its_first_and_last_step() -> None:
-    assert timed_part(report(), state(), 6) == (400.0, 4.0)
+    assert timed_part(report(), state(), STEPS) == (400.0, 4.0)
+
+
+def test_tokens_that_the_launch_does_not_count_are_told() -> None:
+    uncounted = {"log_history": [{"step": step, "loss": 2.0} for step in (2, 4, 6)]}
+    told = replace(STEPS, tokens=77)
+    assert timed_part(report(), uncounted, told) == (77.0, 4.0)
 
 
 def test_a_launch_without_its_last_log_line_is_not_timed() -> None:
     short = report(lines=((2.0, "{'loss': '1'}"),))
-    assert timed_part(short, state(), 6) is None
+    assert timed_part(short, state(), STEPS) is None
     assert not verdict(short, state(), chosen()).verified
 
 

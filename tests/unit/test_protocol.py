@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.probe.progress import ProgressReader
 from autotune.probe.protocol import (
     OUTCOMES,
     Measurement,
     ProbeFolder,
-    ProgressReader,
     read_json,
     write_json,
 )

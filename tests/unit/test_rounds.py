@@ -52,6 +52,13 @@ def test_a_plan_counts_every_token_of_a_cycle(lengths, together):
     assert plan.tokens <= padded_tokens(plan, one, lengths)
 
 
+def test_a_group_may_be_divided_among_devices():
+    one = rollout(together=2, micro_batch=1, accumulation=2)
+    plan = rollout_plan([5, 9], one, rows_total=2)
+    assert (one.prompts, len(plan.longest)) == (1, 1)
+    assert plan.tokens == 2 * (9 + 10)
+
+
 def test_the_longest_prompts_are_the_longest():
     plan = rollout_plan([3, 9, 1, 7], rollout(), rows_total=4)
     assert plan.longest == [1, 3]
