@@ -134,6 +134,16 @@ def test_on_a_small_device_the_large_do_not_fit_and_come_last(plans: Plans) -> N
     assert plan["counts"]["fit"] == sum(fits)
 
 
+def test_moments_of_a_byte_are_a_quarter_and_the_embedding_keeps_its_own(plans: Plans) -> None:
+    """No bitsandbytes is needed for it. The two matrices of 50000 words are most of the model."""
+    few = ("--device", "h200", "--set", "per_device_train_batch_size=1")
+    usual = plans(*few)["candidates"][0]["estimate"]["parts"]["optimizer"]
+    small = plans(*few, "--set", "optim=adamw_8bit")["candidates"][0]["estimate"]["parts"]
+    embedding = 2 * 4 * 50000 * 64
+    rest = usual - embedding
+    assert small["optimizer"] - embedding == pytest.approx((0.25 + 1 / 256) * rest, rel=0.02)
+
+
 def test_fits_and_top_choose_among_the_candidates(plans: Plans) -> None:
     every = plans("--device", "memory=1GiB")["candidates"]
     fitting = [one for one in every if one["fits"]]

@@ -1,5 +1,6 @@
 """Probes of the real SFTTrainer on the CPU: what they measure, and how they fail."""
 
+import importlib.util
 import math
 from pathlib import Path
 
@@ -92,3 +93,11 @@ def test_a_model_whose_rows_leak_into_each_other_may_not_go_padding_free(
     flat = mamba.probe("flat", per_device_train_batch_size=2, padding_free=True)
     assert flat.outcome == "unsupported"
     assert "attend to each other" in flat.reason
+
+
+def test_an_optimizer_runs_where_its_package_is_and_else_is_unsupported(bench: Bench) -> None:
+    m = bench.probe("eight bits", optim="adamw_8bit")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        assert (m.outcome, "bitsandbytes" in m.reason) == ("unsupported", True), m.reason
+    else:
+        assert m.outcome == "ok", m.reason

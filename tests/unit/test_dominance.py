@@ -64,3 +64,13 @@ def test_probed_candidates_and_silent_probes_are_passed_over():
     for outcome in ("busy", "interrupted", "crash", "stopped", "timeout"):
         assert reasons(make_candidate(8, 2), record(0, bad(outcome), same)) is None
     assert reasons(make_candidate(8, 2), record(0, None, same)) is None
+
+
+def test_a_missing_package_is_missing_for_every_candidate_that_needs_it():
+    missing = bad("unsupported", failure={"type": "ImportError"})
+    failed = record(4, missing, make_candidate(4, 4, optim="adamw_8bit"))
+    why = reasons(make_candidate(2, 8, optim="adamw_8bit"), failed)
+    assert why == "probe 4 found that `optim: adamw_8bit` is not installed"
+    assert reasons(make_candidate(2, 8, optim="adafactor"), failed) is None
+    other = record(4, bad("unsupported", failure={"type": "ValueError"}), failed.candidate)
+    assert reasons(make_candidate(2, 8, optim="adamw_8bit"), other) is None
