@@ -20,7 +20,6 @@ TIED = Case(model="qwen2", bf16=True, shape="1x17")
 CASES = (
     TIED,
     Case(model="qwen2", loss="chunked_nll", labelled=0.4, shape="4 uneven", optimizer="adafactor"),
-    Case(model="qwen2-untied", method="dora-attention", layout="packed", shape="4x96"),
     Case(model="qwen3", method="lora-and-head", bf16=True, shape="2 uneven", layout="flat"),
     Case(model="qwen3", optimizer="adamw-accumulated", checkpointing="on", shape="growing"),
     Case(model="llama", method="lora-all-8", checkpointing="on", dtype="bfloat16", shape="1x17"),
@@ -30,16 +29,13 @@ CASES = (
     Case(model="gemma2", attention="eager", loss="chunked_nll", shape="2 uneven"),
     Case(model="gemma3", attention="eager", bf16=True, checkpointing="reentrant", shape="2 uneven"),
     Case(model="mistral", dtype="bfloat16", bf16=True, checkpointing="on", loss="chunked_nll"),
-    Case(model="phi3", method="lora-all-16", checkpointing="on", labelled=0.05),
     Case(model="gpt2", dtype="bfloat16", optimizer="adamw_torch", shape="1x17"),
     Case(model="mixtral", method="lora-all-16", bf16=True, shape="2 uneven"),
     Case(model="qwen2", training="reward", shape="4 uneven", checkpointing="on"),
     Case(model="llama", training="reward", method="lora-all-8", dtype="bfloat16"),
     Case(model="qwen3", training="dpo", shape="4 uneven", labelled=0.4, checkpointing="on"),
-    Case(model="llama", training="dpo", method="lora-all-16", shape="growing"),
     Case(model="gpt2", training="dpo, reference before", optimizer="adamw-accumulated"),
     Case(model="qwen2-untied", training="kto", shape="4 uneven", labelled=0.4),
-    Case(model="llama", training="kto", method="lora-all-8", checkpointing="on", shape="4x96"),
     Case(model="qwen2", training="kto, reference before", shape="growing"),
 )
 

@@ -56,7 +56,6 @@ def test_an_online_job_becomes_a_verified_bundle_that_trains(
         budget={"probes": 4, "minutes": 5},
         tuning="lora" if method == "rloo" else "full",
         reward_funcs=["get_soft_overlong_punishment", "my_rewards.by_length"],
-        training={"num_train_epochs": 5000},  # a job that is worth more than three probes
         fixed=FEW,
     )
     model = autotune.folder / "model"
@@ -71,7 +70,8 @@ def test_an_online_job_becomes_a_verified_bundle_that_trains(
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     probes = probes_of(autotune, "run")
-    assert len(probes) >= 4
+    # By estimates it may be over after three.
+    assert len(probes) >= (4 if flags else 3)
     assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
     best = result["measurement"]
     phases = [best[f"{name}_s"] for name in ("generation", "scoring", "update")]

@@ -11,12 +11,12 @@ from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.test_run import EXAMPLE, assert_launched, probes_of, write_job
 
 METHODS = ("reward", "dpo", "kto")
-CHECKPOINTING: dict[str, dict[str, bool]] = {
+PINS: dict[str, dict[str, bool]] = {
     "reward": {},
     "dpo": {"gradient_checkpointing": False},
-    "kto": {"gradient_checkpointing": True},
+    "kto": {"gradient_checkpointing": True, "precompute_ref_log_probs": False},
 }
-"""Where there is a knob beside it, one of them is enough."""
+"""Where there are knobs beside it, some of them are enough."""
 WIDE = {**LLAMA, "intermediate_size": 6000, "vocab_size": 5000}
 """Its activations outweigh what one process takes more than another."""
 LENGTHS = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
@@ -65,7 +65,7 @@ def test_a_preference_job_becomes_a_verified_bundle_that_trains(
         fixed={
             "attn_implementation": "sdpa",
             "optim": "adamw_torch_fused",
-            **CHECKPOINTING[method],
+            **PINS[method],
         },
     )
     model = autotune.folder / "model"

@@ -17,7 +17,6 @@ from benchmarks.rollout_exactness.worker import PHASES
 CASES = (
     Case(beta=0.04, checkpointing=True),
     Case(model="llama", lora=True, beta=0.04, batch="two rounds", ragged=False),
-    Case(model="gpt2", bf16=True, ragged=False, batch="no accumulation"),
     Case(method="rloo", model="gemma", attention="eager", batch="two steps of a round"),
     Case(method="rloo", lora=True, beta=0.04, optimizer="adamw_torch", checkpointing=True),
 )

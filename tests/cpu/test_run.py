@@ -79,7 +79,8 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     rows = (EXAMPLE / "data" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     (folder / "texts.jsonl").write_text("\n".join(rows[:200]) + "\n", encoding="utf-8")
     fields = {"model": str(EXAMPLE / "model"), "dataset": "texts.jsonl", "max_length": 64}
-    write_job(folder, **fields, fixed={"gradient_checkpointing": False})
+    pins = {"gradient_checkpointing": False, "attn_implementation": "sdpa"}
+    write_job(folder, **fields, fixed=pins)
     result = json.loads(autotune("run", "job.yaml", "--out", "run 1", "--json"))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
