@@ -143,7 +143,7 @@ def _prepare_data(
 
 def _eval_batch(job: Job, chosen: Ranked) -> int:
     given = job.training.get("per_device_eval_batch_size")
-    return given if isinstance(given, int) else eval_batch(chosen.candidate)
+    return given if isinstance(given, int) else eval_batch(job, chosen.candidate)
 
 
 def _flags(data: Path, output: Path, steps: int, facts: Facts, given: dict[str, Any]) -> list[str]:

@@ -67,7 +67,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     if job.dataset_config is not None:
         config["dataset_config"] = job.dataset_config
     # An evaluation must not need more than a micro-step does.
-    config.setdefault("per_device_eval_batch_size", eval_batch(candidate))
+    config.setdefault("per_device_eval_batch_size", eval_batch(job, candidate))
     if job.tuning == "lora":
         adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
         config = {**adapters, **config, "use_peft": True}
@@ -90,9 +90,9 @@ def _rewards(job: Job) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def eval_batch(candidate: Candidate) -> int:
+def eval_batch(job: Job, candidate: Candidate) -> int:
     """Rows of an evaluation: a micro-batch, and where there are groups whole ones."""
-    group = candidate.values.get(GROUP, 1)
+    group = job.training.get("num_generations_eval") or candidate.values.get(GROUP, 1)
     assert isinstance(group, int)
     return max(candidate.micro_batch // group, 1) * group
 

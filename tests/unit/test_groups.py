@@ -174,3 +174,6 @@ def test_an_evaluation_has_whole_groups(micro, rows):
     candidate = bind(load_definition("grpo"), job, grpo_facts()).candidates[0]
     config = settings(job, grpo_facts(), candidate, "out").config
     assert config["per_device_eval_batch_size"] == rows
+    other = job.model_copy(update={"training": {"num_generations_eval": 16}})
+    config = settings(other, grpo_facts(), candidate, "out").config
+    assert config["per_device_eval_batch_size"] == 16
