@@ -87,7 +87,10 @@ def load_splits(dataset: str, config: str | None) -> Any:
     """The splits of a hub data set, a local folder, or a folder around one file."""
     from datasets import load_dataset
 
-    return load_dataset(dataset, name=config)
+    try:
+        return load_dataset(dataset, name=config)
+    except StopIteration:  # an empty file
+        raise ValueError("the data has no rows") from None
 
 
 def _facts(source: str, form: str, total: int, rows: Any, test_rows: int) -> DataFacts:

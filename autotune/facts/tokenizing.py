@@ -121,6 +121,17 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
     for name in read & columns:
         if None in rows[name][:]:
             raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
+    if METHODS[method].online:
+        _check_prompts(rows["prompt"][:])
+
+
+def _check_prompts(prompts: list[Any]) -> None:
+    """Something must be there to go on from."""
+    for index, prompt in enumerate(prompts):
+        if not isinstance(prompt, str | list):
+            raise ValueError(f"the `prompt` of row {index} is no text and no list of messages")
+    if not any(prompts):
+        raise ValueError("every `prompt` is empty")
 
 
 def _what_is_missing(method: str, columns: list[str], text_field: str) -> str:

@@ -62,8 +62,14 @@ def _check_rewards(request: SurveyRequest) -> None:
     if request.reward_funcs:
         from autotune.training.online import reward_function
 
+        problems = []
         for name in request.reward_funcs:
-            reward_function(name)
+            try:
+                reward_function(name)
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
 
 
 def _model(request: SurveyRequest) -> Any:

@@ -17,13 +17,19 @@ from autotune.space.explain import as_yaml, explain, merged
 from autotune.space.knobs import ACCUMULATION, COMPLETION, GENERATION_BATCH, GLOBAL_BATCH, GROUP
 from autotune.yaml_file import parse_yaml
 
+TRL_REWARDS = (
+    "accuracy_reward",
+    "reasoning_accuracy_reward",
+    "think_format_reward",
+    "get_soft_overlong_punishment",
+)
 REWARDS = (
     "`reward_funcs: [get_soft_overlong_punishment]` works for any prompts (TRL's others: "
     "accuracy_reward, reasoning_accuracy_reward, think_format_reward), or name your own by its "
     "import path, or give a `reward_model_path`"
 )
 OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "stop_strings"}
-_WHOLE = (*COUNTS, ACCUMULATION, "lora_r")
+_WHOLE = (*COUNTS, ACCUMULATION, "lora_r", "num_iterations")
 """Knobs that are whole numbers above 0."""
 
 
@@ -125,13 +131,15 @@ class _Loading(Draft):
         if self._method.online:
             if given.get("max_length") is not None:
                 hint = "`fixed: {max_completion_length: ...}` bounds what is generated"
-                self._report(("max_length",), "TRL does not truncate the prompts of this", hint)
+                what = f"TRL does not truncate the prompts of `method: {self._method.name}`"
+                self._report(("max_length",), what, hint)
             given["max_length"] = None
             if isinstance(given.get(GLOBAL_BATCH), str):
                 what = "a batch of completions has no fixed number of tokens"
                 self._report((GLOBAL_BATCH,), what, "give it in completions")
                 given[GLOBAL_BATCH] = 16
             self._check_generation(given.get("training"))
+            self._check_rewards()
             if not given.get("reward_funcs") and not given.get("reward_model_path"):
                 what = f"`method: {self._method.name}` needs something that rewards completions"
                 self._report(("reward_funcs",), what, REWARDS)
@@ -140,6 +148,20 @@ class _Loading(Draft):
             if given.get(name):
                 online = " and ".join(f"`{m.name}`" for m in METHODS.values() if m.online)
                 self._report((name,), f"`{name}` is for {online}")
+
+    def _check_rewards(self) -> None:
+        """Names of TRL's own functions, and a weight for each reward."""
+        names = self._data.get("reward_funcs")
+        names = names if isinstance(names, list) else []
+        for index, name in enumerate(names):
+            if isinstance(name, str) and "." not in name and name not in TRL_REWARDS:
+                self._report(("reward_funcs", index), f"no reward function `{name}`", REWARDS)
+        training = self._data.get("training")
+        weights = training.get("reward_weights") if isinstance(training, Mapping) else None
+        count = len(names) + bool(self._data.get("reward_model_path"))
+        if isinstance(weights, list) and len(weights) != count:
+            what = f"{len(weights)} reward weights for {count} reward(s)"
+            self._report(("training", "reward_weights"), what, "give one for each, models first")
 
     def _check_generation(self, training: Any) -> None:
         """What is asked of generation must leave the length of completions to the knob."""

@@ -27,7 +27,12 @@ OVERLONG = "get_soft_overlong_punishment"
 class OnlineFamily(Family):
     """What both have in common."""
 
-    overrides = {**PROBE_OVERRIDES, "shuffle_dataset": False}
+    overrides = {
+        **PROBE_OVERRIDES,
+        "shuffle_dataset": False,
+        # All completions have their full length here: none would be left to learn from.
+        "mask_truncated_completions": False,
+    }
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
         """As for all methods, but that completions do not end early."""

@@ -151,6 +151,20 @@ def test_what_online_trainers_cannot_do_is_refused(folder, text, what):
     assert what in problem[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("reward_funcs: [by_length]\n", "no reward function `by_length`"),
+        (REWARD + "training: {reward_weights: [1.0, 0.5]}\n", "2 reward weights for 1 reward"),
+        (REWARD + "fixed: {num_iterations: 0}\n", "must be a whole number above 0"),
+        (REWARD + "fixed: {max_completion_length: 2.5}\n", "must be a whole number above 0"),
+    ],
+)
+def test_what_can_be_known_beforehand_is_said_beforehand(folder, text, what):
+    (problem,) = problems(folder, "method: grpo\n" + text)
+    assert what in problem[1]
+
+
 @pytest.mark.parametrize("text", [REWARD, "reward_model_path: some/model\n"])
 def test_rewards_belong_to_online_trainers(folder, text):
     (problem,) = problems(folder, text)
