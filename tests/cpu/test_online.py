@@ -121,6 +121,7 @@ def test_more_memory_than_there_is_is_a_real_oom(online: Bench) -> None:
     assert many.generation_peak_bytes < many.peak_memory_bytes
 
 
+@pytest.mark.parametrize("online", ["grpo"], indirect=True)
 def test_every_way_of_generating_does_the_work_of_one_step(online: Bench) -> None:
     for together in (4, 8):
         one = online.probe(
