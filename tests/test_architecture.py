@@ -40,6 +40,7 @@ LAYERS = (
 CHILD_ONLY = {
     *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference", "online")),
     "training/beforehand.py",
+    "probe/clock.py",
     "probe/meters.py",
     "probe/rollout_meter.py",
     "probe/preload.py",

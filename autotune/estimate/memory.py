@@ -8,6 +8,7 @@ it; the process takes its context on top. The verdict is a replay under the devi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.record import Event, MemoryUse, allocations, live_bytes
@@ -28,6 +29,20 @@ class Replay:
     reserved_bytes: int
     retries: int
     missing_bytes: int | None
+
+    def told(self) -> dict[str, Any]:
+        """As fields of a `PointReply`."""
+        return {
+            "peak_allocated_bytes": self.use.peak_bytes,
+            "peak_reserved_bytes": self.reserved_bytes,
+            "parts": self.use.parts,
+            "operator": self.use.operator,
+            "phase": self.use.phase,
+            "oom": self.missing_bytes is not None,
+            "missing_bytes": self.missing_bytes,
+            "retries": self.retries,
+            "phases": self.use.phases,
+        }
 
 
 def replayed(

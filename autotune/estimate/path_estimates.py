@@ -1,7 +1,6 @@
 """What the points of one path take, and which shapes to trace for that. Runs in a child only."""
 
 import dataclasses
-from collections import Counter
 from functools import cached_property
 
 from autotune.estimate import memory
@@ -10,7 +9,7 @@ from autotune.estimate.path_data import PathData
 from autotune.estimate.paths import optimizer_alone
 from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
-from autotune.estimate.record import Event, MemoryUse, Work, live_bytes
+from autotune.estimate.record import Event, MemoryUse, counted_rows, grown, live_bytes
 from autotune.estimate.resizing import SMALLEST, Irregular
 from autotune.estimate.shapes import (
     Worst,
@@ -165,15 +164,7 @@ class PathEstimates(Persevering):
             padded = next(iter(self._keys))
         replay = self._replayed(point, worst, padded)
         return PointReply(
-            peak_allocated_bytes=replay.use.peak_bytes,
-            peak_reserved_bytes=replay.reserved_bytes,
-            parts=replay.use.parts,
-            operator=replay.use.operator,
-            phase=replay.use.phase,
-            oom=replay.missing_bytes is not None,
-            missing_bytes=replay.missing_bytes,
-            retries=replay.retries,
-            phases=replay.use.phases,
+            **replay.told(),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
             method=self._method(worst.size in self._keys[padded][0]),
@@ -257,7 +248,7 @@ class PathEstimates(Persevering):
                     length=size if self._flat else length,
                     masked=padded,
                     flat=self._flat,
-                    work=[[*dataclasses.astuple(one), count] for one, count in work],
+                    work=counted_rows(work),
                 )
             )
         return found
@@ -270,11 +261,4 @@ class PathEstimates(Persevering):
     def _optimizer_work(self) -> dict[str, list[list[object]]]:
         traced = {"": self.traces.optimizer_work}
         traced |= {name: other.optimizer_work for name, other in self._others.items()}
-        return {name: _grown(works, self._growth) for name, works in traced.items()}
-
-
-def _grown(works: list[Work], growth: float) -> list[list[object]]:
-    grown = (
-        dataclasses.replace(work, moved_bytes=round(work.moved_bytes * growth)) for work in works
-    )
-    return [[*dataclasses.astuple(one), count] for one, count in Counter(grown).items()]
+        return {name: grown(works, self._growth) for name, works in traced.items()}

@@ -11,8 +11,9 @@ Bytes are as asked for: an allocator rounds them. The region says in which repea
 program an event happened: 0 none, `layer(i)`, or `chunk(j)` of a loss that is computed in chunks.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any
 
 ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
@@ -80,6 +81,17 @@ class Work:
     def signature(self) -> tuple[Any, ...]:
         """What does not change with the shape of the micro-batch."""
         return (self.operator, self.kind, self.dtype, len(self.dims), self.region)
+
+
+def counted_rows(works: Iterable[tuple[Work, int]]) -> list[list[Any]]:
+    """Work as rows of JSON data, each piece with how often it is done at its end."""
+    return [[*astuple(work), times] for work, times in works]
+
+
+def grown(works: Iterable[Work], growth: float) -> list[list[Any]]:
+    """The rows of the work of an optimizer's step over `growth` times as many weights."""
+    more = (replace(work, moved_bytes=round(work.moved_bytes * growth)) for work in works)
+    return counted_rows(Counter(more).items())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
                 watch_layers(tracer, one)
             watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
             phases = Phases(tracer, trainer, request)
-            stack.enter_context(phases.installed())
+            phases.install()
             stack.enter_context(tracer)
             trainer.train()
         del trainer
@@ -128,9 +128,8 @@ class Phases:
         special = {trainer._tokenizer.eos_token_id, trainer._tokenizer.pad_token_id}
         tracer.token = next(n for n in range(len(special) + 1) if n not in special)
 
-    @contextlib.contextmanager
-    def installed(self) -> Any:
-        """The trainer's own entry points, watched."""
+    def install(self) -> None:
+        """Watch the trainer's own entry points."""
         trainer, request = self._trainer, self._request
         group = trainer.num_generations
         rows = [{"prompt": str(n)} for n in range(len(request.prompts)) for _ in range(group)]
@@ -147,7 +146,6 @@ class Phases:
             trainer._generate_and_score_completions
         )
         trainer.training_step = self._step(trainer.training_step)
-        yield
 
     def _tokenized(self, prompts: Any) -> Any:
         lengths = self._request.prompts
@@ -194,9 +192,8 @@ class Phases:
             handle.remove()
             self._tracer.enter_phase(before)
             self._note("scoring")
-            pair = isinstance(
-                made, tuple
-            )  # with log-probabilities, where the trainer asks for them
+            # GRPO answers with log-probabilities beside them.
+            pair = isinstance(made, tuple)
             whole = [[*ids, *[token] * (length - len(ids))] for ids in (made[0] if pair else made)]
             return (whole, *made[1:]) if pair else whole
 

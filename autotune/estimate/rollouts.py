@@ -25,6 +25,8 @@ from autotune.estimate.record import (
     TEMPORARIES,
     Event,
     Work,
+    counted_rows,
+    grown,
     live_bytes,
     work_from_plain,
 )
@@ -87,15 +89,7 @@ class RolloutEstimates(Persevering):
         padded = padded_tokens(plan, rollout, self._lengths)
         most = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
         return PointReply(
-            peak_allocated_bytes=replay.use.peak_bytes,
-            peak_reserved_bytes=replay.reserved_bytes,
-            parts=replay.use.parts,
-            operator=replay.use.operator,
-            phase=replay.use.phase,
-            oom=replay.missing_bytes is not None,
-            missing_bytes=replay.missing_bytes,
-            retries=replay.retries,
-            phases=replay.use.phases,
+            **replay.told(),
             sample=[(plan.tokens, padded, 1)],
             masked=True,
             method="trace" if have in (0, layers) else "scaled trace",
@@ -177,7 +171,7 @@ class RolloutEstimates(Persevering):
             passing = live_bytes(passing_of_step(whole[last:])).peak_bytes
             growth = gradient_bytes(whole) / max(gradient_bytes(events), 1)
             works = [work_from_plain(row) for row in reply.work["optimizer"]]
-            self._steps[optim] = passing, _grown(works, growth)
+            self._steps[optim] = passing, grown(works, growth)
         return self._steps[optim]
 
     def _few(self) -> bool:
@@ -210,7 +204,7 @@ class RolloutEstimates(Persevering):
         mean = max(length // 2, 1)
         two = passes if all(works for _, works in passes) else passes[1:]
         scaled["decode"] = self._scaled(two, mean if len(two) > 1 else two[0][0], reply.layers)
-        scaled["optimizer"] = _grown(of["optimizer"], growth)
+        scaled["optimizer"] = grown(of["optimizer"], growth)
         return scaled
 
     def _scaled(self, shapes: list[tuple[int, list[Work]]], size: int, have: int) -> Counted:
@@ -221,19 +215,8 @@ class RolloutEstimates(Persevering):
             )
         )
         layers = self._request.layers if have else 0
-        return _counted(list(template.work(size, 0, have, layers).items()))
+        return counted_rows(template.work(size, 0, have, layers).items())
 
 
 def _outside_chunks(work: Work) -> Work:
     return work if work.region >= NOWHERE else dataclasses.replace(work, region=NOWHERE)
-
-
-def _grown(works: list[Work], growth: float) -> Counted:
-    """The work of an optimizer's step of as many more weights."""
-    return _counted(
-        [(dataclasses.replace(w, moved_bytes=round(w.moved_bytes * growth)), 1) for w in works]
-    )
-
-
-def _counted(works: list[tuple[Work, int]]) -> Counted:
-    return [[*dataclasses.astuple(work), times] for work, times in works]

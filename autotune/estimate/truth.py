@@ -54,8 +54,8 @@ def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
         trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
         del made
         Watch(tracer, trainer, [request.micro_steps] * STEPS)
-        with Phases(tracer, trainer, request).installed():
-            trainer.train()
+        Phases(tracer, trainer, request).install()
+        trainer.train()
         del trainer
     return phase_peaks(profiler, marks.marks)
 

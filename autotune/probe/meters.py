@@ -12,7 +12,6 @@ The order of steps in a probe:
 """
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 from autotune.facts.row_kinds import Row
-from autotune.probe.processes import processor_wait_seconds
+from autotune.probe import clock
 from autotune.probe.progress import Progress
 from autotune.probe.throughput import (
     NOTHING_BEFORE,
@@ -42,6 +41,16 @@ CLOSE = 0.05
 
 class NotFinite(Exception):
     """The loss or the gradient norm is not a finite number."""
+
+
+def enough(
+    tokens_per_s: float, uncertainty: float | None, seconds: float, to_beat: float | None
+) -> bool:
+    """Whether a probe has measured enough: it knows its speed, or has measured for long; twice as
+    well, or twice as long, where it comes near the one to beat."""
+    care = 2.0 if to_beat is not None and tokens_per_s >= (1 - CLOSE) * to_beat else 1.0
+    known = uncertainty is not None and uncertainty <= GOAL / care
+    return known or seconds > care * ENOUGH_SECONDS
 
 
 def gradient_norm(model: Any, *, lenient: bool) -> float | None:
@@ -96,12 +105,10 @@ class StepMeter(TrainerCallback):
         self._to_beat, self._before = to_beat, before
         self._plan, self._schedule, self._batching = plan, schedule, batching
         self._accumulation, self._progress = accumulation, progress
-        # Not `is_available`: a job for the CPU must not start CUDA where there is a GPU too.
-        self._cuda = torch.cuda.is_initialized()
         self._done = 0
         self._mark = 0.0
         self._measuring_since = 0.0
-        self._waited_before: float | None = None
+        self._waited: clock.WaitedFor | None = None
         self.steps: list[MicroStep] = []
         self.optimizer_s: list[float] = []
         self.wait_s: list[float] = []
@@ -114,11 +121,6 @@ class StepMeter(TrainerCallback):
         trainer.add_callback(self)
         trainer.training_step = self._timed(trainer.training_step)
 
-    def _now(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     def _timed(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
         def step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             position = self._schedule.order[self._done]
@@ -130,7 +132,7 @@ class StepMeter(TrainerCallback):
                     f"formed one of {inputs['input_ids'].numel()}"
                 )
             loss = training_step(model, inputs, *args, **kwargs)
-            now = self._now()
+            now = clock.now()
             seconds, self._mark = now - self._mark, now
             self.last_loss = float(loss)
             if not math.isfinite(self.last_loss):
@@ -153,16 +155,16 @@ class StepMeter(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The wait for the first batch begins."""
-        self._mark = self._now()
+        self._mark = clock.now()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """All micro-batches of the step have been fetched."""
-        now = self._now()
+        now = clock.now()
         if self._measuring:
             self.wait_s.append((now - self._mark) / self._schedule.accumulation)
             if not self._measuring_since:
                 self._measuring_since = self._mark
-                self._waited_before = processor_wait_seconds()
+                self._waited = clock.WaitedFor()
         self._mark = now
 
     def on_pre_optimizer_step(
@@ -174,7 +176,7 @@ class StepMeter(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A whole optimizer step is done: a round may be, and the probe with it."""
-        now = self._now()
+        now = clock.now()
         rounds, rest = divmod(state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round)
         if state.global_step > WARM_UP_STEPS:
             self.optimizer_s.append(now - self._mark)
@@ -184,17 +186,12 @@ class StepMeter(TrainerCallback):
                 self._end_of_round(rounds, now, control)
         else:
             self._progress.tell("warm_up", step=state.global_step)
-        self._mark = self._now()
+        self._mark = clock.now()
 
     @property
     def processor_wait_share(self) -> float | None:
         """Part of the timed steps that the threads waited for a core."""
-        waited = processor_wait_seconds()
-        if waited is None or self._waited_before is None:
-            return None
-        timed = time.perf_counter() - self._measuring_since
-        threads = int(torch.get_num_threads())
-        return max(waited - self._waited_before, 0.0) / (timed * threads)
+        return None if self._waited is None else self._waited.share
 
     def _estimate(self, step: int) -> None:
         """What is known after `step` timed optimizer steps, for whoever watches.
@@ -220,11 +217,11 @@ class StepMeter(TrainerCallback):
 
     def _end_of_round(self, rounds: int, now: float, control: Any) -> None:
         assert self.result is not None
-        uncertainty, care = self.result.relative_uncertainty, 1.0
-        if self._to_beat is not None and self.result.tokens_per_s >= (1 - CLOSE) * self._to_beat:
-            care = 2.0
-        known = rounds >= MIN_ROUNDS and uncertainty is not None and uncertainty <= GOAL / care
-        enough_s = care * ENOUGH_SECONDS
-        long_enough = rounds >= MIN_ROUNDS and now - self._measuring_since > enough_s
-        if known or long_enough or rounds >= MAX_ROUNDS:
+        ended = rounds >= MIN_ROUNDS and enough(
+            self.result.tokens_per_s,
+            self.result.relative_uncertainty,
+            now - self._measuring_since,
+            self._to_beat,
+        )
+        if ended or rounds >= MAX_ROUNDS:
             control.should_training_stop = True

@@ -4,7 +4,7 @@ from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.protocol import ProbeFolder, ProbeRequest
-from autotune.probe.throughput import Throughput
+from autotune.probe.throughput import Before, Throughput, passes
 
 
 class Unsupported(Exception):
@@ -17,7 +17,6 @@ def train_offline(
     """Train a few steps of the candidate: fields of a measurement, and its speed."""
     from autotune.probe.meters import Schedule, StepMeter
     from autotune.probe.progress import Progress
-    from autotune.probe.throughput import Before, passes
     from autotune.training.batches import Rows, as_dataset, batching_of, plan
     from autotune.training.families import family
 
@@ -47,9 +46,8 @@ def train_offline(
     if problem is not None:
         raise Unsupported(problem)
     progress.tell("built")
+    before = _before(request, trains.before_training_s(trainer))
     to_beat = request.to_beat_tokens_per_s
-    often = passes(request.config, request.global_batch, request.rows_total)
-    before = Before(trains.before_training_s(trainer), often)
     meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before)
     meter.attach(trainer)
     stages.enter("train")
@@ -63,3 +61,9 @@ def train_offline(
         "gradient_norm": meter.gradient_norm,
         "processor_wait_share": meter.processor_wait_share,
     }, meter.result
+
+
+def _before(request: ProbeRequest, seconds_per_token: float) -> Before:
+    """What is done once before the training, and how often the job goes over the data after it."""
+    often = passes(request.config, request.global_batch, request.rows_total)
+    return Before(seconds_per_token, often)

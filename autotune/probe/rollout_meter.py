@@ -11,23 +11,15 @@ GPU the clock is read after a synchronisation. The order of cycles in a probe:
 """
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
+from autotune.probe import clock
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.meters import (
-    CLOSE,
-    ENOUGH_SECONDS,
-    GOAL,
-    NotFinite,
-    gradient_norm,
-)
-from autotune.probe.processes import processor_wait_seconds
+from autotune.probe.meters import NotFinite, enough, gradient_norm
 from autotune.probe.progress import Progress
 from autotune.probe.rollout_speed import PHASES, CycleTime, RolloutSpeed, rollout_speed
 from autotune.training.rounds import Rollout, RolloutPlan
@@ -50,13 +42,13 @@ class RolloutMeter(TrainerCallback):
     ):
         self._plan, self._rollout, self._progress = plan, rollout, progress
         self._memory, self._to_beat = memory, to_beat
-        self._cuda = torch.cuda.is_initialized()
+        self._outer = OPTIMIZER
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._peaks: defaultdict[str, int] = defaultdict(int)
         self._cycles: list[CycleTime] = []
-        self._cycle_began = self._step_ended = 0.0
+        self._cycle_began = 0.0
         self._measuring_since = 0.0
-        self._waited_before: float | None = None
+        self._waited: clock.WaitedFor | None = None
         self._done = 0
         self.micro_steps = 0
         """Timed ones."""
@@ -73,27 +65,20 @@ class RolloutMeter(TrainerCallback):
         )
         trainer.training_step = self._checked(self._timed("update", trainer.training_step))
 
-    def _now(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     def _timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """What it takes goes to `phase`, but for what it calls that is a phase of its own."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            began, inside = self._now(), sum(self._spent.values())
+            began, inside = clock.now(), sum(self._spent.values())
             self._end_of_phase(self._outer)
             outer, self._outer = self._outer, phase
             result = function(*args, **kwargs)
             self._end_of_phase(phase)
             self._outer = outer
-            self._spent[phase] += self._now() - began - (sum(self._spent.values()) - inside)
+            self._spent[phase] += clock.now() - began - (sum(self._spent.values()) - inside)
             return result
 
         return timed
-
-    _outer = OPTIMIZER
 
     def _end_of_phase(self, phase: str) -> None:
         self._peaks[phase] = max(self._peaks[phase], self._memory.phase_peak())
@@ -132,7 +117,7 @@ class RolloutMeter(TrainerCallback):
 
     def _begin_cycle(self) -> None:
         self._spent.clear()
-        self._cycle_began = self._now()
+        self._cycle_began = clock.now()
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
@@ -146,14 +131,14 @@ class RolloutMeter(TrainerCallback):
         cycle, rest = divmod(state.global_step, self._rollout.steps)
         if rest:
             return
-        now = self._now()
+        now = clock.now()
         if cycle > WARM_UP_CYCLES:
             self._note_cycle(now - self._cycle_began)
             self._estimate(now, control)
         else:
             self._progress.tell("warm_up", step=state.global_step)
         if cycle == WARM_UP_CYCLES:
-            self._measuring_since, self._waited_before = now, processor_wait_seconds()
+            self._measuring_since, self._waited = now, clock.WaitedFor()
         self._begin_cycle()
 
     def _note_cycle(self, seconds: float) -> None:
@@ -178,13 +163,13 @@ class RolloutMeter(TrainerCallback):
             optimistic_tokens_per_s=result.optimistic_tokens_per_s,
             relative_uncertainty=result.relative_uncertainty,
         )
-        care = 1.0
-        if self._to_beat is not None and result.tokens_per_s >= (1 - CLOSE) * self._to_beat:
-            care = 2.0
-        uncertainty = result.relative_uncertainty
-        known = uncertainty is not None and uncertainty <= GOAL / care
-        long_enough = now - self._measuring_since > care * ENOUGH_SECONDS
-        if number >= MAX_CYCLES or (number >= MIN_CYCLES and (known or long_enough)):
+        ended = number >= MIN_CYCLES and enough(
+            result.tokens_per_s,
+            result.relative_uncertainty,
+            now - self._measuring_since,
+            self._to_beat,
+        )
+        if ended or number >= MAX_CYCLES:
             control.should_training_stop = True
 
     @property
@@ -195,8 +180,4 @@ class RolloutMeter(TrainerCallback):
     @property
     def processor_wait_share(self) -> float | None:
         """Part of the timed cycles that the threads waited for a core."""
-        waited = processor_wait_seconds()
-        if waited is None or self._waited_before is None:
-            return None
-        timed = time.perf_counter() - self._measuring_since
-        return max(waited - self._waited_before, 0.0) / (timed * int(torch.get_num_threads()))
+        return None if self._waited is None else self._waited.share

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from autotune.probe.throughput import LEAST_DOUBT, relative_uncertainty
+from autotune.probe.throughput import optimistic, relative_uncertainty
 
 PHASES = ("generation", "scoring", "update")
 
@@ -41,9 +41,7 @@ class RolloutSpeed:
     @property
     def optimistic_tokens_per_s(self) -> float:
         """The upper end of the interval, at least 3% up; twice the estimate without one."""
-        if self.relative_uncertainty is None:
-            return 2 * self.tokens_per_s
-        return self.tokens_per_s * (1 + max(self.relative_uncertainty, LEAST_DOUBT))
+        return optimistic(self.tokens_per_s, self.relative_uncertainty)
 
 
 def rollout_speed(

@@ -3,12 +3,10 @@
 A probe's data set holds the same few rows again and again: each is computed once, and timed.
 """
 
-import time
 from typing import Any
 
-import torch
-
 from autotune.methods import METHODS
+from autotune.probe import clock
 
 
 class ReferenceOnce:
@@ -47,19 +45,13 @@ class ReferenceOnce:
 
     def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
         """As it is, timed."""
-        began = _now()
+        began = clock.now()
         parent: Any = super()
         result = parent.compute_ref_log_probs(model, inputs)
-        self.reference_steps.append((int(inputs["attention_mask"].sum()), _now() - began))
+        self.reference_steps.append((int(inputs["attention_mask"].sum()), clock.now() - began))
         return result
 
     def reference_s_per_token(self) -> float:
         """Seconds for each real token; the first micro-batch is left out, it warms up."""
         timed = self.reference_steps[1:] or self.reference_steps
         return sum(s for _, s in timed) / sum(n for n, _ in timed) if timed else 0.0
-
-
-def _now() -> float:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
