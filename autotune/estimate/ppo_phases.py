@@ -24,6 +24,8 @@ class PpoPhases(Phases):
     def install(self) -> None:
         """Watch the trainer's own entry points."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
+        self._scores: list[torch.Tensor] = []
+        self._rows = 0
         # A batch is all completions of an update, whatever part of them is trained on here.
         trainer.dataloader = DataLoader(
             [{"input_ids": [self._tracer.token] * n} for n in self._request.prompts],

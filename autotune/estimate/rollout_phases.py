@@ -65,6 +65,7 @@ class Phases(ABC):
         def forward(*_: Any, **__: Any) -> None:
             if 0 < self._decoded == self._tokens - 1 and not self._whole:
                 self._tracer.enter_phase(GENERATION)
+                self._tracer.works = None
                 self._make_up()
             if self._decoded == 0 or self._whole or not self._opening:
                 self._tracer.enter_phase(GENERATION if self._decoded == 0 else DECODE)
