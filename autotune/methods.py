@@ -23,6 +23,7 @@ class Method:
         reward_model: the field that names the model that rewards completions.
         rewards_by_functions: whether functions can, too.
         evaluates: whether the trainer measures its loss on the test split.
+        gone: where newer versions of TRL have it no more, what is said of that.
         own_script: the bundle's file that trains, where TRL has no script that does.
         loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
             rows has other operators.
@@ -45,6 +46,7 @@ class Method:
     reward_model: str = ""
     rewards_by_functions: bool = False
     evaluates: bool = True
+    gone: str = ""
     own_script: str = ""
     loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -202,6 +204,7 @@ _ALL = (
         ),
         reward_model="reward_model_path",
         evaluates=False,
+        gone=": 1.12 is the last that has it",
         own_script="train_ppo.py",
         defaults={
             "learning_rate": 3e-6,

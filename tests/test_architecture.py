@@ -21,7 +21,7 @@ LAYERS = (
     ("estimate",),
     ("run_folder", "plan_cache"),
     ("path_tasks",),
-    ("duration",),
+    ("duration", "instead"),
     ("recommend", "what_if", "search", "surveying", "expectations"),
     ("placing",),
     ("planning", "comparison"),
@@ -34,6 +34,7 @@ LAYERS = (
     ("conclusion",),
     ("tuning", "reopening"),
     ("report",),
+    ("replacing",),
     ("cli",),
 )
 # Files that a forkserver's child runs; only they may import the training stack at the top.
@@ -97,6 +98,7 @@ PURE = (
     *(f"search/{name}.py" for name in ("settling", "stopping")),
     "probe/repeats.py",
     "what_if.py",
+    "instead.py",
     "emit",
     "space",
     "probe/throughput.py",

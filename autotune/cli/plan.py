@@ -60,7 +60,14 @@ def command(
         return _advice(job, sets, flags, device, devices, as_json)
     from autotune.planning import plan
 
-    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
+    loaded, definition = load(
+        job,
+        _sets(job, sets, flags, devices),
+        flags,
+        device=device,
+        devices=devices,
+        figures=True,
+    )
     with _scratch() as folder:
         made = plan(
             loaded, definition, folder, device=device, devices=devices, only_default=job is None
@@ -94,7 +101,14 @@ def _largest(
     from autotune.largest import largest
     from autotune.report.plan import largest_plain, largest_view
 
-    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
+    loaded, definition = load(
+        job,
+        _sets(job, sets, flags, devices),
+        flags,
+        device=device,
+        devices=devices,
+        figures=True,
+    )
     with _scratch() as folder:
         answer = largest(loaded, definition, folder, maximum, device=device, devices=devices)
     if as_json:
@@ -115,7 +129,14 @@ def _advice(
     from autotune.advising import advise
     from autotune.report.advice import advice_lines, advice_plain
 
-    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
+    loaded, definition = load(
+        job,
+        _sets(job, sets, flags, devices),
+        flags,
+        device=device,
+        devices=devices,
+        figures=True,
+    )
     with _scratch() as folder:
         advice = advise(loaded, definition, folder, device=device, devices=devices)
     if as_json:

@@ -111,6 +111,16 @@ def _fields_of(package: str, file: str, class_name: str) -> list[str]:
     ]
 
 
+def missing(method: str) -> str | None:
+    """Why the installed TRL cannot train by a method; None: it can."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None or spec.origin is None:
+        return "TRL is not installed"
+    if (Path(spec.origin).parent / METHODS[method].source).is_file():
+        return None
+    return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].gone}"
+
+
 def field_name(name: str, fields: frozenset[str]) -> str:
     """What a version with these fields prefers to call the field `name`."""
     newer = RENAMED.get(name)

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError, nearest
+from autotune.facts.stack import missing
 from autotune.job import Job, absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
@@ -113,7 +114,7 @@ class _Loading(Draft):
                 self._report(("training", name), f"`{name}: {as_yaml(training[name])}`", refused[1])
             elif name in OWNED:
                 self._report(("training", name), f"`{name}` belongs to {OWNED[name]} of the job")
-            elif name not in self._fields:
+            elif name not in self._fields and missing(self._method.name) is None:
                 self._report(
                     ("training", name),
                     f"no field `{name}` in {self._method.config}, ModelConfig or TrainingArguments",
