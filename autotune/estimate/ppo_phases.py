@@ -7,6 +7,7 @@ are not decoded here are made before that. Runs in a child only.
 import contextlib
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,13 +25,16 @@ class PpoPhases(Phases):
     def install(self) -> None:
         """Watch the trainer's own entry points."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
+        model = inner_model(trainer.policy_model)
+        self._vocabulary = model.config.get_text_config().vocab_size
         self._scores: list[torch.Tensor] = []
-        self._rows = 0
-        # A batch is all completions of an update, whatever part of them is trained on here.
+        self._rows = self._parts = self._part = 0
+        self._logits, self._score = (torch.float32, self._vocabulary), torch.float32
+        # A batch is all completions of an update, whatever part of them is trained on here; what
+        # the first update leaves behind is there during the second.
+        rows = [{"input_ids": [self._tracer.token] * n} for n in self._request.prompts]
         trainer.dataloader = DataLoader(
-            [{"input_ids": [self._tracer.token] * n} for n in self._request.prompts],
-            batch_size=len(self._request.prompts),
-            collate_fn=trainer.data_collator,
+            rows, batch_size=len(rows), collate_fn=trainer.data_collator
         )
         trainer.policy_model.generate = self._generation(trainer.policy_model.generate)
         trainer.optimizer.step = self._optimizer(trainer.optimizer.step)
@@ -38,19 +42,77 @@ class PpoPhases(Phases):
         trainer.train = self._train(trainer.train)
 
     def _train(self, train: Any) -> Any:
-        generate = ppo_trainer.batch_generation
+        batches, part = ppo_trainer.batch_generation, ppo_trainer.generate
 
-        def generated(*args: Any, **kwargs: Any) -> Any:
+        def generated(model: Any, queries: Any, size: int, *args: Any) -> Any:
+            self._parts, self._part = -(-len(queries) // size), -1
             self._tracer.enter_phase(GENERATION)
-            made = generate(*args, **kwargs)
+            made = batches(model, queries, size, *args)
             self._tracer.enter_phase(SCORING)
+            self._part = -1
             return made
 
+        def of_a_part(model: Any, queries: Any, *args: Any) -> Any:
+            self._part += 1
+            if not self._left_out:
+                return part(model, queries, *args)
+            logits = torch.empty((len(queries), self._length, self._vocabulary))
+            return torch.cat([queries, self._tokens_of(queries, self._length)], 1), logits
+
         def trained() -> None:
-            with replaced(ppo_trainer, "batch_generation", generated):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(replaced(ppo_trainer, "batch_generation", generated))
+                stack.enter_context(replaced(ppo_trainer, "generate", of_a_part))
+                stack.enter_context(replaced(ppo_trainer, "forward", self._reference()))
+                stack.enter_context(replaced(ppo_trainer, "get_reward", self._judges()))
                 train()
 
         return trained
+
+    @property
+    def _left_out(self) -> bool:
+        """Whether this part of the completions is like others that are traced: of many only the
+        first and the last are generated and scored."""
+        return not self._whole and 0 < self._part < self._parts - 1
+
+    def _reference(self) -> Any:
+        forward = ppo_trainer.forward
+
+        def referred(model: Any, responses: Any, *args: Any) -> Any:
+            if self._tracer.phase != SCORING:
+                return forward(model, responses, *args)
+            self._part += 1
+            if self._left_out:
+                kind, words = self._logits
+                return SimpleNamespace(logits=torch.empty((*responses.shape, words), dtype=kind))
+            self.work["judging"] = []
+            with self._judging():
+                output = forward(model, responses, *args)
+            self._logits = output.logits.dtype, output.logits.shape[-1]
+            return output
+
+        return referred
+
+    def _judges(self) -> Any:
+        get_reward = ppo_trainer.get_reward
+
+        def judged(model: Any, responses: Any, *args: Any) -> Any:
+            if self._left_out:
+                each, whole = (*responses.shape, 1), (len(responses),)
+                return *(torch.empty(size, dtype=self._score) for size in (each, whole)), None
+            with self._judging():
+                found = get_reward(model, responses, *args)
+            self._score = found[0].dtype
+            return found
+
+        return judged
+
+    @contextlib.contextmanager
+    def _judging(self) -> Iterator[None]:
+        """What is done here is done for each part."""
+        rest, self._tracer.works = self._tracer.works, self.work["judging"]
+        yield
+        self._tracer.works = rest
 
     def _generation(self, generate: Any) -> Any:
         def generated(generation_config: Any, **kwargs: Any) -> Any:
@@ -67,17 +129,18 @@ class PpoPhases(Phases):
                     self._make_up()
                 made.scores += tuple(self._scores)
                 self._scores = []
-                shape = (len(made.sequences), missing)
-                rest = torch.full(shape, self._tracer.token, dtype=made.sequences.dtype)
+                rest = self._tokens_of(made.sequences, missing)
                 made.sequences = torch.cat([made.sequences, rest], 1)
             return made
 
         return generated
 
+    def _tokens_of(self, rows: Any, count: int) -> Any:
+        return torch.full((len(rows), count), self._tracer.token, dtype=rows.dtype)
+
     def _make_up(self) -> None:
         """The scores of the tokens that are not decoded."""
-        model = inner_model(self._trainer.policy_model)
-        shape = (self._rows, model.config.get_text_config().vocab_size)
+        shape = (self._rows, self._vocabulary)
         missing = range(self._length - self._tokens)
         self._scores = [torch.empty(shape, dtype=torch.float32) for _ in missing]
 

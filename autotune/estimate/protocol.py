@@ -78,7 +78,8 @@ class RolloutTraceReply(Message):
     """What such a trace came to: the events, and the work of each phase of the second step.
 
     `work` has `prefill`, `decode` (the last whole step), `before` (the one before it), `scoring`,
-    `update` (one micro-step) and `optimizer`.
+    `judging` (where completions are scored in parts: what is done for each), `update` (one
+    micro-step) and `optimizer`.
     """
 
     events: list[Any]

@@ -21,7 +21,7 @@ class RolloutTime:
 
     def _time(self, answer: PointReply, phase: str) -> TimeParts:
         assert answer.rollout is not None
-        masked = True if phase in ("scoring", "update", "prefill") else None
+        masked = None if phase in ("decode", "optimizer") else True
         return work_time(counted_work(answer.rollout[phase]), self._ceilings, masked=masked)
 
     def speed(
@@ -41,6 +41,7 @@ class RolloutTime:
                 self._time(answer, "prefill").times(calls * shorter),
                 self._time(answer, "decode").times(calls * (rollout.length - 1)),
                 self._time(answer, "scoring").times(rounds * shorter),
+                self._time(answer, "judging").times(calls * shorter),
                 self._time(answer, "update").times(accumulation * rollout.epochs * shorter),
                 self._time(answer, "optimizer").times(rollout.epochs),
             ]

@@ -226,7 +226,7 @@ class RolloutEstimates(Persevering):
         of = {name: [work_from_plain(row) for row in rows] for name, rows in reply.work.items()}
         scaled = {
             name: self._scaled([(1, of.get(name, []))], 1, reply.layers)
-            for name in ("prefill", "scoring", "update")
+            for name in ("prefill", "scoring", "judging", "update")
         }
         passes = [(tokens - 3, of.get("before", [])), (tokens - 2, of.get("decode", []))]
         mean = max(length // 2, 1)
