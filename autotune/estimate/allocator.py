@@ -154,6 +154,11 @@ class CachingAllocator:
             self.allocated_bytes -= block.size
             block.pool.put(block)
 
+    def empty_cache(self) -> None:
+        """Give the driver back what is not in use (`torch.cuda.empty_cache`)."""
+        self._large.release()
+        self._small.release()
+
     def snapshot(self) -> list[SegmentState]:
         """All reserved memory, the small pool's first, each by address."""
         return [
@@ -175,8 +180,7 @@ class CachingAllocator:
         block = pool.grow(size)
         if block is not None:
             return block
-        self._large.release()
-        self._small.release()
+        self.empty_cache()
         self.retries += 1
         block = pool.grow(size)
         if block is not None:

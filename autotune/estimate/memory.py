@@ -85,7 +85,9 @@ def on_cuda(events: Sequence[Event]) -> MemoryUse:
 def _run(events: Sequence[Event], settings: AllocatorSettings) -> CachingAllocator:
     allocator = CachingAllocator(settings)
     for key, nbytes in allocations(events):
-        if nbytes < 0:
+        if nbytes < 0 and key < 0:
+            allocator.empty_cache()
+        elif nbytes < 0:
             allocator.free(key)
         else:
             allocator.allocate(key, nbytes)

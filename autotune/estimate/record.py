@@ -3,7 +3,7 @@
 An event is a tuple:
 
     (ALLOCATE, id, bytes, part, operator, region)   a storage comes to life
-    (FREE, id, region)                              it dies
+    (FREE, id, region)                              it dies; a negative id: the allocator's cache
     (MOVE, id, part, region)                        it is now counted in another part
     (PHASE, name, 0)                                what the trainer does from here on
 

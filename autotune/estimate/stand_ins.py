@@ -57,6 +57,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
         stack.enter_context(_carried_tolist(tracer))
         stack.enter_context(replaced(FakeTensor, "__deepcopy__", _copied))
         stack.enter_context(_grouped_mm_of_any_dtype())
+        stack.enter_context(replaced(torch.cuda, "empty_cache", tracer.empty_cache))
         _keep_one_mode()
         if cuda is None:
             stack.enter_context(_generator_states_seen(tracer))

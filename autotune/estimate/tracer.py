@@ -65,7 +65,7 @@ class Tracer(TorchDispatchMode):
         self._workspaces: set[str] = set()
         self._cpu_scratch = CpuScratch()
         self._fake: Any = None
-        self._next = 0
+        self._next = self._emptied = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -78,6 +78,11 @@ class Tracer(TorchDispatchMode):
         """The trainer does something else from here on."""
         self.phase, self.region = name, record.NOWHERE
         self.events.append((record.PHASE, name, 0))
+
+    def empty_cache(self) -> None:
+        """The program gives the allocator's cache back."""
+        self._emptied += 1
+        self.events.append((record.FREE, -self._emptied, record.NOWHERE))
 
     def count_as(self, tensor: torch.Tensor, part: str) -> None:
         """The tensor's storage belongs to this part from now on."""

@@ -13,7 +13,7 @@ from autotune.estimate.record import ACTIVATIONS, CASTS, GRADIENTS, LOGITS, OPTI
 from autotune.largest import Largest
 from autotune.planning import Plan
 from autotune.report.tables import describe
-from autotune.space.knobs import Candidate
+from autotune.space.knobs import COMPLETION, RESPONSE, Candidate
 from autotune.units import format_bytes, format_seconds
 
 SCHEMA = 1
@@ -139,13 +139,17 @@ def most_helpful(parts: Mapping[str, int], candidate: Mapping[str, Any]) -> str 
     lora = candidate.get("lora_r") is not None
     smaller = [] if candidate.get("per_device_train_batch_size") == 1 else ["a smaller micro-batch"]
     shorter = [*smaller, "a shorter max_length"]
+    if RESPONSE in candidate:  # PPO keeps the logits of all responses of an update
+        shorter = ["a smaller global_batch_size", f"a shorter {RESPONSE}"]
+    elif COMPLETION in candidate:
+        shorter = [*smaller, f"a shorter {COMPLETION}"]
     changes = {
         ACTIVATIONS: [
             *([] if candidate.get("gradient_checkpointing") else ["gradient_checkpointing"]),
             *shorter,
         ],
         LOGITS: [
-            *([] if candidate.get("loss_type") == "chunked_nll" else ["loss_type=chunked_nll"]),
+            *(["loss_type=chunked_nll"] if candidate.get("loss_type") == "nll" else []),
             *shorter,
         ],
         OPTIMIZER: [] if lora else ["tuning: lora", "a leaner optimizer"],

@@ -141,6 +141,14 @@ def test_at_the_limit_whole_segments_of_both_pools_are_given_back_and_it_is_trie
     assert caching.retries == 1
 
 
+def test_an_emptied_cache_is_given_back_and_counts_as_no_retry():
+    caching = filled(20 * MIB, MIB, 12 * MIB)
+    caching.free(0)
+    caching.empty_cache()
+    assert (caching.reserved_bytes, caching.retries) == (14 * MIB, 0)
+    assert caching.peak_reserved_bytes == 34 * MIB
+
+
 def test_up_to_the_last_byte_of_the_limit_nothing_is_retried():
     assert filled(5 * MIB, 20 * MIB, limit=40 * MIB).retries == 0
     caching = filled(5 * MIB, limit=40 * MIB - 1)

@@ -32,6 +32,15 @@ def records(draw):
 # -- a replay
 
 
+def test_a_cache_that_the_program_empties_is_not_kept_for_what_follows():
+    big = [(ALLOCATE, 1, 40 * MIB, "activations", "mm", 0), (FREE, 1, 0)]
+    other = [(ALLOCATE, 2, 50 * MIB, "activations", "mm", 0)]
+    kept = replayed([*big, *other], None, expandable_segments=False)
+    emptied = replayed([*big, (FREE, -1, 0), *other], None, expandable_segments=False)
+    assert (kept.reserved_bytes, emptied.reserved_bytes) == (90 * MIB, 50 * MIB)
+    assert kept.use == emptied.use
+
+
 @given(records(), st.booleans())
 def test_without_a_limit_everything_fits(events, expandable):
     found = replayed(events, None, expandable_segments=expandable)
