@@ -1,5 +1,6 @@
 """Bound spaces: the enumeration against a plain filter over the full product."""
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -155,6 +156,18 @@ def test_the_default_is_what_the_stack_does_when_nobody_chooses():
     assert default["gradient_checkpointing"] is True
     assert default["loss_type"] == "chunked_nll"
     assert make_space(make_job(global_batch_size=9)).default().micro_batch == 9
+
+
+def test_with_a_fused_head_the_plain_loss_is_the_only_one_and_the_default():
+    facts = make_facts()
+    fused = replace(facts, stack=replace(facts.stack, fused_head=True))
+    space = make_space(make_job(), fused)
+    assert {candidate["loss_type"] for candidate in space.candidates} == {"nll"}
+    (knob,) = [one for one in space.knobs if one.name == "loss_type"]
+    assert (knob.values, knob.default) == (("nll",), "nll")
+    assert space.default()["loss_type"] == "nll"
+    with pytest.raises(UserError, match="only its old name"):
+        make_space(make_job(fixed={"loss_type": "chunked_nll"}), fused)
 
 
 def test_nothing_feasible_is_a_users_error_with_the_reasons():
