@@ -38,14 +38,17 @@ LAYERS = (
 )
 # Files that a forkserver's child runs; only they may import the training stack at the top.
 CHILD_ONLY = {
-    *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference", "online")),
+    *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference", "online", "ppo")),
     "training/beforehand.py",
+    "training/train_ppo.py",
     "probe/clock.py",
     "probe/meters.py",
     "probe/rollout_meter.py",
     "probe/preload.py",
     "estimate/trace.py",
     "estimate/rollout_trace.py",
+    "estimate/rollout_phases.py",
+    "estimate/ppo_phases.py",
     "estimate/tracer.py",
     "estimate/carried.py",
     "estimate/cuda_rules.py",

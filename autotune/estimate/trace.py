@@ -244,16 +244,24 @@ class Watch(transformers.TrainerCallback):
                 )
 
     def _training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._micro_steps += 1
-        last = self._micro_steps in self._last
-        self._tracer.enter_phase("micro-step")
-        self._tracer.works = [] if last else None
+        self.begin()
         loss = self._wrapped(*args, **kwargs)
+        self.end("clip")
+        return loss
+
+    def begin(self) -> None:
+        """A micro-step begins."""
+        self._micro_steps += 1
+        self._tracer.enter_phase("micro-step")
+        self._tracer.works = [] if self._micro_steps in self._last else None
+
+    def end(self, following: str) -> None:
+        """It is done; what follows is the phase of that name."""
+        last = self._micro_steps in self._last
         if last:
             self.micro_work.append(self._tracer.works or [])
         self._tracer.works = [] if last else None
-        self._tracer.enter_phase("clip")
-        return loss
+        self._tracer.enter_phase(following)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """The batches of the first step are fetched next."""

@@ -104,6 +104,9 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
     """The fields of a method's training arguments and of ModelConfig in the installed versions."""
     own = ("trl", METHODS[method].source, METHODS[method].config)
     shared = [(package, *one) for package, some in _CONFIG_SOURCES.items() for one in some]
+    if METHODS[method].own_script:
+        name = METHODS[method].config.replace("Config", "ScriptArguments")
+        shared.append(("autotune", f"training/{METHODS[method].own_script}", name))
     return frozenset(field for source in (own, *shared) for field in _fields_of(*source))
 
 
