@@ -225,6 +225,7 @@ def by_formula(
         vocabulary=1 if METHODS[job.method].classifier else model.vocab_size or 32000,
         tokens=METHODS[job.method].sequences * candidate.micro_batch * length,
         length=candidate.micro_batch * length if config.get("padding_free") else length,
+        fused_head=facts.stack.fused_head,
     )
     return closed_form(config, size, residual, limit, why)
 

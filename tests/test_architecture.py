@@ -53,6 +53,7 @@ CHILD_ONLY = {
     "estimate/tracer.py",
     "estimate/carried.py",
     "estimate/cuda_rules.py",
+    "estimate/fused_head.py",
     "estimate/eight_bit.py",
     "estimate/cpu_rules.py",
     "estimate/cpu_scratch.py",

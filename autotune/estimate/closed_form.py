@@ -23,6 +23,8 @@ RELATIVE_SIGMA = 0.35
 KNOWN_ERROR = "by formula: 0.91 to 1.41 (at most 2.4) of a trace on the 7B shape"
 PER_TOKEN, PER_SCORE = 43, 5
 """Bytes for each token, layer and hidden unit; and for each score of eager attention."""
+TILE = (4096, 32768)
+"""Of TRL's fused head: `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE`."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STATES = {"adafactor": 0, "sgd": 0, "adamw_8bit": 2, "paged_adamw_8bit": 2}
 """Bytes of optimizer state for each trained weight; Adam keeps two moments in the weights' type."""
@@ -36,6 +38,7 @@ class Dimensions:
         trained: parameters that have gradients.
         tokens: of the worst micro-batch, with padding.
         length: of its rows.
+        fused_head: whether logits are held in tiles only (`stack.fused_head`).
     """
 
     parameters: int
@@ -46,6 +49,7 @@ class Dimensions:
     vocabulary: int
     tokens: int
     length: int
+    fused_head: bool = False
 
 
 def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, int]:
@@ -59,16 +63,23 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
     held = size.layers * per_layer
     if config.get("gradient_checkpointing", True):
         held = size.layers * 2 * size.hidden * size.tokens * scale + per_layer
-    chunked = config.get("loss_type") == "chunked_nll"
-    rows = min(size.tokens, 256) if chunked else size.tokens
+    rows, columns = logits_held(config, size)
     state = _STATES.get(str(config.get("optim")), 2 * width)
     return {
         WEIGHTS: size.parameters * (width + (2 if half and width == 4 else 0)),
         GRADIENTS: size.trained * width,
         OPTIMIZER: size.trained * state,
         ACTIVATIONS: held,
-        LOGITS: 3 * 4 * rows * size.vocabulary,
+        LOGITS: 3 * 4 * rows * columns,
     }
+
+
+def logits_held(config: Mapping[str, Any], size: Dimensions) -> tuple[int, int]:
+    """(tokens, vocabulary) of the logits that are held at once."""
+    if size.fused_head:
+        return min(size.tokens, TILE[0]), min(size.vocabulary, TILE[1])
+    chunked = config.get("loss_type") == "chunked_nll"
+    return min(size.tokens, 256) if chunked else size.tokens, size.vocabulary
 
 
 def closed_form(

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-_MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+_MATMULS = (
+    *(aten.mm.default, aten.mm.out, aten.bmm.default),
+    *(aten.addmm.default, aten.addmm_.default, aten.baddbmm.default),
+)
 _OTHER_BACKWARD = (
     aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,

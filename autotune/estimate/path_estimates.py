@@ -5,6 +5,7 @@ from functools import cached_property
 
 from autotune.estimate import memory
 from autotune.estimate.allocator_pools import LARGE_SEGMENT
+from autotune.estimate.fused_head import tokens_per_chunk
 from autotune.estimate.path_data import PathData
 from autotune.estimate.paths import optimizer_alone
 from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
@@ -12,6 +13,7 @@ from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, Point
 from autotune.estimate.record import Event, MemoryUse, counted_rows, grown, live_bytes
 from autotune.estimate.resizing import SMALLEST, Irregular
 from autotune.estimate.shapes import (
+    LossChunks,
     Worst,
     chunk_count,
     histogram,
@@ -21,6 +23,7 @@ from autotune.estimate.shapes import (
 )
 from autotune.estimate.templates import STEP, passing_of_step
 from autotune.estimate.tracing import Traces
+from autotune.facts.stack import fused_head
 from autotune.methods import METHODS
 
 ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
@@ -30,6 +33,16 @@ LITTLE = 0.005
 Key = tuple[int, int, bool]
 
 
+def chunking_of(request: EstimateRequest) -> LossChunks:
+    """How the installed TRL divides the loss of a path. Its fused head scores the labelled tokens
+    on CUDA, and every position elsewhere."""
+    if fused_head():
+        return LossChunks(rows=tokens_per_chunk(), labelled_only=request.cuda is not None)
+    if request.config.get("loss_type") == "chunked_nll":
+        return LossChunks(rows=CHUNKED_ROWS, labelled_only=True)
+    return LossChunks(rows=ENTROPY_ROWS, labelled_only=False)
+
+
 class PathEstimates(Persevering):
     """Traces a path once, when it is made; then answers for its points."""
 
@@ -37,8 +50,7 @@ class PathEstimates(Persevering):
         self._request = request
         self._data = PathData(request)
         self._per_row = METHODS[request.method].sequences
-        self._loss = str(request.config.get("loss_type", "nll"))
-        self._chunk_rows = CHUNKED_ROWS if self._loss == "chunked_nll" else ENTROPY_ROWS
+        self._chunking = chunking_of(request)
         self._worsts = [self._data.worst(point) for point in request.points]
         self._flat = self._worsts[0].flat
         eager = request.config.get("attn_implementation") == "eager"
@@ -86,8 +98,8 @@ class PathEstimates(Persevering):
         labelled = sum(worst.labelled for worst in self._worsts)
         tokens = sum(sum(worst.lengths) - len(worst.lengths) for worst in self._worsts)
         share = min(labelled / max(tokens, 1), 1.0)
-        if self._loss == "chunked_nll":
-            enough = (SMALLEST + 0.5) * CHUNKED_ROWS
+        if self._chunking.labelled_only:
+            enough = (SMALLEST + 0.5) * self._chunking.rows
             share = min(share, enough / max(size if self._flat else size * (length - 1), 1))
         return share
 
@@ -114,10 +126,10 @@ class PathEstimates(Persevering):
         if self.way == DIRECT or METHODS[self._request.method].loops_over_rows:
             return sorted(set(fitting)), []
         per_size = 1.0 if self._flat else self._length - 1.0
-        if self._loss == "chunked_nll":
+        if self._chunking.labelled_only:
             labelled = sum(worst.labelled for worst in self._worsts)
             per_size *= labelled / max(sum(sum(worst.lengths) for worst in self._worsts), 1)
-        smallest = smallest_with_chunks(per_size, self._chunk_rows, flat=self._flat)
+        smallest = smallest_with_chunks(per_size, self._chunking.rows, flat=self._flat)
         smallest = -(-smallest // self._per_row) * self._per_row
         return sizes_to_trace(fitting, flat=self._flat, smallest_with_chunks=smallest)
 
@@ -145,7 +157,7 @@ class PathEstimates(Persevering):
     # -- answers
 
     def _chunks(self, worst: Worst) -> int:
-        return chunk_count(worst, self._loss, self._chunk_rows)
+        return chunk_count(worst, self._chunking)
 
     def point(self, point: Point) -> PointReply:
         """What one point takes: the worst of its padded and its even micro-batch."""

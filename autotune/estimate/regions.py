@@ -13,8 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from autotune.estimate import record
+from autotune.estimate.fused_head import token_chunks_watched
 from autotune.estimate.stand_ins import replaced
 from autotune.estimate.tracer import Tracer
+from autotune.facts.stack import fused_head
+from autotune.training.hooks import require
+
+_CHUNKED_HOOKS = ("_chunk", "_chunked_cross_entropy_loss", "_CHUNKED_LM_HEAD_CHUNK_SIZE")
 
 
 def decoder_layers(model: Any) -> Any:
@@ -73,18 +78,27 @@ def _set(tracer: Tracer, region: int) -> None:
 
 @contextlib.contextmanager
 def chunks_watched(tracer: Tracer) -> Iterator[None]:
-    """Mark what happens in each chunk of TRL's chunked loss, or of the plain one's entropy."""
+    """Mark what happens in each chunk of the loss of TRL's SFTTrainer: of its fused head; else of
+    the chunked loss, or of the plain one's entropy.
+
+    Raises:
+        MissingHook: this TRL has none of them.
+    """
     from trl.trainer import sft_trainer
 
-    with contextlib.ExitStack() as stack:
-        if hasattr(sft_trainer, "_chunk"):
-            chunk: Any = _marked_chunk(tracer, sft_trainer)
-            loss: Any = _left_afterwards(tracer, sft_trainer._chunked_cross_entropy_loss)
-            stack.enter_context(replaced(sft_trainer, "_chunk", chunk))
-            stack.enter_context(replaced(sft_trainer, "_chunked_cross_entropy_loss", loss))
-        if hasattr(sft_trainer, "entropy_from_logits"):
-            entropy = _left_afterwards(tracer, _marked_entropy(tracer, sft_trainer))
-            stack.enter_context(replaced(sft_trainer, "entropy_from_logits", entropy))
+    if fused_head():
+        with token_chunks_watched(tracer):
+            yield
+        return
+    require(sft_trainer, *_CHUNKED_HOOKS, "entropy_from_logits")
+    chunk: Any = _marked_chunk(tracer, sft_trainer)
+    loss: Any = _left_afterwards(tracer, sft_trainer._chunked_cross_entropy_loss)
+    entropy = _left_afterwards(tracer, _marked_entropy(tracer, sft_trainer))
+    with (
+        replaced(sft_trainer, "_chunk", chunk),
+        replaced(sft_trainer, "_chunked_cross_entropy_loss", loss),
+        replaced(sft_trainer, "entropy_from_logits", entropy),
+    ):
         yield
 
 

@@ -39,19 +39,29 @@ class Worst:
         return not self.flat and len(set(self.lengths)) > 1
 
 
-def chunk_count(worst: Worst, loss: str, rows_per_chunk: int) -> int:
-    """Chunks in which TRL computes a loss (or the entropy beside it) of this micro-batch.
+@dataclass(frozen=True, kw_only=True)
+class LossChunks:
+    """How TRL divides its loss, or the entropy beside it.
 
-    `chunked_nll` goes over the labelled tokens; the plain loss's entropy over all positions that
-    have a next one.
+    Attributes:
+        rows: positions of a chunk.
+        labelled_only: whether only labelled tokens are gone over; else all positions that have a
+            next one.
     """
-    if loss == "chunked_nll":
+
+    rows: int
+    labelled_only: bool
+
+
+def chunk_count(worst: Worst, chunks: LossChunks) -> int:
+    """Chunks in which TRL computes a loss (or the entropy beside it) of this micro-batch."""
+    if chunks.labelled_only:
         counted = worst.labelled
     elif worst.flat:
         counted = sum(worst.lengths) - 1
     else:
         counted = len(worst.lengths) * (max(worst.lengths) - 1)
-    return max(-(-counted // rows_per_chunk), 1)
+    return max(-(-counted // chunks.rows), 1)
 
 
 def micro_batch(size: int, length: int, *, flat: bool, padded: bool, share: float) -> MicroBatch:

@@ -5,6 +5,7 @@ Each function is a context manager that puts things back. Runs in a child only.
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.fused_head import fused_head_as_on_cuda
 from autotune.estimate.tracer import Tracer
 
 aten = torch.ops.aten
@@ -58,6 +60,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
         stack.enter_context(replaced(FakeTensor, "__deepcopy__", _copied))
         stack.enter_context(_grouped_mm_of_any_dtype())
         stack.enter_context(replaced(torch.cuda, "empty_cache", tracer.empty_cache))
+        stack.enter_context(_weights_unread())
         _keep_one_mode()
         if cuda is None:
             stack.enter_context(_generator_states_seen(tracer))
@@ -65,6 +68,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
             stack.enter_context(cuda_attention(cuda))
             stack.enter_context(_foreach_as_on_cuda())
             stack.enter_context(_autocast_as_on_cuda())
+            stack.enter_context(fused_head_as_on_cuda(tracer))
         yield
 
 
@@ -162,6 +166,18 @@ def _grouped_mm_of_any_dtype() -> Iterator[None]:
         return rules._create_grouped_mm_output_tensor(left, right, kwargs["offs"], None)
 
     with replaced(rules, "_meta_grouped_mm_common", shape_of):
+        yield
+
+
+@contextlib.contextmanager
+def _weights_unread() -> Iterator[None]:
+    """Where the reference is computed before the training, TRL's trainers name what they keep of it
+    by a hash of the weights: fake ones have none."""
+    with contextlib.ExitStack() as stack:
+        for name in ("dpo", "kto"):
+            owner = sys.modules.get(f"trl.trainer.{name}_trainer")
+            if hasattr(owner, "hash_module"):
+                stack.enter_context(replaced(owner, "hash_module", lambda _: "fake"))
         yield
 
 

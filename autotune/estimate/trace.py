@@ -64,7 +64,8 @@ def trace_steps(request: TraceRequest) -> TraceReply:
             if made.reference is not None:
                 watch_layers(tracer, made.reference)
             watch = Watch(tracer, trainer, request.micro_steps)
-            stack.enter_context(chunks_watched(tracer))
+            if request.method == "sft":
+                stack.enter_context(chunks_watched(tracer))
             stack.enter_context(tracer)
             trainer.train()
         del trainer

@@ -53,11 +53,13 @@ class Tracer(TorchDispatchMode):
         self.carried = CarriedValues()
         self.token: int | None = None
         """What is drawn where a model generates; None: it is not known."""
+        self.tiles: frozenset[int] = frozenset()
+        """Widths that only logits have inside a chunk of the loss."""
         self.phase = "init"
         self.recomputing = False
         self.region = record.NOWHERE
         self._regions: dict[int, int] = {}
-        self._vocabulary, self._cuda = vocabulary, cuda
+        self.vocabulary, self._cuda = vocabulary, cuda
         self._seen: Any = WeakIdKeyDictionary()
         self._harmless: Any = WeakIdKeyDictionary()
         self._part: dict[int, str] = {}
@@ -152,10 +154,13 @@ class Tracer(TorchDispatchMode):
         for key in keys:
             self._free(key)
 
+    def _holds_logits(self, width: int) -> bool:
+        return width == self.vocabulary or (self.region < 0 and width in self.tiles)
+
     def _part_of(self, tensor: torch.Tensor, backward: bool) -> str:
         if self.phase == "init":
             return record.WEIGHTS if isinstance(tensor, torch.nn.Parameter) else record.TEMPORARIES
-        if tensor.ndim > 1 and tensor.shape[-1] == self._vocabulary:
+        if tensor.ndim > 1 and self._holds_logits(tensor.shape[-1]):
             return record.LOGITS
         if self.phase in {"step", "clip"} or (backward and not self.recomputing):
             return record.TEMPORARIES
@@ -280,6 +285,10 @@ class Tracer(TorchDispatchMode):
                 else:
                     indices.append(one)
             return func, (args[0], indices), kwargs
+        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+            times = self.carried.listed(args[0])
+            if times is not None:
+                return func, args, {**kwargs, "output_size": sum(times)}
         return func, args, kwargs
 
     def _selected(self, mask: torch.Tensor) -> int:

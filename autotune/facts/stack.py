@@ -52,6 +52,8 @@ class StackFacts:
     flash_attention_3: bool
     liger: bool
     bitsandbytes: bool
+    fused_head: bool = False
+    """Whether TRL scores tokens without holding their logits, whatever the loss."""
     training_fields: tuple[str, ...] = ()
     """Fields of the method's training arguments and of ModelConfig in these versions."""
 
@@ -65,6 +67,7 @@ def installed(method: str = SFT.name) -> StackFacts:
         flash_attention_3=_has("flash_attn_interface"),
         liger=_has("liger_kernel"),
         bitsandbytes=_has("bitsandbytes"),
+        fused_head=fused_head(),
         training_fields=tuple(sorted(training_fields(method))),
     )
 
@@ -82,6 +85,21 @@ def _has(module: str) -> bool:
 
 
 @functools.cache
+def fused_head() -> bool:
+    """Whether TRL's SFTTrainer gives its model a fused LM head (from 1.15 on)."""
+    return "add_fused_lm_head(" in _source("trl", "trainer/sft_trainer.py")
+
+
+def _source(package: str, file: str) -> str:
+    """A file's text; empty where there is none."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return ""
+    path = Path(spec.origin).parent / file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+@functools.cache
 def training_fields(method: str = SFT.name) -> frozenset[str]:
     """The fields of a method's training arguments and of ModelConfig in the installed versions."""
     own = ("trl", METHODS[method].source, METHODS[method].config)
@@ -93,13 +111,7 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
 
 
 def _fields_of(package: str, file: str, class_name: str) -> list[str]:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return []
-    path = Path(spec.origin).parent / file
-    if not path.is_file():
-        return []
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(_source(package, file))
     return [
         statement.target.id
         for node in tree.body

@@ -79,7 +79,7 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         default=None,
     )
     if nearest is not None:
-        yield escape(_why_not(*nearest))
+        yield escape(_why_not(*nearest, plan.facts.stack.fused_head))
 
 
 def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
@@ -121,7 +121,7 @@ def _parts_table(estimate: Estimate) -> Table:
     return table
 
 
-def _why_not(candidate: Candidate, estimate: Estimate) -> str:
+def _why_not(candidate: Candidate, estimate: Estimate, fused_head: bool) -> str:
     largest = max(estimate.parts, key=lambda name: estimate.parts[name])
     missing = estimate.missing_bytes or 0
     short = f"{format_bytes(missing)} short" if missing >= LITTLE else "hardly too large"
@@ -130,12 +130,15 @@ def _why_not(candidate: Candidate, estimate: Estimate) -> str:
         f"{format_bytes(estimate.parts[largest])} are {largest}, its peak is in "
         f"{estimate.peak_operator or 'no one place'}."
     )
-    change = most_helpful(estimate.parts, candidate.values)
+    change = most_helpful(estimate.parts, candidate.values, fused_head=fused_head)
     return f"{text} What helps most: {change}.\n" if change else text + "\n"
 
 
-def most_helpful(parts: Mapping[str, int], candidate: Mapping[str, Any]) -> str | None:
+def most_helpful(
+    parts: Mapping[str, int], candidate: Mapping[str, Any], *, fused_head: bool = False
+) -> str | None:
     """Which change of the candidate would take most from the largest part that one is known for."""
+    chunked = fused_head or candidate.get("loss_type") != "nll"
     lora = candidate.get("lora_r") is not None
     smaller = [] if candidate.get("per_device_train_batch_size") == 1 else ["a smaller micro-batch"]
     shorter = [*smaller, "a shorter max_length"]
@@ -149,7 +152,7 @@ def most_helpful(parts: Mapping[str, int], candidate: Mapping[str, Any]) -> str 
             *shorter,
         ],
         LOGITS: [
-            *(["loss_type=chunked_nll"] if candidate.get("loss_type") == "nll" else []),
+            *([] if chunked else ["loss_type=chunked_nll"]),
             *shorter,
         ],
         OPTIMIZER: [] if lora else ["tuning: lora", "a leaner optimizer"],

@@ -35,6 +35,7 @@ FACT_NAMES = frozenset(
         "stack.flash_attention_3",
         "stack.liger",
         "stack.bitsandbytes",
+        "stack.fused_head",
     }
 )
 """What rules may ask besides knobs."""

@@ -118,6 +118,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "stack.flash_attention_3": facts.stack.flash_attention_3,
         "stack.liger": facts.stack.liger,
         "stack.bitsandbytes": facts.stack.bitsandbytes,
+        "stack.fused_head": facts.stack.fused_head,
     }
 
 
@@ -153,7 +154,8 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
 def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> BoundKnob:
     """The knob with the values that some candidate has."""
     left = [v for v in knob.values if any(c[knob.name] == v for c in candidates)]
-    return dataclasses.replace(knob, values=tuple(left))
+    default = knob.default if knob.default in left or knob.name == MICRO_BATCH else left[0]
+    return dataclasses.replace(knob, values=tuple(left), default=default)
 
 
 def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:

@@ -61,6 +61,7 @@ def batching_of(
     method: str, config: Mapping[str, Any], *, global_batch: int, seed: int
 ) -> Batching:
     """How the trainer of a flat configuration makes micro-batches."""
+    multiple = config.get("pad_to_multiple_of")
     return Batching(
         method=method,
         micro_batch=config["per_device_train_batch_size"],
@@ -71,7 +72,8 @@ def batching_of(
         packing_strategy=config.get("packing_strategy", "bfd"),
         keep_end=config.get("truncation_mode") == "keep_end",
         grouped=config.get("train_sampling_strategy") == "group_by_length",
-        pad_to_multiple_of=config.get("pad_to_multiple_of"),
+        # TRL's own default from 1.16 on: no padding on CPUs and GPUs.
+        pad_to_multiple_of=None if multiple == "auto" else multiple,
         seed=seed,
     )
 

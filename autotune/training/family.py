@@ -26,6 +26,7 @@ from autotune.facts.model import model_class, model_config
 from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.batches import Batching
+from autotune.training.hooks import require
 
 PROBE_OVERRIDES: dict[str, Any] = {
     # The rows come in the order in which they are to be timed.
@@ -69,6 +70,8 @@ class Family:
     trainer_class: ClassVar[Any]
     script_arguments: ClassVar[Any] = ScriptArguments
     overrides: ClassVar[dict[str, Any]] = PROBE_OVERRIDES
+    hooks: ClassVar[tuple[str, ...]] = ()
+    """Methods of TRL's trainer that are replaced or listened to."""
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
         """(ScriptArguments, training arguments, ModelConfig) of a flat configuration.
@@ -100,7 +103,12 @@ class Family:
 
         Args:
             made: the models, where they have been made already (a trace has some without data).
+
+        Raises:
+            MissingHook: this TRL's trainer has no place any more to take hold of it.
         """
+        if self.hooks:
+            require(getattr(trl, METHODS[self.method].trainer), *self.hooks)
         if made is None and request.weights == "real":
             training.model_init_kwargs = model_kwargs(training, model)
             made = self.loaded(request, training, model)

@@ -20,6 +20,7 @@ from trl.scripts.rloo import RLOOScriptArguments
 from autotune.facts.model import model_config
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
+from autotune.training.hooks import require
 
 OVERLONG = "get_soft_overlong_punishment"
 
@@ -33,6 +34,7 @@ class OnlineFamily(Family):
         # All completions have their full length here: none would be left to learn from.
         "mask_truncated_completions": False,
     }
+    hooks = ("_tokenize_prompts", "_generate_single_turn", "_generate_and_score_completions")
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
         """As for all methods, but that completions do not end early."""
@@ -82,6 +84,7 @@ class OnlineFamily(Family):
             yield
             return
         module: Any = sys.modules[self.trainer_class.__module__]
+        require(module, "create_model_from_path")
         original = module.create_model_from_path
         module.create_model_from_path = lambda *_, **__: reference
         try:

@@ -17,6 +17,8 @@ from autotune.training.family import Family, Models
 class PreferenceFamily(Family):
     """What both have in common."""
 
+    hooks = ("_prepare_dataset", "_precompute_ref_logps", "compute_ref_log_probs")
+
     def models(
         self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
     ) -> Models:

@@ -42,6 +42,11 @@ def test_what_a_candidate_has_already_is_not_recommended(largest, has, not_said)
     assert advice and not_said not in advice
 
 
+def test_a_fused_head_has_no_other_loss_to_take():
+    advice = most_helpful({ACTIVATIONS: 5, LOGITS: 6}, FULL, fused_head=True)
+    assert advice == "a smaller micro-batch, or a shorter max_length"
+
+
 def test_where_the_largest_part_cannot_shrink_the_next_one_is_named():
     assert "bfloat16" in most_helpful({CONTEXT: 9, WEIGHTS: 3}, FULL)
     assert most_helpful({}, FULL) is None

@@ -7,6 +7,7 @@ import pytest
 from builders import GIB, bad, make_candidate, make_facts, make_job, ok
 
 from autotune.estimate.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate
+from autotune.estimate.closed_form import Dimensions, logits_held
 from autotune.estimate.estimates import CONTEXT, GUESSED_SIGMA, estimated
 from autotune.estimate.memory import Residual
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
@@ -203,6 +204,24 @@ def test_what_could_not_be_traced_is_estimated_by_formula(tmp_path, tuning):
         assert estimate.tokens_per_s is None
     peaks = [found[candidate.key].peak_memory_bytes for candidate in candidates]
     assert peaks == sorted(set(peaks))
+
+
+def test_by_formula_a_fused_head_holds_a_tile_of_the_logits():
+    size = Dimensions(
+        parameters=9,
+        trained=9,
+        layers=1,
+        hidden=1,
+        heads=1,
+        vocabulary=50_000,
+        tokens=9_000,
+        length=9,
+    )
+    assert logits_held({"loss_type": "nll"}, size) == (9_000, 50_000)
+    assert logits_held({"loss_type": "chunked_nll"}, size) == (256, 50_000)
+    fused = replace(size, fused_head=True)
+    assert logits_held({"loss_type": "nll"}, fused) == (4_096, 32_768)
+    assert logits_held({}, replace(fused, tokens=100, vocabulary=509)) == (100, 509)
 
 
 def test_each_candidate_gets_the_estimate_of_its_own_point(tmp_path):

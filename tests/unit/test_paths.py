@@ -143,6 +143,8 @@ def test_the_batching_of_a_configuration_is_that_of_a_probe():
     )
     least = {"per_device_train_batch_size": 2}
     plain = batching_of("sft", least, global_batch=4, seed=0)
+    auto = {**least, "pad_to_multiple_of": "auto"}
+    assert batching_of("sft", auto, global_batch=4, seed=0) == plain
     assert (plain.max_length, plain.flat, plain.grouped, plain.keep_end) == (None,) + (False,) * 3
 
 

@@ -5,6 +5,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from autotune.estimate.shapes import (
+    LossChunks,
     Worst,
     chunk_count,
     histogram,
@@ -16,6 +17,10 @@ from autotune.estimate.templates import CHUNKS
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=20).map(tuple)
 ROWS_PER_CHUNK = st.integers(1, 300)
+
+
+def chunks_of(one, loss, rows):
+    return chunk_count(one, LossChunks(rows=rows, labelled_only=loss == "chunked_nll"))
 
 
 def worst(lengths, labelled=1, flat=False):
@@ -59,25 +64,25 @@ def test_the_measure_is_rows_or_tokens_and_only_rows_are_padded(lengths, flat, s
 def test_the_plain_loss_has_chunks_of_positions_and_the_chunked_one_of_labels(
     one, loss, rows, chunks
 ):
-    assert chunk_count(one, loss, rows) == chunks
+    assert chunks_of(one, loss, rows) == chunks
 
 
 @given(LENGTHS, st.integers(0, 5000), st.booleans(), ROWS_PER_CHUNK)
 def test_chunks_hold_all_that_counts_and_none_is_empty(lengths, labelled, flat, rows):
     one = worst(lengths, labelled, flat)
-    chunks = chunk_count(one, "chunked_nll", rows)
+    chunks = chunks_of(one, "chunked_nll", rows)
     assert chunks >= 1
     assert (chunks - 1) * rows < max(labelled, 1) <= chunks * rows
-    positions = chunk_count(one, "nll", 1)
-    assert chunk_count(one, "nll", rows) == -(-positions // rows)
+    positions = chunks_of(one, "nll", 1)
+    assert chunks_of(one, "nll", rows) == -(-positions // rows)
 
 
 @given(LENGTHS, ROWS_PER_CHUNK, st.integers(0, 9))
 def test_which_tokens_are_padding_does_not_matter_to_the_plain_loss(lengths, rows, less):
     even = worst((max(lengths),) * len(lengths))
-    assert chunk_count(worst(lengths), "nll", rows) == chunk_count(even, "nll", rows)
+    assert chunks_of(worst(lengths), "nll", rows) == chunks_of(even, "nll", rows)
     shorter = worst((*lengths, max(max(lengths) - less, 1)))
-    assert chunk_count(shorter, "nll", rows) >= chunk_count(worst(lengths), "nll", rows)
+    assert chunks_of(shorter, "nll", rows) >= chunks_of(worst(lengths), "nll", rows)
 
 
 # -- what is traced
@@ -129,10 +134,10 @@ def test_the_order_of_sizes_and_repeats_do_not_matter(wanted, flat, smallest):
 def test_the_smallest_size_of_padded_rows_has_chunks_enough(length, rows_per_chunk):
     size = smallest_with_chunks(length - 1, rows_per_chunk, flat=False)
     made = micro_batch(size, length, flat=False, padded=True, share=1.0)
-    assert chunk_count(worst(made.lengths), "nll", rows_per_chunk) > CHUNKS
+    assert chunks_of(worst(made.lengths), "nll", rows_per_chunk) > CHUNKS
     # Not one row more than is needed, but for the one in reserve.
     fewer = worst((length,) * max(size - 2, 1))
-    assert size <= 2 or chunk_count(fewer, "nll", rows_per_chunk) <= CHUNKS
+    assert size <= 2 or chunks_of(fewer, "nll", rows_per_chunk) <= CHUNKS
 
 
 @given(st.sampled_from([128, 256]))
@@ -140,7 +145,7 @@ def test_the_smallest_size_of_flat_rows_has_chunks_enough_and_is_round(rows_per_
     size = smallest_with_chunks(1.0, rows_per_chunk, flat=True)
     assert size % 128 == 0
     made = micro_batch(size, 999, flat=True, padded=False, share=1.0)
-    assert chunk_count(worst(made.lengths, flat=True), "nll", rows_per_chunk) > CHUNKS
+    assert chunks_of(worst(made.lengths, flat=True), "nll", rows_per_chunk) > CHUNKS
 
 
 @given(st.integers(10, 2000), st.floats(0.01, 1.0), st.sampled_from([128, 256]))
@@ -149,7 +154,7 @@ def test_rows_of_which_little_counts_need_more_rows(length, share, rows_per_chun
     assume(counted < length)
     size = smallest_with_chunks(counted, rows_per_chunk, flat=False)
     labelled = worst((length,) * size, labelled=size * counted)
-    assert chunk_count(labelled, "chunked_nll", rows_per_chunk) > CHUNKS
+    assert chunks_of(labelled, "chunked_nll", rows_per_chunk) > CHUNKS
 
 
 # -- sizes met

@@ -1,5 +1,6 @@
 """Bound spaces: the enumeration against a plain filter over the full product."""
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -7,7 +8,7 @@ import pytest
 from builders import make_facts, make_job, make_space, shipped
 
 from autotune.errors import UserError
-from autotune.space.definition import parse_definition
+from autotune.space.definition import load_definition, parse_definition
 from autotune.space.knobs import MICRO_BATCH, from_knobs
 from autotune.space.spaces import bind, space_facts
 
@@ -155,6 +156,28 @@ def test_the_default_is_what_the_stack_does_when_nobody_chooses():
     assert default["gradient_checkpointing"] is True
     assert default["loss_type"] == "chunked_nll"
     assert make_space(make_job(global_batch_size=9)).default().micro_batch == 9
+
+
+def test_with_a_fused_head_the_plain_loss_is_the_only_one_and_the_default():
+    facts = make_facts()
+    fused = replace(facts, stack=replace(facts.stack, fused_head=True))
+    space = make_space(make_job(), fused)
+    assert {candidate["loss_type"] for candidate in space.candidates} == {"nll"}
+    (knob,) = [one for one in space.knobs if one.name == "loss_type"]
+    assert (knob.values, knob.default) == (("nll",), "nll")
+    assert space.default()["loss_type"] == "nll"
+    with pytest.raises(UserError, match="only its old name"):
+        make_space(make_job(fixed={"loss_type": "chunked_nll"}), fused)
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto", "grpo", "rloo"])
+def test_a_fused_head_takes_no_adapter(method):
+    facts = make_facts()
+    job = make_job(method=method, tuning="lora", recipe={"lora_target_modules": [["lm_head"]]})
+    assert bind(load_definition(method), job, facts).candidates
+    fused = replace(facts, stack=replace(facts.stack, fused_head=True))
+    with pytest.raises(UserError, match="refuses an adapter on lm_head"):
+        bind(load_definition(method), job, fused)
 
 
 def test_nothing_feasible_is_a_users_error_with_the_reasons():
