@@ -40,6 +40,7 @@ LAYERS = (
 CHILD_ONLY = {
     *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference", "online")),
     "training/beforehand.py",
+    "training/quantized.py",
     "probe/clock.py",
     "probe/meters.py",
     "probe/rollout_meter.py",
@@ -50,6 +51,8 @@ CHILD_ONLY = {
     "estimate/carried.py",
     "estimate/cuda_rules.py",
     "estimate/eight_bit.py",
+    "estimate/quantized.py",
+    "estimate/quantized_layers.py",
     "estimate/cpu_rules.py",
     "estimate/cpu_scratch.py",
     "estimate/profiled.py",

@@ -21,6 +21,7 @@ from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
+from autotune.estimate.quantized import adapters_on_quantized
 from autotune.estimate.regions import watch_layers
 from autotune.estimate.stand_ins import fake_run, replaced
 from autotune.estimate.trace import (
@@ -58,6 +59,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             stack.enter_context(bitsandbytes_optimizers(on_cuda=cuda is not None))
+            stack.enter_context(adapters_on_quantized(on_cuda=cuda is not None))
             for one in made.all():
                 materialize(one, tracer)
             with tracer:

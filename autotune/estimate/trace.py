@@ -23,6 +23,7 @@ from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.protocol import TraceReply, TraceRequest
+from autotune.estimate.quantized import adapters_on_quantized, stand_in_for_quantized
 from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
 from autotune.estimate.stand_ins import fake_run, replaced
@@ -59,6 +60,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             stack.enter_context(bitsandbytes_optimizers(on_cuda=cuda is not None))
+            stack.enter_context(adapters_on_quantized(on_cuda=cuda is not None))
             trainer = _build(request, training, model, made, tracer)
             layers = watch_layers(tracer, inner_model(trainer.model))
             if made.reference is not None:
@@ -86,7 +88,9 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     """
 
     def build() -> Models:
-        return family(request.method).models(asked_probe(request), training, model, "meta")
+        made = family(request.method).models(asked_probe(request), training, model, "meta")
+        stand_in_for_quantized(made.policy, model, on_cuda=request.cuda is not None)
+        return made
 
     with _fewer_layers(request.layers):
         made = build()
