@@ -215,7 +215,7 @@ def by_formula(
     adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
     size = Dimensions(
         parameters=model.parameters * (2 if has_reference(job, config) else 1),
-        trained=adapters if job.tuning == "lora" else model.parameters,
+        trained=model.parameters if job.tuning == "full" else adapters,
         layers=layers,
         hidden=hidden,
         heads=max(hidden // 128, 1),

@@ -27,7 +27,9 @@ def unpack(packed: Any, maxima: Any, shape: tuple[int, ...], dtype: torch.dtype)
     """The kernel that dequantises: one operator, which reads and writes what the real one does."""
     if not _library:
         library = torch.library.Library("autotune", "DEF")
-        library.define("unpack(Tensor packed, Tensor maxima, int[] shape, ScalarType dtype) -> Tensor")
+        library.define(
+            "unpack(Tensor packed, Tensor maxima, int[] shape, ScalarType dtype) -> Tensor"
+        )
         library.impl(
             "unpack",
             lambda packed, maxima, shape, dtype: packed.new_empty(shape, dtype=dtype),

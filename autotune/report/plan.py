@@ -41,6 +41,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
             for one, estimate in chosen
         ],
         "counts": _counts(plan),
+        "not_installed": plan.not_installed,
         "cached": plan.cached,
         "seconds": plan.seconds,
     }
@@ -66,6 +67,8 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         yield _candidates_table(plan, chosen[:SHOWN])
         if len(chosen) > SHOWN:
             yield f"... and {len(chosen) - SHOWN} more (--top, --json)\n"
+    if plan.not_installed:
+        yield f"{escape(plan.not_installed)}: it can be planned, but not run.\n"
     counts = _counts(plan)
     each = f"each of {plan.devices} " if plan.devices > 1 else ""
     yield (

@@ -25,7 +25,12 @@ from autotune.facts.model import model_class, model_config
 from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.batches import Batching
-from autotune.training.quantized import is_quantized, quantization_of, quantize_empty
+from autotune.training.quantized import (
+    is_quantized,
+    keep_trainable,
+    quantization_of,
+    quantize_empty,
+)
 
 PROBE_OVERRIDES: dict[str, Any] = {
     # The rows come in the order in which they are to be timed.
@@ -106,7 +111,9 @@ class Family:
             trust_remote_code=training.trust_remote_code,
             **_revision(request, model.model_revision),
         )
-        return self.build(training, model, rows, made, tokenizer)
+        trainer = self.build(training, model, rows, made, tokenizer)
+        keep_trainable(trainer.model)
+        return trainer
 
     def loaded(self, request: ProbeRequest) -> Models:
         """The models by name: the trainer loads them."""

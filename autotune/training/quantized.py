@@ -58,15 +58,24 @@ def quantize_empty(bare: Any, model: ModelConfig, device: str) -> Any:
     return quantizer.postprocess_model(bare)
 
 
+def keep_trainable(model: Any) -> None:
+    """Keep bitsandbytes from packing 4-bit weights anew where our own checks only look at outputs.
+
+    It does so on CPUs with AVX512-BF16, for inference, and trains wrongly on such weights
+    (0.50.2: gradients a twentieth of what they were, and no word).
+    """
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False
+
+
 def _fill(name: str, module: Any, model: Any, quantizer: Any, kind: Any, device: str) -> None:
     shape = (module.out_features, module.in_features)
     weight = torch.empty(shape, dtype=kind, device=device).normal_(std=0.02)
     if module.source_cls is not torch.nn.Linear:  # transformers' Conv1D: packed the other way round
         weight = weight.T.contiguous()
     path = f"{name}.weight"
-    packed = quantizer.get_quantize_ops().convert(
-        {path: weight}, full_layer_name=path, model=model
-    )
+    packed = quantizer.get_quantize_ops().convert({path: weight}, full_layer_name=path, model=model)
     module.weight = packed[path]
     module.weight._is_hf_initialized = True
     if module.bias is not None:
