@@ -12,6 +12,7 @@ from typing import Any
 
 import peft.tuners.lora.model as lora_model
 import torch
+import transformers
 from peft.tuners.lora.layer import Linear as LoraLinear
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import HfQuantizer
@@ -61,8 +62,16 @@ def adapters_on_quantized(*, on_cuda: bool) -> Iterator[None]:
             return kind(target, adapter_name, config=config, **kwargs)
         return original(target, adapter_name, config=config, **kwargs)
 
-    with replaced(lora_model, "dispatch_default", chosen):
+    with (
+        replaced(lora_model, "dispatch_default", chosen),
+        replaced(transformers.PreTrainedModel, "num_parameters", _counted),
+    ):
         yield
+
+
+def _counted(model: Any, *_: Any, **__: Any) -> int:
+    """Of what transformers would import bitsandbytes to count; only a log shows the figure."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class _Adapted(LoraLinear):
