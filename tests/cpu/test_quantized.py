@@ -18,6 +18,9 @@ from autotune.probe.runner import ProbeServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare
+from benchmarks.rollout_exactness import cases as rollouts
+from benchmarks.rollout_exactness.run import compare as compare_rollout
+from benchmarks.rollout_exactness.run import write_models
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.test_run import assert_launched
 
@@ -29,6 +32,10 @@ CASES = (
     Case(model="qwen2", base="4-bit", method="lora-all-16", training="dpo"),
     Case(model="gpt2", base="8-bit", method="lora-attention-4", bf16=True),
     Case(model="gemma", base="8-bit", method="lora-all-8", training="reward", dtype="bfloat16"),
+)
+ROLLOUTS = (
+    rollouts.Case(lora=True, bits=4, beta=0.04),
+    rollouts.Case(method="rloo", model="llama", lora=True, bits=8, bf16=True, checkpointing=True),
 )
 METHODS = ("sft", "reward", "dpo", "kto", "grpo", "rloo")
 WORKER = "tests.cpu.test_quantized:traced_without_the_package"
@@ -91,6 +98,17 @@ def test_the_estimates_are_the_peaks_of_the_real_steps(rows: dict[Case, Any]) ->
     errors = [abs(row["error"]) for row in rows.values()]
     assert statistics.median(errors) < 0.001, errors
     assert max(errors) < 0.005, errors
+
+
+@pytest.mark.parametrize("case", ROLLOUTS, ids=lambda case: case.name)
+@needs_bitsandbytes
+def test_the_estimate_of_an_online_trainer_is_its_peak(
+    case: rollouts.Case, server: ProbeServer, tmp_path: Path
+) -> None:
+    write_models(tmp_path / "models", {case.model})
+    row = compare_rollout(case, server, tmp_path / "models", tmp_path / "row")
+    assert "failure" not in row, row["failure"]
+    assert max(map(abs, row["phases"].values())) < 0.002, row
 
 
 def traced_without_the_package(path: Path) -> None:
