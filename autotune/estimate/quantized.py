@@ -48,7 +48,9 @@ def _layer(module: Any, shape: Any, policy: Any, model: ModelConfig, on_cuda: bo
         return Linear8bitLt(module, shape, on_cuda=on_cuda)
     # TRL computes in the type of the weights.
     kind = policy.dtype if model.dtype == "auto" else getattr(torch, str(model.dtype))
-    return Linear4bit(module, shape, compute=kind, nested=model.use_bnb_nested_quant)
+    return Linear4bit(
+        module, shape, compute=kind, nested=model.use_bnb_nested_quant, on_cuda=on_cuda
+    )
 
 
 @contextlib.contextmanager
@@ -59,6 +61,8 @@ def adapters_on_quantized(*, on_cuda: bool) -> Iterator[None]:
 
     def chosen(target: Any, adapter_name: str, config: Any, **kwargs: Any) -> Any:
         if isinstance(target, Linear4bit | Linear8bitLt):
+            if config.use_dora:
+                raise NotImplementedError("DoRA on a quantised base is not traced")
             return kind(target, adapter_name, config=config, **kwargs)
         return original(target, adapter_name, config=config, **kwargs)
 

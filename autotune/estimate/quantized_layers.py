@@ -42,7 +42,9 @@ def unpack(packed: Any, maxima: Any, shape: tuple[int, ...], dtype: torch.dtype)
 class Linear4bit(torch.nn.Linear):
     """Two weights in a byte, with a maximum for every 64; the maxima in a byte each if `nested`."""
 
-    def __init__(self, source: Any, shape: tuple[int, int], *, compute: Any, nested: bool) -> None:
+    def __init__(
+        self, source: Any, shape: tuple[int, int], *, compute: Any, nested: bool, on_cuda: bool
+    ) -> None:
         """In place of `source`, of `shape` (out, in); it multiplies in the type `compute`."""
         _like(self, source, shape)
         count = shape[0] * shape[1]
@@ -50,6 +52,7 @@ class Linear4bit(torch.nn.Linear):
         self.weight = _frozen(torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device="meta"))
         self.compute_dtype = compute
         self._shape, self._kind, self._nested = shape, source.weight.dtype, nested
+        self._on_cuda = on_cuda
         _keep(self, "maxima", blocks, torch.uint8 if nested else torch.float32)
         _keep(self, "code", 16, torch.float32)
         if nested:
@@ -74,7 +77,10 @@ class Linear4bit(torch.nn.Linear):
         """The forward pass: the whole weight is unpacked into the type of `x`."""
         maxima = self.maxima
         if self._nested:
-            maxima = unpack(maxima, self.nested_maxima, maxima.shape, torch.float32) + self.offset
+            unpacked = unpack(maxima, self.nested_maxima, maxima.shape, torch.float32)
+            maxima = unpacked + self.offset
+            if not self._on_cuda:  # there it is held to the end
+                del unpacked
         weight = unpack(self.weight, maxima, self._shape, x.dtype)
         return F.linear(x, weight, bias)
 

@@ -154,9 +154,10 @@ def most_helpful(parts: Mapping[str, int], candidate: Mapping[str, Any]) -> str 
         OPTIMIZER: [] if lora else ["tuning: lora", "a leaner optimizer"],
         GRADIENTS: [] if lora else ["tuning: lora"],
         CASTS: ["dtype: bfloat16 (a recipe knob)"],
-        WEIGHTS: []
-        if candidate.get("dtype") == "bfloat16"
-        else ["dtype: bfloat16 (a recipe knob)"],
+        WEIGHTS: [
+            *([] if candidate.get("dtype") == "bfloat16" else ["dtype: bfloat16 (a recipe knob)"]),
+            *([] if "load_in_8bit" in candidate else ["tuning: qlora"]),
+        ],
     }
     for part in sorted(parts, key=lambda name: -parts[name]):
         if changes.get(part):

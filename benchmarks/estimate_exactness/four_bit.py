@@ -56,6 +56,8 @@ CASES = (
     Case(model="gemma3", base="4-bit nested", method="lora-all-16", checkpointing="reentrant"),
     Case(model="mistral", base="4-bit nested", method="lora-all-16", optimizer="adamw_torch"),
     Case(model="phi3", base="4-bit", method="lora-attention-4", optimizer="adamw-accumulated"),
+    Case(model="mixtral", base="4-bit nested", method="lora-all-16"),
+    Case(model="qwen2-moe", base="8-bit", method="lora-attention-4"),
     Case(model="gpt2", base="4-bit nested", method="lora-all-16", shape="4 uneven"),
     Case(model="gpt2", base="8-bit", method="lora-attention-4", shape="2 uneven"),
     Case(
