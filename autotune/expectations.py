@@ -22,6 +22,7 @@ from autotune.probe.record import Record
 from autotune.probe.throughput import passes
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
+from autotune.training.rounds import completion_length
 
 TYPICAL_PROCESS = 450 * 2**20
 """What a process with the stack holds (447 MiB were seen), where no child could tell."""
@@ -210,12 +211,14 @@ def by_formula(
         full = config.get("packing") or facts.data.sampled
         length = cut if full else min(length, cut)
     if METHODS[job.method].online:
-        length += int(config["max_completion_length"])
+        length += completion_length(config)
+    judged = job.method == "ppo"  # by a reward and a value model, taken to be as large
     hidden, layers = model.hidden_size or 1024, model.layers or 1
     adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
     size = Dimensions(
-        parameters=model.parameters * (2 if has_reference(job, config) else 1),
-        trained=model.parameters if job.tuning == "full" else adapters,
+        parameters=model.parameters * (1 + has_reference(job, config) + 2 * judged),
+        trained=(model.parameters if job.tuning == "full" else adapters)
+        + judged * model.parameters,
         layers=layers,
         hidden=hidden,
         heads=max(hidden // 128, 1),
@@ -228,6 +231,8 @@ def by_formula(
 
 def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
     """Whether a model of its own is kept as the reference."""
+    if job.method == "ppo":
+        return job.tuning == "full" or bool(config.get("copy_reference"))
     if METHODS[job.method].online:
         return bool(config.get("beta")) and job.tuning == "full"
     precomputed = config.get("precompute_ref_log_probs")

@@ -137,17 +137,18 @@ class Job(_Strict):
     model: str = Field(min_length=1)
     """Hub id, local model folder, or a bare `config.json` (then weights are random, and a tokenizer
     is optional)."""
-    method: Literal["sft", "reward", "dpo", "kto", "grpo", "rloo"] = "sft"
-    """Training method: which of TRL's trainers, by the name of its command."""
+    method: Literal["sft", "reward", "dpo", "kto", "grpo", "rloo", "ppo"] = "sft"
+    """Training method: which of TRL's trainers, by the name of its command (`ppo`, which has none,
+    needs TRL up to 1.12)."""
     dataset: Annotated[
         Annotated[str, Field(min_length=1), Tag("name")] | Annotated[NoData, Tag("no_data")],
         Discriminator(_dataset_form),
     ]
     """Hub id, local folder or JSONL file, in any form TRL takes: `text`, `prompt`/`completion`,
     `messages` or already tokenized for `sft`; `chosen`/`rejected`, with or without a `prompt`, for
-    `reward` and `dpo`; these, or `prompt`/`completion`/`label`, for `kto`; `prompt` for `grpo` and
-    `rloo`. Where there is no data yet: `{lengths: {max: 2048, p50: 300, p99: 1500}}` (of prompts
-    for `grpo` and `rloo`), of which only `max` is required."""
+    `reward` and `dpo`; these, or `prompt`/`completion`/`label`, for `kto`; `prompt` for `grpo`,
+    `rloo` and `ppo`. Where there is no data yet: `{lengths: {max: 2048, p50: 300, p99: 1500}}` (of
+    prompts for these three), of which only `max` is required."""
     dataset_config: str | None = None
     """Configuration name of a hub dataset."""
     dataset_train_split: str = "train"
@@ -157,14 +158,15 @@ class Job(_Strict):
     tuning: Literal["full", "lora", "qlora"] = "full"
     """Train all weights, a LoRA adapter (`lora`), or one on a base that bitsandbytes quantises
     (`qlora`): to 4 bits (nf4, its constants quantised too), with `fixed: {load_in_8bit: true}` to
-    8. That package must be installed to train, not to plan."""
+    8. That package must be installed to train, not to plan. `ppo` has no quantised bases yet."""
     global_batch_size: int | str = Field(default=16)
-    """Rows (of pairs: pairs; of `grpo` and `rloo`: completions) per optimizer step over all
-    devices: a hard equality, never rounded.
+    """Rows (of pairs: pairs; of `grpo` and `rloo`: completions; of `ppo`: completions of an
+    update) per optimizer step over all devices: a hard equality, never rounded.
     `"65536 tokens"` means that many tokens at full `max_length`, and must divide exactly."""
     max_length: int | None = Field(default=1024, gt=0)
-    """Rows are truncated to this many tokens (`null`: never). Not for `grpo` and `rloo`, whose
-    prompts TRL does not truncate: `max_completion_length` is a knob there."""
+    """Rows are truncated to this many tokens (`null`: never). Not for `grpo`, `rloo` and `ppo`,
+    whose prompts TRL does not truncate: `max_completion_length` (of `ppo`: `response_length`) is a
+    knob there."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Mixed precision of the training step. `auto`: bf16 on GPUs that have it, fp16 on older ones,
     fp32 on the CPU."""
@@ -175,7 +177,8 @@ class Job(_Strict):
     """What rewards completions of `grpo` and `rloo`: TRL's own functions by name, or import paths
     (`my_rewards.by_length`, found from the folder in which the command is run)."""
     reward_model_path: str | None = None
-    """A reward model for them: a hub id or a local folder."""
+    """A reward model for them: a hub id or a local folder. The value model of `ppo` begins as it;
+    where `ppo` has none, both are taken to be of the policy's shape, and the launch asks for it."""
     devices: Devices = Devices()
     """The devices to tune for."""
     objective: Literal["tokens_per_s"] = "tokens_per_s"
@@ -240,6 +243,13 @@ class Job(_Strict):
         """Of the training, the sampler and everything drawn."""
         seed = self.training.get("seed", 42)
         return seed if isinstance(seed, int) else 42
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What is taken for granted where the job does not say."""
+        if self.method == "ppo" and self.reward_model_path is None:
+            return ("reward and value model are taken to be of the policy's shape",)
+        return ()
 
     def plain(self) -> dict[str, Any]:
         """The job as plain YAML/JSON data, every field present."""

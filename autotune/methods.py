@@ -18,6 +18,14 @@ class Method:
         reference: columns that rows have where the reference was computed before the training.
         online: whether the policy generates the completions that it is trained on.
         classifier: whether the model is a sequence classifier with one output, not a causal LM.
+        completion: where completions are generated, the knob that says how long they are.
+        knobs: those that a search space of it must have.
+        reward_model: the field that names the model that rewards completions.
+        rewards_by_functions: whether functions can, too.
+        evaluates: whether the trainer measures its loss on the test split.
+        gone: where newer versions of TRL have it no more, what is said of that.
+        quantized: whether adapters may be trained on a quantised base.
+        own_script: the bundle's file that trains, where TRL has no script that does.
         loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
             rows has other operators.
         defaults: what TRL does unless told otherwise, made explicit where it differs by method.
@@ -34,6 +42,14 @@ class Method:
     reference: tuple[str, ...] = ()
     online: bool = False
     classifier: bool = False
+    completion: str = ""
+    knobs: tuple[str, ...] = ()
+    reward_model: str = ""
+    rewards_by_functions: bool = False
+    evaluates: bool = True
+    gone: str = ""
+    quantized: bool = True
+    own_script: str = ""
     loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +67,7 @@ class Method:
 
     @property
     def script(self) -> str:
-        """The module that trains."""
+        """TRL's module that trains."""
         return f"trl.scripts.{self.name}"
 
 
@@ -68,6 +84,35 @@ _ONLINE_REFUSES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "use_vllm": ((), "generation by vLLM is neither probed nor planned yet"),
     "use_transformers_continuous_batching": ((), "not supported yet"),
     "use_transformers_paged": ((), "not supported yet"),
+}
+_GROUPS: Mapping[str, Any] = {
+    "columns": ("prompt_ids",),
+    "online": True,
+    "completion": "max_completion_length",
+    "knobs": ("generation_batch_size", "num_generations", "max_completion_length"),
+    "reward_model": "reward_model_name_or_path",
+    "rewards_by_functions": True,
+    "refused": _ONLINE_REFUSES,
+}
+_COMPUTED = ((), "PPOTrainer computes it from the batch and the devices")
+_PPO_REFUSES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    **dict.fromkeys(("world_size", "num_total_batches", "micro_batch_size"), _COMPUTED),
+    **dict.fromkeys(("local_batch_size", "batch_size"), _COMPUTED),
+    **dict.fromkeys(("local_mini_batch_size", "mini_batch_size"), _COMPUTED),
+    **dict.fromkeys(
+        ("model_adapter_name", "ref_adapter_name"),
+        ((), "several adapters of one model are not supported"),
+    ),
+    "total_episodes": ((), "say how long with `num_train_epochs` or `max_steps` (updates)"),
+    "sft_model_path": ((), "it is the job's `model`"),
+    "reward_model_path": ((), "it is the job's own `reward_model_path`"),
+    "train_sampling_strategy": (("random", "sequential"), "prompts cannot be grouped by length"),
+    "max_grad_norm": ((), "PPOTrainer does not clip gradients"),
+    "torch_compile": ((), "PPOTrainer does not compile its models"),
+    "use_liger_kernel": ((), "PPOTrainer does not put Liger's kernels in"),
+    "torch_empty_cache_steps": ((), "PPOTrainer empties the cache after each mini-batch"),
+    "resume_from_checkpoint": ((), "PPOTrainer cannot go on from a checkpoint"),
+    "load_best_model_at_end": ((), "PPOTrainer does not evaluate"),
 }
 _ALL = (
     Method(
@@ -136,19 +181,49 @@ _ALL = (
         name="grpo",
         config="GRPOConfig",
         source="trainer/grpo_config.py",
-        columns=("prompt_ids",),
-        online=True,
         defaults={"learning_rate": 1e-6, "loss_type": "dapo", "temperature": 1.0},
-        refused=_ONLINE_REFUSES,
+        **_GROUPS,
     ),
     Method(
         name="rloo",
         config="RLOOConfig",
         source="trainer/rloo_config.py",
+        defaults={"learning_rate": 1e-6, "temperature": 1.0},
+        **_GROUPS,
+    ),
+    Method(
+        name="ppo",
+        config="PPOConfig",
+        source="experimental/ppo/ppo_config.py",
         columns=("prompt_ids",),
         online=True,
-        defaults={"learning_rate": 1e-6, "temperature": 1.0},
-        refused=_ONLINE_REFUSES,
+        completion="response_length",
+        knobs=(
+            "local_rollout_forward_batch_size",
+            "response_length",
+            "num_ppo_epochs",
+            "num_mini_batches",
+        ),
+        reward_model="reward_model_path",
+        evaluates=False,
+        gone=": 1.12 is the last that has it",
+        quantized=False,
+        own_script="train_ppo.py",
+        defaults={
+            "learning_rate": 3e-6,
+            "temperature": 0.7,
+            "kl_coef": 0.05,
+            "kl_estimator": "k1",
+            "whiten_rewards": False,
+            "cliprange": 0.2,
+            "cliprange_value": 0.2,
+            "vf_coef": 0.1,
+            "gamma": 1.0,
+            "lam": 0.95,
+            "num_sample_generations": 10,
+            "max_grad_norm": None,
+        },
+        refused=_PPO_REFUSES,
     ),
 )
 METHODS = {method.name: method for method in _ALL}

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.probe.ending import LaunchReport
 from autotune.probe.protocol import RehearsalReply
 from autotune.recommend import Ranked
@@ -14,6 +15,10 @@ SPEED_TOLERANCE = 0.25
 """The launch may be slower than promised by this share; shared machines are this noisy."""
 MEMORY_TOLERANCE = 0.15
 """The launch may take more than promised by this share."""
+
+
+LOGGED = ("{'loss'", "{'eps'")
+"""How the lines begin that trainers say of steps; the second is PPOTrainer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +68,22 @@ def judge(
     peak = report.peak_gpu_bytes if facts.device.kind == "cuda" else report.peak_resident_bytes
     history = state["log_history"] if state else []
     evaluated = any("eval_loss" in entry for entry in history)
+    evaluates = METHODS[job.method].evaluates
     speed = rehearsed[0] / rehearsed[1] if rehearsed is not None else None
     ratio = _against_promise(chosen, rehearsed, sizes)
     hard = [
-        *_launch_problems(report, evaluated and state is not None, speed),
+        *_launch_problems(report, (evaluated or not evaluates) and state is not None, speed),
         *_memory_problems(peak, chosen, _limit(job, facts)),
     ]
     slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE
     problems = list(hard)
     if slow:
         problems.append(f"only {100 * (ratio or 0):.0f}% of the promised speed on the same batches")
+    through = (
+        "its worst batch, an evaluation and a save" if evaluates else "its worst batch and a save"
+    )
     good = (
-        f"launched through its worst batch, an evaluation and a save: {100 * (ratio or 0):.0f}% of "
+        f"launched through {through}: {100 * (ratio or 0):.0f}% of "
         f"the promised speed on the same batches, peak {format_bytes(peak or 0)} "
         f"(promised {format_bytes(chosen.peak_memory_bytes)})"
     )
@@ -142,8 +151,9 @@ def timed_part(
     """(tokens, seconds) of the timed steps, by their log lines; None where some are missing."""
     if state is None:
         return None
-    counted = {e["step"]: e.get("num_tokens") for e in state["log_history"] if "loss" in e}
-    times = [when for when, line in report.lines if line.lstrip().startswith("{'loss'")]
+    history = [e for e in state["log_history"] if "loss" in e or "objective/kl" in e]
+    counted = {e["step"]: e.get("num_tokens") for e in history}
+    times = [when for when, line in report.lines if line.lstrip().startswith(LOGGED)]
     logged = dict(zip(sorted(counted), times, strict=False))
     first, last = rehearsal.untimed, rehearsal.steps
     if last not in logged or first not in logged:

@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.path_tasks import batching
 from autotune.probe.ending import Limits
 from autotune.probe.launch import launch
@@ -94,8 +95,9 @@ def _rehearse(
     log, output = run.verification / "launch.log", run.verification / "output"
     steps = rehearsal.steps
     expected_s = steps * (chosen.measurement.step_time_s or 0.0)
+    flags = _flags(run.verification / "data", output, steps, job, facts, config)
     report = launch(
-        ["bash", str(run.launch), *_flags(run.verification / "data", output, steps, facts, config)],
+        ["bash", str(run.launch), *flags],
         log=log,
         environment={
             "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -146,7 +148,9 @@ def _eval_batch(job: Job, chosen: Ranked) -> int:
     return given if isinstance(given, int) else eval_batch(job, chosen.candidate)
 
 
-def _flags(data: Path, output: Path, steps: int, facts: Facts, given: dict[str, Any]) -> list[str]:
+def _flags(
+    data: Path, output: Path, steps: int, job: Job, facts: Facts, given: dict[str, Any]
+) -> list[str]:
     """What the rehearsal changes of the bundle's configuration, which is `given`."""
     changed: dict[str, Any] = {
         "dataset_name": data,
@@ -169,6 +173,10 @@ def _flags(data: Path, output: Path, steps: int, facts: Facts, given: dict[str, 
     }
     if "shuffle_dataset" in facts.stack.training_fields:
         changed["shuffle_dataset"] = "false"
+    if not METHODS[job.method].evaluates:  # but it shows samples, in the first step
+        changed["num_sample_generations"] = 1
+        if not given.get("reward_model_path"):
+            changed["reward_model_path"] = given["model_name_or_path"]
     length = given.get("max_completion_length")
     if length is not None:  # completions do not end early, as in the probe
         kwargs = {**(given.get("generation_kwargs") or {}), "min_new_tokens": length}

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.instead import WITHOUT_A_VALUE_MODEL, in_place_of_ppo
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.probe.protocol import Measurement
-from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate
+from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, MICRO_BATCH, Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
     if job.tuning == "full":
         lora = job.model_copy(update={"tuning": "lora"})
         yield Change(field="tuning", text="`tuning: lora`", kind="recipe", job=lora)
-    if job.tuning != "qlora":
+    if job.tuning != "qlora" and METHODS[job.method].quantized:
         qlora = job.model_copy(update={"tuning": "qlora"})
         text = "`tuning: qlora` (the base in 4 bits)"
         yield Change(field="tuning", text=text, kind="recipe", job=qlora)
@@ -60,6 +62,8 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
         text = "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"
         yield _recipe(job, "optim", "adafactor", text)
     yield from _shorter_completions(job, nearest)
+    yield from _fewer_completions(job, nearest)
+    yield from _without_a_value_model(job)
     length = nearest.values.get("max_length", job.max_length)
     for part in (2, 4):
         shorter = length // part if isinstance(length, int) else None
@@ -75,11 +79,31 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
     """Half and a quarter of what is generated."""
-    length = nearest.values.get("max_completion_length")
+    knob = METHODS[job.method].completion
+    length = nearest.values.get(knob)
     for part in (2, 4):
         if isinstance(length, int) and length // part >= 16:
-            text = f"`max_completion_length: {length // part}`"
-            yield _recipe(job, "max_completion_length", length // part, text)
+            yield _recipe(job, knob, length // part, f"`{knob}: {length // part}`")
+
+
+def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """Half as many that are kept at once: of an update, or of a prompt."""
+    batch, group = job.global_batch_size, nearest.values.get(GROUP)
+    if job.method == "ppo" and isinstance(batch, int) and batch % (2 * job.devices.count) == 0:
+        fewer = job.with_batch(batch // 2)
+        text = f"`{GLOBAL_BATCH}: {batch // 2}`"
+        yield Change(field=GLOBAL_BATCH, text=text, kind="recipe", job=fewer)
+    if isinstance(group, int) and group >= 4 and group % 2 == 0:
+        yield _recipe(job, GROUP, group // 2, f"`{GROUP}: {group // 2}`")
+
+
+def _without_a_value_model(job: Job) -> Iterator[Change]:
+    """RLOO and GRPO in place of PPO."""
+    for method in WITHOUT_A_VALUE_MODEL if job.method == "ppo" else ():
+        other = in_place_of_ppo(job, method)
+        if other is not None:
+            text = f"`method: {method}` in place of `ppo`, with groups of {other.fixed[GROUP]}"
+            yield Change(field="method", text=text, kind="recipe", job=other)
 
 
 def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:

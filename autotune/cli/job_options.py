@@ -55,8 +55,25 @@ def all_sets(sets: tuple[str, ...], flags: dict[str, Any]) -> list[str]:
     return [*sets, *named]
 
 
-def load(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> Any:
-    """(Job, SpaceDefinition) of the options."""
+def load(
+    job: Path | None,
+    sets: tuple[str, ...],
+    flags: dict[str, Any],
+    *,
+    device: str | None = None,
+    devices: int = 1,
+    figures: bool = False,
+) -> Any:
+    """(Job, SpaceDefinition) of the options.
+
+    Args:
+        figures: whether, where TRL has no such trainer any more, the methods that could take its
+            place are planned, for `device` and `devices`.
+
+    Raises:
+        UserError: the job cannot be, or not with this TRL.
+    """
+    from autotune.facts.stack import missing
     from autotune.space.load import load_job
 
     overrides = all_sets(sets, flags)
@@ -64,7 +81,14 @@ def load(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> Any:
         raise user_error(
             "a job is needed", hint="name a job file, or give --model, --dataset and so on"
         )
-    return load_job(job, overrides)
+    loaded, definition = load_job(job, overrides)
+    why = missing(loaded.method)
+    if why is not None:
+        from autotune.replacing import ways_out
+
+        hint = ways_out(loaded, device=device, devices=devices, figures=figures)
+        raise user_error(why, where="method", hint=hint)
+    return loaded, definition
 
 
 def guarded(function: Callable[..., int | None]) -> Callable[..., None]:

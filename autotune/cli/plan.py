@@ -60,11 +60,20 @@ def command(
         return _advice(job, sets, flags, device, devices, as_json)
     from autotune.planning import plan
 
-    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
+    loaded, definition = load(
+        job,
+        _sets(job, sets, flags, devices),
+        flags,
+        device=device,
+        devices=devices,
+        figures=True,
+    )
     with _scratch() as folder:
         made = plan(
             loaded, definition, folder, device=device, devices=devices, only_default=job is None
         )
+    for one in loaded.assumed:
+        click.echo(f"assumed: {one}", err=True)
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
     chosen = chosen[:top] if top else chosen
     if as_json:
@@ -92,7 +101,14 @@ def _largest(
     from autotune.largest import largest
     from autotune.report.plan import largest_plain, largest_view
 
-    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
+    loaded, definition = load(
+        job,
+        _sets(job, sets, flags, devices),
+        flags,
+        device=device,
+        devices=devices,
+        figures=True,
+    )
     with _scratch() as folder:
         answer = largest(loaded, definition, folder, maximum, device=device, devices=devices)
     if as_json:
@@ -113,7 +129,14 @@ def _advice(
     from autotune.advising import advise
     from autotune.report.advice import advice_lines, advice_plain
 
-    loaded, definition = load(job, _sets(job, sets, flags, devices), flags)
+    loaded, definition = load(
+        job,
+        _sets(job, sets, flags, devices),
+        flags,
+        device=device,
+        devices=devices,
+        figures=True,
+    )
     with _scratch() as folder:
         advice = advise(loaded, definition, folder, device=device, devices=devices)
     if as_json:

@@ -103,7 +103,7 @@ def _started(
     from autotune.run_folder import RunFolder
     from autotune.tuning import begin
 
-    loaded, definition = load(job, sets, flags)
+    loaded, definition = load(job, sets, flags, figures=True)
     name = job.stem if job is not None else "job"
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = RunFolder(path=path.absolute())

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.duration import work_of
 from autotune.emit.accelerate_config import accelerate_config
-from autotune.emit.launch import launch_script
+from autotune.emit.launch import launch_script, missing_fields
 from autotune.emit.readme import readme
 from autotune.emit.recipe_costs import recipe_costs
 from autotune.emit.trainer_config import trainer_config
@@ -18,6 +18,7 @@ from autotune.space.knobs import Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.settings import Settings, settings, threads
+from autotune.training.families import own_script
 
 SCHEMA = 1
 
@@ -57,7 +58,8 @@ def bundle_files(
             model=facts.model.name,
             device=facts.device.name,
             work=work_of(chosen.config),
-            has_data=bool(facts.data.source),
+            missing=missing_fields(chosen.config, METHODS[job.method]),
+            assumed=job.assumed,
             verification=verification,
             costs=costs,
             space_size=space_size,
@@ -84,8 +86,9 @@ def _launched_files(
             python=python,
             environment=chosen.environment,
             threads=threads(facts),
-            has_data=bool(facts.data.source),
+            missing=missing_fields(chosen.config, method),
         ),
+        **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
     }
 
 
@@ -105,6 +108,7 @@ def recommendation_plain(
         "device": facts.device.name,
         "versions": facts.stack.versions,
         "precision": {"value": precision, "reason": why},
+        "assumed": list(job.assumed),
         "chosen": ranked_plain(recommendation.chosen),
         "reasons": list(recommendation.reasons),
         "ties": [ranked_plain(one) for one in recommendation.ties],

@@ -1,19 +1,38 @@
 """`launch.sh`: the command that trains with the bundle. Pure."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from autotune.methods import Method
 
-_NEEDS_DATA = """\
+_NEEDS = """\
 case " $* " in
-    *" --dataset_name"*) ;;
+    *" --{flag}"*) ;;
     *)
-        echo "launch.sh: the job gave lengths in place of data: add --dataset_name DATA" >&2
+        echo "launch.sh: the job {why}: add --{flag} {value}" >&2
         exit 2
         ;;
 esac
 """
+_MISSING = {
+    "dataset_name": ("gave lengths in place of data", "DATA"),
+    "reward_model_path": ("named no reward model", "MODEL"),
+}
+"""What a launch has to be told, where the job left it open."""
+
+
+def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
+    """What a launch has to be told besides the configuration."""
+    asked = ["dataset_name"]
+    if method.online and not method.rewards_by_functions:
+        asked.append(method.reward_model)
+    return tuple(name for name in asked if not config.get(name))
+
+
+def flags(missing: Sequence[str]) -> str:
+    """The same as it is typed."""
+    return "".join(f" --{name} {_MISSING[name][1]}" for name in missing)
 
 
 def _one_device(environment: Mapping[str, str]) -> str:
@@ -29,7 +48,7 @@ def launch_script(
     python: str,
     environment: Mapping[str, str],
     threads: int,
-    has_data: bool,
+    missing: Sequence[str] = (),
 ) -> str:
     """The launch script as text.
 
@@ -38,8 +57,12 @@ def launch_script(
         environment: variables the training process needs; those already set, be it to nothing,
             win, so that a scheduler's choice of devices holds.
         threads: of the training process.
-        has_data: whether the configuration names a data set.
+        missing: fields that the configuration lacks and a training needs.
     """
+    needs = "".join(
+        _NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing
+    )
+    trains = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
     exports = "".join(
         f'export {name}="${{{name}-{value}}}"\n' for name, value in sorted(environment.items())
     )
@@ -50,9 +73,9 @@ def launch_script(
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
-{"" if has_data else _NEEDS_DATA}{exports}{_one_device(environment)}\
+{needs}{exports}{_one_device(environment)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
     --num_cpu_threads_per_process {threads} \\
-    -m {method.script} --config "$here/{method.config_file}" "$@"
+    {trains} --config "$here/{method.config_file}" "$@"
 """

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.duration import Work
+from autotune.emit.launch import flags
 from autotune.recommend import Ranked, Recommendation
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes, format_seconds
@@ -15,7 +16,8 @@ def readme(
     model: str,
     device: str,
     work: Work,
-    has_data: bool,
+    missing: Sequence[str],
+    assumed: Sequence[str],
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
     space_size: int,
@@ -24,12 +26,12 @@ def readme(
     """The bundle's page as Markdown text."""
     chosen = recommendation.chosen
     knobs = chosen.candidate.knobs
-    flags = "" if has_data else " --dataset_name DATA"
     lines = [
         f"# {model}: recommended configuration",
         "",
         f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
-        f"Launch it with `bash launch.sh{flags}`; arguments are passed on to TRL.",
+        f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
+        *(f"The job does not say it: {one}." for one in assumed),
         "",
         "## Why this one",
         "",

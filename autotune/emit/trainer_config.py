@@ -22,6 +22,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+OWN_HEADER = """\
+# Written by autotune. Read by {method.own_script} and launch.sh beside it.
+# Fields of its arguments, {method.config} and TRL's ModelConfig together, sorted.
+"""
+
+
 def trainer_config(config: Mapping[str, Any], method: Method, notes: Sequence[str] = ()) -> str:
     """The configuration as YAML text, the same bytes for the same values.
 
@@ -37,4 +43,5 @@ def trainer_config(config: Mapping[str, Any], method: Method, notes: Sequence[st
         width=100,
     )
     comment = "".join(f"# {line}\n" for note in notes for line in textwrap.wrap(note, 98))
-    return HEADER.format(method=method) + comment + body
+    header = OWN_HEADER if method.own_script else HEADER
+    return header.format(method=method) + comment + body

@@ -3,7 +3,8 @@
 Sources: aten/src/ATen/TensorIterator.cpp (operands are cast before they are combined; CUDA's
 kernels cast as they read), aten/src/ATen/native/cpu/ScatterGatherKernel.cpp (low precision is added
 up in float32), aten/src/ATen/native/ReduceOps.cpp (the mean of low precision is that of a copy in
-float32), aten/src/ATen/native/Distributions.cpp (a draw takes a random number for each choice).
+float32, and the logarithm of a sum of exponentials makes these), aten/src/ATen/native/
+Distributions.cpp (a draw takes a random number for each choice).
 What matrix products and attention take is measured (`cpu_scratch.py`). Known not to be modelled:
 the eight bytes of a Python number.
 Runs in a child only.
@@ -29,7 +30,7 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
                 yield tensor.numel() * out.element_size()
     elif operator in _SCATTERED_SUMS and out.dtype in _HALF:
         yield 4 * out.numel()
-    elif operator is aten.multinomial.default:
+    elif operator in (aten.multinomial.default, aten.logsumexp.default):
         yield args[0].numel() * args[0].element_size()
     elif operator in _MEANS and args[0].dtype in _HALF:
         yield 4 * args[0].numel()

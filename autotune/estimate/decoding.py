@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.estimate.record import ALLOCATE, PHASE, SCRATCH, Event
+from autotune.estimate.record import ALLOCATE, FREE, PHASE, SCRATCH, Event
 from autotune.estimate.resizing import Irregular
 
 DECODE = "decode"
@@ -97,6 +97,10 @@ class _Continued:
         pairs = zip(self._before.made, self._model.made, strict=True)
         # What kernels take inside is measured shape by shape, and goes up and down.
         self._growth = [0 if new[4].endswith(SCRATCH) else new[2] - old[2] for old, new in pairs]
+        # What a pass keeps, as the scores of its tokens, is made at once for those not traced.
+        ended = (*self._model.events, *self._last.events)
+        freed = {event[1] for event in ended if event[0] == FREE}
+        self._kept = {event[1] for event in self._model.made if event[1] not in freed}
         self._previous = [event[1] for event in self._model.made]
         self._final: dict[int, int] = {}
 
@@ -112,12 +116,15 @@ class _Continued:
         return out
 
     def _copy(self, further: int) -> list[Event]:
-        own = list(range(self.fresh, self.fresh + len(self._model.made)))
+        made = enumerate(self._model.made, self.fresh)
+        own = [event[1] if event[1] in self._kept else fresh for fresh, event in made]
         self.fresh += len(own)
         out: list[Event] = []
         for event in self._model.events:
             if event[0] == PHASE:
                 out.append(event)
+            elif event[1] in self._kept:
+                continue
             elif event[1] in self._model.place:
                 place = self._model.place[event[1]]
                 renamed = (event[0], own[place], *event[2:])

@@ -53,6 +53,7 @@ def process_bytes() -> int:
 
 
 def _answer(request: EstimateRequest, held: int, began: float) -> EstimateReply:
+    gc.freeze()  # what was imported is not looked through again and again
     if METHODS[request.method].online:
         from autotune.estimate.rollouts import RolloutEstimates
 
@@ -67,7 +68,6 @@ def _answer(request: EstimateRequest, held: int, began: float) -> EstimateReply:
         )
     from autotune.estimate.path_estimates import PathEstimates
 
-    gc.freeze()  # what was imported is not looked through again and again
     path = PathEstimates(request)
     gc.freeze()
     return EstimateReply(

@@ -19,15 +19,18 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from trl import ModelConfig
 
+from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.quantized_layers import Linear4bit, Linear8bitLt
 from autotune.estimate.stand_ins import replaced
+from autotune.training.family import Models
 from autotune.training.quantized import is_quantized
 
 
-def stand_in_for_quantized(policy: Any, model: ModelConfig, *, on_cuda: bool) -> None:
-    """Replace the linear layers of a model without storage, where `model` asks for it."""
+def quantized(made: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
+    """Models without storage, the linear layers of the policy replaced where `model` says so."""
+    policy = made.policy
     if not is_quantized(model):
-        return
+        return made
     whole = HfQuantizer.get_modules_to_not_convert(policy, None, policy._keep_in_fp32_modules)
     for name, module in list(policy.named_modules()):
         if not should_convert_module(name, whole):
@@ -41,6 +44,7 @@ def stand_in_for_quantized(policy: Any, model: ModelConfig, *, on_cuda: bool) ->
         policy.set_submodule(name, _layer(module, shape, policy, model, on_cuda))
     policy.is_loaded_in_4bit = bool(model.load_in_4bit)
     policy.is_loaded_in_8bit = bool(model.load_in_8bit)
+    return made
 
 
 def _layer(module: Any, shape: Any, policy: Any, model: ModelConfig, on_cuda: bool) -> Any:
@@ -51,6 +55,13 @@ def _layer(module: Any, shape: Any, policy: Any, model: ModelConfig, on_cuda: bo
     return Linear4bit(
         module, shape, compute=kind, nested=model.use_bnb_nested_quant, on_cuda=on_cuda
     )
+
+
+@contextlib.contextmanager
+def without_bitsandbytes(*, on_cuda: bool) -> Iterator[None]:
+    """Its optimizers and its layers are stood for, whether it is there or not."""
+    with bitsandbytes_optimizers(on_cuda=on_cuda), adapters_on_quantized(on_cuda=on_cuda):
+        yield
 
 
 @contextlib.contextmanager

@@ -35,13 +35,14 @@ class RolloutTime:
         rollout, shorter = Rollout(**point.batching), answer.shorter
         ((tokens, _, _),) = answer.sample
         rounds = rollout.rounds / rollout.steps
+        calls = rounds * rollout.generations
         parts = added(
             [
-                self._time(answer, "prefill").times(rounds * shorter),
-                self._time(answer, "decode").times(rounds * (rollout.length - 1)),
+                self._time(answer, "prefill").times(calls * shorter),
+                self._time(answer, "decode").times(calls * (rollout.length - 1)),
                 self._time(answer, "scoring").times(rounds * shorter),
-                self._time(answer, "update").times(accumulation * shorter),
-                self._time(answer, "optimizer"),
+                self._time(answer, "update").times(accumulation * rollout.epochs * shorter),
+                self._time(answer, "optimizer").times(rollout.epochs),
             ]
         )
         step = parts.total

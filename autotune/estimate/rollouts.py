@@ -35,6 +35,7 @@ from autotune.estimate.rollout_trace import trace_rollout
 from autotune.estimate.templates import STEP, Shape, Template, passing_of_step
 from autotune.estimate.trace_cache import TraceCache
 from autotune.estimate.tracing import gradient_bytes
+from autotune.methods import METHODS
 from autotune.training.batches import Rows
 from autotune.training.rounds import Rollout, padded_tokens, rollout_plan
 
@@ -98,13 +99,7 @@ class RolloutEstimates(Persevering):
         )
 
     def _asked(self, point: Point, rollout: Rollout, prompts: list[int]) -> RolloutTraceRequest:
-        own: dict[str, Any] = {
-            "per_device_train_batch_size": rollout.micro_batch,
-            "gradient_accumulation_steps": rollout.accumulation,
-            "generation_batch_size": rollout.together,
-            # A group that is divided among devices: here its part is a group.
-            "num_generations": math.gcd(rollout.group, rollout.together),
-        }
+        own = self._fields(rollout)
         few = SMALLEST if self._few() else None
         enough = self.way != DIRECT or rollout.length <= TOKENS
         return RolloutTraceRequest(
@@ -119,6 +114,27 @@ class RolloutEstimates(Persevering):
             micro_steps=min(rollout.accumulation, 2),
             seed=self._request.seed,
         )
+
+    def _fields(self, rollout: Rollout) -> dict[str, Any]:
+        """The fields of the traced configuration that say how it generates and trains."""
+        fields: dict[str, Any] = {
+            "per_device_train_batch_size": rollout.micro_batch,
+            "gradient_accumulation_steps": rollout.accumulation,
+        }
+        if self._request.method != "ppo":
+            return fields | {
+                "generation_batch_size": rollout.together,
+                # A group that is divided among devices: here its part is a group.
+                "num_generations": math.gcd(rollout.group, rollout.together),
+            }
+        # Each epoch is like the first; a mini-batch lets go of what its last micro-step kept.
+        parts = self._request.config["num_mini_batches"]
+        alone = rollout.accumulation > 1 and rollout.accumulation == parts
+        return fields | {
+            "num_ppo_epochs": 1,
+            "num_mini_batches": 2 if alone else 1,
+            "local_rollout_forward_batch_size": rollout.chunk,
+        }
 
     def _with_optimizer(self, point: Point, optim: str) -> PointReply:
         """A point with another optimizer, which keeps the same state: its own step's bytes and
@@ -144,10 +160,22 @@ class RolloutEstimates(Persevering):
         """(bytes that an optimizer's step makes and lets go of, its work), of the whole model."""
         if optim not in self._steps:
             config = self._request.config
-            group = config["num_generations"]
-            small = {"per_device_train_batch_size": group, "generation_batch_size": group}
-            small |= {"gradient_accumulation_steps": 1, "max_completion_length": TOKENS}
-            small |= {"optim": optim or config["optim"], "beta": 0.0}
+            group = config.get("num_generations", 1)
+            small = {"optim": optim or config["optim"]} | self._fields(
+                Rollout(
+                    micro_batch=group,
+                    accumulation=1,
+                    together=group,
+                    group=group,
+                    length=TOKENS,
+                    iterations=1,
+                    chunk=group,
+                    seed=self._request.seed,
+                )
+            )
+            small[METHODS[self._request.method].completion] = TOKENS
+            if "beta" in config:
+                small["beta"] = 0.0
             few = SMALLEST if self._few() else None
             reply = self._reply(
                 RolloutTraceRequest(

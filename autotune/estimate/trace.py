@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
-from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.protocol import TraceReply, TraceRequest
-from autotune.estimate.quantized import adapters_on_quantized, stand_in_for_quantized
+from autotune.estimate.quantized import quantized, without_bitsandbytes
 from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
 from autotune.estimate.stand_ins import fake_run, replaced
@@ -59,8 +58,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
-            stack.enter_context(bitsandbytes_optimizers(on_cuda=cuda is not None))
-            stack.enter_context(adapters_on_quantized(on_cuda=cuda is not None))
+            stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
             trainer = _build(request, training, model, made, tracer)
             layers = watch_layers(tracer, inner_model(trainer.model))
             if made.reference is not None:
@@ -89,8 +87,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
 
     def build() -> Models:
         made = family(request.method).models(asked_probe(request), training, model, "meta")
-        stand_in_for_quantized(made.policy, model, on_cuda=request.cuda is not None)
-        return made
+        return quantized(made, model, on_cuda=request.cuda is not None)
 
     with _fewer_layers(request.layers):
         made = build()
@@ -247,16 +244,24 @@ class Watch(transformers.TrainerCallback):
                 )
 
     def _training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._micro_steps += 1
-        last = self._micro_steps in self._last
-        self._tracer.enter_phase("micro-step")
-        self._tracer.works = [] if last else None
+        self.begin()
         loss = self._wrapped(*args, **kwargs)
+        self.end("clip")
+        return loss
+
+    def begin(self) -> None:
+        """A micro-step begins."""
+        self._micro_steps += 1
+        self._tracer.enter_phase("micro-step")
+        self._tracer.works = [] if self._micro_steps in self._last else None
+
+    def end(self, following: str) -> None:
+        """It is done; what follows is the phase of that name."""
+        last = self._micro_steps in self._last
         if last:
             self.micro_work.append(self._tracer.works or [])
         self._tracer.works = [] if last else None
-        self._tracer.enter_phase("clip")
-        return loss
+        self._tracer.enter_phase(following)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """The batches of the first step are fetched next."""

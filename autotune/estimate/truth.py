@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.estimate.profiled import peak_bytes, phase_peaks
 from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
-from autotune.estimate.rollout_trace import STEPS, Phases, as_trace, asked_prompts, free_rewards
+from autotune.estimate.rollout_phases import STEPS
+from autotune.estimate.rollout_trace import as_trace, asked_prompts, free_rewards, phases_of
 from autotune.estimate.trace import Watch, asked_probe, asked_rows, feed, trace_config
 from autotune.training.families import family
 
@@ -53,8 +54,8 @@ def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
         rows = asked_prompts(request)
         trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
         del made
-        Watch(tracer, trainer, [request.micro_steps] * STEPS)
-        Phases(tracer, trainer, request).install()
+        watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
+        phases_of(tracer, trainer, request, watch).install()
         trainer.train()
         del trainer
     return phase_peaks(profiler, marks.marks)

@@ -268,5 +268,6 @@ ROW_KINDS: dict[str, RowKind] = {
     "kto": LabelledRows(),
     "grpo": PromptRows(),
     "rloo": PromptRows(),
+    "ppo": PromptRows(),
 }
 """By method."""

@@ -86,6 +86,9 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
     """The fields of a method's training arguments and of ModelConfig in the installed versions."""
     own = ("trl", METHODS[method].source, METHODS[method].config)
     shared = [(package, *one) for package, some in _CONFIG_SOURCES.items() for one in some]
+    if METHODS[method].own_script:
+        name = METHODS[method].config.replace("Config", "ScriptArguments")
+        shared.append(("autotune", f"training/{METHODS[method].own_script}", name))
     return frozenset(field for source in (own, *shared) for field in _fields_of(*source))
 
 
@@ -106,6 +109,16 @@ def _fields_of(package: str, file: str, class_name: str) -> list[str]:
         and isinstance(statement.target, ast.Name)
         and not statement.target.id.startswith("_")
     ]
+
+
+def missing(method: str) -> str | None:
+    """Why the installed TRL cannot train by a method; None: it can."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None or spec.origin is None:
+        return "TRL is not installed"
+    if (Path(spec.origin).parent / METHODS[method].source).is_file():
+        return None
+    return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].gone}"
 
 
 def field_name(name: str, fields: frozenset[str]) -> str:

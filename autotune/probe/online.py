@@ -32,9 +32,9 @@ def train_online(
     trainer = trains.trainer(request, training, model, raw_rows(request.rows).select(order))
     progress.tell("built")
     meter = RolloutMeter(plan, rollout, memory, progress, request.to_beat_tokens_per_s)
-    meter.attach(trainer)
+    meter.attach(trains, trainer)
     stages.enter("train")
-    trainer.train()
+    trains.train(trainer)
     assert meter.result is not None
     return {
         "micro_steps_measured": meter.micro_steps,

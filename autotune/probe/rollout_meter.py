@@ -1,9 +1,9 @@
 """Times the phases of a real online trainer, from inside the child, and takes the peak of each.
 
-Generation is the trainer's `_generate_single_turn`; scoring is the rest of what it does before the
-first micro-step of a round (log-probabilities of policy and reference, rewards); the update is each
-micro-step's forward and backward pass; the optimizer's step is what follows the last of them. On a
-GPU the clock is read after a synchronisation. The order of cycles in a probe:
+Scoring is what a trainer does between generation and the first micro-step of a round
+(log-probabilities of policy and reference, rewards); the update is each micro-step's forward and
+backward pass; the optimizer's step is the rest. Where each begins, the family knows. On a GPU the
+clock is read after a synchronisation. The order of cycles in a probe:
 
     cycle 0    representative prompts; creates gradients and optimizer states (warm-up)
     cycle 1    the longest prompts: with everything else in memory
@@ -12,7 +12,6 @@ GPU the clock is read after a synchronisation. The order of cycles in a probe:
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
@@ -30,7 +29,7 @@ OPTIMIZER = "optimizer"
 
 
 class RolloutMeter(TrainerCallback):
-    """Wraps one trainer's generation, scoring and `training_step`, and listens to its callbacks."""
+    """Is told when phases begin, and listens to the trainer's callbacks."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class RolloutMeter(TrainerCallback):
     ):
         self._plan, self._rollout, self._progress = plan, rollout, progress
         self._memory, self._to_beat = memory, to_beat
-        self._outer = OPTIMIZER
+        self._phase, self._since = OPTIMIZER, 0.0
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._peaks: defaultdict[str, int] = defaultdict(int)
         self._cycles: list[CycleTime] = []
@@ -56,75 +55,62 @@ class RolloutMeter(TrainerCallback):
         self.gradient_norm: float | None = None
         self.result: RolloutSpeed | None = None
 
-    def attach(self, trainer: Any) -> None:
-        """Start timing `trainer`."""
+    def attach(self, trains: Any, trainer: Any) -> None:
+        """Start timing `trainer`, which the family `trains` has made."""
         trainer.add_callback(self)
-        trainer._generate_single_turn = self._timed("generation", trainer._generate_single_turn)
-        trainer._generate_and_score_completions = self._scored(
-            self._timed("scoring", trainer._generate_and_score_completions)
-        )
-        trainer.training_step = self._checked(self._timed("update", trainer.training_step))
+        trains.follow(trainer, self)
 
-    def _timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What it takes goes to `phase`, but for what it calls that is a phase of its own."""
+    def enter(self, phase: str) -> str:
+        """What is done from here on belongs to `phase`; the one before."""
+        now, before = clock.now(), self._phase
+        self._peaks[before] = max(self._peaks[before], self._memory.phase_peak())
+        self._spent[before] += now - self._since
+        self._phase, self._since = phase, now
+        return before
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began, inside = clock.now(), sum(self._spent.values())
-            self._end_of_phase(self._outer)
-            outer, self._outer = self._outer, phase
-            result = function(*args, **kwargs)
-            self._end_of_phase(phase)
-            self._outer = outer
-            self._spent[phase] += clock.now() - began - (sum(self._spent.values()) - inside)
-            return result
+    def generated(self, rows: int, length: int) -> None:
+        """The completions must be as long as was planned.
 
-        return timed
+        Raises:
+            RuntimeError: they are not.
+        """
+        if rows != self._rollout.together or length < self._rollout.length:
+            raise RuntimeError(
+                f"{self._rollout.together} completions of {self._rollout.length} tokens were "
+                f"planned, but the trainer made {rows} of at most {length}"
+            )
 
-    def _end_of_phase(self, phase: str) -> None:
-        self._peaks[phase] = max(self._peaks[phase], self._memory.phase_peak())
+    def micro_step(self, loss: Any) -> None:
+        """A micro-step is done.
 
-    def _scored(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The completions must be as long as was planned."""
+        Raises:
+            NotFinite: its loss is no finite number.
+        """
+        self.last_loss = float(loss)
+        if not math.isfinite(self.last_loss):
+            raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._done}")
+        self._done += 1
+        self._progress.tell("micro_step", n=self._done)
 
-        def scored(*args: Any, **kwargs: Any) -> Any:
-            output = function(*args, **kwargs)
-            rows, length = output["completion_ids"].shape
-            if rows != self._rollout.together or length < self._rollout.length:
-                raise RuntimeError(
-                    f"{self._rollout.together} completions of {self._rollout.length} tokens were "
-                    f"planned, but the trainer made {rows} of at most {length}"
-                )
-            return output
-
-        return scored
-
-    def _checked(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            loss = training_step(*args, **kwargs)
-            self.last_loss = float(loss)
-            if not math.isfinite(self.last_loss):
-                raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._done}")
-            self._done += 1
-            self._progress.tell("micro_step", n=self._done)
-            return loss
-
-        return step
+    def before_step(self, model: Any, *, lenient: bool) -> None:
+        """In the first step, look at the gradients."""
+        if self.gradient_norm is None and not self._cycles:
+            self.gradient_norm = gradient_norm(model, lenient=lenient)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The first cycle begins."""
         self._memory.phase_peak()
-        self._begin_cycle()
+        self._begin_cycle(clock.now())
 
-    def _begin_cycle(self) -> None:
+    def _begin_cycle(self, now: float) -> None:
         self._spent.clear()
-        self._cycle_began = clock.now()
+        self._cycle_began = self._since = now
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """In the first step, look at the gradients (after clipping)."""
-        if self.gradient_norm is None and not self._cycles:
-            self.gradient_norm = gradient_norm(model, lenient=args.fp16)
+        """The gradients are clipped."""
+        self.before_step(model, lenient=args.fp16)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A whole optimizer step is done: a cycle may be, and the probe with it."""
@@ -139,7 +125,7 @@ class RolloutMeter(TrainerCallback):
             self._progress.tell("warm_up", step=state.global_step)
         if cycle == WARM_UP_CYCLES:
             self._measuring_since, self._waited = now, clock.WaitedFor()
-        self._begin_cycle()
+        self._begin_cycle(clock.now())
 
     def _note_cycle(self, seconds: float) -> None:
         spent = {f"{phase}_s": self._spent[phase] for phase in PHASES}

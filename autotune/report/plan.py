@@ -141,6 +141,8 @@ def most_helpful(parts: Mapping[str, int], candidate: Mapping[str, Any]) -> str 
     """Which change of the candidate would take most from the largest part that one is known for."""
     lora = candidate.get("lora_r") is not None
     smaller = [] if candidate.get("per_device_train_batch_size") == 1 else ["a smaller micro-batch"]
+    # PPO has no quantised bases.
+    packed = "load_in_8bit" in candidate or "num_ppo_epochs" in candidate
     shorter = [*smaller, "a shorter max_length"]
     changes = {
         ACTIVATIONS: [
@@ -156,7 +158,7 @@ def most_helpful(parts: Mapping[str, int], candidate: Mapping[str, Any]) -> str 
         CASTS: ["dtype: bfloat16 (a recipe knob)"],
         WEIGHTS: [
             *([] if candidate.get("dtype") == "bfloat16" else ["dtype: bfloat16 (a recipe knob)"]),
-            *([] if "load_in_8bit" in candidate else ["tuning: qlora"]),
+            *([] if packed else ["tuning: qlora"]),
         ],
     }
     for part in sorted(parts, key=lambda name: -parts[name]):

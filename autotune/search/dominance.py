@@ -15,6 +15,7 @@ LEANER: Mapping[str, Callable[[Any], float]] = {
     "max_length": lambda value: float("inf") if value is None else float(value),
     "lora_r": float,
     "max_completion_length": float,
+    "response_length": float,
     "gradient_checkpointing": lambda value: float(not value),
     "activation_offloading": lambda value: float(not value),
     "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, float("nan")),

@@ -29,6 +29,14 @@ def generation_batches(global_batch: int, group: int) -> list[int]:
     return [n for n in reversed(divisors(global_batch)) if n % group == 0]
 
 
+def quarters(number: int, count: int = 3) -> list[int]:
+    """The number, and divisors of it of about a quarter of the one before."""
+    found = [number]
+    while len(found) < count and found[-1] > 1:
+        found.append(max((d for d in divisors(number) if 4 * d <= found[-1]), default=1))
+    return found
+
+
 def generation_problem(
     generation_batch: int, *, global_batch: int, per_step: int, group: int
 ) -> str | None:
@@ -44,6 +52,24 @@ def generation_problem(
         return "the completions generated together are no whole micro-batches"
     if global_batch % generation_batch and generation_batch % global_batch:
         return "the completions generated together do not make up the global batch"
+    return None
+
+
+def update_problem(
+    local_batch: int, accumulation: int, *, chunk: int, mini_batches: int, whitened: bool
+) -> str | None:
+    """Why PPO cannot divide the completions of a device so; None: it can.
+
+    Args:
+        chunk: completions that are generated and scored together.
+        whitened: whether rewards are; TRL wants 8 completions of a mini-batch for it.
+    """
+    if chunk <= local_batch and local_batch % chunk:
+        return "the completions of an update are no whole rollout batches"
+    if accumulation % mini_batches:
+        return "the mini-batches are no whole micro-batches"
+    if whitened and local_batch // mini_batches < 8:
+        return "whitened rewards need mini-batches of at least 8 completions on each device"
     return None
 
 

@@ -14,7 +14,15 @@ from autotune.space.batch import (
     nearest_token_batches,
     nearest_values,
 )
-from autotune.space.knobs import ACCUMULATION, GENERATION_BATCH, GLOBAL_BATCH, GROUP, MICRO_BATCH
+from autotune.space.knobs import (
+    ACCUMULATION,
+    GENERATION_BATCH,
+    GLOBAL_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    MINI_BATCHES,
+    ROLLOUT_CHUNK,
+)
 
 
 def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
@@ -29,6 +37,7 @@ def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> l
     for batch, length, group in itertools.product(job.batches, lengths, groups):
         one = job.with_batch(batch)
         problem = batch_problem(one, length) or group_problem(one, length, group)
+        problem = problem or update_batch_problem(one, length)
         if problem is not None:
             found[problem] = None
     return list(found)
@@ -99,6 +108,25 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
             hint=f"the nearest batches that are: {batches}; the nearest {GROUP}: {near}",
         )
     return _generation_problem(job, sequences, group)
+
+
+def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
+    """A pinned division of PPO's completions."""
+    local = (job.batch_sequences(max_length) or 0) // job.devices.count
+    micro = job.fixed.get(MICRO_BATCH)
+    steps = local // micro if isinstance(micro, int) else local
+    for knob, number, what in (
+        (MINI_BATCHES, steps, "{} mini-batches are no whole micro-batches of {} completions"),
+        (ROLLOUT_CHUNK, local, "rollout batches of {} do not divide the {} completions"),
+    ):
+        for value in [job.fixed[knob]] if knob in job.fixed else job.recipe.get(knob, []):
+            many = knob == ROLLOUT_CHUNK and isinstance(value, int) and value > local
+            if not isinstance(value, int) or value < 1 or many or number % value == 0:
+                continue
+            near = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
+            text = what.format(value, local) + " of a device"
+            return Problem(where=knob, what=text, hint=f"the nearest values that do: {near}")
+    return None
 
 
 def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:

@@ -13,6 +13,9 @@ from autotune.space.knobs import (
     GLOBAL_BATCH,
     GROUP,
     MICRO_BATCH,
+    MINI_BATCHES,
+    RESPONSE,
+    ROLLOUT_CHUNK,
     Knob,
     Rule,
 )
@@ -40,13 +43,18 @@ DIVISORS = "divisors of the global batch"
 JOB_MAX_LENGTH = "the job's max_length"
 JOB_BATCH = "the job's global_batch_size"
 WHOLE_GROUPS = "whole groups that divide the global batch"
+QUARTERS = "a device's part of the global batch, and quarters of it"
 _WORDS = {
     MICRO_BATCH: DIVISORS,
     "max_length": JOB_MAX_LENGTH,
     GLOBAL_BATCH: JOB_BATCH,
     GENERATION_BATCH: WHOLE_GROUPS,
+    ROLLOUT_CHUNK: QUARTERS,
 }
-COUNTS = (MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION)
+COUNTS = (
+    *(MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION),
+    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE),
+)
 """Knobs that are whole numbers above 0."""
 _KNOB_KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
 _OPERATORS = {"not", "above", "contains"}

@@ -14,6 +14,9 @@ GLOBAL_BATCH = "global_batch_size"
 GENERATION_BATCH = "generation_batch_size"
 GROUP = "num_generations"
 COMPLETION = "max_completion_length"
+RESPONSE = "response_length"
+ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
+MINI_BATCHES = "num_mini_batches"
 
 
 @dataclass(frozen=True, kw_only=True)

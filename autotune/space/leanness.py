@@ -12,7 +12,9 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
     return (
         candidate.micro_batch,
         values.get("generation_batch_size") or 0,
-        values.get("max_completion_length") or 0,
+        values.get("max_completion_length") or values.get("response_length") or 0,
+        values.get("local_rollout_forward_batch_size") or 0,
+        bool(values.get("copy_reference")),
         bool(values.get("beta")) and not values.get("lora_r"),
         values.get("max_length") or math.inf,
         values.get("dtype") == "float32",

@@ -8,13 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError, nearest
+from autotune.facts.stack import missing
 from autotune.job import Job, absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
 from autotune.space.definition import COUNTS, SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
-from autotune.space.knobs import ACCUMULATION, COMPLETION, GENERATION_BATCH, GLOBAL_BATCH, GROUP
+from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
 from autotune.yaml_file import parse_yaml
 
 TRL_REWARDS = (
@@ -29,7 +30,7 @@ REWARDS = (
     "import path, or give a `reward_model_path`"
 )
 OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "stop_strings"}
-_WHOLE = (*COUNTS, ACCUMULATION, "lora_r", "num_iterations")
+_WHOLE = (*COUNTS, ACCUMULATION, "lora_r", "num_iterations", "num_ppo_epochs")
 """Knobs that are whole numbers above 0."""
 
 
@@ -91,7 +92,7 @@ class _Loading(Draft):
 
     def _check_names(self, definition: SpaceDefinition) -> None:
         if self._method.online:
-            for name in (GENERATION_BATCH, GROUP, COMPLETION):
+            for name in self._method.knobs:
                 if definition.knob(name) is None:
                     what = f"`{name}` must be a knob of a space of `{self._method.name}`"
                     self._problems.append(Problem(where=definition.name, what=what))
@@ -113,7 +114,7 @@ class _Loading(Draft):
                 self._report(("training", name), f"`{name}: {as_yaml(training[name])}`", refused[1])
             elif name in OWNED:
                 self._report(("training", name), f"`{name}` belongs to {OWNED[name]} of the job")
-            elif name not in self._fields:
+            elif name not in self._fields and missing(self._method.name) is None:
                 self._report(
                     ("training", name),
                     f"no field `{name}` in {self._method.config}, ModelConfig or TrainingArguments",
@@ -130,7 +131,7 @@ class _Loading(Draft):
         given = self._data
         if self._method.online:
             if given.get("max_length") is not None:
-                hint = "`fixed: {max_completion_length: ...}` bounds what is generated"
+                hint = f"`fixed: {{{self._method.completion}: ...}}` bounds what is generated"
                 what = f"TRL does not truncate the prompts of `method: {self._method.name}`"
                 self._report(("max_length",), what, hint)
             given["max_length"] = None
@@ -140,14 +141,23 @@ class _Loading(Draft):
                 given[GLOBAL_BATCH] = 16
             self._check_generation(given.get("training"))
             self._check_rewards()
-            if not given.get("reward_funcs") and not given.get("reward_model_path"):
+            if not self._method.rewards_by_functions:
+                if given.get("reward_funcs"):
+                    what = f"`method: {self._method.name}` is rewarded by a model"
+                    self._report(("reward_funcs",), what, "give a `reward_model_path`")
+            elif not given.get("reward_funcs") and not given.get("reward_model_path"):
                 what = f"`method: {self._method.name}` needs something that rewards completions"
                 self._report(("reward_funcs",), what, REWARDS)
             return
         for name in ("reward_funcs", "reward_model_path"):
             if given.get(name):
-                online = " and ".join(f"`{m.name}`" for m in METHODS.values() if m.online)
-                self._report((name,), f"`{name}` is for {online}")
+                functions = name == "reward_funcs"
+                able = [
+                    f"`{method.name}`"
+                    for method in METHODS.values()
+                    if (method.rewards_by_functions if functions else method.reward_model)
+                ]
+                self._report((name,), f"`{name}` is for {', '.join(able)}")
 
     def _check_rewards(self) -> None:
         """Names of TRL's own functions, and a weight for each reward."""
@@ -212,10 +222,13 @@ class _Loading(Draft):
         if self._whole_numbers(job):
             self._check_batch(job, definition)
         if job.tuning == "full" and "tuning" not in self._unsound:
-            for name in ("lora_r", "lora_target_modules"):
+            for name in ("lora_r", "lora_target_modules", "copy_reference"):
                 for section in ("fixed", "recipe"):
                     if name in getattr(job, section):
                         self._report((section, name), f"`{name}` needs `tuning: lora`")
+        if job.tuning == "qlora" and not METHODS[job.method].quantized:
+            what = f"`tuning: qlora` is not built for `{job.method}` yet"
+            self._report(("tuning",), what, "choose from `full`, `lora`")
         if job.tuning != "qlora" and "tuning" not in self._unsound:
             for section in ("fixed", "recipe"):
                 if "load_in_8bit" in getattr(job, section):

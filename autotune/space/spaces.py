@@ -16,14 +16,16 @@ from autotune.job import Job, KnobValue
 from autotune.space.batch import (
     accumulation,
     generation_batches,
-    generation_problem,
     micro_batches,
+    quarters,
 )
 from autotune.space.batch_problems import batch_problems
+from autotune.space.completions import completions_problem
 from autotune.space.definition import (
     DIVISORS,
     JOB_BATCH,
     JOB_MAX_LENGTH,
+    QUARTERS,
     WHOLE_GROUPS,
     SpaceDefinition,
 )
@@ -33,12 +35,16 @@ from autotune.space.knobs import (
     GLOBAL_BATCH,
     GROUP,
     MICRO_BATCH,
+    ROLLOUT_CHUNK,
     Candidate,
     Knob,
     Rule,
     condition_holds,
 )
 from autotune.space.precision import resolve_precision
+
+ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
+"""Knobs whose default is the most of a batch that can be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +92,11 @@ class SearchSpace:
             off = sum(
                 candidate[name] != value
                 for name, value in wanted.items()
-                if name != GENERATION_BATCH
+                if name not in ALL_AT_ONCE
             )
             target = wanted.get(MICRO_BATCH)
             gap = abs(candidate.micro_batch - target) if isinstance(target, int) else 0
-            together = candidate.values.get(GENERATION_BATCH)
+            together = next((v for n in ALL_AT_ONCE if (v := candidate.values.get(n))), None)
             # Of several batches each has its own: what it generates at once by default is the most.
             return off, gap, -together if isinstance(together, int) else 0
 
@@ -158,6 +164,9 @@ def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
     elif values == WHOLE_GROUPS:
         together = {n for s in global_batches(job) for n in generation_batches(s, 1)}
         values = sorted(together, reverse=True)
+    elif values == QUARTERS:
+        parts = {batch // job.devices.count for batch in global_batches(job)}
+        values = sorted({n for part in parts if part for n in quarters(part)}, reverse=True)
     elif values == JOB_MAX_LENGTH:
         values = [job.max_length]
     elif values == JOB_BATCH:
@@ -250,27 +259,12 @@ class _Enumeration:
             )
         elif pinned is not None and pinned != count:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
-        elif (why := self._not_together(values, sequences or 0)) is not None:
+        elif (
+            why := completions_problem(self._job, self._known, values, sequences or 0)
+        ) is not None:
             self._exclude(why, len(self._knobs))
         else:
             yield Candidate(values=values, gradient_accumulation_steps=count)
-
-    def _not_together(self, values: Mapping[str, Any], sequences: int) -> str | None:
-        """Why the candidate's completions cannot be generated together as it says."""
-        if GENERATION_BATCH not in values:
-            return None
-        together = values[GENERATION_BATCH]
-        asked = GENERATION_BATCH in self._job.fixed or GENERATION_BATCH in self._job.recipe
-        if together > sequences and not asked:
-            return "completions of an older policy are trained on by request only"
-        if together > self._known["data.rows"] * values[GROUP]:
-            return "the data has fewer prompts than are generated from together"
-        return generation_problem(
-            together,
-            global_batch=sequences,
-            per_step=values[MICRO_BATCH] * self._job.devices.count,
-            group=values[GROUP],
-        )
 
     def _exclude(self, reason: str, depth: int) -> None:
         lost = prod(len(knob.values) for knob in self._knobs[depth:])

@@ -1,6 +1,7 @@
 """Which family trains by which method."""
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +14,13 @@ FAMILIES = {
     "kto": ("preference", "KtoFamily"),
     "grpo": ("online", "GrpoFamily"),
     "rloo": ("online", "RlooFamily"),
+    "ppo": ("ppo", "PpoFamily"),
 }
+
+
+def own_script(name: str) -> str:
+    """The text of a script that trains where TRL has none; probes use its functions."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def family(method: str) -> "Family":

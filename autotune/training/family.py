@@ -58,11 +58,12 @@ class Models:
 
     policy: Any
     reference: Any = None
+    value: Any = None
     rewards: list[Any] = field(default_factory=list)
 
     def all(self) -> tuple[Any, ...]:
         """Those that are there."""
-        each = (self.policy, self.reference, *self.rewards)
+        each = (self.policy, self.reference, self.value, *self.rewards)
         return tuple(one for one in each if isinstance(one, torch.nn.Module))
 
 
@@ -83,10 +84,14 @@ class Family:
         scratch.mkdir(parents=True, exist_ok=True)
         file = scratch / METHODS[self.method].config_file
         file.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
-        arguments = getattr(trl, METHODS[self.method].config)
-        parser = TrlParser((self.script_arguments, arguments, ModelConfig, DatasetMixtureConfig))
+        kinds = (self.script_arguments, self.training_arguments(), ModelConfig)
+        parser = TrlParser((*kinds, DatasetMixtureConfig))
         script, training, model, _ = parser.parse_args_and_config(["--config", str(file)])
         return script, training, model
+
+    def training_arguments(self) -> Any:
+        """TRL's class of them."""
+        return getattr(trl, METHODS[self.method].config)
 
     def trainer(
         self,
@@ -103,7 +108,7 @@ class Family:
         """
         if made is None and request.weights == "real":
             training.model_init_kwargs = model_kwargs(training, model)
-            made = self.loaded(request)
+            made = self.loaded(request, training, model)
         elif made is None:
             made = self.models(request, training, model, request.device_kind)
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -115,8 +120,8 @@ class Family:
         keep_trainable(trainer.model)
         return trainer
 
-    def loaded(self, request: ProbeRequest) -> Models:
-        """The models by name: the trainer loads them."""
+    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
+        """The models with their weights; by name where the trainer loads them."""
         return Models(policy=request.model_path)
 
     def models(
@@ -140,6 +145,14 @@ class Family:
             peft_config=get_peft_config(model),
             **reference,
         )
+
+    def policy(self, trainer: Any) -> Any:
+        """The model that is trained, with its adapters."""
+        return trainer.model
+
+    def train(self, trainer: Any) -> None:
+        """Until its callbacks say that it is enough."""
+        trainer.train()
 
     def problem(self, trainer: Any, batching: Batching) -> str | None:
         """Why this trainer must not be used, though it runs; None: it may."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trl.rewards
 from trl import GRPOTrainer, ModelConfig, RLOOTrainer, get_peft_config
@@ -43,9 +43,10 @@ class OnlineFamily(Family):
             config = {**config, "generation_kwargs": {**given, "min_new_tokens": length}}
         return super().parse(config, scratch)
 
-    def loaded(self, request: ProbeRequest) -> Models:
+    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
         """The policy and what rewards it, by name."""
-        return replace(super().loaded(request), rewards=reward_functions(request.config))
+        made = super().loaded(request, training, model)
+        return replace(made, rewards=reward_functions(request.config))
 
     def models(
         self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
@@ -90,6 +91,52 @@ class OnlineFamily(Family):
             yield
         finally:
             module.create_model_from_path = original
+
+    def follow(self, trainer: Any, listener: "Listener") -> None:
+        """Tell `listener` when the phases of a step begin, and what comes out of them."""
+        generate, score = trainer._generate_single_turn, trainer._generate_and_score_completions
+        train = trainer.training_step
+
+        def generated(*args: Any, **kwargs: Any) -> Any:
+            before = listener.enter("generation")
+            result = generate(*args, **kwargs)
+            listener.enter(before)
+            return result
+
+        def scored(*args: Any, **kwargs: Any) -> Any:
+            before = listener.enter("scoring")
+            output = score(*args, **kwargs)
+            listener.enter(before)
+            listener.generated(*output["completion_ids"].shape)
+            return output
+
+        def trained(*args: Any, **kwargs: Any) -> Any:
+            before = listener.enter("update")
+            loss = train(*args, **kwargs)
+            listener.enter(before)
+            listener.micro_step(loss)
+            return loss
+
+        trainer._generate_single_turn = generated
+        trainer._generate_and_score_completions = scored
+        trainer.training_step = trained
+
+
+class Listener(Protocol):
+    """Who is told what an online trainer does."""
+
+    def enter(self, phase: str) -> str:
+        """What comes next belongs to `phase`: generation, scoring, update, or the rest of a step;
+        what it was before."""
+
+    def generated(self, rows: int, length: int) -> None:
+        """So many completions, padded to that length."""
+
+    def micro_step(self, loss: Any) -> None:
+        """A forward and backward pass is done."""
+
+    def before_step(self, model: Any, *, lenient: bool) -> None:
+        """All gradients are there."""
 
 
 class GrpoFamily(OnlineFamily):

@@ -13,6 +13,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from autotune.space.knobs import (
+    ACCUMULATION,
+    COMPLETION,
+    GENERATION_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    RESPONSE,
+    ROLLOUT_CHUNK,
+)
 from autotune.training.batches import spread_over_lengths
 
 
@@ -25,6 +34,8 @@ class Rollout:
         group: completions of one prompt.
         length: tokens of a completion.
         iterations: how often the completions of a generation are trained on.
+        epochs: the same within one step of the trainer's count: PPO counts updates.
+        chunk: completions of one call of generation, where it is divided; 0: all.
     """
 
     micro_batch: int
@@ -34,6 +45,8 @@ class Rollout:
     length: int
     iterations: int
     seed: int
+    epochs: int = 1
+    chunk: int = 0
 
     @property
     def prompts(self) -> int:
@@ -43,28 +56,62 @@ class Rollout:
     @property
     def micro_steps(self) -> int:
         """Of one round."""
-        return self.together // self.micro_batch * self.iterations
+        return self.together // self.micro_batch * self.iterations * self.epochs
 
     @property
     def rounds(self) -> int:
         """Of a cycle."""
-        return math.lcm(self.micro_steps, self.accumulation) // self.micro_steps
+        return math.lcm(self.micro_steps, self.micro_steps_of_a_step) // self.micro_steps
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of a cycle."""
-        return self.rounds * self.micro_steps // self.accumulation
+        """Steps of a cycle, as the trainer counts them."""
+        return self.rounds * self.micro_steps // self.micro_steps_of_a_step
+
+    @property
+    def micro_steps_of_a_step(self) -> int:
+        """As the trainer counts steps."""
+        return self.accumulation * self.epochs
+
+    @property
+    def generations(self) -> int:
+        """Calls of generation in a round."""
+        return -(-self.together // self.chunk) if self.chunk else 1
+
+
+def completion_length(config: Mapping[str, Any]) -> int:
+    """Tokens of a full completion, by either of the names that trainers have for it."""
+    length: int = config.get(RESPONSE) or config[COMPLETION]
+    return length
 
 
 def rollout_of(config: Mapping[str, Any], *, devices: int, seed: int) -> Rollout:
     """How the trainer of a flat configuration generates."""
+    if RESPONSE in config:
+        return _ppo_rollout(config, seed)
     return Rollout(
-        micro_batch=config["per_device_train_batch_size"],
-        accumulation=config["gradient_accumulation_steps"],
-        together=config["generation_batch_size"] // devices,
-        group=config["num_generations"],
-        length=config["max_completion_length"],
+        micro_batch=config[MICRO_BATCH],
+        accumulation=config[ACCUMULATION],
+        together=config[GENERATION_BATCH] // devices,
+        group=config[GROUP],
+        length=completion_length(config),
         iterations=config.get("num_iterations") or 1,
+        seed=seed,
+    )
+
+
+def _ppo_rollout(config: Mapping[str, Any], seed: int) -> Rollout:
+    micro, accumulation = config[MICRO_BATCH], config[ACCUMULATION]
+    together = micro * accumulation
+    return Rollout(
+        micro_batch=micro,
+        accumulation=accumulation,
+        together=together,
+        group=1,
+        length=completion_length(config),
+        iterations=1,
+        epochs=config["num_ppo_epochs"],
+        chunk=min(config[ROLLOUT_CHUNK], together),
         seed=seed,
     )
 

@@ -1,6 +1,6 @@
-"""Estimates of memory of GRPO and RLOO against the real CPU allocator, phase by phase.
+"""Estimates of memory of GRPO, RLOO and PPO against the real CPU allocator, phase by phase.
 
-    python benchmarks/rollout_exactness/run.py      # about 10 minutes on an idle machine
+    python benchmarks/rollout_exactness/run.py      # about 20 minutes on an idle machine
 
 Each combination gets a child of its own: a trace in which a few tokens are decoded, continued to
 all, and then the same two optimizer steps for real, with every token generated.
@@ -24,6 +24,7 @@ from autotune.probe.survey import make_tokenizer  # noqa: E402
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, server_environment  # noqa: E402
 from benchmarks.rollout_exactness.cases import COMPLETION, Case, every  # noqa: E402
+from benchmarks.rollout_exactness.ppo_cases import PpoCase, every_ppo  # noqa: E402
 from benchmarks.rollout_exactness.worker import PHASES  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -37,7 +38,9 @@ def write_models(folder: Path, names: set[str]) -> None:
         make_tokenizer(folder / name, int(CONFIGS[name]["vocab_size"]))
 
 
-def compare(case: Case, server: ProbeServer, models: Path, folder: Path) -> dict[str, Any]:
+def compare(
+    case: Case | PpoCase, server: ProbeServer, models: Path, folder: Path
+) -> dict[str, Any]:
     """The row of one combination; `failure` is set where it could not be run."""
     probe = ProbeFolder(path=folder)
     folder.mkdir(parents=True)
@@ -55,11 +58,12 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     """The results as Markdown."""
     done = [row for row in rows if "failure" not in row]
     head = ", ".join(f"{name} {value}" for name, value in about.items())
-    text = f"# GRPO and RLOO: estimate against the real CPU allocator\n\n{head}\n\n"
+    text = f"# GRPO, RLOO and PPO: estimate against the real CPU allocator\n\n{head}\n\n"
     text += "Size of the relative error of the peak, over all and of each phase.\n\n"
     text += "| | combinations | median | p90 | maximum |\n|---|---|---|---|---|\n"
     for name in ("whole", *PHASES):
-        errors = sorted(abs(r["error"] if name == "whole" else r["phases"][name]) for r in done)
+        found = [r["error"] if name == "whole" else r["phases"].get(name) for r in done]
+        errors = sorted(abs(error) for error in found if error is not None)
         high = errors[min(int(0.9 * len(errors)), len(errors) - 1)]
         middle = statistics.median(errors)
         text += f"| {name} | {len(errors)} | {middle:.4%} | {high:.4%} | {errors[-1]:.4%} |\n"
@@ -75,7 +79,7 @@ def main() -> None:
     """Run all, write the rows and the table."""
     about, rows = about_this_run(), []
     with tempfile.TemporaryDirectory(prefix="rollout-exactness-") as scratch:
-        models, cases = Path(scratch, "models"), list(every())
+        models, cases = Path(scratch, "models"), [*every(), *every_ppo()]
         write_models(models, {case.model for case in cases})
         log = Path(scratch, "server.log")
         with ProbeServer(log, PRELOAD, server_environment()) as server:

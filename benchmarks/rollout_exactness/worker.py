@@ -45,7 +45,7 @@ def compare(path: Path) -> None:
             "estimate_bytes": use.peak_bytes,
             "real_bytes": peak,
             "error": use.peak_bytes / peak - 1,
-            "phases": {name: use.phases.get(name, 0) / real[name] - 1 for name in PHASES},
+            "phases": {n: use.phases.get(n, 0) / real[n] - 1 for n in PHASES if n in real},
             "decode_bytes": [moved(reply.work[name]) for name in ("before", "decode")],
             "peak_at": [use.phase, use.operator],
             "trace_s": round(traced - began, 2),

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.probe.runner import ProbeServer
 from benchmarks.rollout_exactness.cases import Case
+from benchmarks.rollout_exactness.ppo_cases import PpoCase
 from benchmarks.rollout_exactness.run import compare, write_models
 from benchmarks.rollout_exactness.worker import PHASES
 
@@ -19,11 +20,15 @@ CASES = (
     Case(model="llama", lora=True, beta=0.04, batch="two rounds", ragged=False),
     Case(method="rloo", model="gemma", attention="eager", batch="two steps of a round"),
     Case(method="rloo", lora=True, beta=0.04, optimizer="adamw_torch", checkpointing=True),
+    # Its scoring once was 3% too low: the logarithm of a sum of exponentials makes a copy.
+    Case(beta=0.04, batch="no accumulation", checkpointing=True),
+    PpoCase(),
+    PpoCase(lora=True, batch="in parts", ragged=False, checkpointing=True),
 )
 
 
 @pytest.fixture(scope="module")
-def rows(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Any]:
+def rows(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     folder = tmp_path_factory.mktemp("rollouts")
     write_models(folder / "models", {case.model for case in CASES})
     return {
@@ -34,17 +39,16 @@ def rows(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_estimate_is_the_peak_of_real_generation_and_training(
-    rows: dict[Case, Any], case: Case
+    rows: dict[Any, Any], case: Any
 ) -> None:
     row = rows[case]
     assert "failure" not in row, row["failure"]
     assert abs(row["error"]) < 0.005, row
     before, decode = row["decode_bytes"]
     assert 0 < before < decode  # the caches of a later token are longer
-    assert {name: row["phases"][name] for name in PHASES} == pytest.approx(
-        dict.fromkeys(PHASES, 0.0), abs=0.01
-    )
+    assert row["phases"].keys() >= set(PHASES) - {"clip"}
+    assert row["phases"] == pytest.approx(dict.fromkeys(row["phases"], 0.0), abs=0.01)
 
 
-def test_most_are_off_by_less_than_one_in_a_thousand(rows: dict[Case, Any]) -> None:
+def test_most_are_off_by_less_than_one_in_a_thousand(rows: dict[Any, Any]) -> None:
     assert statistics.median(abs(row["error"]) for row in rows.values()) < 0.001

@@ -230,6 +230,18 @@ def _rloo() -> Case:
     return replace(case, job=job)
 
 
+def _ppo() -> Case:
+    case = _online("ppo", "lora", lora_r=8, lora_target_modules="attention", copy_reference=False)
+    chosen = case.recommendation.chosen
+    own = {"generation_batch_size", "num_generations", "max_completion_length"}
+    knobs = {k: v for k, v in chosen.candidate.values.items() if k not in own}
+    knobs |= {"local_rollout_forward_batch_size": 4, "response_length": 53}
+    knobs |= {"num_ppo_epochs": 4, "num_mini_batches": 2}
+    candidate = replace(chosen.candidate, values=knobs)
+    job = case.job.model_copy(update={"reward_funcs": []})
+    return replace(case, recommendation=_recommendation(candidate), job=job)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "cpu_full": _cpu_full,
     "cpu_lora": _cpu_lora,
@@ -242,4 +254,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "kto": _kto,
     "grpo": _grpo,
     "rloo": _rloo,
+    "ppo": _ppo,
 }

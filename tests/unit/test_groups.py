@@ -168,7 +168,7 @@ def test_what_can_be_known_beforehand_is_said_beforehand(folder, text, what):
 @pytest.mark.parametrize("text", [REWARD, "reward_model_path: some/model\n"])
 def test_rewards_belong_to_online_trainers(folder, text):
     (problem,) = problems(folder, text)
-    assert "`grpo` and `rloo`" in problem[1]
+    assert "`grpo`, `rloo`" in problem[1]
     assert load(folder, "method: grpo\n" + text).max_length is None
 
 

@@ -1,0 +1,167 @@
+"""Candidates as real `PPOTrainer` of TRL's experimental part, put together as the bundle does it.
+
+What its bundle launches is `train_ppo.py`: probes make their trainer with the same functions.
+While a probe or a trace runs, responses do not end early: no stop token is looked for.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from accelerate.state import AcceleratorState
+from transformers import TrainerCallback
+from trl import ModelConfig
+from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+from autotune.probe.protocol import ProbeRequest
+from autotune.training import train_ppo
+from autotune.training.family import PROBE_OVERRIDES, Family, Models
+from autotune.training.online import Listener, random_reward_model
+
+
+class PpoFamily(Family):
+    """Proximal policy optimization."""
+
+    method = "ppo"
+    trainer_class = PPOTrainer
+    script_arguments = train_ppo.PPOScriptArguments
+    overrides = {
+        **PROBE_OVERRIDES,
+        "stop_token": None,
+        "stop_token_id": None,
+        "num_sample_generations": 0,
+    }
+
+    def training_arguments(self) -> Any:
+        """Of TRL's experimental part."""
+        return PPOConfig
+
+    def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
+        """As for all methods; PPOConfig has no `trust_remote_code`, which theirs have."""
+        script, training, model = super().parse(config, scratch)
+        training.trust_remote_code = script.trust_remote_code
+        return script, training, model
+
+    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
+        """The models as the bundle's script loads them."""
+        training.reward_model_path = _reward_path(request)
+        script = train_ppo.PPOScriptArguments(
+            copy_reference=_copies(request), trust_remote_code=training.trust_remote_code
+        )
+        given = train_ppo.load_models(script, training, model)
+        return Models(
+            policy=given["model"],
+            reference=given["ref_model"],
+            value=given["value_model"],
+            rewards=[given["reward_model"]],
+        )
+
+    def models(
+        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
+    ) -> Models:
+        """Models of random weights; value and reward model are of one shape."""
+        apart = _copies(request) or not model.use_peft
+        judges = [
+            random_reward_model(_reward_path(request), training, model, device) for _ in range(2)
+        ]
+        return Models(
+            policy=self.random_model(request, training, model, device),
+            reference=self.random_model(request, training, model, device) if apart else None,
+            value=judges[0],
+            rewards=judges[1:],
+        )
+
+    def build(
+        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
+    ) -> Any:
+        """The trainer, as the bundle's script makes it; of rows that are tokenized or not."""
+        # Else the precision of an earlier trainer of this process would be kept.
+        AcceleratorState._reset_state()
+        tokenizer = train_ppo.prepared_tokenizer(tokenizer)
+        if "input_ids" not in rows.column_names:
+            rows = train_ppo.tokenized(rows, tokenizer)
+        models = {
+            "model": made.policy,
+            "ref_model": made.reference,
+            "reward_model": made.rewards[0],
+            "value_model": made.value,
+        }
+        return train_ppo.make_trainer(training, model, tokenizer, models, rows, None)
+
+    def policy(self, trainer: Any) -> Any:
+        """The model that writes; the trainer's model holds the value model as well."""
+        return trainer.policy_model
+
+    def train(self, trainer: Any) -> None:
+        """Until its callbacks say that it is enough, which PPOTrainer does not ask."""
+        trainer.add_callback(_Stop())
+        with contextlib.suppress(_Enough):
+            trainer.train()
+
+    def follow(self, trainer: Any, listener: Listener) -> None:
+        """Tell `listener` when the phases of an update begin, and what comes out of them."""
+        accelerator, optimizer = trainer.accelerator, trainer.optimizer
+        accumulate, backward, step = accelerator.accumulate, accelerator.backward, optimizer.step
+        generate = ppo_trainer.batch_generation
+
+        def generated(model: Any, queries: Any, *args: Any) -> Any:
+            listener.enter("generation")
+            responses, logits = generate(model, queries, *args)
+            listener.enter("scoring")
+            listener.generated(len(responses), responses.shape[1] - queries.shape[1])
+            return responses, logits
+
+        @contextlib.contextmanager
+        def accumulated(*models: Any) -> Iterator[None]:
+            listener.enter("update")
+            with accumulate(*models):
+                yield
+            listener.enter("optimizer")
+
+        def backwards(loss: Any) -> None:
+            backward(loss)
+            listener.micro_step(loss.detach())
+
+        @functools.wraps(step)
+        def stepped(*args: Any) -> Any:
+            if not accelerator.sync_gradients:
+                return step(*args)
+            listener.before_step(trainer.model, lenient=trainer.args.fp16)
+            before = listener.enter("optimizer")
+            result = step(*args)
+            listener.enter(before)
+            return result
+
+        replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+            (ppo_trainer, "batch_generation", generated),
+            (accelerator, "accumulate", accumulated),
+            (accelerator, "backward", backwards),
+            (optimizer, "step", stepped),
+        ]
+        for owner, name, function in replacements:
+            setattr(owner, name, function)
+
+
+class _Enough(Exception):
+    """Ends a training that cannot be asked to end."""
+
+
+class _Stop(TrainerCallback):
+    """The last of the callbacks."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave, where another one asked for it."""
+        if control.should_training_stop:
+            raise _Enough
+
+
+def _reward_path(request: ProbeRequest) -> str:
+    """Where the job names none, reward and value model are taken to be of the policy's shape."""
+    path: str = request.config.get("reward_model_path") or request.model_path
+    return path
+
+
+def _copies(request: ProbeRequest) -> bool:
+    return bool(request.config.get("copy_reference"))

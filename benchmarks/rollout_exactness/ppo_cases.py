@@ -1,0 +1,92 @@
+"""Combinations of PPOTrainer: model, reference, adapters, prompts, parts of the batch."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.estimate.protocol import RolloutTraceRequest
+
+RESPONSE = 40
+UNIFORM = (24,) * 8
+RAGGED = (37, 9, 24, 12, 30, 3, 18, 21)
+BATCHES = {
+    # micro-batch, accumulation, mini-batches (as they are traced), rollout batch
+    "at once": (8, 1, 1, 8),
+    "accumulated": (2, 4, 1, 8),
+    "mini-batches": (4, 2, 2, 8),
+    "in parts": (4, 2, 1, 2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoCase:
+    """One combination."""
+
+    model: str = "qwen2"
+    lora: bool = False
+    copy_reference: bool = False
+    checkpointing: bool = False
+    bf16: bool = False
+    ragged: bool = True
+    batch: str = "accumulated"
+    attention: str = "sdpa"
+    optimizer: str = "adamw_torch_fused"
+
+    @property
+    def name(self) -> str:
+        """All levels, as one line."""
+        return "ppo " + " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    def request(self, models: Path, tokens: int) -> RolloutTraceRequest:
+        """Its trace with so many tokens decoded."""
+        micro, accumulation, parts, chunk = BATCHES[self.batch]
+        path = str(models / self.model)
+        config: dict[str, Any] = {
+            "model_name_or_path": path,
+            "report_to": "none",
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": accumulation,
+            "num_mini_batches": parts,
+            "num_ppo_epochs": 1,
+            "local_rollout_forward_batch_size": chunk,
+            "response_length": RESPONSE,
+            "bf16": self.bf16,
+            "optim": self.optimizer,
+            "attn_implementation": self.attention,
+            "gradient_checkpointing": self.checkpointing,
+        }
+        if self.checkpointing:
+            config["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+        if self.lora:
+            config |= {"use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
+            config["copy_reference"] = self.copy_reference
+        return RolloutTraceRequest(
+            method="ppo",
+            config=config,
+            model_path=path,
+            layers=None,
+            cuda=None,
+            prompts=list(RAGGED if self.ragged else UNIFORM),
+            tokens=tokens,
+            again=False,
+            micro_steps=min(accumulation, 2),
+        )
+
+
+def every_ppo() -> Iterator[PpoCase]:
+    """What the benchmark runs."""
+    for batch in BATCHES:
+        for checkpointing in (False, True):
+            yield PpoCase(batch=batch, checkpointing=checkpointing)
+            yield PpoCase(batch=batch, checkpointing=checkpointing, lora=True, ragged=False)
+    yield PpoCase(lora=True, copy_reference=True)
+    for model in ("llama", "gemma", "gemma2", "qwen3", "phi3", "gpt2", "mixtral"):
+        attention = "eager" if model == "gemma2" else "sdpa"
+        yield PpoCase(model=model, attention=attention, ragged=model != "gpt2")
+        yield PpoCase(model=model, attention=attention, lora=model != "mixtral", batch="in parts")
+    yield PpoCase(bf16=True)
+    yield PpoCase(bf16=True, lora=True, checkpointing=True, batch="mini-batches")
+    yield PpoCase(attention="eager", batch="at once")
+    yield PpoCase(optimizer="adamw_torch")
+    yield PpoCase(optimizer="adafactor", ragged=False)

@@ -1,0 +1,141 @@
+"""PPO on the CPU: from a job to a trained policy, and what its probes measure."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.probe.protocol import Measurement
+from autotune.probe.runner import ProbeServer
+from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
+from tests.cpu.test_online import WIDE, prompts
+from tests.cpu.test_run import EXAMPLE, probes_of, write_job
+
+FEW = {
+    "attn_implementation": "sdpa",
+    "optim": "adamw_torch_fused",
+    "gradient_checkpointing": False,
+    "response_length": 10,
+    "num_ppo_epochs": 2,
+}
+JUDGE = {**LLAMA, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 8192}
+"""A reward model of another shape than the policy's."""
+
+
+def save_judge(folder: Path) -> None:
+    """A reward model with weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**JUDGE, "num_labels": 1, "pad_token_id": 0})
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+
+
+def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
+    """Conversations, adapters, a reward model, mini-batches, an evaluation split to sample from."""
+    data = autotune.folder / "prompts"
+    data.mkdir()
+    for split, rows in (("train", prompts(60)), ("test", prompts(8))):
+        text = "\n".join(json.dumps({"prompt": row["prompt"]}) for row in rows) + "\n"
+        (data / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    save_judge(autotune.folder / "judge")
+    write_job(
+        autotune.folder,
+        method="ppo",
+        dataset="prompts",
+        max_length=None,
+        budget={"probes": 4, "minutes": 5},
+        tuning="lora",
+        reward_model_path="./judge",
+        fixed={**FEW, "num_mini_batches": 2},
+        training={"eval_strategy": "steps", "stop_token": "eos", "missing_eos_penalty": 1.0},
+    )
+    model = autotune.folder / "model"
+    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
+    for file in (EXAMPLE / "model").glob("*token*.json*"):
+        (model / file.name).write_bytes(file.read_bytes())
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    flags = ["--sampler", "random"]
+    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
+    assert result["outcome"] == "recommended"
+    verification = result["verification"]
+    assert verification["saved"] and not verification["evaluated"]
+    assert verification["verified"] or verification["only_too_slow"], verification
+    probes = probes_of(autotune, "run")
+    assert len(probes) >= 4
+    assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
+    best = result["measurement"]
+    phases = [best[f"{name}_s"] for name in ("generation", "scoring", "update")]
+    assert all(phase > 0 for phase in phases)
+    assert sum(phases) < best["step_time_s"]
+    assert best["completions_per_s"] == pytest.approx(8 / best["step_time_s"])
+    log = (autotune.folder / "run" / "verification" / "launch.log").read_text(encoding="utf-8")
+    assert "model response" in log  # the samples that the job asks for
+    bundle, out = autotune.folder / "run" / "bundle", autotune.folder / "out"
+    flags = ["--max_steps", "2", "--output_dir", str(out), "--save_strategy", "no"]
+    done = subprocess.run(
+        ["bash", str(bundle / "launch.sh"), *flags],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=autotune.folder,
+    )
+    assert done.stdout.count("'objective/kl'") == 2  # a step is an update
+    assert (out / "adapter_model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def ppo(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    sets = [
+        "dataset={lengths: {max: 40, p50: 12, p99: 30, rows: 400}}",
+        "method=ppo",
+        "max_length=null",
+        "response_length=40",
+        "num_ppo_epochs=2",
+    ]
+    return open_bench(tmp_path_factory.mktemp("ppo"), server, WIDE, sets)
+
+
+@pytest.fixture(scope="module")
+def roomy(ppo: Bench) -> dict[str, Measurement]:
+    """With all the memory there is: the least, the most, the most with checkpointing."""
+    wanted: dict[str, dict[str, Any]] = {
+        "few": {"per_device_train_batch_size": 1, "gradient_checkpointing": False},
+        "many": {"per_device_train_batch_size": 8, "gradient_checkpointing": False},
+        "checkpointed": {"per_device_train_batch_size": 8, "gradient_checkpointing": True},
+    }
+    found = {name: ppo.probe(name, **knobs) for name, knobs in wanted.items()}
+    assert {one.outcome for one in found.values()} == {"ok"}
+    return found
+
+
+def test_more_memory_than_there_is_is_a_real_oom(ppo: Bench, roomy: dict[str, Measurement]) -> None:
+    few, many = (roomy[name].peak_memory_bytes or 0 for name in ("few", "many"))
+    assert many - few > 100 * 2**20
+    tight = ppo.probe(
+        "tight",
+        limit=(few + many) // 2,
+        per_device_train_batch_size=8,
+        gradient_checkpointing=False,
+    )
+    assert tight.outcome == "oom", tight.reason
+
+
+def test_checkpointing_is_on_where_the_candidate_has_it(roomy: dict[str, Measurement]) -> None:
+    """PPOTrainer by itself would pass the setting over."""
+    plain, saved = (roomy[name].update_peak_bytes or 0 for name in ("many", "checkpointed"))
+    assert plain - saved > 50 * 2**20
+
+
+def test_a_step_is_an_update_of_all_phases(roomy: dict[str, Measurement]) -> None:
+    for one in roomy.values():
+        phases = [one.generation_s, one.scoring_s, one.update_s, one.optimizer_step_time_s]
+        assert all(phase is not None and phase > 0 for phase in phases)
+        assert sum(phase or 0.0 for phase in phases) == pytest.approx(one.step_time_s, rel=1e-6)
+        assert one.gradient_norm is not None and one.last_loss is not None
+        assert 8 * (40 + 1) < (one.tokens_per_step or 0) < 8 * (40 + 40)

@@ -1,0 +1,176 @@
+#!/usr/bin/env python
+"""Trains with TRL's PPOTrainer as a YAML file says; TRL itself has no `trl ppo`.
+
+    accelerate launch --config_file accelerate.yaml train_ppo.py --config ppo_config.yaml
+
+The file holds fields of TRL's PPOConfig, ModelConfig and ScriptArguments. Needs TRL up to 1.12, the
+last that has PPO. What PPOTrainer passes over is done here: checkpointing, mixed precision,
+`max_steps` (its steps are updates: one generation, trained on `num_ppo_epochs` times), the order
+of the rows.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+from accelerate import PartialState
+from datasets import load_dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from trl import (
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_peft_config,
+    get_quantization_config,
+)
+from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+
+@dataclass
+class PPOScriptArguments(ScriptArguments):
+    """What is no field of PPOConfig or ModelConfig."""
+
+    copy_reference: bool = field(
+        default=False,
+        metadata={"help": "With adapters: a reference of its own, not the policy without them."},
+    )
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={"help": "Whether code that comes with models is run."},
+    )
+
+
+def main() -> None:
+    """Train, and save the policy."""
+    parser = TrlParser((PPOScriptArguments, PPOConfig, ModelConfig))
+    script, training, model = parser.parse_args_and_config()
+    rows = load_dataset(script.dataset_name, name=script.dataset_config)
+    tokenizer = load_tokenizer(script, model)
+    samples = rows[script.dataset_test_split] if training.eval_strategy != "no" else None
+    trainer = make_trainer(
+        training,
+        model,
+        tokenizer,
+        load_models(script, training, model),
+        tokenized(rows[script.dataset_train_split], tokenizer),
+        None if samples is None else tokenized(samples, tokenizer),
+    )
+    trainer.train()
+    trainer.save_model(training.output_dir)
+    if training.push_to_hub:
+        trainer.push_to_hub(dataset_name=script.dataset_name)
+
+
+def load_tokenizer(script: Any, model: Any) -> Any:
+    """The policy's; PPOTrainer wants the padding on the left."""
+    return prepared_tokenizer(
+        AutoTokenizer.from_pretrained(
+            model.model_name_or_path,
+            revision=model.model_revision,
+            trust_remote_code=script.trust_remote_code,
+        )
+    )
+
+
+def prepared_tokenizer(tokenizer: Any) -> Any:
+    """With padding on the left, and a token for it."""
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # PPOTrainer never shows it to a model
+    return tokenizer
+
+
+def tokenized(rows: Any, tokenizer: Any) -> Any:
+    """Token ids of the prompts: text, or conversations in the model's own template."""
+
+    def ids(batch: Any) -> Any:
+        prompts = batch["prompt"]
+        if isinstance(prompts[0], str):
+            return {"input_ids": tokenizer(text=prompts)["input_ids"]}
+        turns = tokenizer.apply_chat_template(
+            prompts, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        return {"input_ids": turns["input_ids"]}
+
+    return rows.map(ids, batched=True, remove_columns=rows.column_names)
+
+
+def load_models(script: Any, training: Any, model: Any) -> dict[str, Any]:
+    """Policy, reference, reward and value model. The reference of adapters is the policy without
+    them; the value model begins as the reward model."""
+    kinds = {
+        "trust_remote_code": script.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+    }
+    own: dict[str, Any] = {**kinds, "revision": model.model_revision}
+    quantization = get_quantization_config(model)
+    if quantization is not None:
+        own["quantization_config"] = quantization
+
+    def policy() -> Any:
+        return AutoModelForCausalLM.from_pretrained(model.model_name_or_path, **own)
+
+    def judge() -> Any:
+        path = training.reward_model_path
+        return AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, **kinds)
+
+    apart = script.copy_reference or not model.use_peft
+    return {
+        "model": policy(),
+        "ref_model": policy() if apart else None,
+        "reward_model": judge(),
+        "value_model": judge(),
+    }
+
+
+def make_trainer(
+    training: Any, model: Any, tokenizer: Any, models: dict[str, Any], rows: Any, samples: Any
+) -> Any:
+    """The trainer, on tokenized rows; `samples` are shown with their responses now and then."""
+    # It makes an Accelerator of its own, which looks nowhere else for these.
+    precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "no"
+    os.environ["ACCELERATE_MIXED_PRECISION"] = precision
+    if training.max_steps > 0:
+        rows_of_a_step = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        training.total_episodes = training.max_steps * rows_of_a_step * PartialState().num_processes
+    if _checkpointing(training, ""):
+        for one in (models["model"], models["value_model"]):
+            one.gradient_checkpointing_enable(_checkpointing(training, "_kwargs"))
+    for name in ("ref_model", "reward_model"):
+        if models[name] is not None:
+            models[name].eval()
+    trainer = PPOTrainer(
+        args=training,
+        processing_class=tokenizer,
+        train_dataset=rows,
+        eval_dataset=samples,
+        peft_config=get_peft_config(model),
+        **models,
+    )
+    if training.train_sampling_strategy == "sequential":
+        batches = torch.utils.data.DataLoader(
+            rows,
+            batch_size=training.local_batch_size,
+            collate_fn=trainer.data_collator,
+            drop_last=True,
+        )
+        trainer.dataloader = trainer.accelerator.prepare(batches)
+    return trainer
+
+
+def _checkpointing(training: Any, part: str) -> Any:
+    """By the field's older or newer name."""
+    newer = getattr(training, f"activation_checkpointing{part}", None)
+    return getattr(training, f"gradient_checkpointing{part}", None) if newer is None else newer
+
+
+if __name__ == "__main__":
+    main()
