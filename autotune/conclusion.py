@@ -181,7 +181,7 @@ def advice_of(
         session.space,
         session.run,
         session.server,
-        [one.text for one in tried],
+        [one.text for one in tried if one.measurement.outcome != "unsupported"],
     )
 
 

@@ -217,7 +217,7 @@ def by_formula(
     adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
     size = Dimensions(
         parameters=model.parameters * (1 + has_reference(job, config) + 2 * judged),
-        trained=(adapters if job.tuning == "lora" else model.parameters)
+        trained=(model.parameters if job.tuning == "full" else adapters)
         + judged * model.parameters,
         layers=layers,
         hidden=hidden,

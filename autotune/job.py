@@ -155,8 +155,10 @@ class Job(_Strict):
     """Split to train on."""
     dataset_test_split: str = "test"
     """Split to evaluate on, where the dataset has it."""
-    tuning: Literal["full", "lora"] = "full"
-    """Train all weights, or a LoRA adapter."""
+    tuning: Literal["full", "lora", "qlora"] = "full"
+    """Train all weights, a LoRA adapter (`lora`), or one on a base that bitsandbytes quantises
+    (`qlora`): to 4 bits (nf4, its constants quantised too), with `fixed: {load_in_8bit: true}` to
+    8. That package must be installed to train, not to plan. `ppo` has no quantised bases yet."""
     global_batch_size: int | str = Field(default=16)
     """Rows (of pairs: pairs; of `grpo` and `rloo`: completions; of `ppo`: completions of an
     update) per optimizer step over all devices: a hard equality, never rounded.

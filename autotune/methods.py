@@ -24,6 +24,7 @@ class Method:
         rewards_by_functions: whether functions can, too.
         evaluates: whether the trainer measures its loss on the test split.
         gone: where newer versions of TRL have it no more, what is said of that.
+        quantized: whether adapters may be trained on a quantised base.
         own_script: the bundle's file that trains, where TRL has no script that does.
         loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
             rows has other operators.
@@ -47,6 +48,7 @@ class Method:
     rewards_by_functions: bool = False
     evaluates: bool = True
     gone: str = ""
+    quantized: bool = True
     own_script: str = ""
     loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -205,6 +207,7 @@ _ALL = (
         reward_model="reward_model_path",
         evaluates=False,
         gone=": 1.12 is the last that has it",
+        quantized=False,
         own_script="train_ppo.py",
         defaults={
             "learning_rate": 3e-6,

@@ -31,6 +31,7 @@ from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
+from autotune.space.quantization import not_installed
 from autotune.space.settings import threads
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import survey
@@ -54,6 +55,7 @@ class Plan:
         devices: how many train together.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
+        not_installed: what the job needs to be run that is not here, as a sentence; None: nothing.
     """
 
     facts: Facts
@@ -63,6 +65,7 @@ class Plan:
     devices: int
     seconds: float
     cached: bool
+    not_installed: str | None = None
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
         """Candidates that fit first; the fastest first where speed is known, else the leanest."""
@@ -117,6 +120,7 @@ def plan(
         devices=devices,
         seconds=round(time.monotonic() - began, 3),
         cached=cached,
+        not_installed=not_installed(job, facts),
     )
 
 

@@ -13,7 +13,7 @@ import uuid
 
 from autotune import __version__
 from autotune.conclusion import conclude, interrupted
-from autotune.errors import user_error
+from autotune.errors import machine_error, user_error
 from autotune.expectations import Expectations
 from autotune.expecter import Expecter
 from autotune.facts import Facts
@@ -30,6 +30,7 @@ from autotune.searching import search, settle
 from autotune.session import Listener, Options, Result, Session
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
+from autotune.space.quantization import PACKAGE, not_installed
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import allowed_memory, memory_limit, survey
 from autotune.yaml_file import to_yaml
@@ -111,6 +112,8 @@ def open_session(
     """All that a run needs: facts, limits, the bound space, its estimates and the study."""
     listener.surveying(job)
     facts = survey(job, run, server)
+    if missing := not_installed(job, facts):
+        raise machine_error(missing, where="job", hint=f"pip install {PACKAGE}")
     limit = memory_limit(job, facts.device)
     space = bind(definition, job, facts)
     keep_space(run, space)

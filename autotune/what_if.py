@@ -54,6 +54,10 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
     if job.tuning == "full":
         lora = job.model_copy(update={"tuning": "lora"})
         yield Change(field="tuning", text="`tuning: lora`", kind="recipe", job=lora)
+    if job.tuning != "qlora" and METHODS[job.method].quantized:
+        qlora = job.model_copy(update={"tuning": "qlora"})
+        text = "`tuning: qlora` (the base in 4 bits)"
+        yield Change(field="tuning", text=text, kind="recipe", job=qlora)
     if job.tuning == "full" and nearest.values.get("optim") != "adafactor":
         text = "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"
         yield _recipe(job, "optim", "adafactor", text)

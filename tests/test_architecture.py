@@ -41,6 +41,7 @@ LAYERS = (
 CHILD_ONLY = {
     *(f"training/{name}.py" for name in ("family", "sft", "reward", "preference", "online", "ppo")),
     "training/beforehand.py",
+    "training/quantized.py",
     "training/train_ppo.py",
     "probe/clock.py",
     "probe/meters.py",
@@ -55,6 +56,8 @@ CHILD_ONLY = {
     "estimate/cuda_rules.py",
     "estimate/fused_head.py",
     "estimate/eight_bit.py",
+    "estimate/quantized.py",
+    "estimate/quantized_layers.py",
     "estimate/cpu_rules.py",
     "estimate/cpu_scratch.py",
     "estimate/profiled.py",

@@ -17,7 +17,7 @@ _FLAGS = {
     "model": "Hub id, local folder or config.json.",
     "dataset": "Hub id, local folder or JSONL file.",
     "method": "Training method.",
-    "tuning": "full or lora.",
+    "tuning": "full, lora or qlora.",
     "global-batch-size": "Sequences per optimizer step (exact), or 'N tokens'.",
     "max-length": "Rows are truncated to this many tokens.",
     "budget": "Minutes such as 5m, or a number of probes.",

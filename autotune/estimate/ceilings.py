@@ -22,8 +22,9 @@ NEIGHBOURS = 8
 """Matmuls of known rate that an unknown one is interpolated from."""
 _CLOSE = 0.05
 """Squared distance, in doublings, below which neighbours hardly weigh more for being nearer."""
-_LIKE = {"float16": "bfloat16", "bfloat16": "float16"}
-"""Dtypes that run at the same rate on the devices that have both."""
+_LIKE = {"float16": "bfloat16", "bfloat16": "float16", "int32": "bfloat16"}
+"""Dtypes that run at the same rate on the devices that have both; sums of products of 8 bits, which
+may run faster."""
 
 
 class MatmulRate(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any
 from autotune.estimate.estimates import CONTEXT, Estimate
 from autotune.estimate.memory import Residual
 from autotune.estimate.record import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
+from autotune.space.quantization import bits_of
 
 RELATIVE_SIGMA = 0.35
 KNOWN_ERROR = "by formula: 0.91 to 1.41 (at most 2.4) of a trace on the 7B shape"
@@ -66,7 +67,7 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
     rows, columns = logits_held(config, size)
     state = _STATES.get(str(config.get("optim")), 2 * width)
     return {
-        WEIGHTS: size.parameters * (width + (2 if half and width == 4 else 0)),
+        WEIGHTS: _weights_bytes(config, size, width + (2 if half and width == 4 else 0)),
         GRADIENTS: size.trained * width,
         OPTIMIZER: size.trained * state,
         ACTIVATIONS: held,
@@ -80,6 +81,16 @@ def logits_held(config: Mapping[str, Any], size: Dimensions) -> tuple[int, int]:
         return min(size.tokens, TILE[0]), min(size.vocabulary, TILE[1])
     chunked = config.get("loss_type") == "chunked_nll"
     return min(size.tokens, 256) if chunked else size.tokens, size.vocabulary
+
+
+def _weights_bytes(config: Mapping[str, Any], size: Dimensions, width: int) -> int:
+    """Of a quantised base all but the embeddings is packed (a head of its own is assumed), with
+    an eighth more for the maxima and what is unpacked at a time."""
+    bits = bits_of(config)
+    if bits is None:
+        return size.parameters * width
+    whole = min(2 * size.vocabulary * size.hidden, size.parameters)
+    return whole * width + (size.parameters - whole) * bits * 9 // 64
 
 
 def closed_form(

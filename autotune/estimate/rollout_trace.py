@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
-from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
+from autotune.estimate.quantized import without_bitsandbytes
 from autotune.estimate.regions import watch_layers
 from autotune.estimate.rollout_phases import STEPS, GroupPhases, Phases
 from autotune.estimate.stand_ins import fake_run
@@ -55,7 +55,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
-            stack.enter_context(bitsandbytes_optimizers(on_cuda=cuda is not None))
+            stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
             for one in made.all():
                 materialize(one, tracer)
             with tracer:

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
-from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.protocol import TraceReply, TraceRequest
+from autotune.estimate.quantized import quantized, without_bitsandbytes
 from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
 from autotune.estimate.stand_ins import fake_run, replaced
@@ -58,7 +58,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
-            stack.enter_context(bitsandbytes_optimizers(on_cuda=cuda is not None))
+            stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
             trainer = _build(request, training, model, made, tracer)
             layers = watch_layers(tracer, inner_model(trainer.model))
             if made.reference is not None:
@@ -87,7 +87,8 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     """
 
     def build() -> Models:
-        return family(request.method).models(asked_probe(request), training, model, "meta")
+        made = family(request.method).models(asked_probe(request), training, model, "meta")
+        return quantized(made, model, on_cuda=request.cuda is not None)
 
     with _fewer_layers(request.layers):
         made = build()

@@ -16,7 +16,10 @@ _VIEWS = (
     *("aten::new_empty", "aten::sym_", "prim::", "aten::_local_scalar", "aten::set_"),
 )
 _ADDING = (aten.addmm.default, aten.addmm_.default, aten.baddbmm.default)
-_PRODUCTS = (aten.mm.default, aten.mm.out, aten.bmm.default, aten._grouped_mm.default, *_ADDING)
+_PRODUCTS = (
+    *(aten.mm.default, aten.mm.out, aten.bmm.default, aten._grouped_mm.default),
+    *(aten._int_mm.default, *_ADDING),
+)
 _ADAM_TRAFFIC = 1.75
 """Fused Adam reads parameter, gradient and two moments, and writes three of them: 7 of 4."""
 

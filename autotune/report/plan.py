@@ -41,6 +41,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
             for one, estimate in chosen
         ],
         "counts": _counts(plan),
+        "not_installed": plan.not_installed,
         "cached": plan.cached,
         "seconds": plan.seconds,
     }
@@ -66,6 +67,8 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         yield _candidates_table(plan, chosen[:SHOWN])
         if len(chosen) > SHOWN:
             yield f"... and {len(chosen) - SHOWN} more (--top, --json)\n"
+    if plan.not_installed:
+        yield f"{escape(plan.not_installed)}: it can be planned, but not run.\n"
     counts = _counts(plan)
     each = f"each of {plan.devices} " if plan.devices > 1 else ""
     yield (
@@ -141,6 +144,8 @@ def most_helpful(
     chunked = fused_head or candidate.get("loss_type") != "nll"
     lora = candidate.get("lora_r") is not None
     smaller = [] if candidate.get("per_device_train_batch_size") == 1 else ["a smaller micro-batch"]
+    # PPO has no quantised bases.
+    packed = "load_in_8bit" in candidate or "num_ppo_epochs" in candidate
     shorter = [*smaller, "a shorter max_length"]
     if RESPONSE in candidate:  # PPO keeps the logits of all responses of an update
         shorter = ["a smaller global_batch_size", f"a shorter {RESPONSE}"]
@@ -158,9 +163,10 @@ def most_helpful(
         OPTIMIZER: [] if lora else ["tuning: lora", "a leaner optimizer"],
         GRADIENTS: [] if lora else ["tuning: lora"],
         CASTS: ["dtype: bfloat16 (a recipe knob)"],
-        WEIGHTS: []
-        if candidate.get("dtype") == "bfloat16"
-        else ["dtype: bfloat16 (a recipe knob)"],
+        WEIGHTS: [
+            *([] if candidate.get("dtype") == "bfloat16" else ["dtype: bfloat16 (a recipe knob)"]),
+            *([] if packed else ["tuning: qlora"]),
+        ],
     }
     for part in sorted(parts, key=lambda name: -parts[name]):
         if changes.get(part):

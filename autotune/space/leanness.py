@@ -18,6 +18,7 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
         bool(values.get("beta")) and not values.get("lora_r"),
         values.get("max_length") or math.inf,
         values.get("dtype") == "float32",
+        bool(values.get("load_in_8bit")),
         values.get("lora_r") or 0,
         not values.get("precompute_ref_log_probs", False),
         not values.get("gradient_checkpointing", False),

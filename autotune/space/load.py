@@ -226,6 +226,13 @@ class _Loading(Draft):
                 for section in ("fixed", "recipe"):
                     if name in getattr(job, section):
                         self._report((section, name), f"`{name}` needs `tuning: lora`")
+        if job.tuning == "qlora" and not METHODS[job.method].quantized:
+            what = f"`tuning: qlora` is not built for `{job.method}` yet"
+            self._report(("tuning",), what, "choose from `full`, `lora`")
+        if job.tuning != "qlora" and "tuning" not in self._unsound:
+            for section in ("fixed", "recipe"):
+                if "load_in_8bit" in getattr(job, section):
+                    self._report((section, "load_in_8bit"), "`load_in_8bit` needs `tuning: qlora`")
 
     def _whole_numbers(self, job: Job) -> bool:
         """Whether every knob that counts something counts."""

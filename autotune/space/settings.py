@@ -15,6 +15,7 @@ from autotune.methods import METHODS
 from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
+from autotune.space.quantization import quantization
 
 # What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
 # `methods.py`. The job's `training` overrides.
@@ -68,10 +69,11 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         config["dataset_config"] = job.dataset_config
     # An evaluation must not need more than a micro-step does.
     config.setdefault("per_device_eval_batch_size", eval_batch(job, candidate))
-    if job.tuning == "lora":
+    if job.tuning != "full":
         adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
         config = {**adapters, **config, "use_peft": True}
         config["lora_target_modules"] = _target_modules(candidate, facts)
+    config |= quantization(job, config)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
         config["max_length"] = None

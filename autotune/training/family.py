@@ -19,7 +19,6 @@ from trl import (
     ScriptArguments,
     TrlParser,
     get_peft_config,
-    get_quantization_config,
 )
 
 from autotune.facts.model import model_class, model_config
@@ -27,6 +26,12 @@ from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.batches import Batching
 from autotune.training.hooks import require
+from autotune.training.quantized import (
+    is_quantized,
+    keep_trainable,
+    quantization_of,
+    quantize_empty,
+)
 
 PROBE_OVERRIDES: dict[str, Any] = {
     # The rows come in the order in which they are to be timed.
@@ -119,7 +124,9 @@ class Family:
             trust_remote_code=training.trust_remote_code,
             **_revision(request, model.model_revision),
         )
-        return self.build(training, model, rows, made, tokenizer)
+        trainer = self.build(training, model, rows, made, tokenizer)
+        keep_trainable(trainer.model)
+        return trainer
 
     def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
         """The models with their weights; by name where the trainer loads them."""
@@ -141,7 +148,8 @@ class Family:
             args=training,
             train_dataset=rows,
             processing_class=tokenizer,
-            quantization_config=get_quantization_config(model),
+            # What is made already has been quantised; some trainers refuse to be told again.
+            quantization_config=quantization_of(model) if isinstance(made.policy, str) else None,
             peft_config=get_peft_config(model),
             **reference,
         )
@@ -172,7 +180,10 @@ class Family:
             trust_remote_code=training.trust_remote_code,
             **_revision(request, model.model_revision),
         )
-        return from_config(config, request.model_path, self.method, model, device)
+        if device == "meta" or not is_quantized(model):
+            return from_config(config, request.model_path, self.method, model, device)
+        bare = from_config(config, request.model_path, self.method, model, "meta")
+        return quantize_empty(bare, model, device)
 
 
 def from_config(config: Any, path: str, method: str, model: ModelConfig, device: str) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import trl.rewards
-from trl import GRPOTrainer, ModelConfig, RLOOTrainer, get_peft_config, get_quantization_config
+from trl import GRPOTrainer, ModelConfig, RLOOTrainer, get_peft_config
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
@@ -21,6 +21,7 @@ from autotune.facts.model import model_config
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
 from autotune.training.hooks import require
+from autotune.training.quantized import quantization_of
 
 OVERLONG = "get_soft_overlong_punishment"
 
@@ -74,7 +75,9 @@ class OnlineFamily(Family):
                 args=training,
                 train_dataset=rows,
                 processing_class=tokenizer,
-                quantization_config=get_quantization_config(model),
+                quantization_config=quantization_of(model)
+                if isinstance(made.policy, str)
+                else None,
                 peft_config=get_peft_config(model),
             )
 

@@ -40,6 +40,17 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
     name: {"optim": name} for name in ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 }
 """Where that package is installed; no factor of the choice (`bitsandbytes.py`)."""
+BASES: dict[str, dict[str, Any]] = {
+    "": {},
+    "4-bit nested": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "use_bnb_nested_quant": True,
+    },
+    "4-bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "8-bit": {"load_in_8bit": True},
+}
+"""What adapters are put on: the weights as they are, or bitsandbytes' (`four_bit.py`)."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {},
     "flat": {"padding_free": True},
@@ -90,11 +101,13 @@ class Case:
     layout: str = "padded"
     shape: str = "2 uneven"
     labelled: float = 1.0
+    base: str = ""
 
     @property
     def name(self) -> str:
         """All levels, as one line."""
         training = "" if self.training == "sft" else f"{self.training}: "
+        training += f"{self.base} " if self.base else ""
         return (
             f"{training}{self.model} {self.method} {self.dtype}{'+bf16' if self.bf16 else ''} "
             f"checkpointing-{self.checkpointing} {self.loss} {self.optimizer} {self.attention} "
@@ -119,6 +132,7 @@ class Case:
             **{**OPTIMIZERS, **BITSANDBYTES}[self.optimizer],
             **LAYOUTS[self.layout],
             **TRAININGS[self.training],
+            **BASES[self.base],
         }
         if self.training == "sft":
             config["loss_type"] = self.loss

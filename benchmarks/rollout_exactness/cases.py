@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import RolloutTraceRequest
+from benchmarks.estimate_exactness.cases import BASES
 
 GROUP, COMPLETION = 4, 40
 UNIFORM, RAGGED = (24, 24), (37, 9)
@@ -33,11 +34,16 @@ class Case:
     batch: str = "one round"
     attention: str = "sdpa"
     optimizer: str = "adamw_torch_fused"
+    bits: int = 0
+    """Of the base's weights; 0: as they are. Others where bitsandbytes is installed."""
 
     @property
     def name(self) -> str:
         """All levels, as one line."""
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+        levels = asdict(self)
+        if not self.bits:
+            del levels["bits"]
+        return " ".join(f"{name}={value}" for name, value in levels.items())
 
     def request(self, models: Path, tokens: int) -> RolloutTraceRequest:
         """Its trace with so many tokens decoded."""
@@ -63,6 +69,8 @@ class Case:
         if self.lora:
             config |= {"use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
             config["lora_dropout"] = 0.0 if self.model == "mixtral" else 0.05
+        if self.bits:
+            config |= BASES["4-bit nested" if self.bits == 4 else "8-bit"]
         return RolloutTraceRequest(
             method=self.method,
             config=config,

@@ -14,6 +14,7 @@ from autotune.facts.stack import fused_head
 from autotune.probe.ending import Limits
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 from autotune.probe.runner import ProbeServer
+from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, write_model
 
 LAYERS = 9
@@ -67,6 +68,13 @@ CASES = {
         accumulation=2,
         optim="adamw_torch",
     ),
+    "on four bits, checkpointed": Case(
+        {**LORA, **CHECKPOINTED, **FOUR_BITS, "dtype": "bfloat16", "bf16": True},
+        rows=14,
+        shortest=130,
+        accumulation=2,
+    ),
+    "on eight bits": Case({**LORA, "load_in_8bit": True, "bf16": True}, rows=14, shortest=130),
     "flat": Case({"padding_free": True}, rows=13, shortest=100, accumulation=2),
     "on the CPU": Case({"attn_implementation": "eager"}, rows=10, cuda=None),
 }

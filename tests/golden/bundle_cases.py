@@ -195,6 +195,11 @@ def _dpo() -> Case:
     return _preference("dpo", "full", precompute_ref_log_probs=True)
 
 
+def _dpo_qlora() -> Case:
+    adapters = {"lora_r": 8, "lora_target_modules": "attention", "load_in_8bit": False}
+    return _preference("dpo", "qlora", **adapters, precompute_ref_log_probs=False)
+
+
 def _kto() -> Case:
     return _preference("kto", "full", precompute_ref_log_probs=False, loss_type="kto")
 
@@ -245,6 +250,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "nasty_paths": _nasty_paths,
     "reward": _reward,
     "dpo": _dpo,
+    "dpo_qlora": _dpo_qlora,
     "kto": _kto,
     "grpo": _grpo,
     "rloo": _rloo,

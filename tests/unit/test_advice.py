@@ -51,3 +51,9 @@ def test_where_the_largest_part_cannot_shrink_the_next_one_is_named():
     assert "bfloat16" in most_helpful({CONTEXT: 9, WEIGHTS: 3}, FULL)
     assert most_helpful({}, FULL) is None
     assert most_helpful({CONTEXT: 9}, FULL) is None
+
+
+def test_weights_in_half_precision_can_still_be_packed():
+    half = {**FULL, "dtype": "bfloat16", "lora_r": 16}
+    assert most_helpful({WEIGHTS: 9}, half) == "tuning: qlora"
+    assert most_helpful({WEIGHTS: 9}, {**half, "load_in_8bit": False}) is None

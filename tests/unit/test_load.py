@@ -60,7 +60,7 @@ def test_all_problems_are_told_at_once(folder):
     found = problems(
         folder,
         """bogus: 1
-tuning: qlora
+tuning: prefix
 headroom: 2
 budget: {probes: 0, colour: red}
 training:

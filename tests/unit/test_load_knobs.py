@@ -19,6 +19,19 @@ def test_old_and_new_field_names_pin_the_same_knob(folder, name, section):
     assert load(folder, "", f"{name}=true").fixed == {"gradient_checkpointing": True}
 
 
+def test_eight_bits_are_a_choice_of_quantised_bases_alone(folder):
+    job = load(folder, "tuning: qlora\ntraining: {load_in_8bit: true}\n")
+    assert job.fixed == {"load_in_8bit": True}
+    for text in ("fixed: {load_in_8bit: true}\n", "tuning: lora\nrecipe: {load_in_8bit: [true]}\n"):
+        ((_, what, _),) = problems(folder, text)
+        assert what == "`load_in_8bit` needs `tuning: qlora`"
+
+
+def test_ppo_has_no_quantised_bases(folder):
+    told = problems(folder, "method: ppo\ntuning: qlora\n")
+    assert "`tuning: qlora` is not built for `ppo` yet" in [what for _, what, _ in told]
+
+
 def test_a_flag_under_the_new_name_overrides_a_pin_under_the_old_one(folder):
     text = "fixed: {gradient_checkpointing: true}\n"
     for flag in ("activation_checkpointing=false", "fixed.activation_checkpointing=false"):
@@ -51,6 +64,7 @@ def test_a_knob_among_the_training_fields_is_pinned(folder):
         ("bf16: true", "`precision`"),
         ("use_cpu: true", "`devices.kind`"),
         ("use_peft: true", "`tuning`"),
+        ("load_in_4bit: true", "`tuning: qlora`"),
         ("model_name_or_path: x", "`model`"),
         ("deepspeed: x.json", "`devices`"),
         ("auto_find_batch_size: true", "the search itself"),

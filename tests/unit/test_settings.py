@@ -58,6 +58,20 @@ def test_lora_targets_are_resolved_from_the_model(value, modules):
     assert "use_peft" not in flat()
 
 
+def test_a_quantised_base_has_four_bits_unless_it_is_to_have_eight():
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
+    config = flat(make_job(tuning="qlora"), lora_r=8, load_in_8bit=False)
+    assert four.items() <= config.items()
+    assert (config["use_peft"], config["lora_r"], config["load_in_8bit"]) == (True, 8, False)
+    config = flat(make_job(tuning="qlora"), lora_r=8, load_in_8bit=True)
+    assert config["load_in_8bit"] is True
+    assert not four.keys() & config.keys()
+    plain = {"use_bnb_nested_quant": False}
+    config = flat(make_job(tuning="qlora", training=plain), load_in_8bit=False)
+    assert config.items() >= {**four, **plain}.items()
+    assert not four.keys() & flat(make_job(tuning="lora"), lora_r=8).keys()
+
+
 def test_the_users_training_fields_are_untouched():
     training = {"learning_rate": 1e-3, "lora_alpha": 5, "neftune_noise_alpha": 5, "seed": 1}
     training["per_device_eval_batch_size"] = 3

@@ -27,6 +27,15 @@ CASES = {
         make_facts("cuda", capability=(7, 5), installed=True),
     ),
     "lora": (make_job(tuning="lora", recipe=LORA, global_batch_size=6), make_facts()),
+    "qlora": (
+        make_job(
+            tuning="qlora",
+            recipe={**LORA, "load_in_8bit": [False, True]},
+            fixed=SMALL,
+            global_batch_size=6,
+        ),
+        make_facts(),
+    ),
     "packing": (make_job(recipe={"packing": [False, True]}, max_length=None), make_facts()),
     "long rows": (make_job(recipe={"max_length": [512, 2000, None]}), make_facts(longest=1500)),
     "sampled": (make_job(recipe={"max_length": [512, None]}), make_facts(sampled=True)),
@@ -50,7 +59,8 @@ def every_combination(job, facts):
     known = space_facts(job, facts)
     axes = {}
     for knob in shipped().knobs:
-        if any(known[name] != value for name, value in knob.only_if.items()):
+        allowed = [(n, v if isinstance(v, list) else [v]) for n, v in knob.only_if.items()]
+        if any(known[name] not in values for name, values in allowed):
             continue
         values = knob.values[facts.device.kind] if isinstance(knob.values, dict) else knob.values
         if knob.name == MICRO_BATCH:

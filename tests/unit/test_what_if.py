@@ -21,6 +21,7 @@ def test_pinned_speed_knobs_come_before_what_changes_the_learning():
         ("speed", "`loss_type: chunked_nll` in place of the pinned `nll`"),
         ("recipe", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"),
         ("recipe", "`tuning: lora`"),
+        ("recipe", "`tuning: qlora` (the base in 4 bits)"),
         ("recipe", "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"),
         ("recipe", "`max_length: 512`"),
         ("recipe", "`max_length: 256`"),
@@ -53,12 +54,18 @@ def test_a_pin_on_the_weights_gives_way_to_bfloat16():
 
 def test_nothing_that_is_lean_already_is_proposed():
     job = make_job(
-        tuning="lora",
+        tuning="qlora",
         max_length=16,
         fixed={"gradient_checkpointing": True, "per_device_train_batch_size": 1},
     )
     lean = {"gradient_checkpointing": True, "micro_batch": 1, "dtype": "bfloat16"}
     assert texts(job, **lean, max_length=16) == []
+
+
+def test_an_adapter_may_go_on_a_quantised_base():
+    assert "`tuning: lora`" not in texts(make_job(tuning="lora"))
+    assert "`tuning: qlora` (the base in 4 bits)" in texts(make_job(tuning="lora"))
+    assert not [text for text in texts(make_job(method="ppo")) if "qlora" in text]
 
 
 def test_knobs_that_the_search_was_free_to_move_are_no_change():
@@ -71,11 +78,11 @@ def test_another_loss_is_never_swapped_as_if_it_were_speed():
 
 
 def test_a_shorter_length_keeps_a_batch_in_tokens_exact():
-    job = make_job(global_batch_size="96 tokens", max_length=96, tuning="lora")
+    job = make_job(global_batch_size="96 tokens", max_length=96, tuning="qlora")
     assert texts(job, dtype="bfloat16", max_length=96) == ["`max_length: 48`", "`max_length: 24`"]
-    odd = make_job(global_batch_size="66 tokens", max_length=66, tuning="lora")
+    odd = make_job(global_batch_size="66 tokens", max_length=66, tuning="qlora")
     assert texts(odd, dtype="bfloat16", max_length=66) == ["`max_length: 33`"]
-    endless = make_job(max_length=None, tuning="lora")
+    endless = make_job(max_length=None, tuning="qlora")
     assert texts(endless, dtype="bfloat16", max_length=None) == []
 
 

@@ -1,0 +1,42 @@
+"""Quantised bases: what a job lacks for one, and what a base takes by formula."""
+
+import pytest
+from builders import make_facts, make_job
+
+from autotune.estimate.closed_form import Dimensions, parts_by_formula
+from autotune.estimate.record import WEIGHTS
+from autotune.space.quantization import bits_of, not_installed
+
+SIZE = Dimensions(
+    parameters=7_000_000_000,
+    trained=40_000_000,
+    layers=28,
+    hidden=3584,
+    heads=28,
+    vocabulary=152_000,
+    tokens=1024,
+    length=1024,
+)
+
+
+def test_only_a_quantised_base_needs_a_package():
+    bare, whole = make_facts(), make_facts(installed=True)
+    assert not_installed(make_job(tuning="lora"), bare) is None
+    assert not_installed(make_job(tuning="qlora"), whole) is None
+    said = not_installed(make_job(tuning="qlora"), bare)
+    assert said == "`tuning: qlora` needs the package bitsandbytes, which is not installed here"
+
+
+@pytest.mark.parametrize(
+    ("fields", "bits", "low", "high"),
+    [
+        ({}, None, 13.9e9, 14.1e9),
+        ({"load_in_8bit": True}, 8, 8e9, 9.5e9),
+        ({"load_in_4bit": True}, 4, 5e9, 6e9),
+        ({"load_in_4bit": True, "load_in_8bit": False}, 4, 5e9, 6e9),
+    ],
+)
+def test_by_formula_all_but_the_embeddings_is_packed(fields, bits, low, high):
+    config = {"dtype": "bfloat16", **fields}
+    assert bits_of(config) == bits
+    assert low < parts_by_formula(config, SIZE)[WEIGHTS] < high
