@@ -48,6 +48,7 @@ CHILD_ONLY = {
     "probe/rollout_meter.py",
     "probe/preload.py",
     "estimate/trace.py",
+    "estimate/watch.py",
     "estimate/rollout_trace.py",
     "estimate/rollout_phases.py",
     "estimate/ppo_phases.py",

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from autotune.estimate import record
 from autotune.estimate.protocol import RolloutTraceRequest
 from autotune.estimate.stand_ins import replaced
-from autotune.estimate.trace import Watch, inner_model
+from autotune.estimate.trace import inner_model
 from autotune.estimate.tracer import Tracer
+from autotune.estimate.watch import Watch
 from autotune.training.rounds import completion_length
 
 STEPS = 2

@@ -24,7 +24,6 @@ from autotune.estimate.regions import watch_layers
 from autotune.estimate.rollout_phases import STEPS, GroupPhases, Phases
 from autotune.estimate.stand_ins import fake_run
 from autotune.estimate.trace import (
-    Watch,
     asked_probe,
     inner_model,
     materialize,
@@ -32,6 +31,7 @@ from autotune.estimate.trace import (
     trace_config,
 )
 from autotune.estimate.tracer import Tracer
+from autotune.estimate.watch import Watch
 from autotune.training.families import family
 
 

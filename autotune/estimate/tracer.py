@@ -67,7 +67,7 @@ class Tracer(TorchDispatchMode):
         self._workspaces: set[str] = set()
         self._cpu_scratch = CpuScratch()
         self._fake: Any = None
-        self._next = self._emptied = 0
+        self._next = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -83,8 +83,7 @@ class Tracer(TorchDispatchMode):
 
     def empty_cache(self) -> None:
         """The program gives the allocator's cache back."""
-        self._emptied += 1
-        self.events.append((record.FREE, -self._emptied, record.NOWHERE))
+        self.events.append((record.FREE, -1 - len(self.events), record.NOWHERE))
 
     def count_as(self, tensor: torch.Tensor, part: str) -> None:
         """The tensor's storage belongs to this part from now on."""
@@ -240,12 +239,11 @@ class Tracer(TorchDispatchMode):
 
     def _put_in_workspace(self, func: Any, backward: bool) -> None:
         """cuBLAS keeps one workspace a handle; the autograd thread has a handle of its own."""
-        if self._cuda is None or not self._cuda.uses_cublas(func):
-            return
         handle = "backward" if backward else "forward"
-        if handle not in self._workspaces:
-            self._workspaces.add(handle)
-            self._allocate(self._cuda.workspace_bytes, record.WORKSPACES, "cublas", 0)
+        if self._cuda is None or not self._cuda.uses_cublas(func) or handle in self._workspaces:
+            return
+        self._workspaces.add(handle)
+        self._allocate(self._cuda.workspace_bytes, record.WORKSPACES, "cublas", 0)
 
     def _answer(self, func: Any, args: Any) -> tuple[bool, Any]:
         """Reads of single values: from what is carried, or by policy."""
@@ -261,8 +259,7 @@ class Tracer(TorchDispatchMode):
         value = self.carried.of(args[0])
         if value is not None:
             with unset_fake_temporarily():
-                number = func is aten._local_scalar_dense.default
-                return True, value.item() if number else bool(value)
+                return True, bool(value) if func is aten.is_nonzero.default else value.item()
         self.policy[func.name()] += 1
         if args[0].dtype is torch.bool or func is aten.is_nonzero.default:
             return True, args[0] not in self._harmless  # any(isnan()) and friends: nothing is wrong

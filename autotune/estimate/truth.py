@@ -16,7 +16,8 @@ from autotune.estimate.profiled import peak_bytes, phase_peaks
 from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
 from autotune.estimate.rollout_phases import STEPS
 from autotune.estimate.rollout_trace import as_trace, asked_prompts, free_rewards, phases_of
-from autotune.estimate.trace import Watch, asked_probe, asked_rows, feed, trace_config
+from autotune.estimate.trace import asked_probe, asked_rows, feed, trace_config
+from autotune.estimate.watch import Watch
 from autotune.training.families import family
 
 
