@@ -29,7 +29,7 @@ class PpoPhases(Phases):
         self._vocabulary = model.config.get_text_config().vocab_size
         self._scores: list[torch.Tensor] = []
         self._rows = self._parts = self._part = 0
-        self._logits, self._score = (torch.float32, self._vocabulary), torch.float32
+        self._logits, self._score = (torch.bfloat16, self._vocabulary), torch.bfloat16
         # A batch is all completions of an update, whatever part of them is trained on here; what
         # the first update leaves behind is there during the second.
         rows = [{"input_ids": [self._tracer.token] * n} for n in self._request.prompts]
@@ -71,9 +71,9 @@ class PpoPhases(Phases):
 
     @property
     def _left_out(self) -> bool:
-        """Whether this part of the completions is like others that are traced: of many only the
-        first and the last are generated and scored."""
-        return not self._whole and 0 < self._part < self._parts - 1
+        """Whether this part of the completions takes no more than the last one, beside which all
+        others are kept: only that is generated and scored."""
+        return not self._whole and self._part < self._parts - 1
 
     def _reference(self) -> Any:
         forward = ppo_trainer.forward

@@ -29,8 +29,8 @@ def generation_batches(global_batch: int, group: int) -> list[int]:
     return [n for n in reversed(divisors(global_batch)) if n % group == 0]
 
 
-def quarters(number: int, count: int = 3) -> list[int]:
-    """The number, and divisors of it of about a quarter of the one before."""
+def quarters(number: int, count: int = 2) -> list[int]:
+    """The number, and divisors of it, each of about a quarter of the one before."""
     found = [number]
     while len(found) < count and found[-1] > 1:
         found.append(max((d for d in divisors(number) if 4 * d <= found[-1]), default=1))

@@ -44,7 +44,7 @@ DIVISORS = "divisors of the global batch"
 JOB_MAX_LENGTH = "the job's max_length"
 JOB_BATCH = "the job's global_batch_size"
 WHOLE_GROUPS = "whole groups that divide the global batch"
-QUARTERS = "a device's part of the global batch, and quarters of it"
+QUARTERS = "a device's part of the global batch, and a quarter of it"
 _WORDS = {
     MICRO_BATCH: DIVISORS,
     "max_length": JOB_MAX_LENGTH,
