@@ -45,9 +45,10 @@ def _figures(job: Job, device: str | None, devices: int) -> str:
         return f"cannot be planned: {error.problems[0].what}"
     ((candidate, estimate),) = made.ranked()
     speed = f", {estimate.tokens_per_s:.0f} tokens/s" if estimate.tokens_per_s else ""
+    how = ", by formula" if estimate.method == "closed form" else ""
     word = "fits" if estimate.fits else "does not fit"
     peak = format_bytes(estimate.peak_memory_bytes)
     return (
         f"{describe(candidate, [])}: {peak}{speed}; "
-        f"{word} in {format_bytes(made.limit_bytes)} on {made.facts.device.name}"
+        f"{word} in {format_bytes(made.limit_bytes)} on {made.facts.device.name}{how}"
     )

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from autotune.estimate import record
@@ -101,6 +102,8 @@ class GroupPhases(Phases):
 
         trainer.get_train_dataloader = loader
         trainer._tokenize_prompts = self._tokenized
+        judged = self._judged
+        trainer.reward_processing_classes = [judged for _ in trainer.reward_processing_classes]
         trainer._generate_single_turn = self._generation(trainer._generate_single_turn)
         trainer._generate_and_score_completions = self._scoring(
             trainer._generate_and_score_completions
@@ -110,6 +113,16 @@ class GroupPhases(Phases):
     def _tokenized(self, prompts: Any) -> Any:
         lengths = self._request.prompts
         return [[self._tracer.token] * lengths[int(prompt)] for prompt in prompts], None, {}
+
+    def _judged(self, text: list[str], **_: Any) -> dict[str, Any]:
+        """What a reward model reads: whole prompts and completions, whatever its tokenizer makes
+        of the text."""
+        group = self._trainer.num_generations
+        prompts = [self._request.prompts[n // group] for n in range(len(text))]
+        widest = max(prompts) + self._length
+        ids = [[self._tracer.token] * widest for _ in prompts]
+        mask = [[int(at < n + self._length) for at in range(widest)] for n in prompts]
+        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
     def _generation(self, generate: Any) -> Any:
         length, token = self._length, self._tracer.token

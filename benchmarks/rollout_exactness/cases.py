@@ -34,6 +34,7 @@ class Case:
     batch: str = "one round"
     attention: str = "sdpa"
     optimizer: str = "adamw_torch_fused"
+    judged: bool = False
     bits: int = 0
     """Of the base's weights; 0: as they are. Others where bitsandbytes is installed."""
 
@@ -64,6 +65,8 @@ class Case:
             "gradient_checkpointing": self.checkpointing,
             "reward_funcs": ["get_soft_overlong_punishment"],
         }
+        if self.judged:
+            config |= {"reward_model_name_or_path": path, "reward_funcs": []}
         if self.checkpointing:
             config["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
         if self.lora:
@@ -108,3 +111,5 @@ def every() -> Iterator[Case]:
     yield Case(attention="eager", beta=0.04)
     yield Case(optimizer="adamw_torch", batch="two rounds")
     yield Case(method="rloo", optimizer="adafactor", ragged=False)
+    yield Case(judged=True)
+    yield Case(method="rloo", judged=True, beta=0.04, batch="two rounds", ragged=False)

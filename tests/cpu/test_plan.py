@@ -327,3 +327,4 @@ def test_ppo_with_a_trl_that_has_it_no_more_names_the_ways_out_with_figures(
     for method in ("rloo", "grpo"):
         (line,) = [one for one in problem.hint.splitlines() if f"method: {method}" in one]
         assert re.search(r"MiB; fits in .* GiB on ", line), line
+        assert "formula" not in line

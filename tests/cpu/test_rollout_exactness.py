@@ -22,6 +22,7 @@ CASES = (
     Case(method="rloo", lora=True, beta=0.04, optimizer="adamw_torch", checkpointing=True),
     # Its scoring once was 3% too low: the logarithm of a sum of exponentials makes a copy.
     Case(beta=0.04, batch="no accumulation", checkpointing=True),
+    Case(judged=True, beta=0.04, batch="two steps of a round"),
     PpoCase(),
     PpoCase(lora=True, batch="in parts", ragged=False, checkpointing=True),
 )
