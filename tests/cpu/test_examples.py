@@ -54,6 +54,23 @@ def test_every_way_of_making_up_the_batch_is_there(autotune: Command) -> None:
     assert all(micro * steps in (24, 48) for micro, steps in products)
 
 
+def test_ppo_takes_far_more_than_methods_without_a_value_model(autotune: Command) -> None:
+    one = ["--set", "recipe.dtype=[bfloat16]", "--set", "per_device_train_batch_size=4"]
+    one += ["--set", "gradient_checkpointing=true", "--device", "memory=24GiB"]
+    rollouts = {
+        "job": "local_rollout_forward_batch_size=64",
+        "rloo": "generation_batch_size=64",
+    }
+    peaks = {}
+    for name, knob in rollouts.items():
+        job = str(EXAMPLES / "ppo-memory" / f"{name}.yaml")
+        found = json.loads(autotune("plan", job, "--json", *one, "--set", knob))
+        (candidate,) = found["candidates"]
+        assert candidate["estimate"]["method"] == "scaled trace"
+        peaks[name] = candidate["estimate"]["peak_memory_bytes"]
+    assert peaks["job"] > 2 * peaks["rloo"]
+
+
 @pytest.mark.parametrize("name", STAND_INS)
 def test_an_example_runs_on_a_stand_in(name: str, autotune: Command) -> None:
     config = json.loads((EXAMPLES / name / "model" / "config.json").read_text(encoding="utf-8"))
