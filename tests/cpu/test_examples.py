@@ -56,7 +56,7 @@ def test_every_way_of_making_up_the_batch_is_there(autotune: Command) -> None:
 
 def test_ppo_takes_far_more_than_methods_without_a_value_model(autotune: Command) -> None:
     one = ["--set", "recipe.dtype=[bfloat16]", "--set", "per_device_train_batch_size=4"]
-    one += ["--set", "gradient_checkpointing=true", "--device", "memory=24GiB"]
+    one += ["--set", "gradient_checkpointing=true", "--device", "memory=40GiB"]
     rollouts = {
         "job": "local_rollout_forward_batch_size=64",
         "rloo": "generation_batch_size=64",
