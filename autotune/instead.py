@@ -1,6 +1,7 @@
 """The same job by another method: RLOO or GRPO in place of PPO, which need no value model. Pure."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from autotune.facts.stack import training_fields
@@ -40,10 +41,15 @@ def in_place_of_ppo(job: Job, method: str) -> Job | None:
         "fixed": fixed,
         "recipe": recipe,
         "training": _known(job.training, method),
-        "reward_model_path": job.reward_model_path or job.model,
+        "reward_model_path": job.reward_model_path or _folder(job.model),
         "search_space": None,
     }
     return job.model_copy(update=update)
+
+
+def _folder(model: str) -> str:
+    """A model as a reward model is named: the folder of a bare config."""
+    return str(PurePath(model).parent) if model.endswith(".json") else model
 
 
 def _known(training: Mapping[str, Any], method: str) -> dict[str, Any]:

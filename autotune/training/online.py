@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+import transformers
 import trl.rewards
 from trl import GRPOTrainer, ModelConfig, RLOOTrainer, get_peft_config
 from trl.scripts.grpo import GRPOScriptArguments
@@ -72,6 +74,7 @@ class OnlineFamily(Family):
             return self.trainer_class(
                 model=made.policy,
                 reward_funcs=made.rewards,
+                reward_processing_classes=[_read_by(one, tokenizer) for one in made.rewards],
                 args=training,
                 train_dataset=rows,
                 processing_class=tokenizer,
@@ -196,6 +199,19 @@ def reward_function(name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
     except (ImportError, AttributeError) as error:
         raise ValueError(f"no reward function `{name}`: {error}") from error
+
+
+def _read_by(reward: Any, tokenizer: Any) -> Any:
+    """The policy's tokenizer for a model of random weights that has none of its own; None where
+    the trainer looks for one itself."""
+    if not isinstance(reward, torch.nn.Module):
+        return None
+    config: Any = reward.config
+    try:
+        transformers.AutoTokenizer.from_pretrained(config.name_or_path)
+    except (OSError, ValueError):
+        return tokenizer
+    return None
 
 
 def random_reward_model(path: str, training: Any, model: ModelConfig, device: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.conclusion import MAX_VERIFICATIONS
+from autotune.facts.stack import fused_head
 from tests.cpu.conftest import LLAMA, Command, write_model
 
 FEW = {
@@ -173,6 +174,7 @@ def test_ctrl_c_before_the_search_ends_as_cleanly(autotune: Command) -> None:
     assert not own_children(str(autotune.folder))
 
 
+@pytest.mark.skipif(fused_head(), reason="this TRL holds no whole logits: eight rows fit too")
 def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     autotune: Command,
 ) -> None:
