@@ -213,6 +213,7 @@ def by_formula(
     if METHODS[job.method].online:
         length += completion_length(config)
     judged = job.method == "ppo"  # by a reward and a value model, taken to be as large
+    words = model.vocab_size or 32000
     hidden, layers = model.hidden_size or 1024, model.layers or 1
     adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
     size = Dimensions(
@@ -222,10 +223,14 @@ def by_formula(
         layers=layers,
         hidden=hidden,
         heads=max(hidden // 128, 1),
-        vocabulary=1 if METHODS[job.method].classifier else model.vocab_size or 32000,
+        vocabulary=1 if METHODS[job.method].classifier else words,
         tokens=METHODS[job.method].sequences * candidate.micro_batch * length,
         length=candidate.micro_batch * length if config.get("padding_free") else length,
         fused_head=facts.stack.fused_head,
+        # In float32, and three times while those of the next update are put together.
+        kept_logits_bytes=3 * 4 * candidate.global_batch * completion_length(config) * words
+        if judged
+        else 0,
     )
     return closed_form(config, size, residual, limit, why)
 

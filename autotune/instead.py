@@ -12,7 +12,8 @@ from autotune.space.knobs import COMPLETION, GROUP, MINI_BATCHES, RESPONSE, ROLL
 WITHOUT_A_VALUE_MODEL = ("rloo", "grpo")
 GROUPS = (8, 4, 2)
 _RESPONSE_LENGTH = 53
-"""TRL's default of PPO, kept where the job says nothing."""
+_KL_COEF = 0.05
+"""TRL's defaults of PPO, kept where the job says nothing."""
 _OF_PPO = {ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, "num_ppo_epochs", "copy_reference"}
 
 
@@ -36,6 +37,7 @@ def in_place_of_ppo(job: Job, method: str) -> Job | None:
     else:
         fixed[COMPLETION] = job.fixed.get(RESPONSE, _RESPONSE_LENGTH)
     fixed[GROUP] = group
+    fixed["beta"] = job.training.get("kl_coef", _KL_COEF)  # a reference, as PPO has one
     update = {
         "method": method,
         "fixed": fixed,

@@ -72,7 +72,7 @@ def judge(
     speed = rehearsed[0] / rehearsed[1] if rehearsed is not None else None
     ratio = _against_promise(chosen, rehearsed, sizes)
     hard = [
-        *_launch_problems(report, (evaluated or not evaluates) and state is not None, speed),
+        *_launch_problems(report, evaluated or not evaluates, state is not None, speed),
         *_memory_problems(peak, chosen, _limit(job, facts)),
     ]
     slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE
@@ -104,13 +104,15 @@ def judge(
     )
 
 
-def _launch_problems(report: LaunchReport, whole: bool, speed: float | None) -> list[str]:
+def _launch_problems(
+    report: LaunchReport, evaluated: bool, saved: bool, speed: float | None
+) -> list[str]:
     if report.timed_out:
         return [f"the launch did not end within {report.seconds:.0f} s"]
     if report.exit_code != 0:
         return [f"the launch ended with exit code {report.exit_code}"]
-    if not whole:
-        return ["the launch did not evaluate and save"]
+    if not (evaluated and saved):
+        return [f"the launch did not {'evaluate' if saved else 'save'}"]
     if speed is None:
         return ["the launch logged too few steps to be timed"]
     return []

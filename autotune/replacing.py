@@ -7,7 +7,6 @@ from autotune.errors import AutotuneError
 from autotune.instead import WITHOUT_A_VALUE_MODEL, in_place_of_ppo
 from autotune.job import Job
 from autotune.planning import plan
-from autotune.report.tables import describe
 from autotune.space.definition import load_definition
 from autotune.units import format_bytes
 
@@ -47,8 +46,9 @@ def _figures(job: Job, device: str | None, devices: int) -> str:
     speed = f", {estimate.tokens_per_s:.0f} tokens/s" if estimate.tokens_per_s else ""
     how = ", by formula" if estimate.method == "closed form" else ""
     word = "fits" if estimate.fits else "does not fit"
+    batch = f"{candidate.micro_batch} x {candidate.gradient_accumulation_steps}"
     peak = format_bytes(estimate.peak_memory_bytes)
     return (
-        f"{describe(candidate, [])}: {peak}{speed}; "
+        f"{batch}: {peak}{speed}; "
         f"{word} in {format_bytes(made.limit_bytes)} on {made.facts.device.name}{how}"
     )

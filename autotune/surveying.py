@@ -29,6 +29,9 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
         UserError: the model, the data or a training field cannot be used.
         MachineError: the device that was asked for is not there.
     """
+    gone = stack.missing(job.method)
+    if gone is not None:
+        raise user_error(gone, where="method", hint="pip install trl==1.12.0, or another method")
     device = devices.detect(job.devices.kind, job.devices.index)
     stored = read_json(run.facts)
     if stored is not None and run.rows.is_dir():
@@ -61,6 +64,7 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
         seed=job.seed,
         run_folder=str(run.path),
         reward_funcs=job.reward_funcs,
+        reward_model_path=job.reward_model_path,
     )
     write_json(folder.request, request.plain())
     ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))

@@ -174,7 +174,7 @@ def _flags(
     if "shuffle_dataset" in facts.stack.training_fields:
         changed["shuffle_dataset"] = "false"
     if not METHODS[job.method].evaluates:  # but it shows samples, in the first step
-        changed["num_sample_generations"] = 1
+        changed |= {"num_sample_generations": 1, "full_responses": "true"}
         if not given.get("reward_model_path"):
             changed["reward_model_path"] = given["model_name_or_path"]
     length = given.get("max_completion_length")

@@ -26,7 +26,7 @@ LAYERS = (
     ("placing",),
     ("planning", "comparison"),
     ("expecter", "history"),
-    ("largest", "advising"),
+    ("largest", "advising", "replacing"),
     ("promise", "emit"),
     ("verify",),
     ("session", "probing"),
@@ -34,7 +34,6 @@ LAYERS = (
     ("conclusion",),
     ("tuning", "reopening"),
     ("report",),
-    ("replacing",),
     ("cli",),
 )
 # Files that a forkserver's child runs; only they may import the training stack at the top.

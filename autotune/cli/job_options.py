@@ -88,6 +88,8 @@ def load(
 
         hint = ways_out(loaded, device=device, devices=devices, figures=figures)
         raise user_error(why, where="method", hint=hint)
+    for one in loaded.assumed:
+        click.echo(f"assumed: {one}", err=True)
     return loaded, definition
 
 

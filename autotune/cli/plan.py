@@ -72,8 +72,6 @@ def command(
         made = plan(
             loaded, definition, folder, device=device, devices=devices, only_default=job is None
         )
-    for one in loaded.assumed:
-        click.echo(f"assumed: {one}", err=True)
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
     chosen = chosen[:top] if top else chosen
     if as_json:

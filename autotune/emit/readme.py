@@ -65,11 +65,13 @@ def readme(
 
 def _expectations(chosen: Ranked, work: Work) -> list[str]:
     measurement = chosen.measurement
+    epochs = chosen.candidate.values.get("num_ppo_epochs")
+    step = f"update ({epochs} optimizer steps)" if epochs else "optimizer step"
     noise = measurement.relative_uncertainty
     lines = [
         f"- {chosen.tokens_per_s:.0f} real tokens/s"
         + (f" (+-{100 * noise:.1f}%)" if noise is not None else ""),
-        f"- {format_seconds(measurement.step_time_s or 0)} per optimizer step",
+        f"- {format_seconds(measurement.step_time_s or 0)} per {step}",
         f"- peak memory {format_bytes(chosen.peak_memory_bytes)}, on the worst batch of the data",
     ]
     seconds = work.seconds(measurement)

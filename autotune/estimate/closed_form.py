@@ -40,6 +40,7 @@ class Dimensions:
         tokens: of the worst micro-batch, with padding.
         length: of its rows.
         fused_head: whether logits are held in tiles only (`stack.fused_head`).
+        kept_logits_bytes: of completions, where they are kept through the update.
     """
 
     parameters: int
@@ -51,6 +52,7 @@ class Dimensions:
     tokens: int
     length: int
     fused_head: bool = False
+    kept_logits_bytes: int = 0
 
 
 def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, int]:
@@ -71,7 +73,7 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
         GRADIENTS: size.trained * width,
         OPTIMIZER: size.trained * state,
         ACTIVATIONS: held,
-        LOGITS: 3 * 4 * rows * columns,
+        LOGITS: size.kept_logits_bytes + 3 * 4 * rows * columns,
     }
 
 

@@ -22,7 +22,7 @@ NOT_ON_THE_PATH = {
     *("per_device_eval_batch_size", "warmup_ratio", "warmup_steps", "save_total_limit"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy"),
     *("dataloader_num_workers", "model_name_or_path", "dataset_text_field"),
-    "generation_batch_size",
+    *("generation_batch_size", "local_rollout_forward_batch_size", "num_ppo_epochs"),
 }
 
 UNTRACEABLE = {

@@ -1,4 +1,4 @@
-"""The same of PPOTrainer, whose `train` is one function.
+"""Tells the tracer what PPOTrainer is doing, whose `train` is one function.
 
 It keeps the scores of every token that it generates until it has stacked them: those of tokens that
 are not decoded here are made before that. Runs in a child only.

@@ -56,7 +56,7 @@ class RolloutTraceRequest(Message):
 
     Attributes:
         prompts: tokens of each prompt of a generation.
-        tokens: how many are really generated; completions count as `max_completion_length`.
+        tokens: how many are really generated; completions count as full.
         again: whether generation starts again within an optimizer step, beside gradients.
         micro_steps: of an optimizer step: 1 or 2, the others are like the second.
     """

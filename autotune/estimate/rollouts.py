@@ -134,6 +134,7 @@ class RolloutEstimates(Persevering):
             "num_ppo_epochs": 1,
             "num_mini_batches": 2 if alone else 1,
             "local_rollout_forward_batch_size": rollout.chunk,
+            "whiten_rewards": False,  # it wants mini-batches of eight, which are not traced
         }
 
     def _with_optimizer(self, point: Point, optim: str) -> PointReply:

@@ -19,7 +19,7 @@ from autotune.probe.protocol import Message
 
 SIZES = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
-    "optim",
+    *("optim", "local_rollout_forward_batch_size"),
 )
 _Reply = TypeVar("_Reply", bound=Message)
 

@@ -103,6 +103,7 @@ class SurveyRequest(Message):
     seed: int
     run_folder: str
     reward_funcs: list[str] = field(default_factory=list)
+    reward_model_path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,9 @@ def survey(path: Path) -> None:
         where = "model"
         model = _model(request)
         reply["model"] = asdict(model)
+        where = "reward_model_path"
+        _check_reward_model(request, model.vocab_size)
+        where = "model"
         tokenizer = _tokenizer(request, model.path, model.vocab_size)
         where = "dataset"
         reply["data"] = asdict(_data(request, tokenizer))
@@ -70,6 +73,22 @@ def _check_rewards(request: SurveyRequest) -> None:
                 problems.append(str(error))
         if problems:
             raise ValueError("; ".join(problems))
+
+
+def _check_reward_model(request: SurveyRequest, vocabulary: int | None) -> None:
+    """PPO shows the policy's tokens to the reward model."""
+    if request.method != "ppo" or request.reward_model_path is None:
+        return
+    from autotune.facts.model import model_config
+
+    trust = bool(request.training.get("trust_remote_code", False))
+    config = model_config(request.reward_model_path, "reward", trust_remote_code=trust)
+    words = config.get_text_config().vocab_size
+    if vocabulary is not None and words < vocabulary:
+        raise ValueError(
+            f"PPO shows the policy's {vocabulary} tokens to the reward model, which knows {words}; "
+            "take one that was made from the policy's family"
+        )
 
 
 def _model(request: SurveyRequest) -> Any:

@@ -31,8 +31,6 @@ class TerminalListener(Listener):
 
     def surveying(self, job: Job) -> None:
         self._say("loading the training stack, looking at the model, tokenizing the data ...")
-        for one in job.assumed:
-            self._say(f"assumed {one}")
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         self._free = [knob.name for knob in space.free_knobs]

@@ -29,8 +29,15 @@ def generation_batches(global_batch: int, group: int) -> list[int]:
     return [n for n in reversed(divisors(global_batch)) if n % group == 0]
 
 
+TRL_ROLLOUT_BATCH = 64
+"""TRL's default of `local_rollout_forward_batch_size`."""
+
+
 def quarters(number: int, count: int = 2) -> list[int]:
-    """The number, and divisors of it, each of about a quarter of the one before."""
+    """The number, and divisors of it, each of about a quarter of the one before; beside a larger
+    multiple of TRL's default that."""
+    if number > TRL_ROLLOUT_BATCH and number % TRL_ROLLOUT_BATCH == 0:
+        return [number, TRL_ROLLOUT_BATCH]
     found = [number]
     while len(found) < count and found[-1] > 1:
         found.append(max((d for d in divisors(number) if 4 * d <= found[-1]), default=1))

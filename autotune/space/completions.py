@@ -57,6 +57,8 @@ def _update_problem(
         return "no more can be generated together than an update takes"
     if sequences > known["data.rows"]:
         return "the data has fewer prompts than an update takes"
+    if job.devices.count > 1 and job.tuning != "full" and not values.get("copy_reference"):
+        return "on several devices PPOTrainer needs `fixed: {copy_reference: true}` beside adapters"
     return update_problem(
         local,
         local // values[MICRO_BATCH],

@@ -57,7 +57,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         "output_dir": output_dir,
         "use_cpu": facts.device.kind == "cpu",
         **({} if METHODS[job.method].online else {"max_length": job.max_length}),
-        **_rewards(job, facts),
+        **_rewards(job),
         **_precision(job, facts),
         **{canonical_name(n): v for n, v in job.training.items() if v is not None},
         **_knob_fields(candidate),
@@ -83,14 +83,12 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     return Settings(config=config, environment=environment(candidate, facts))
 
 
-def _rewards(job: Job, facts: Facts) -> dict[str, Any]:
+def _rewards(job: Job) -> dict[str, Any]:
     """What rewards completions, as the scripts of the online trainers have it."""
     method = METHODS[job.method]
     named: dict[str, Any] = {"reward_funcs": list(job.reward_funcs) or None}
     if method.reward_model:
         named[method.reward_model] = job.reward_model_path
-    if method.name == "ppo":
-        named["sft_model_path"] = facts.model.path  # TRL's own example script reads it
     return {name: value for name, value in named.items() if value is not None}
 
 

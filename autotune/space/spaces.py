@@ -14,6 +14,7 @@ from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
 from autotune.space.batch import (
+    TRL_ROLLOUT_BATCH,
     accumulation,
     generation_batches,
     micro_batches,
@@ -44,7 +45,7 @@ from autotune.space.knobs import (
 from autotune.space.precision import resolve_precision
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
-"""Knobs whose default is the most of a batch that can be."""
+"""Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,8 @@ class SearchSpace:
             target = wanted.get(MICRO_BATCH)
             gap = abs(candidate.micro_batch - target) if isinstance(target, int) else 0
             together = next((v for n in ALL_AT_ONCE if (v := candidate.values.get(n))), None)
+            if ROLLOUT_CHUNK in candidate.values and isinstance(together, int):
+                together = together if together <= TRL_ROLLOUT_BATCH else -together
             # Of several batches each has its own: what it generates at once by default is the most.
             return off, gap, -together if isinstance(together, int) else 0
 

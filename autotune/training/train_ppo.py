@@ -32,6 +32,9 @@ from trl import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
+UNUSED = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>")
+"""Tokens that are in vocabularies for such purposes."""
+
 
 @dataclass
 class PPOScriptArguments(ScriptArguments):
@@ -40,6 +43,10 @@ class PPOScriptArguments(ScriptArguments):
     copy_reference: bool = field(
         default=False,
         metadata={"help": "With adapters: a reference of its own, not the policy without them."},
+    )
+    full_responses: bool = field(
+        default=False,
+        metadata={"help": "Look for no stop token: every response has its full length."},
     )
     trust_remote_code: bool = field(
         default=False,
@@ -51,6 +58,8 @@ def main() -> None:
     """Train, and save the policy."""
     parser = TrlParser((PPOScriptArguments, PPOConfig, ModelConfig))
     script, training, model = parser.parse_args_and_config()
+    if script.full_responses:
+        training.stop_token = training.stop_token_id = None
     rows = load_dataset(script.dataset_name, name=script.dataset_config)
     tokenizer = load_tokenizer(script, model)
     samples = rows[script.dataset_test_split] if training.eval_strategy != "no" else None
@@ -80,10 +89,11 @@ def load_tokenizer(script: Any, model: Any) -> Any:
 
 
 def prepared_tokenizer(tokenizer: Any) -> Any:
-    """With padding on the left, and a token for it."""
+    """With padding on the left, and a token for it: one that the model knows, if there is any."""
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
-        tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # PPOTrainer never shows it to a model
+        known, unused = tokenizer.get_vocab(), [*UNUSED, tokenizer.unk_token]
+        tokenizer.pad_token = next((one for one in unused if one in known), "[PAD]")
     return tokenizer
 
 
@@ -134,7 +144,12 @@ def load_models(script: Any, training: Any, model: Any) -> dict[str, Any]:
 def make_trainer(
     training: Any, model: Any, tokenizer: Any, models: dict[str, Any], rows: Any, samples: Any
 ) -> Any:
-    """The trainer, on tokenized rows; `samples` are shown with their responses now and then."""
+    """The trainer, on tokenized rows; `samples` are shown with their responses now and then.
+
+    Raises:
+        ValueError: the models do not know all tokens that they will see.
+    """
+    check_vocabularies(tokenizer, models)
     # It makes an Accelerator of its own, which looks nowhere else for these.
     precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "no"
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
@@ -155,6 +170,8 @@ def make_trainer(
         peft_config=get_peft_config(model),
         **models,
     )
+    # Else it would step in each micro-step of the last batch of the data.
+    trainer.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
     if training.train_sampling_strategy == "sequential":
         batches = torch.utils.data.DataLoader(
             rows,
@@ -164,6 +181,28 @@ def make_trainer(
         )
         trainer.dataloader = trainer.accelerator.prepare(batches)
     return trainer
+
+
+def check_vocabularies(tokenizer: Any, models: dict[str, Any]) -> None:
+    """PPOTrainer shows the policy's tokens to all models.
+
+    Raises:
+        ValueError: one of them does not know them all, or the token of the padding.
+    """
+    words = {name: _words(one) for name, one in models.items() if one is not None}
+    for name in ("reward_model", "value_model"):
+        if words[name] < words["model"]:
+            raise ValueError(
+                f"the {name} knows {words[name]} tokens, the policy {words['model']}: PPO wants a "
+                "reward model with the policy's tokenizer"
+            )
+    if tokenizer.pad_token_id >= words["model"]:
+        raise ValueError("the tokenizer has no token for padding; give it one that the model knows")
+
+
+def _words(model: Any) -> int:
+    count: int = model.config.get_text_config().vocab_size
+    return count
 
 
 def _checkpointing(training: Any, part: str) -> Any:

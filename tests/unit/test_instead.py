@@ -28,6 +28,7 @@ def test_it_generates_as_many_tokens_and_has_a_space(method):
         "max_completion_length": 100,
         "num_generations": 4,
         "dtype": "bfloat16",
+        "beta": 0.1,
     }
     assert other.training == {"learning_rate": 1e-6}
     assert other.reward_model_path == "/models/judge"
@@ -37,13 +38,13 @@ def test_it_generates_as_many_tokens_and_has_a_space(method):
 def test_what_the_job_leaves_open_is_what_ppo_would_do():
     other = in_place_of_ppo(ppo(global_batch_size=16), "rloo")
     assert other is not None
-    assert other.fixed == {"max_completion_length": 53, "num_generations": 8}
+    assert other.fixed == {"max_completion_length": 53, "num_generations": 8, "beta": 0.05}
     assert other.reward_model_path == ppo().model
     listed = ppo(global_batch_size=16, recipe={"response_length": [32, 64]})
     other = in_place_of_ppo(listed, "rloo")
     assert other is not None
     assert other.recipe == {"max_completion_length": [32, 64]}
-    assert other.fixed == {"num_generations": 8}
+    assert other.fixed == {"num_generations": 8, "beta": 0.05}
 
 
 def test_an_odd_batch_makes_up_no_groups():

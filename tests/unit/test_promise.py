@@ -93,7 +93,7 @@ def test_a_launch_that_is_only_too_slow_says_so() -> None:
         (report(exit_code=1), None, "exit code 1"),
         (report(timed_out=True), None, "did not end"),
         (report(), state(evaluated=False), "did not evaluate"),
-        (report(), None, "did not evaluate and save"),
+        (report(), None, "did not save"),
         (report(peak_resident_bytes=2 * GIB), state(), "was promised"),
         (report(peak_resident_bytes=2**50), state(), "over the limit"),
     ],
