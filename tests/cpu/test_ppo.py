@@ -139,3 +139,58 @@ def test_a_step_is_an_update_of_all_phases(roomy: dict[str, Measurement]) -> Non
         assert sum(phase or 0.0 for phase in phases) == pytest.approx(one.step_time_s, rel=1e-6)
         assert one.gradient_norm is not None and one.last_loss is not None
         assert 8 * (40 + 1) < (one.tokens_per_step or 0) < 8 * (40 + 40)
+
+
+def test_the_script_steps_once_an_epoch_in_the_last_batch_of_the_data_too(tmp_path: Path) -> None:
+    """accelerate by itself would let each micro-step of that batch through."""
+    import datasets
+    import transformers
+    import trl
+
+    from autotune.probe.survey import make_tokenizer
+    from autotune.training import train_ppo
+
+    make_tokenizer(tmp_path, 509)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    small = {**LLAMA, "hidden_size": 32, "num_labels": 1, "pad_token_id": 0}
+    kinds = {
+        "model": transformers.LlamaForCausalLM,
+        "ref_model": transformers.LlamaForCausalLM,
+        "reward_model": transformers.LlamaForSequenceClassification,
+        "value_model": transformers.LlamaForSequenceClassification,
+    }
+    models = {name: kind(transformers.LlamaConfig(**small)) for name, kind in kinds.items()}
+    arguments = train_ppo.PPOConfig(
+        output_dir=str(tmp_path),
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        num_ppo_epochs=2,
+        response_length=5,
+        report_to=[],
+        num_sample_generations=0,
+        max_steps=3,
+        save_strategy="no",
+    )
+    rows = datasets.Dataset.from_list([{"input_ids": [3, 4, 5]}] * 16)
+    trainer = train_ppo.make_trainer(
+        arguments,
+        trl.ModelConfig(),
+        train_ppo.prepared_tokenizer(tokenizer),
+        models,
+        rows,
+        None,
+    )
+    steps = 0
+    real = trainer.optimizer.optimizer.step
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return real(*args, **kwargs)
+
+    trainer.optimizer.optimizer.step = counted
+    trainer.train()
+    assert steps == 3 * 2
