@@ -162,6 +162,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
+    if isinstance(error, ImportError):  # a library that no longer fits
+        return "failed to map segment" in text or "Cannot allocate memory" in text
     return isinstance(error, RuntimeError | OSError) and (
         "can't allocate memory" in text
         or "std::bad_alloc" in text

@@ -40,6 +40,7 @@ class PpoFamily(Family):
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
         """As for all methods; PPOConfig has no `trust_remote_code`, which theirs have."""
+        check_stop(config.get("stop_token"), config.get("stop_token_id"))
         script, training, model = super().parse(config, scratch)
         training.trust_remote_code = script.trust_remote_code
         return script, training, model
@@ -155,6 +156,18 @@ class _Stop(TrainerCallback):
         """Leave, where another one asked for it."""
         if control.should_training_stop:
             raise _Enough
+
+
+def check_stop(token: Any, token_id: Any) -> None:
+    """What PPOTrainer says of stop tokens when it is made.
+
+    Raises:
+        ValueError: there is no such, or there are two.
+    """
+    if token not in (None, "eos"):
+        raise ValueError(f"`stop_token` cannot be `{token}`; choose from `eos`, `null`")
+    if token is not None and token_id is not None:
+        raise ValueError("`stop_token` and `stop_token_id` are both set; keep one")
 
 
 def _reward_path(request: ProbeRequest) -> str:
