@@ -1,6 +1,7 @@
 """Estimates of memory of GRPO, RLOO and PPO against the real CPU allocator, phase by phase.
 
     python benchmarks/rollout_exactness/run.py      # about 20 minutes on an idle machine
+    python benchmarks/rollout_exactness/run.py ppo  # one method
 
 Each combination gets a child of its own: a trace in which a few tokens are decoded, continued to
 all, and then the same two optimizer steps for real, with every token generated.
@@ -76,19 +77,26 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run all, write the rows and the table."""
-    about, rows = about_this_run(), []
+    """Run all, or those of the methods that are named; write the rows and the table. Rows of other
+    methods stay as they are."""
+    wanted = sys.argv[1:] or ["grpo", "rloo", "ppo"]
+    file = HERE / "results.jsonl"
+    old = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    rows = [row for row in old if not any(method in row["name"].split()[0] for method in wanted)]
+    about = about_this_run()
     with tempfile.TemporaryDirectory(prefix="rollout-exactness-") as scratch:
-        models, cases = Path(scratch, "models"), [*every(), *every_ppo()]
+        models = Path(scratch, "models")
+        cases = [c for c in (*every(), *every_ppo()) if c.request(models, TOKENS).method in wanted]
         write_models(models, {case.model for case in cases})
         log = Path(scratch, "server.log")
         with ProbeServer(log, PRELOAD, server_environment()) as server:
             for index, case in enumerate(cases):
-                rows.append(compare(case, server, models, Path(scratch, str(index))))
-                print(rows[-1].get("failure") or f"{rows[-1]['error']:+.4%}", case.name, flush=True)
-    lines = [json.dumps({**row, "about": about}) + "\n" for row in rows]
-    (HERE / "results.jsonl").write_text("".join(lines), encoding="utf-8")
-    (HERE / "results.md").write_text(table(rows, about), encoding="utf-8")
+                found = compare(case, server, models, Path(scratch, str(index)))
+                rows.append({**found, "about": about})
+                print(found.get("failure") or f"{found['error']:+.4%}", case.name, flush=True)
+                lines = [json.dumps(row) + "\n" for row in rows]
+                file.write_text("".join(lines), encoding="utf-8")
+                (HERE / "results.md").write_text(table(rows, about), encoding="utf-8")
 
 
 if __name__ == "__main__":
