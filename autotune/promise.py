@@ -15,6 +15,8 @@ SPEED_TOLERANCE = 0.25
 """The launch may be slower than promised by this share; shared machines are this noisy."""
 MEMORY_TOLERANCE = 0.15
 """The launch may take more than promised by this share."""
+MEMORY_SLACK = 128 * 2**20
+"""Bytes, or by so much: what libraries map differs between a forked process and a fresh one."""
 
 
 LOGGED = ("{'loss'", "{'eps'")
@@ -121,7 +123,8 @@ def _launch_problems(
 def _memory_problems(peak: int | None, chosen: Ranked, limit: int) -> list[str]:
     if peak is not None and peak > limit:
         return [f"it took {format_bytes(peak)}, over the limit of {format_bytes(limit)}"]
-    if peak is not None and peak > chosen.peak_memory_bytes * (1 + MEMORY_TOLERANCE):
+    slack = max(chosen.peak_memory_bytes * MEMORY_TOLERANCE, MEMORY_SLACK)
+    if peak is not None and peak > chosen.peak_memory_bytes + slack:
         promised = format_bytes(chosen.peak_memory_bytes)
         return [f"it took {format_bytes(peak)}, but {promised} was promised"]
     return []
