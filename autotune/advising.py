@@ -29,7 +29,7 @@ from autotune.space.knobs import Candidate
 from autotune.space.leanness import expected_leanness
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import survey
-from autotune.what_if import Change, single_changes
+from autotune.what_if import Change, one_more_device, single_changes
 
 MOST_CHANGES = 3
 LITTLE_TO_MEMORY = (
@@ -165,7 +165,7 @@ class _Advisor:
             following = []
             for made, job, lean in front:
                 changed = {one.field for one in made}
-                for change in single_changes(job, lean):
+                for change in self._changes(job, lean):
                     if change.field in changed:
                         continue
                     texts = frozenset(one.text for one in (*made, change))
@@ -183,6 +183,11 @@ class _Advisor:
                     fitting.append(texts)
                     yield self._way((*made, change), change.job, space, speed)
             front = following
+
+    def _changes(self, job: Job, nearest: Candidate) -> Iterator[Change]:
+        yield from single_changes(job, nearest)
+        if self._kind is not None:  # of the devices that are here one is tuned for
+            yield from one_more_device(job)
 
     def _way(
         self, changes: tuple[Change, ...], job: Job, space: SearchSpace, speed: float | None

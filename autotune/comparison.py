@@ -95,8 +95,9 @@ def compared(expectations: Expectations, records: Sequence[Record]) -> Compariso
         if estimate is None or measurement is None or measurement.outcome != "ok":
             continue
         if measurement.peak_memory_bytes:
-            corrected = residual.corrected(estimate.peak_reserved_bytes)
-            errors.append(corrected / measurement.peak_memory_bytes - 1)
+            corrected = residual.corrected(estimate.own_reserved_bytes)
+            own = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
+            errors.append(corrected / own - 1)
         if estimate.time_parts is not None and measurement.step_time_s:
             speed_errors.append(speed.time_s(estimate.time_parts) / measurement.step_time_s - 1)
         if measurement.tokens_per_s and estimate.tokens_per_s:

@@ -22,11 +22,13 @@ from autotune.probe.record import Record
 from autotune.probe.throughput import passes
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
+from autotune.space.vllm import vllm_share
 from autotune.training.rounds import completion_length
 
 TYPICAL_PROCESS = 450 * 2**20
 """What a process with the stack holds (447 MiB were seen), where no child could tell."""
 EXCHANGE = "the time to exchange gradients is not counted"
+EXCHANGE_OF_WEIGHTS = "the time to exchange gradients and weights is not counted"
 HOPELESS = 0.95
 """Candidates that run out of memory with more than this probability are never probed."""
 
@@ -54,8 +56,9 @@ class Expectations:
             if estimate is None or measurement is None or measurement.outcome != "ok":
                 continue
             if estimate.traced and measurement.peak_memory_bytes is not None:
-                estimated_bytes.append(float(estimate.peak_reserved_bytes))
-                measured_bytes.append(float(measurement.peak_memory_bytes))
+                estimated_bytes.append(float(estimate.own_reserved_bytes))
+                own = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
+                measured_bytes.append(float(own))
         return refined(self.prior, estimated_bytes, measured_bytes)
 
     def speed(self, records: Sequence[Record]) -> Coefficients:
@@ -82,7 +85,8 @@ class Expectations:
             residual = dataclasses.replace(
                 residual, relative_sigma=max(residual.relative_sigma, own)
             )
-        return residual.probability_above(estimate.peak_reserved_bytes, self.limit_bytes)
+        left = self.limit_bytes - estimate.vllm_bytes
+        return residual.probability_above(estimate.own_reserved_bytes, left)
 
     def hopeless(
         self, candidates: Sequence[Candidate], records: Sequence[Record]
@@ -161,7 +165,8 @@ def estimates_of(
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
                 point, layers = reply.points[place], facts.model.layers or 1
-                estimate = estimated(point, replaced, known, limit, layers)
+                formulas = replaced + (("zero_stage",) if job.devices.zero_stage else ())
+                estimate = estimated(point, formulas, known, limit, layers)
             if speed is not None:
                 expected = speed.speed(
                     task.request.points[place],
@@ -177,7 +182,8 @@ def estimates_of(
                     time_parts=expected.parts,
                 )
             if count > 1:
-                notes = (*estimate.notes, f"{count} devices: {EXCHANGE}")
+                what = EXCHANGE_OF_WEIGHTS if job.devices.zero_stage == 3 else EXCHANGE
+                notes = (*estimate.notes, f"{count} devices: {what}")
                 estimate = dataclasses.replace(estimate, notes=notes)
             found[candidate.key] = estimate
     return found
@@ -212,7 +218,8 @@ def by_formula(
         length = cut if full else min(length, cut)
     if METHODS[job.method].online:
         length += completion_length(config)
-    judged = job.method == "ppo"  # by a reward and a value model, taken to be as large
+    share = vllm_share(config, facts.device.total_bytes)
+    judged = METHODS[job.method].value_model  # and by a reward model, both taken to be as large
     words = model.vocab_size or 32000
     hidden, layers = model.hidden_size or 1024, model.layers or 1
     adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
@@ -231,13 +238,15 @@ def by_formula(
         kept_logits_bytes=3 * 4 * candidate.global_batch * completion_length(config) * words
         if judged
         else 0,
+        vllm=share,
+        judges=2 * judged * model.parameters,
     )
     return closed_form(config, size, residual, limit, why)
 
 
 def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
     """Whether a model of its own is kept as the reference."""
-    if job.method == "ppo":
+    if METHODS[job.method].value_model:
         return job.tuning == "full" or bool(config.get("copy_reference"))
     if METHODS[job.method].online:
         return bool(config.get("beta")) and job.tuning == "full"

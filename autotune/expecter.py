@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 
+from autotune.counting import Told, nobody
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.memory import Residual
 from autotune.expectations import Expectations, estimates_of, expectations_from_plain, prior_of
@@ -31,6 +32,7 @@ class Expecter:
         limit: what a probe may take, in bytes.
         measuring: called before the device's rates are measured, which takes seconds and is done
             once a machine.
+        told: hears how many candidates are estimated.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Expecter:
         server: ProbeServer,
         limit: int,
         measuring: Callable[[], None],
+        told: Told = nobody,
     ) -> None:
         self._job, self._facts, self._run, self._server = job, facts, run, server
-        self._limit, self._measuring = limit, measuring
+        self._limit, self._measuring, self._told = limit, measuring, told
         self._worth = len(space.candidates) >= WORTH_MEASURING
         self._cache = PlanCache.of_user()
         self._tasks: list[PathTask] = path_tasks(
@@ -82,7 +85,7 @@ class Expecter:
         folder = self._run.path / "estimates"
         more = min(len(os.sched_getaffinity(0)), len(tasks) // PATHS_A_SERVER) - 1
         with servers(folder, max(more, 0)) as started:
-            replies = traced_in_children(tasks, [self._server, *started], folder)
+            replies = traced_in_children(tasks, [self._server, *started], folder, self._told)
         found = estimates_of(
             tasks,
             replies,

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from autotune.methods import METHODS
 from autotune.units import parse_bytes, parse_seconds
 
 Scalar = bool | int | float | str | None
@@ -84,6 +85,10 @@ class Devices(_Strict):
     """`cuda`, `cpu`, or `auto`: CUDA where an NVIDIA GPU is present, else the CPU."""
     count: Literal[1] = 1
     """Number of devices. This version tunes for one."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """Planned only, for several devices (`autotune plan --devices`): DeepSpeed's ZeRO divides
+    optimizer states (1), gradients too (2), weights too (3) among them; 0: each
+    has a whole copy."""
     index: int = Field(default=0, ge=0)
     """Which GPU, as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is set, which of those
     that it lists."""
@@ -158,7 +163,8 @@ class Job(_Strict):
     tuning: Literal["full", "lora", "qlora"] = "full"
     """Train all weights, a LoRA adapter (`lora`), or one on a base that bitsandbytes quantises
     (`qlora`): to 4 bits (nf4, its constants quantised too), with `fixed: {load_in_8bit: true}` to
-    8. That package must be installed to train, not to plan. `ppo` has no quantised bases yet."""
+    8. That package must be installed to train, not to plan. Of `ppo`
+    it is the policy's base: the value model is trained whole, the reward model stays as it is."""
     global_batch_size: int | str = Field(default=16)
     """Rows (of pairs: pairs; of `grpo` and `rloo`: completions; of `ppo`: completions of an
     update) per optimizer step over all devices: a hard equality, never rounded.
@@ -246,9 +252,13 @@ class Job(_Strict):
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What is taken for granted where the job does not say."""
-        if self.method == "ppo" and self.reward_model_path is None:
+        """What is taken for granted and not measured."""
+        if METHODS[self.method].value_model and self.reward_model_path is None:
             return ("reward and value model are taken to be of the policy's shape",)
+        if self.fixed.get("use_vllm"):
+            taken = "; its memory is what its settings give it"
+            own = taken if self.fixed.get("vllm_mode", "colocate") == "colocate" else ""
+            return (f"probes do not run vLLM, times are with transformers' generation{own}",)
         return ()
 
     def plain(self) -> dict[str, Any]:

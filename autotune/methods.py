@@ -21,10 +21,10 @@ class Method:
         completion: where completions are generated, the knob that says how long they are.
         knobs: those that a search space of it must have.
         reward_model: the field that names the model that rewards completions.
+        value_model: whether a second model is trained along, and a third one judges.
         rewards_by_functions: whether functions can, too.
         evaluates: whether the trainer measures its loss on the test split.
         gone: where newer versions of TRL have it no more, what is said of that.
-        quantized: whether adapters may be trained on a quantised base.
         own_script: the bundle's file that trains, where TRL has no script that does.
         loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
             rows has other operators.
@@ -45,15 +45,15 @@ class Method:
     completion: str = ""
     knobs: tuple[str, ...] = ()
     reward_model: str = ""
+    value_model: bool = False
     rewards_by_functions: bool = False
     evaluates: bool = True
     gone: str = ""
-    quantized: bool = True
     own_script: str = ""
     loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)
-    refused: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    refused: Mapping[str, tuple[tuple[str | int, ...], str]] = field(default_factory=dict)
 
     @property
     def trainer(self) -> str:
@@ -75,13 +75,13 @@ _CANNOT_GROUP = (
     ("random", "sequential"),
     "this trainer cannot group by length: transformers looks for `input_ids`",
 )
-_ONLINE_REFUSES: Mapping[str, tuple[tuple[str, ...], str]] = {
+_ONLINE_REFUSES: Mapping[str, tuple[tuple[str | int, ...], str]] = {
     "train_sampling_strategy": ((), "this trainer has a sampler of its own, by groups"),
     "steps_per_generation": (
         (),
         "say how many completions are generated together: `fixed: {generation_batch_size: ...}`",
     ),
-    "use_vllm": ((), "generation by vLLM is neither probed nor planned yet"),
+    "vllm_tensor_parallel_size": ((1,), "one device generates for itself; not built for several"),
     "use_transformers_continuous_batching": ((), "not supported yet"),
     "use_transformers_paged": ((), "not supported yet"),
 }
@@ -95,7 +95,7 @@ _GROUPS: Mapping[str, Any] = {
     "refused": _ONLINE_REFUSES,
 }
 _COMPUTED = ((), "PPOTrainer computes it from the batch and the devices")
-_PPO_REFUSES: Mapping[str, tuple[tuple[str, ...], str]] = {
+_PPO_REFUSES: Mapping[str, tuple[tuple[str | int, ...], str]] = {
     **dict.fromkeys(("world_size", "num_total_batches", "micro_batch_size"), _COMPUTED),
     **dict.fromkeys(("local_batch_size", "batch_size"), _COMPUTED),
     **dict.fromkeys(("local_mini_batch_size", "mini_batch_size"), _COMPUTED),
@@ -205,9 +205,9 @@ _ALL = (
             "num_mini_batches",
         ),
         reward_model="reward_model_path",
+        value_model=True,
         evaluates=False,
         gone=": 1.12 is the last that has it",
-        quantized=False,
         own_script="train_ppo.py",
         defaults={
             "learning_rate": 3e-6,

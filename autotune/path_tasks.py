@@ -20,6 +20,7 @@ from autotune.methods import METHODS
 from autotune.plan_cache import code_version
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
+from autotune.space.vllm import vllm_share
 from autotune.training.batches import Batching, batching_of
 from autotune.training.rounds import Rollout, rollout_of
 
@@ -56,12 +57,21 @@ def path_tasks(
             "accumulates": candidate.gradient_accumulation_steps > 1,
             "expandable_segments": bool(candidate.values.get("expandable_segments")),
             "optim": optim,
+            **_beside(config, facts),
         }
         groups.setdefault(traced.key, []).append((candidate, traced, point))
     return [
         _task(job, facts, members, rows=rows, limit=limit, cache=cache)
         for members in groups.values()
     ]
+
+
+def _beside(config: dict[str, Any], facts: Facts) -> dict[str, int | None]:
+    """What vLLM has of the device, as fields of a point."""
+    share = vllm_share(config, facts.device.total_bytes)
+    if share is None:
+        return {}
+    return {"vllm_bytes": share.awake_bytes, "vllm_asleep_bytes": share.asleep_bytes}
 
 
 def batching(job: Job, config: dict[str, Any], candidate: Candidate) -> Batching | Rollout:
@@ -102,6 +112,8 @@ def _task(
         cache=None if cache is None else str(cache),
         seed=job.seed,
         devices=job.devices.count,
+        zero_stage=job.devices.zero_stage,
+        hidden=facts.model.hidden_size or 4096,
     )
     return PathTask(
         request=request,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.counting import Count, TaskCount, Told, nobody
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.estimates import Estimate
 from autotune.estimate.protocol import EstimateReply
@@ -86,6 +87,7 @@ def plan(
     device: str | None = None,
     devices: int = 1,
     only_default: bool = False,
+    told: Told = nobody,
 ) -> Plan:
     """Estimate every candidate of a job, on this machine's device or on one of a named kind.
 
@@ -94,6 +96,7 @@ def plan(
         device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
         devices: how many of them train together, each with a whole copy of the model (DDP).
         only_default: the default candidate alone, pinned knobs as pinned.
+        told: hears how many candidates are estimated.
 
     Raises:
         UserError: the job or the kind of device cannot be.
@@ -103,7 +106,7 @@ def plan(
     job, kind = placed(job, device, devices)
     cache = PlanCache.of_user()
     run = RunFolder(path=scratch)
-    facts, replies, cached = _remembered(job, definition, run, kind, cache, only_default)
+    facts, replies, cached = _remembered(job, definition, run, kind, cache, only_default, told)
     space = bind(definition, job, facts)
     if only_default:
         space = dataclasses.replace(space, candidates=(space.default(),))
@@ -131,6 +134,7 @@ def _remembered(
     kind: DeviceKind | None,
     cache: PlanCache,
     only_default: bool,
+    told: Told,
 ) -> tuple[Facts, list[EstimateReply], bool]:
     """Facts and replies, and whether a plan that was made before has them."""
     asked = f"{kind!r}, {'the default' if only_default else 'all'}"
@@ -138,7 +142,7 @@ def _remembered(
     stored = None if key is None else cache.read(key)
     if stored is not None:
         return *stored, True
-    facts, replies = _made(job, definition, run, kind, cache, only_default=only_default)
+    facts, replies = _made(job, definition, run, kind, cache, only_default, told)
     if key is not None and all(reply.problem is None for reply in replies):
         cache.write(key, facts, replies)
     return facts, replies, False
@@ -150,8 +154,8 @@ def _made(
     run: RunFolder,
     kind: DeviceKind | None,
     cache: PlanCache,
-    *,
     only_default: bool,
+    told: Told,
 ) -> tuple[Facts, list[EstimateReply]]:
     with servers(run.path, len(os.sched_getaffinity(0))) as started:
         facts = device_facts(survey(job, run, started[0]), kind)
@@ -159,7 +163,7 @@ def _made(
         candidates = (space.default(),) if only_default else space.candidates
         limit = allocator_limit(job, facts, planned_limit(job, facts))
         tasks = path_tasks(job, facts, candidates, rows=run.rows, limit=limit, cache=cache.traces)
-        return facts, traced_in_children(tasks, started, run.path / "traces")
+        return facts, traced_in_children(tasks, started, run.path / "traces", told)
 
 
 def known_ceilings(
@@ -208,17 +212,21 @@ def servers(folder: Path, count: int) -> Iterator[list[ProbeServer]]:
 
 
 def traced_in_children(
-    tasks: Sequence[PathTask], started: Sequence[ProbeServer], folder: Path
+    tasks: Sequence[PathTask],
+    started: Sequence[ProbeServer],
+    folder: Path,
+    told: Told = nobody,
 ) -> list[EstimateReply]:
     """Answer the tasks, one child at a time for each server."""
     free = list(started)
     lock = threading.Lock()
+    count = Count(tasks, told)
 
     def answer(task: PathTask, number: int) -> EstimateReply:
         with lock:
             server = free.pop()
         try:
-            return _in_child(task, server, folder / f"{number:04d}")
+            return _in_child(task, server, folder / f"{number:04d}", count.watcher(task))
         finally:
             with lock:
                 free.append(server)
@@ -236,11 +244,12 @@ def traced_in_children(
         pool.shutdown()
 
 
-def _in_child(task: PathTask, server: ProbeServer, path: Path) -> EstimateReply:
+def _in_child(task: PathTask, server: ProbeServer, path: Path, count: TaskCount) -> EstimateReply:
     folder = ProbeFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())
-    ending = server.run(folder, WORKER, LIMITS)
+    ending = server.run(folder, WORKER, LIMITS, count.watch)
+    count.ended()
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
         return untraced(

@@ -1,5 +1,6 @@
 """What a launch says of the promise that was made: the verdict of a verification. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ from autotune.methods import METHODS
 from autotune.probe.ending import LaunchReport
 from autotune.probe.protocol import RehearsalReply
 from autotune.recommend import Ranked
+from autotune.space.settings import settings
+from autotune.space.vllm import vllm_share
 from autotune.units import format_bytes
 
 SPEED_TOLERANCE = 0.25
@@ -17,8 +20,6 @@ MEMORY_TOLERANCE = 0.15
 """The launch may take more than promised by this share."""
 MEMORY_SLACK = 128 * 2**20
 """Bytes, or by so much: what libraries map differs between a forked process and a fresh one."""
-
-
 LOGGED = ("{'loss'", "{'eps'")
 """How the lines begin that trainers say of steps; the second is PPOTrainer's."""
 
@@ -73,36 +74,57 @@ def judge(
     evaluates = METHODS[job.method].evaluates
     speed = rehearsed[0] / rehearsed[1] if rehearsed is not None else None
     ratio = _against_promise(chosen, rehearsed, sizes)
+    config = settings(job, facts, chosen.candidate, "out").config
+    without_vllm = bool(config.get("use_vllm")) and not vllm_runs(config, facts)
+    promised = _launched_peak(chosen) if without_vllm else chosen.peak_memory_bytes
     hard = [
         *_launch_problems(report, evaluated or not evaluates, state is not None, speed),
-        *_memory_problems(peak, chosen, _limit(job, facts)),
+        *_memory_problems(peak, promised, _limit(job, facts), chosen, without_vllm),
     ]
     slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE
-    problems = list(hard)
-    if slow:
-        problems.append(f"only {100 * (ratio or 0):.0f}% of the promised speed on the same batches")
-    through = (
-        "its worst batch, an evaluation and a save" if evaluates else "its worst batch and a save"
-    )
-    good = (
-        f"launched through {through}: {100 * (ratio or 0):.0f}% of "
-        f"the promised speed on the same batches, peak {format_bytes(peak or 0)} "
-        f"(promised {format_bytes(chosen.peak_memory_bytes)})"
-    )
+    speeds = f"{100 * (ratio or 0):.0f}% of the promised speed on the same batches"
+    problems = [*hard, *([f"only {speeds}"] if slow else [])]
     return Verification(
         verified=not problems,
-        reason="; ".join(problems) or good,
+        reason="; ".join(problems) or _kept(evaluates, speeds, peak, promised, without_vllm),
         tokens_per_s=speed,
         promised_tokens_per_s=chosen.tokens_per_s,
         speed_against_promise=ratio,
         peak_memory_bytes=peak,
-        promised_peak_memory_bytes=chosen.peak_memory_bytes,
+        promised_peak_memory_bytes=promised,
         evaluated=evaluated,
         saved=state is not None,
         exit_code=report.exit_code,
         seconds=round(report.seconds, 3),
         log=log,
         only_too_slow=slow and not hard,
+    )
+
+
+def vllm_runs(config: Mapping[str, Any], facts: Facts) -> bool:
+    """Whether a launch of the configuration generates with vLLM: where that is installed, and no
+    server has to be there."""
+    colocated = vllm_share(config, facts.device.total_bytes) is not None
+    return colocated and facts.stack.vllm and facts.device.kind == "cuda"
+
+
+def _launched_peak(chosen: Ranked) -> int:
+    """What a launch takes in which transformers generate in vLLM's place. Bytes."""
+    m = chosen.measurement
+    outside = (m.peak_memory_bytes or 0) - (m.vllm_bytes or 0) - (m.reserved_peak_bytes or 0)
+    generation = m.generation_peak_bytes or 0
+    if m.reserved_peak_bytes is not None:  # the phases' peaks are the allocator's alone
+        generation += outside
+    return max(chosen.peak_memory_bytes - (m.vllm_bytes or 0), generation)
+
+
+def _kept(evaluates: bool, speeds: str, peak: int | None, promised: int, without_vllm: bool) -> str:
+    """What is said of a launch that keeps its promise."""
+    instead = "; vLLM was not run, transformers generated" if without_vllm else ""
+    through = "its worst batch, an evaluation" if evaluates else "its worst batch"
+    return (
+        f"launched through {through} and a save: {speeds}, peak {format_bytes(peak or 0)} "
+        f"(promised {format_bytes(promised)}){instead}"
     )
 
 
@@ -120,13 +142,17 @@ def _launch_problems(
     return []
 
 
-def _memory_problems(peak: int | None, chosen: Ranked, limit: int) -> list[str]:
-    if peak is not None and peak > limit:
+def _memory_problems(
+    peak: int | None, promised: int, limit: int, chosen: Ranked, without_vllm: bool
+) -> list[str]:
+    # What generates in vLLM's place is no part of the job; where it did not fit, nothing is known.
+    if without_vllm and (chosen.measurement.generation_parts or 1) > 1:
+        return []
+    if peak is not None and not without_vllm and peak > limit:
         return [f"it took {format_bytes(peak)}, over the limit of {format_bytes(limit)}"]
-    slack = max(chosen.peak_memory_bytes * MEMORY_TOLERANCE, MEMORY_SLACK)
-    if peak is not None and peak > chosen.peak_memory_bytes + slack:
-        promised = format_bytes(chosen.peak_memory_bytes)
-        return [f"it took {format_bytes(peak)}, but {promised} was promised"]
+    slack = max(promised * MEMORY_TOLERANCE, MEMORY_SLACK)
+    if peak is not None and peak > promised + slack:
+        return [f"it took {format_bytes(peak)}, but {format_bytes(promised)} was promised"]
     return []
 
 

@@ -66,12 +66,13 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class NothingFits:
-    """No candidate may be recommended: the one that came nearest, and how far off it was."""
+    """No candidate may be recommended: the one that came nearest, and how far off; or `why`."""
 
     nearest: Record | None
     short_bytes: int | None
     short_is_lower_bound: bool
     rejected: Mapping[str, tuple[int, ...]]
+    why: str | None = None
 
 
 def recommend(

@@ -131,7 +131,8 @@ class RunFolder:
         for name, text in files.items():
             (draft / name).write_text(text, encoding="utf-8")
         draft.chmod(0o755)
-        (draft / "launch.sh").chmod(0o755)
+        for script in draft.glob("*.sh"):
+            script.chmod(0o755)
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=".old-", dir=target.parent))
             target.rename(old / "bundle")

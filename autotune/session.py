@@ -35,6 +35,9 @@ class Listener:
     def estimating(self, candidates: int) -> None:
         """Memory and speed of all candidates are estimated."""
 
+    def estimated(self, done: int, of: int) -> None:
+        """So many of the candidates that have to be traced are estimated."""
+
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
         """These candidates, by key, need no probe now, each for its reason."""
 

@@ -33,6 +33,7 @@ from autotune.space.knobs import Candidate
 from autotune.space.quantization import PACKAGE, not_installed
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import allowed_memory, memory_limit, survey
+from autotune.too_little import process_alone, without_probes
 from autotune.yaml_file import to_yaml
 
 
@@ -65,20 +66,26 @@ def tune(
         try:
             session = open_session(job, definition, run, server, storage, listener or Listener())
             recover(session)
-            reason = search(session)
-            session.listener.stopped(reason)
-            while not settle(session):
-                reason = search(session)
-                session.listener.stopped(reason)
-            if session.options.history:
-                remember(session)
-            result = conclude(session, reason)
+            nothing = process_alone(session)
+            result = without_probes(session, nothing) if nothing else searched(session)
         except KeyboardInterrupt:
             result = interrupted(session)
         saving = None if result.saving is None else dataclasses.asdict(result.saving)
         ending = {"outcome": result.outcome, "stop_reason": result.stop_reason, "saving": saving}
         write_json(run.ending, ending)
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 3))
+
+
+def searched(session: Session) -> Result:
+    """Search, measure the fastest again, and conclude."""
+    reason = search(session)
+    session.listener.stopped(reason)
+    while not settle(session):
+        reason = search(session)
+        session.listener.stopped(reason)
+    if session.options.history:
+        remember(session)
+    return conclude(session, reason)
 
 
 def begin(
@@ -119,7 +126,9 @@ def open_session(
     keep_space(run, space)
     allowed = allowed_memory(job, facts.device)
     listener.surveyed(facts, space, limit)
-    expecter = Expecter(job, facts, space, run, server, limit, listener.measuring)
+    expecter = Expecter(
+        job, facts, space, run, server, limit, listener.measuring, listener.estimated
+    )
     listener.estimating(len(space.candidates))
     expectations = expecter.all()
     info = run.read(run.run)

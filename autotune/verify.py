@@ -28,7 +28,7 @@ from autotune.probe.protocol import (
     write_json,
 )
 from autotune.probe.runner import ProbeServer
-from autotune.promise import SPEED_TOLERANCE, Verification, judge, timed_part
+from autotune.promise import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
 from autotune.recommend import Ranked
 from autotune.run_folder import RunFolder
 from autotune.space.settings import device_environment, eval_batch, settings
@@ -66,7 +66,9 @@ def verify(
     rehearsal = RehearsalReply.from_plain(reply)
     first = _rehearse(run, job, facts, chosen, rehearsal)
     ratio = first.speed_against_promise or 1.0
-    if not first.only_too_slow and (not first.verified or ratio <= 1 + SPEED_TOLERANCE):
+    config = settings(job, facts, chosen.candidate, str(run.output)).config
+    as_promised = ratio <= 1 + SPEED_TOLERANCE or vllm_runs(config, facts)
+    if not first.only_too_slow and (not first.verified or as_promised):
         return first
     fresh = probe_again()
     if fresh.outcome != "ok" or first.verified:
@@ -95,7 +97,8 @@ def _rehearse(
     log, output = run.verification / "launch.log", run.verification / "output"
     steps = rehearsal.steps
     expected_s = steps * (chosen.measurement.step_time_s or 0.0)
-    flags = _flags(run.verification / "data", output, steps, job, facts, config)
+    parts = chosen.measurement.generation_parts or 1
+    flags = _flags(run.verification / "data", output, steps, job, facts, config, parts)
     report = launch(
         ["bash", str(run.launch), *flags],
         log=log,
@@ -149,9 +152,19 @@ def _eval_batch(job: Job, chosen: Ranked) -> int:
 
 
 def _flags(
-    data: Path, output: Path, steps: int, job: Job, facts: Facts, given: dict[str, Any]
+    data: Path,
+    output: Path,
+    steps: int,
+    job: Job,
+    facts: Facts,
+    given: dict[str, Any],
+    parts: int = 1,
 ) -> list[str]:
-    """What the rehearsal changes of the bundle's configuration, which is `given`."""
+    """What the rehearsal changes of the bundle's configuration, which is `given`.
+
+    Args:
+        parts: into how many the probe had to divide a generation that vLLM will make at once.
+    """
     changed: dict[str, Any] = {
         "dataset_name": data,
         "dataset_train_split": "train",
@@ -177,11 +190,33 @@ def _flags(
         changed |= {"num_sample_generations": 1, "full_responses": "true"}
         if not given.get("reward_model_path"):
             changed["reward_model_path"] = given["model_name_or_path"]
+    changed |= _generating(given, facts, parts)
+    return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
+
+
+def _generating(given: dict[str, Any], facts: Facts, parts: int) -> dict[str, Any]:
+    """The changes where completions are generated."""
+    changed: dict[str, Any] = {}
+    real = vllm_runs(given, facts)
+    if given.get("use_vllm") and not real:
+        changed["use_vllm"] = "false"
+        changed |= _fewer_together(given, parts)
     length = given.get("max_completion_length")
     if length is not None:  # completions do not end early, as in the probe
-        kwargs = {**(given.get("generation_kwargs") or {}), "min_new_tokens": length}
+        least = "min_tokens" if real else "min_new_tokens"
+        kwargs = {**(given.get("generation_kwargs") or {}), least: length}
         changed["generation_kwargs"] = json.dumps(kwargs)
         if given.get("eval_strategy", "no") == "no":  # else what the job evaluates with
             group = given.get("num_generations_eval") or given["num_generations"]
             changed["per_device_eval_batch_size"] = group
-    return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
+    return changed
+
+
+def _fewer_together(given: dict[str, Any], parts: int) -> dict[str, int]:
+    """A generation batch of which each part fits, where all at once did not."""
+    if parts == 1:
+        return {}
+    whole = given["generation_batch_size"]
+    least = math.lcm(given["per_device_train_batch_size"], given["num_generations"])
+    fitting = [n for n in range(least, whole, least) if whole % n == 0 and n * parts <= whole]
+    return {"generation_batch_size": max(fitting, default=least)}

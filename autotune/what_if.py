@@ -3,7 +3,7 @@
 The changes are tried by real probes (see `tuning.py`); an untried change is never called a way out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.probe.protocol import Measurement
 from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, MICRO_BATCH, Candidate
+from autotune.space.vllm import SLEEP, USE
+
+MOST_DEVICES = 8
+"""Of one machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,8 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
     if job.tuning == "full":
         lora = job.model_copy(update={"tuning": "lora"})
         yield Change(field="tuning", text="`tuning: lora`", kind="recipe", job=lora)
-    if job.tuning != "qlora" and METHODS[job.method].quantized:
+    yield from _less_vllm(job, nearest)
+    if job.tuning != "qlora" and not nearest.values.get(USE):
         qlora = job.model_copy(update={"tuning": "qlora"})
         text = "`tuning: qlora` (the base in 4 bits)"
         yield Change(field="tuning", text=text, kind="recipe", job=qlora)
@@ -89,7 +94,8 @@ def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
     """Half as many that are kept at once: of an update, or of a prompt."""
     batch, group = job.global_batch_size, nearest.values.get(GROUP)
-    if job.method == "ppo" and isinstance(batch, int) and batch % (2 * job.devices.count) == 0:
+    halves = isinstance(batch, int) and batch % (2 * job.devices.count) == 0
+    if METHODS[job.method].value_model and isinstance(batch, int) and halves:
         fewer = job.with_batch(batch // 2)
         text = f"`{GLOBAL_BATCH}: {batch // 2}`"
         yield Change(field=GLOBAL_BATCH, text=text, kind="recipe", job=fewer)
@@ -99,11 +105,49 @@ def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 def _without_a_value_model(job: Job) -> Iterator[Change]:
     """RLOO and GRPO in place of PPO."""
-    for method in WITHOUT_A_VALUE_MODEL if job.method == "ppo" else ():
+    for method in WITHOUT_A_VALUE_MODEL if METHODS[job.method].value_model else ():
         other = in_place_of_ppo(job, method)
         if other is not None:
             text = f"`method: {method}` in place of `ppo`, with groups of {other.fixed[GROUP]}"
             yield Change(field="method", text=text, kind="recipe", job=other)
+
+
+def one_more_device(job: Job) -> Iterator[Change]:
+    """The next number of devices that keeps the batch exact, each with a whole copy of the model:
+    where completions are generated, each keeps fewer of them."""
+    batch, now = job.global_batch_size, job.devices.count
+    if not METHODS[job.method].online or not isinstance(batch, int):
+        return
+    count = next((n for n in range(now + 1, MOST_DEVICES + 1) if batch % n == 0), None)
+    if count is not None:
+        devices = job.devices.model_copy(update={"count": count})
+        yield Change(
+            field="devices",
+            text=f"{count} GPUs in place of {now}, a whole copy on each (`--devices {count}`)",
+            kind="speed",
+            job=job.model_copy(update={"devices": devices}),
+        )
+
+
+def _less_vllm(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """vLLM asleep while the training computes, or not there at all."""
+    if nearest.values.get(SLEEP) is False:
+        text = f"`{SLEEP}: true` (vLLM gives its memory back while the training computes)"
+        yield _pinned(job, SLEEP, True, text)
+    if nearest.values.get(USE):
+        own = job.model_copy(update={"fixed": _without_vllm(job.fixed)})
+        yield Change(
+            field=USE, text=f"transformers' generation (no `{USE}`)", kind="speed", job=own
+        )
+
+
+def _without_vllm(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fixed.items() if "vllm" not in name}
+
+
+def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
+    update = {"fixed": {**job.fixed, knob: value}}
+    return Change(field=knob, text=text, kind="speed", job=job.model_copy(update=update))
 
 
 def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
     "--devices",
     type=click.IntRange(min=1),
     default=1,
-    help="How many of them, each with a whole copy of the model (DDP).",
+    help="How many: each with a whole copy of the model, or by `devices.zero_stage`.",
 )
 @click.option("--fits", is_flag=True, help="Only candidates that fit.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
@@ -60,17 +60,16 @@ def command(
         return _advice(job, sets, flags, device, devices, as_json)
     from autotune.planning import plan
 
-    loaded, definition = load(
-        job,
-        _sets(job, sets, flags, devices),
-        flags,
-        device=device,
-        devices=devices,
-        figures=True,
-    )
-    with _scratch() as folder:
+    loaded, definition = _loaded(job, sets, flags, device, devices)
+    with _scratch() as folder, _shown() as told:
         made = plan(
-            loaded, definition, folder, device=device, devices=devices, only_default=job is None
+            loaded,
+            definition,
+            folder,
+            device=device,
+            devices=devices,
+            only_default=job is None,
+            told=told,
         )
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
     chosen = chosen[:top] if top else chosen
@@ -99,14 +98,7 @@ def _largest(
     from autotune.largest import largest
     from autotune.report.plan import largest_plain, largest_view
 
-    loaded, definition = load(
-        job,
-        _sets(job, sets, flags, devices),
-        flags,
-        device=device,
-        devices=devices,
-        figures=True,
-    )
+    loaded, definition = _loaded(job, sets, flags, device, devices)
     with _scratch() as folder:
         answer = largest(loaded, definition, folder, maximum, device=device, devices=devices)
     if as_json:
@@ -127,14 +119,7 @@ def _advice(
     from autotune.advising import advise
     from autotune.report.advice import advice_lines, advice_plain
 
-    loaded, definition = load(
-        job,
-        _sets(job, sets, flags, devices),
-        flags,
-        device=device,
-        devices=devices,
-        figures=True,
-    )
+    loaded, definition = _loaded(job, sets, flags, device, devices)
     with _scratch() as folder:
         advice = advise(loaded, definition, folder, device=device, devices=devices)
     if as_json:
@@ -142,6 +127,32 @@ def _advice(
     else:
         click.echo("\n".join(advice_lines(advice)))
     return 0 if advice.fits or advice.ways else 1
+
+
+def _loaded(
+    job: Path | None,
+    sets: tuple[str, ...],
+    flags: dict[str, Any],
+    device: str | None,
+    devices: int,
+) -> Any:
+    """(Job, SpaceDefinition) to be planned for these devices."""
+    sets = _sets(job, sets, flags, devices)
+    return load(job, sets, flags, device=device, devices=devices, figures=True)
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Any]:
+    """What shows on stderr how far estimates are."""
+    from rich.console import Console
+
+    from autotune.report.estimating import EstimatesShown
+
+    shown = EstimatesShown(Console(stderr=True))
+    try:
+        yield shown
+    finally:
+        shown.clear()
 
 
 @contextlib.contextmanager

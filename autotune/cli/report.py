@@ -45,6 +45,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
         *repeat_lines(past.records),
         *cost_lines(past.records),
         *ending_lines(past.ending),
+        *(f"note: {note}" for note in past.space.notes),
     ]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if stored is None:

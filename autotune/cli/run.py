@@ -1,6 +1,7 @@
 """`autotune run`."""
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,8 @@ def command(
     else:
         options = Options(sampler=sampler or SAMPLERS[0], history=not no_history)
         loaded, definition, run = _started(job, sets, flags, out, storage, options)
-    console = Console(stderr=True)
-    result = tune(
-        loaded,
-        definition,
-        run,
-        storage=storage,
-        listener=TerminalListener(console),
-    )
+    with closing(TerminalListener(Console(stderr=True))) as listener:
+        result = tune(loaded, definition, run, storage=storage, listener=listener)
     if as_json:
         print_json(result_plain(result, run.bundle))
     else:

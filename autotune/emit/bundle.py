@@ -10,6 +10,8 @@ from autotune.emit.launch import launch_script, missing_fields
 from autotune.emit.readme import readme
 from autotune.emit.recipe_costs import recipe_costs
 from autotune.emit.trainer_config import trainer_config
+from autotune.emit.vllm_server import FILE as SERVE_SCRIPT
+from autotune.emit.vllm_server import serve_script, wants_server
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS
@@ -59,6 +61,7 @@ def bundle_files(
             device=facts.device.name,
             work=work_of(chosen.config),
             missing=missing_fields(chosen.config, METHODS[job.method]),
+            first=SERVE_SCRIPT if wants_server(chosen.config) else None,
             assumed=job.assumed,
             verification=verification,
             costs=costs,
@@ -89,6 +92,11 @@ def _launched_files(
             missing=missing_fields(chosen.config, method),
         ),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
+        **(
+            {SERVE_SCRIPT: serve_script(chosen.config, facts, python)}
+            if wants_server(chosen.config)
+            else {}
+        ),
     }
 
 

@@ -9,11 +9,33 @@ from autotune.methods import Method
 _NEEDS = """\
 case " $* " in
     *" --{flag}"*) ;;
-    *)
-        echo "launch.sh: the job {why}: add --{flag} {value}" >&2
-        exit 2
-        ;;
+    *) missing+=("the job {why}: add --{flag} {value}") ;;
 esac
+"""
+_REFUSES = """\
+if [ "${#missing[@]}" -gt 0 ]; then
+    printf 'launch.sh: %s\\n' "${missing[@]}" >&2
+    exit 2
+fi
+"""
+_ONE_FILE = """\
+# One file is a data set, too: TRL takes folders, so it gets one.
+arguments=()
+for one in "$@"; do
+    file="${one#--dataset_name=}"
+    if [ "${before-}" = --dataset_name ] || [ "$file" != "$one" ]; then
+        if [ -f "$file" ]; then
+            whole="$(realpath -- "$file")"
+            mkdir -p "$here/one_file"
+            find "$here/one_file" -type l -delete
+            ln -s "$whole" "$here/one_file/train.${file##*.}"
+            one="${one%"$file"}$here/one_file"
+        fi
+    fi
+    arguments+=("$one")
+    before="$one"
+done
+set -- "${arguments[@]}"
 """
 _MISSING = {
     "dataset_name": ("gave lengths in place of data", "DATA"),
@@ -33,6 +55,22 @@ def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]
 def flags(missing: Sequence[str]) -> str:
     """The same as it is typed."""
     return "".join(f" --{name} {_MISSING[name][1]}" for name in missing)
+
+
+def data_kinds(missing: Sequence[str]) -> tuple[str, ...]:
+    """What DATA may be, as a sentence, where it has to be told."""
+    if "dataset_name" not in missing:
+        return ()
+    return ("DATA is a folder, one file (JSON, JSONL, CSV, Parquet), or a hub id.",)
+
+
+def _asks(missing: Sequence[str]) -> str:
+    """What refuses a launch that is not told all it has to be: all of it at once."""
+    if not missing:
+        return ""
+    each = [_NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing]
+    file = _ONE_FILE if "dataset_name" in missing else ""
+    return "".join(["missing=()\n", *each, _REFUSES, file])
 
 
 def _one_device(environment: Mapping[str, str]) -> str:
@@ -59,9 +97,7 @@ def launch_script(
         threads: of the training process.
         missing: fields that the configuration lacks and a training needs.
     """
-    needs = "".join(
-        _NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing
-    )
+    needs = _asks(missing)
     trains = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
     exports = "".join(
         f'export {name}="${{{name}-{value}}}"\n' for name, value in sorted(environment.items())

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.duration import Work
-from autotune.emit.launch import flags
+from autotune.emit.launch import data_kinds, flags
 from autotune.recommend import Ranked, Recommendation
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes, format_seconds
+
+NEEDS_VLLM = "It needs vLLM (`pip install trl[vllm]`), which was not run here unless it says so."
 
 
 def readme(
@@ -17,21 +19,26 @@ def readme(
     device: str,
     work: Work,
     missing: Sequence[str],
+    first: str | None,
     assumed: Sequence[str],
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
     space_size: int,
     probes: int,
 ) -> str:
-    """The bundle's page as Markdown text."""
+    """The bundle's page as Markdown text.
+
+    Args:
+        first: a script of the bundle that has to run beside the launch.
+    """
     chosen = recommendation.chosen
     knobs = chosen.candidate.knobs
     lines = [
         f"# {model}: recommended configuration",
         "",
         f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
-        f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
-        *(f"The job does not say it: {one}." for one in assumed),
+        *_how_to_launch(chosen, missing, first),
+        *(f"Not measured: {one}." for one in assumed),
         "",
         "## Why this one",
         "",
@@ -53,26 +60,43 @@ def readme(
     ]
     for knob, values in costs.items():
         lines += ["", f"## What each `{knob}` costs", "", *_costs(values)]
+    lines += _others(recommendation)
+    return "\n".join(lines) + "\n"
+
+
+def _how_to_launch(chosen: Ranked, missing: Sequence[str], first: str | None) -> list[str]:
+    return [
+        *([f"Start `{first}` first, on other GPUs (it says how)."] if first else []),
+        *([NEEDS_VLLM] if chosen.candidate.values.get("use_vllm") else []),
+        f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
+        *data_kinds(missing),
+    ]
+
+
+def _others(recommendation: Recommendation) -> list[str]:
+    """What was measured besides, and what cannot be."""
+    lines: list[str] = []
     others = [*recommendation.ties, *recommendation.runners_up][:5]
     if others:
-        lines += ["", "## Runners-up", "", *_runners_up(chosen, others)]
+        lines += ["", "## Runners-up", "", *_runners_up(recommendation.chosen, others)]
     if recommendation.rejected:
         lines += ["", "## Rejected", ""]
         for why, numbers in sorted(recommendation.rejected.items(), key=lambda one: one[1]):
             lines.append(f"- {why}: probe {', '.join(map(str, numbers))}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _expectations(chosen: Ranked, work: Work) -> list[str]:
     measurement = chosen.measurement
     epochs = chosen.candidate.values.get("num_ppo_epochs")
     step = f"update ({epochs} optimizer steps)" if epochs else "optimizer step"
-    noise = measurement.relative_uncertainty
+    noise, vllm = measurement.relative_uncertainty, measurement.vllm_bytes
     lines = [
         f"- {chosen.tokens_per_s:.0f} real tokens/s"
         + (f" (+-{100 * noise:.1f}%)" if noise is not None else ""),
         f"- {format_seconds(measurement.step_time_s or 0)} per {step}",
-        f"- peak memory {format_bytes(chosen.peak_memory_bytes)}, on the worst batch of the data",
+        f"- peak memory {format_bytes(chosen.peak_memory_bytes)}, on the worst batch of the data"
+        + (f" ({format_bytes(vllm)} of it vLLM's, by its settings)" if vllm else ""),
     ]
     seconds = work.seconds(measurement)
     if seconds is not None:

@@ -17,8 +17,9 @@ from typing import Any
 
 from autotune.estimate.estimates import CONTEXT, Estimate
 from autotune.estimate.memory import Residual
-from autotune.estimate.record import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
+from autotune.estimate.record import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, VLLM, WEIGHTS
 from autotune.space.quantization import bits_of
+from autotune.space.vllm_share import VllmShare
 
 RELATIVE_SIGMA = 0.35
 KNOWN_ERROR = "by formula: 0.91 to 1.41 (at most 2.4) of a trace on the 7B shape"
@@ -41,6 +42,8 @@ class Dimensions:
         length: of its rows.
         fused_head: whether logits are held in tiles only (`stack.fused_head`).
         kept_logits_bytes: of completions, where they are kept through the update.
+        vllm: what vLLM has of the device.
+        judges: parameters of models beside the policy that no job quantises.
     """
 
     parameters: int
@@ -53,6 +56,8 @@ class Dimensions:
     length: int
     fused_head: bool = False
     kept_logits_bytes: int = 0
+    vllm: VllmShare | None = None
+    judges: int = 0
 
 
 def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, int]:
@@ -91,7 +96,7 @@ def _weights_bytes(config: Mapping[str, Any], size: Dimensions, width: int) -> i
     bits = bits_of(config)
     if bits is None:
         return size.parameters * width
-    whole = min(2 * size.vocabulary * size.hidden, size.parameters)
+    whole = min(size.judges + 2 * size.vocabulary * size.hidden, size.parameters)
     return whole * width + (size.parameters - whole) * bits * 9 // 64
 
 
@@ -100,21 +105,24 @@ def closed_form(
 ) -> Estimate:
     """The estimate of a candidate by formula; `why` it could not be traced."""
     parts = parts_by_formula(config, size)
-    total = sum(parts.values())
+    own = sum(parts.values())
+    lasting = sum(parts[name] for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
+    vllm = size.vllm.beside(own, lasting) if size.vllm is not None else 0
+    total = own + vllm
     known = replace(residual, relative_sigma=RELATIVE_SIGMA)
-    expected = round(known.corrected(total))
-    p_oom = known.probability_above(total, limit_bytes)
+    expected = round(known.corrected(own)) + vllm
+    p_oom = known.probability_above(own, limit_bytes - vllm)
     return Estimate(
         peak_allocated_bytes=total,
         peak_reserved_bytes=total,
         peak_memory_bytes=expected,
-        parts={**parts, CONTEXT: expected - total},
+        parts={**parts, VLLM: vllm, CONTEXT: expected - total},
         peak_operator="",
         peak_phase="",
         retries=0,
         method="closed form",
         notes=(f"could not be traced ({why}); {KNOWN_ERROR}",),
-        sigma_bytes=round(known.sigma(total)),
+        sigma_bytes=round(known.sigma(own)),
         p_oom=p_oom,
         fits=p_oom < 0.5,
         missing_bytes=max(expected - limit_bytes, 1) if p_oom >= 0.5 else None,

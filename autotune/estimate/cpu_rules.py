@@ -17,6 +17,7 @@ import torch
 
 aten = torch.ops.aten
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+_IN_PLACE = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
 _SCATTERED_SUMS = (aten.scatter_add.default, aten.scatter_add_.default)
 _MEANS = (aten.mean.default, aten.mean.dim)
 _HALF = (torch.float16, torch.bfloat16)
@@ -28,9 +29,19 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
         for tensor in args[:2]:
             if isinstance(tensor, torch.Tensor) and tensor.dtype != out.dtype:
                 yield tensor.numel() * out.element_size()
+    elif operator in _IN_PLACE:
+        yield from _casts_in_place(args[0], args[1])
     elif operator in _SCATTERED_SUMS and out.dtype in _HALF:
         yield 4 * out.numel()
     elif operator in (aten.multinomial.default, aten.logsumexp.default):
         yield args[0].numel() * args[0].element_size()
     elif operator in _MEANS and args[0].dtype in _HALF:
         yield 4 * args[0].numel()
+
+
+def _casts_in_place(changed: Any, other: Any) -> Iterator[int]:
+    """Both operands are read, and the result is written, in the type that they have in common."""
+    common = torch.result_type(changed, other)
+    for tensor in (changed, other, changed):
+        if isinstance(tensor, torch.Tensor) and tensor.ndim and tensor.dtype != common:
+            yield tensor.numel() * common.itemsize

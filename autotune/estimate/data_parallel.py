@@ -1,14 +1,15 @@
-"""What training on several devices adds to each: DDP, every device with a whole copy. Pure.
+"""What training on several devices makes of the record of one. Pure.
 
-torch's DistributedDataParallel exchanges gradients in buckets of its own, which live as long as
-the model (`gradient_as_bucket_view=False`, its default and accelerate's): as many bytes as there
-are gradients. The first bucket closes at 1 MiB, the others at 25 MiB
-(torch/nn/parallel/distributed.py). Not modelled: that buckets are rebuilt after the first step, in
-the order in which gradients came.
+DDP gives every device a whole copy (ZeRO: `zero.py`). torch's DistributedDataParallel exchanges
+gradients in buckets of its own, which live as long as the model (`gradient_as_bucket_view=False`,
+its default and accelerate's): as many bytes as there are gradients. The first bucket closes at
+1 MiB, the others at 25 MiB (torch/nn/parallel/distributed.py). Not modelled: that buckets are
+rebuilt after the first step, in the order in which gradients came.
 """
 
 from collections.abc import Iterable
 
+from autotune.estimate.protocol import EstimateRequest
 from autotune.estimate.record import (
     ALLOCATE,
     COMMUNICATION,
@@ -18,11 +19,22 @@ from autotune.estimate.record import (
     PHASE,
     Event,
 )
+from autotune.estimate.zero import divided, zero_of
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 _FIRST_ID = 1 << 43
 _TRAINING = "data"
 """The phase before which the trainer has wrapped its model."""
+
+
+def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
+    """The record of one device as that of one of those that a request is about."""
+    if request.devices == 1:
+        return events
+    if not request.zero_stage:
+        return with_buckets(events)
+    zero = zero_of(request.config, request.zero_stage, request.devices, request.hidden)
+    return divided(events, zero)
 
 
 def with_buckets(events: list[Event]) -> list[Event]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autotune.estimate.record import ALLOCATE, FREE, PHASE, SCRATCH, Event
 from autotune.estimate.resizing import Irregular
 
-DECODE = "decode"
+GENERATION, DECODE = "generation", "decode"
 TOKENS = 6
 """Enough to be traced of a generation: prompt, one that is not like the others, two, two ends."""
 MOST_PASSES = 32
@@ -44,6 +44,24 @@ def with_all_tokens(events: Sequence[Event], tokens: int, length: int) -> list[E
         start, fresh = last[1], continued.fresh
         events = [*events[:start], *map(continued.kept, events[start:])]
     return out + list(events[start:])
+
+
+def without_generations(events: Sequence[Event], *, asleep: bool = False) -> list[Event]:
+    """The record as it is where something else generates: without what only generation held.
+
+    Args:
+        asleep: whether vLLM sleeps in between: then the trainer gives the allocator's cache back
+            to wake it.
+    """
+    inside, born, passing = False, set(), set()
+    for event in events:
+        if event[0] == PHASE:
+            inside = event[1] in (GENERATION, DECODE)
+        elif inside and event[0] == ALLOCATE:
+            born.add(event[1])
+        elif inside and event[0] == FREE and (event[1] in born or (event[1] < 0 and not asleep)):
+            passing.add(event[1])
+    return [event for event in events if event[0] == PHASE or event[1] not in passing]
 
 
 def _generations(events: Sequence[Event], passes: int) -> list[list[tuple[int, int]]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from autotune.estimate.stand_ins import replaced
+from autotune.training.hooks import replaced
 
 BLOCK, SMALLEST, PAGED = 256, 4096, 10**5
 MOMENTS = {"adam": 2, "lion": 1, "rmsprop": 1}

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.estimate.memory import Residual
 from autotune.estimate.paths import AT_MOST, UNTRACEABLE
 from autotune.estimate.protocol import PointReply
-from autotune.estimate.record import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+from autotune.estimate.record import ACTIVATIONS, GRADIENTS, OPTIMIZER, VLLM, WEIGHTS
 from autotune.estimate.speed import TimeParts
 
 MICRO_STEP = "micro-step"
@@ -68,6 +68,16 @@ class Estimate:
     """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
+
+    @property
+    def vllm_bytes(self) -> int:
+        """What of its peak is vLLM's."""
+        return self.parts.get(VLLM, 0)
+
+    @property
+    def own_reserved_bytes(self) -> int:
+        """What the training's allocator holds."""
+        return self.peak_reserved_bytes - self.vllm_bytes
 
     @property
     def traced(self) -> bool:
@@ -144,11 +154,14 @@ def estimated(
         parts, reserved, offloaded = _offloaded(point, layers)
     allocated = sum(parts.values())
     parts[FRAGMENTATION] = reserved - allocated
-    expected = residual.corrected(reserved)
+    # What vLLM has is what it is given: nothing is learned of it, and nothing unsure.
+    vllm = parts.get(VLLM, 0)
+    own, left = reserved - vllm, limit_bytes - vllm
+    expected = residual.corrected(own) + vllm
     parts[CONTEXT] = round(expected) - reserved
     if replaced:
         residual = _less_sure(residual)
-    p_oom = residual.probability_above(reserved, limit_bytes)
+    p_oom = residual.probability_above(own, left)
     missing = max(round(expected) - limit_bytes, 1) if p_oom >= 0.5 else None
     if point.oom and not replaced:
         missing = max(missing or 0, point.missing_bytes or 1)
@@ -163,7 +176,7 @@ def estimated(
         retries=point.retries,
         method="adjusted trace" if replaced else point.method,
         notes=tuple(f"{name}: {UNTRACEABLE[name][1]}" for name in replaced),
-        sigma_bytes=round(residual.sigma(reserved)),
+        sigma_bytes=round(residual.sigma(own)),
         p_oom=p_oom,
         fits=missing is None,
         missing_bytes=missing,

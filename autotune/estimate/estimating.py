@@ -7,10 +7,12 @@ import gc
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
+from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point, PointReply
 from autotune.methods import METHODS
+from autotune.probe.progress import Progress
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 
 
@@ -24,7 +26,7 @@ def estimate(path: Path) -> None:
     began = time.monotonic()
     held = process_bytes()
     try:
-        reply = _answer(request, held, began)
+        reply = _answer(request, held, began, Progress(folder.progress))
     except MemoryError:
         raise
     except Exception as error:
@@ -52,14 +54,23 @@ def process_bytes() -> int:
     return process_status("VmRSS") + unmapped
 
 
-def _answer(request: EstimateRequest, held: int, began: float) -> EstimateReply:
+def _answers(
+    request: EstimateRequest, point: Callable[[Point], PointReply], progress: Progress
+) -> Iterator[PointReply]:
+    """Of every point, each told of as it is there."""
+    for index, one in enumerate(request.points):
+        yield point(one)
+        progress.tell(POINT, index=index)
+
+
+def _answer(request: EstimateRequest, held: int, began: float, progress: Progress) -> EstimateReply:
     gc.freeze()  # what was imported is not looked through again and again
     if METHODS[request.method].online:
         from autotune.estimate.rollouts import RolloutEstimates
 
         rollouts = RolloutEstimates(request)
         return EstimateReply(
-            points=[rollouts.point(point) for point in request.points],
+            points=list(_answers(request, rollouts.point, progress)),
             shapes=[],
             optimizer_work={},
             process_bytes=held,
@@ -71,7 +82,7 @@ def _answer(request: EstimateRequest, held: int, began: float) -> EstimateReply:
     path = PathEstimates(request)
     gc.freeze()
     return EstimateReply(
-        points=[path.point(point) for point in request.points],
+        points=list(_answers(request, path.point, progress)),
         shapes=path.shapes(),
         optimizer_work=path.optimizer_work(),
         process_bytes=held,

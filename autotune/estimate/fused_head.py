@@ -18,7 +18,7 @@ from autotune.estimate import record
 from autotune.estimate.record import Work
 from autotune.estimate.tracer import Tracer
 from autotune.facts.stack import fused_head
-from autotune.training.hooks import require
+from autotune.training.hooks import replaced, require
 
 KERNELS, UTILS = "trl.kernels.chunked_logprob", "trl.trainer.utils"
 _HOOKS = ("TOKEN_CHUNK_SIZE", "_forward_tile", "_backward_tile", "_addmm_fp32", "_use_triton")
@@ -56,9 +56,9 @@ def token_chunks_watched(tracer: Tracer) -> Iterator[None]:
         return _marked(tracer, every) if bounds[2:] == (owner.TOKEN_CHUNK_SIZE,) else every
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_given(owner, "range", turns))
+        stack.enter_context(replaced(owner, "range", turns, absent_too=True))
         for name in ("_forward_tile", "_backward_tile"):
-            stack.enter_context(_given(owner, name, _counted(tracer, getattr(owner, name))))
+            stack.enter_context(replaced(owner, name, _counted(tracer, getattr(owner, name))))
         yield
 
 
@@ -103,8 +103,8 @@ def fused_head_as_on_cuda(tracer: Tracer) -> Iterator[None]:
             "_addmm_fp32": _adding(tracer),
             "triton": SimpleNamespace(cdiv=lambda whole, part: -(-whole // part)),
         }.items():
-            stack.enter_context(_given(owner, name, value))
-        stack.enter_context(_given(utils, "_use_triton", yes))
+            stack.enter_context(replaced(owner, name, value, absent_too=True))
+        stack.enter_context(replaced(utils, "_use_triton", yes))
         yield
 
 
@@ -159,18 +159,3 @@ def _note(
                 region=tracer.region,
             )
         )
-
-
-@contextlib.contextmanager
-def _given(owner: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` for a while, whether the module has it or not."""
-    absent = object()
-    before = vars(owner).get(name, absent)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is absent:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)

@@ -14,9 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 from trl.experimental.ppo import ppo_trainer
 
-from autotune.estimate.rollout_phases import GENERATION, SCORING, Phases
-from autotune.estimate.stand_ins import replaced
+from autotune.estimate.decoding import GENERATION
+from autotune.estimate.rollout_phases import SCORING, Phases
 from autotune.estimate.trace import inner_model
+from autotune.training.hooks import replaced
 
 
 class PpoPhases(Phases):

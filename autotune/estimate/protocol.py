@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.probe.protocol import Message
+from autotune.space.vllm_share import VllmShare
+
+POINT = "point"
+"""The event that a child tells of each point it has answered for, with its index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +117,21 @@ class Point(Message):
         accumulates: whether gradients are in memory during its worst micro-batch.
         expandable_segments: how the CUDA allocator is set up.
         optim: the optimizer, where it is another than the path's.
+        vllm_bytes: what vLLM has of the device while it generates there.
+        vllm_asleep_bytes: what it has while the training computes; None: the same.
     """
 
     batching: dict[str, Any]
     accumulates: bool
     expandable_segments: bool = False
     optim: str | None = None
+    vllm_bytes: int = 0
+    vllm_asleep_bytes: int | None = None
+
+    @property
+    def vllm(self) -> VllmShare:
+        """What vLLM has of the device; nothing where it has no bytes."""
+        return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +145,9 @@ class EstimateRequest(Message):
         layers: decoder layers of the model.
         cuda: fields of `CudaRules`; None: the CPU.
         rows: folder of the tokenized rows.
-        devices: how many train together, each with a whole copy of the model.
+        devices: how many train together.
+        zero_stage: what they divide among themselves (`estimate/zero.py`); 0: nothing.
+        hidden: the model's hidden size.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
     """
@@ -152,6 +167,8 @@ class EstimateRequest(Message):
     cache: str | None
     seed: int
     devices: int = 1
+    zero_stage: int = 0
+    hidden: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

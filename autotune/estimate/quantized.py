@@ -21,16 +21,22 @@ from trl import ModelConfig
 
 from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.quantized_layers import Linear4bit, Linear8bitLt
-from autotune.estimate.stand_ins import replaced
 from autotune.training.family import Models
+from autotune.training.hooks import replaced
 from autotune.training.quantized import is_quantized
 
 
 def quantized(made: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
-    """Models without storage, the linear layers of the policy replaced where `model` says so."""
-    policy = made.policy
-    if not is_quantized(model):
-        return made
+    """Models without storage, the linear layers of the policy, and of a reference of its own,
+    replaced where `model` says so."""
+    if is_quantized(model):
+        for one in (made.policy, made.reference):
+            if one is not None:
+                _quantize(one, model, on_cuda=on_cuda)
+    return made
+
+
+def _quantize(policy: Any, model: ModelConfig, *, on_cuda: bool) -> None:
     whole = HfQuantizer.get_modules_to_not_convert(policy, None, policy._keep_in_fp32_modules)
     for name, module in list(policy.named_modules()):
         if not should_convert_module(name, whole):
@@ -44,7 +50,6 @@ def quantized(made: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
         policy.set_submodule(name, _layer(module, shape, policy, model, on_cuda))
     policy.is_loaded_in_4bit = bool(model.load_in_4bit)
     policy.is_loaded_in_8bit = bool(model.load_in_8bit)
-    return made
 
 
 def _layer(module: Any, shape: Any, policy: Any, model: ModelConfig, on_cuda: bool) -> Any:

@@ -33,6 +33,8 @@ CASTS = "cast weights"
 TEMPORARIES = "temporaries"
 WORKSPACES = "workspaces"
 COMMUNICATION = "communication"
+VLLM = "vllm"
+"""What vLLM has beside the training."""
 PARTS = (
     WEIGHTS,
     GRADIENTS,
@@ -43,6 +45,7 @@ PARTS = (
     TEMPORARIES,
     WORKSPACES,
     COMMUNICATION,
+    VLLM,
 )
 
 
@@ -149,6 +152,21 @@ def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
             phase = key
     kept = {name: size for name, size in at_peak.items() if size}
     return MemoryUse(peak_bytes=peak, parts=kept, operator=operator, phase=at, phases=phases)
+
+
+def live_at(events: Iterable[Event], phase: str) -> int:
+    """The most that is live where a phase begins. Bytes."""
+    sizes: dict[int, int] = {}
+    live = most = 0
+    for event in events:
+        if event[0] == ALLOCATE:
+            sizes[event[1]] = event[2]
+            live += event[2]
+        elif event[0] == FREE:
+            live -= sizes.pop(event[1], 0)
+        elif event[0] == PHASE and event[1] == phase:
+            most = max(most, live)
+    return most
 
 
 def allocations(events: Iterable[Event]) -> Iterator[tuple[int, int]]:

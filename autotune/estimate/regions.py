@@ -14,10 +14,9 @@ import torch.nn.functional as F
 
 from autotune.estimate import record
 from autotune.estimate.fused_head import token_chunks_watched
-from autotune.estimate.stand_ins import replaced
 from autotune.estimate.tracer import Tracer
 from autotune.facts.stack import fused_head
-from autotune.training.hooks import require
+from autotune.training.hooks import replaced, require
 
 _CHUNKED_HOOKS = ("_chunk", "_chunked_cross_entropy_loss", "_CHUNKED_LM_HEAD_CHUNK_SIZE")
 

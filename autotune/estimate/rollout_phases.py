@@ -12,15 +12,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from autotune.estimate import record
+from autotune.estimate.decoding import DECODE, GENERATION
 from autotune.estimate.protocol import RolloutTraceRequest
-from autotune.estimate.stand_ins import replaced
 from autotune.estimate.trace import inner_model
 from autotune.estimate.tracer import Tracer
 from autotune.estimate.watch import Watch
+from autotune.training.hooks import replaced
 from autotune.training.rounds import completion_length
 
 STEPS = 2
-GENERATION, DECODE, SCORING = "generation", "decode", "scoring"
+SCORING = "scoring"
 
 
 class Phases(ABC):
@@ -136,10 +137,12 @@ class GroupPhases(Phases):
                 made = generate(*args, **kwargs)
             self._tracer.enter_phase(before)
             self._note("scoring")
-            # GRPO answers with log-probabilities beside them.
-            pair = isinstance(made, tuple)
-            whole = [[*ids, *[token] * (length - len(ids))] for ids in (made[0] if pair else made)]
-            return (whole, *made[1:]) if pair else whole
+            # GRPO answers with log-probabilities beside them, which only vLLM has.
+            if not isinstance(made, tuple):
+                return _filled(made, token, length)
+            ids, scores = made
+            scores = scores and _filled(scores, scores[0][0], length)
+            return _filled(ids, token, length), scores
 
         return generated
 
@@ -172,3 +175,7 @@ class GroupPhases(Phases):
             return loss
 
         return step
+
+
+def _filled(rows: list[list[Any]], value: Any, length: int) -> list[list[Any]]:
+    return [[*row, *[value] * (length - len(row))] for row in rows]

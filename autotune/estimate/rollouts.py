@@ -9,8 +9,13 @@ import math
 from typing import Any
 
 from autotune.estimate import memory
-from autotune.estimate.data_parallel import with_buckets
-from autotune.estimate.decoding import TOKENS, with_all_tokens
+from autotune.estimate.data_parallel import on_several
+from autotune.estimate.decoding import (
+    GENERATION,
+    TOKENS,
+    with_all_tokens,
+    without_generations,
+)
 from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.protocol import (
     EstimateRequest,
@@ -23,10 +28,12 @@ from autotune.estimate.record import (
     NOWHERE,
     PHASE,
     TEMPORARIES,
+    VLLM,
     Event,
     Work,
     counted_rows,
     grown,
+    live_at,
     live_bytes,
     work_from_plain,
 )
@@ -80,17 +87,21 @@ class RolloutEstimates(Persevering):
         reply = self._reply(asked)
         have, layers = reply.layers, self._request.layers
         traced = [tuple(event) for event in reply.events]
-        events = with_all_tokens(traced, asked.tokens, rollout.length)
+        elsewhere = bool(self._request.config.get("use_vllm"))
+        events = (
+            without_generations(traced, asleep=point.vllm_asleep_bytes is not None)
+            if elsewhere
+            else with_all_tokens(traced, asked.tokens, rollout.length)
+        )
         if have not in (0, layers):
             events = with_layers(events, have, layers)
         growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
-        if self._request.devices > 1:
-            events = with_buckets(events)
-        replay = self._replayed(events, point)
+        events = on_several(events, self._request)
+        told = with_vllm(self._replayed(events, point).told(), point, live_at(events, GENERATION))
         padded = padded_tokens(plan, rollout, self._lengths)
         most = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
         return PointReply(
-            **replay.told(),
+            **told,
             sample=[(plan.tokens, padded, 1)],
             masked=True,
             method="trace" if have in (0, layers) else "scaled trace",
@@ -146,7 +157,7 @@ class RolloutEstimates(Persevering):
         passing, work = self._step_of(optim)
         before, _ = self._step_of(None)
         step = own.phases.get(STEP, 0) + passing - before
-        more = max(step - own.peak_allocated_bytes, 0)
+        more = max(step + point.vllm.always_bytes - own.peak_allocated_bytes, 0)
         return dataclasses.replace(
             own,
             peak_allocated_bytes=own.peak_allocated_bytes + more,
@@ -216,6 +227,8 @@ class RolloutEstimates(Persevering):
 
     def _replayed(self, events: list[Event], point: Point) -> memory.Replay:
         limit = self._request.limit_bytes
+        if limit is not None:
+            limit = point.vllm.left_of(limit)
         if self._request.cuda is None:
             return memory.on_cpu(events, limit)
         return memory.replayed(events, limit, expandable_segments=point.expandable_segments)
@@ -249,3 +262,23 @@ class RolloutEstimates(Persevering):
 
 def _outside_chunks(work: Work) -> Work:
     return work if work.region >= NOWHERE else dataclasses.replace(work, region=NOWHERE)
+
+
+def with_vllm(told: dict[str, Any], point: Point, resident: int) -> dict[str, Any]:
+    """Fields of a reply, with what vLLM has of the device at the peak of both.
+
+    Args:
+        resident: bytes of the training that are live when a generation begins.
+    """
+    if not point.vllm_bytes:
+        return told
+    reserved = told["peak_reserved_bytes"]
+    beside = point.vllm.beside(reserved, resident)
+    if beside > point.vllm.always_bytes:
+        told = {**told, "phase": GENERATION, "operator": "vLLM, awake"}
+    return {
+        **told,
+        "peak_reserved_bytes": reserved + beside,
+        "peak_allocated_bytes": told["peak_allocated_bytes"] + beside,
+        "parts": {**told["parts"], VLLM: beside},
+    }

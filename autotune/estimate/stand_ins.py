@@ -20,6 +20,7 @@ from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.fused_head import fused_head_as_on_cuda
 from autotune.estimate.tracer import Tracer
+from autotune.training.hooks import replaced
 
 aten = torch.ops.aten
 _EXPORT_CHECKS = ("is_tracing", "is_fake_tensor")
@@ -34,19 +35,6 @@ _EXPORT_MODULES = (
 _FOREACH_MODULES = ("torch.utils._foreach_utils", "torch.optim.optimizer")
 _FLOAT32_ON_CUDA = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss")
 """Functions that autocast runs in float32 on CUDA and not on the CPU (autocast_mode.h)."""
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` for a while."""
-    # Of a class as it stands there: a static method asked for is a bare function.
-    own = vars(owner) if isinstance(owner, type) else {}
-    before = own[name] if name in own else getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

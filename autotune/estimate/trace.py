@@ -23,7 +23,7 @@ from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.quantized import quantized, without_bitsandbytes
 from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
-from autotune.estimate.stand_ins import fake_run, replaced
+from autotune.estimate.stand_ins import fake_run
 from autotune.estimate.tracer import Tracer
 from autotune.estimate.watch import Watch
 from autotune.facts.row_kinds import ROW_KINDS, turned_by_one
@@ -31,6 +31,7 @@ from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.families import family
 from autotune.training.family import Models
+from autotune.training.hooks import replaced
 
 TRACE_OVERRIDES: dict[str, Any] = {
     "use_cpu": True,  # fake tensors of the CPU stand for those of the device

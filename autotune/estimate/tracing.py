@@ -5,7 +5,7 @@ Runs in a child only.
 
 from dataclasses import dataclass, field
 
-from autotune.estimate.data_parallel import with_buckets
+from autotune.estimate.data_parallel import on_several
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.resizing import SMALLEST, Irregular
@@ -106,7 +106,7 @@ class Traces:
             opening = with_optimizer_step(opening, optimizer._opening)
             step = with_optimizer_step(step, optimizer.first_step())
         record = whole_record(opening, step, self.have_layers, self._layers())
-        return with_buckets(record) if self.request.devices > 1 else record
+        return on_several(record, self.request)
 
     def work(
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int

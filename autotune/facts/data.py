@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts.made_text import labelled_of_lengths, pairs_of_lengths, prompts_of_lengths
-from autotune.facts.tokenizing import as_trained, check_rows, described, form, tokenize
+from autotune.facts.tokenizing import (
+    as_trained,
+    check_rows,
+    check_template,
+    described,
+    form,
+    tokenize,
+)
 from autotune.methods import METHODS
 
 RAW = "raw"
@@ -51,6 +58,9 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
         request: a `SurveyRequest` (see `probe/protocol.py`).
         tokenizer: of the model.
         folder: the run's data folder; also receives `raw`, the untokenized rows measured.
+
+    Raises:
+        ValueError, UserError: the data cannot be what the method is trained on.
     """
     method = request.method
     if request.lengths is not None:
@@ -72,6 +82,7 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
     if len(train) > SAMPLE_ROWS:
         raw = train.shuffle(seed=request.seed).select(range(SAMPLE_ROWS))
     check_rows(method, raw, request.training.get("dataset_text_field", "text"))
+    check_template(method, raw, tokenizer, request.training)
     drawn, raw = len(raw), as_trained(method, raw)
     rows = tokenize(method, raw, tokenizer, request.training, folder / "scratch")
     rows = described(method, rows)

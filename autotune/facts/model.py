@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import user_error
 from autotune.methods import METHODS
 
 _CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+_TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
+"""Types of models whose positions are a computed table that ends."""
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -39,6 +42,10 @@ class ModelFacts:
     sdpa: bool = True
     """Whether the architecture has sdpa attention."""
     flash_attention: bool = True
+    cache_bytes_per_token: int | None = None
+    """Of keys and values in 16 bits, over all layers; None: not known of this architecture."""
+    fixed_positions: bool = False
+    """Whether the model fails beyond `max_positions`: it looks them up in a table."""
 
 
 def model_from_plain(data: dict[str, Any]) -> ModelFacts:
@@ -63,15 +70,19 @@ def survey_model(
 
     Raises:
         OSError, ValueError: transformers cannot make a model of it (its own message says why).
+        UserError: it is to give one reward, and gives several.
     """
     path = _local_path(name, folder, revision)
     kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision:
         kinds["revision"] = revision
+    if METHODS[method].classifier:
+        check_labels(path, **kinds)
     config = model_config(path, method, **kinds)
     text = config.get_text_config()
     model = build_on_meta(config, method)
     attention, linear = _linear_modules(model)
+    positions, fixed = _positions(model)
     return ModelFacts(
         name=name,
         path=path,
@@ -82,12 +93,25 @@ def survey_model(
         hidden_size=getattr(text, "hidden_size", None),
         layers=getattr(text, "num_hidden_layers", None),
         vocab_size=getattr(text, "vocab_size", None),
-        max_positions=getattr(text, "max_position_embeddings", None),
+        max_positions=positions,
         attention_modules=attention,
         linear_modules=linear,
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
         flash_attention=bool(getattr(model, "_supports_flash_attn", False)),
+        cache_bytes_per_token=_cache_bytes(text),
+        fixed_positions=fixed,
     )
+
+
+def _cache_bytes(text: Any) -> int | None:
+    """What a token takes in a cache that holds it in every layer. Known error: windows, and layers
+    without attention, are taken to hold all."""
+    heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
+    layers = getattr(text, "num_hidden_layers", None)
+    if not (heads and hidden and layers):
+        return None
+    size = getattr(text, "head_dim", None) or hidden // heads
+    return int(2 * 2 * layers * (getattr(text, "num_key_value_heads", None) or heads) * size)
 
 
 def _local_path(name: str, folder: Path, revision: str | None) -> str:
@@ -157,6 +181,25 @@ def model_config(path: str, method: str, **kinds: Any) -> Any:
     return transformers.AutoConfig.from_pretrained(path, **kinds)
 
 
+def check_labels(path: str, **kinds: Any) -> None:
+    """A model that rewards has one output; weights of another number do not load as such.
+
+    Raises:
+        UserError: it is a classifier of several labels.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(path, **kinds)
+    classifier = any("ForSequenceClassification" in one for one in config.architectures or [])
+    if classifier and config.num_labels != 1:
+        raise user_error(
+            f"a reward model has one label, but {path} has {config.num_labels}: TRL loads it with "
+            "`num_labels=1`, which its weights do not fit",
+            hint="take one that was trained with `num_labels: 1`; `method: reward` makes one of a "
+            "causal model",
+        )
+
+
 def build_on_meta(config: Any, method: str) -> Any:
     """The model without storage."""
     import torch
@@ -187,6 +230,25 @@ def model_class(config: Any, method: str) -> Any:
     if found is not None:
         return found
     return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def _positions(model: Any) -> tuple[int | None, bool]:
+    """(Positions of a model, whether it fails beyond them); None where its config does not say."""
+    import torch
+
+    config = model.config.get_text_config()
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    if most is None:
+        return None, False
+    words = model.get_input_embeddings()
+    for module in model.modules():
+        if not isinstance(module, torch.nn.Embedding) or module is words:
+            continue
+        if module.num_embeddings - getattr(module, "offset", 0) == most:
+            # RoBERTa's kin count from behind the padding's own position.
+            before = 0 if module.padding_idx is None else module.padding_idx + 1
+            return most - before, True
+    return most, config.model_type in _TABLES_WITHOUT_WEIGHTS
 
 
 def _linear_modules(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

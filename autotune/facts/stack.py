@@ -52,6 +52,7 @@ class StackFacts:
     flash_attention_3: bool
     liger: bool
     bitsandbytes: bool
+    vllm: bool = False
     fused_head: bool = False
     """Whether TRL scores tokens without holding their logits, whatever the loss."""
     training_fields: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ def installed(method: str = SFT.name) -> StackFacts:
         flash_attention_3=_has("flash_attn_interface"),
         liger=_has("liger_kernel"),
         bitsandbytes=_has("bitsandbytes"),
+        vllm=_has("vllm"),
         fused_head=fused_head(),
         training_fields=tuple(sorted(training_fields(method))),
     )
@@ -125,10 +127,9 @@ def _fields_of(package: str, file: str, class_name: str) -> list[str]:
 
 def missing(method: str) -> str | None:
     """Why the installed TRL cannot train by a method; None: it can."""
-    spec = importlib.util.find_spec("trl")
-    if spec is None or spec.origin is None:
+    if not _has("trl"):
         return "TRL is not installed"
-    if (Path(spec.origin).parent / METHODS[method].source).is_file():
+    if _source("trl", METHODS[method].source):
         return None
     return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].gone}"
 

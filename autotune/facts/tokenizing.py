@@ -7,7 +7,9 @@ tokenization does not depend on it.
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import user_error
 from autotune.facts.row_kinds import ROW_KINDS
+from autotune.facts.stack import training_fields
 from autotune.methods import METHODS
 
 FIELDS = (
@@ -20,6 +22,8 @@ FIELDS = (
     "dataset_num_proc",
 )
 """Training fields that change the tokens of a row, where a method has them."""
+_TURNS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+"""Columns that may hold conversations."""
 
 
 def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], scratch: Path) -> Any:
@@ -123,6 +127,30 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
             raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
     if METHODS[method].online:
         _check_prompts(rows["prompt"][:])
+
+
+def check_template(method: str, rows: Any, tokenizer: Any, training: dict[str, Any]) -> None:
+    """Conversations become tokens by a template.
+
+    Raises:
+        UserError: there is none.
+    """
+    chats = [name for name in _TURNS if name in rows.column_names and _is_chat(rows[0][name])]
+    if not chats or tokenizer.chat_template or training.get("chat_template_path"):
+        return
+    ways = "take a model with one, put a `chat_template.jinja` beside its tokenizer"
+    if "chat_template_path" in training_fields(method):
+        ways += ", name one with `training: {chat_template_path: ...}`"
+    raise user_error(
+        f"`{chats[0]}` holds conversations, but the model's tokenizer has no chat template to make "
+        "text of them",
+        where="dataset",
+        hint=f"{ways}, or give plain text",
+    )
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _check_prompts(prompts: list[Any]) -> None:

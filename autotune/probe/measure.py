@@ -16,6 +16,7 @@ from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read
 from autotune.probe.runner import ProbeServer
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
+from autotune.space.vllm import vllm_share
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.worker:probe"
@@ -29,6 +30,7 @@ def probe_request(
 ) -> ProbeRequest:
     """What the child is asked."""
     chosen = settings(job, facts, candidate, output_dir)
+    share = vllm_share(chosen.config, facts.device.total_bytes)
     return ProbeRequest(
         method=job.method,
         config=chosen.config,
@@ -44,6 +46,8 @@ def probe_request(
         rows_sampled=facts.data.sampled,
         global_batch=candidate.global_batch,
         seed=job.seed,
+        vllm_bytes=share.awake_bytes if share else 0,
+        vllm_asleep_bytes=share.asleep_bytes if share else None,
     )
 
 
@@ -164,12 +168,12 @@ def _stopped(ending: Ending) -> Measurement:
 
 
 def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
-    held, limit = ending.rss_at_stop_bytes, request.memory_limit_bytes
+    held, limit = ending.rss_at_stop_bytes, request.process_limit_bytes
     if request.device_kind == "cpu" and held and limit and held >= NEAR_LIMIT * limit:
         return Measurement(
             outcome="oom",
             reason=f"hung while holding {format_bytes(held)} of {format_bytes(limit)}",
-            memory_limit_bytes=limit,
+            memory_limit_bytes=request.memory_limit_bytes,
             inferred=True,
         )
     return Measurement(
@@ -184,7 +188,7 @@ def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measu
             outcome="crash", reason=f"ended with exit code {ending.exit_code} and no whole reply"
         )
     name = signal_name(ending.signal)
-    limit, held = request.memory_limit_bytes, ending.max_rss_bytes
+    limit, held = request.process_limit_bytes, ending.max_rss_bytes
     near = request.device_kind == "cpu" and limit and held and held >= NEAR_LIMIT * limit
     # A refused allocation in a thread of C++ ends in abort() or worse, without a word.
     if (name == "SIGKILL" and kernel_killed) or (near and name in _DEATHS_BY_MEMORY):
@@ -192,7 +196,7 @@ def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measu
         return Measurement(
             outcome="oom",
             reason=f"{name} {who}, holding {format_bytes(held or 0)}",
-            memory_limit_bytes=limit,
+            memory_limit_bytes=request.memory_limit_bytes,
             inferred=True,
         )
     return Measurement(outcome="crash", reason=f"ended by {name}")

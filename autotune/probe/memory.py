@@ -56,12 +56,20 @@ class CpuMemory:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
-    def phase_peak(self) -> int:
-        """The peak since this was asked last, of the process; the next one begins now."""
+    def phase_peak(self, *, counts: bool = True) -> int:
+        """The peak since this was asked last, of the process; the next one begins now.
+
+        Args:
+            counts: whether it is a part of the peak of the whole.
+        """
         peak = process_status("VmHWM") + self._unmapped
-        self._peak = max(self._peak, peak)
+        self._peak = max(self._peak, peak) if counts else self._peak
         self._forget_peak()
         return peak
+
+    def held(self) -> int:
+        """What the process holds now."""
+        return process_status("VmRSS") + self._unmapped
 
     def figures(self) -> dict[str, int | None]:
         """The memory fields of a measurement."""
@@ -116,18 +124,27 @@ class CudaMemory:
             own = used - self._used_before
         return max(own - reserved, 0)
 
-    def _note_peaks(self) -> int:
+    def _note_peaks(self) -> None:
         allocated = int(self._torch.cuda.max_memory_allocated())
         self._peak_allocated = max(self._peak_allocated, allocated)
         reserved = int(self._torch.cuda.max_memory_reserved())
         self._peak_reserved = max(self._peak_reserved, reserved)
-        return allocated
 
-    def phase_peak(self) -> int:
-        """The peak since this was asked last, of the allocator; the next one begins now."""
-        allocated = self._note_peaks()
+    def phase_peak(self, *, counts: bool = True) -> int:
+        """The peak since this was asked last, of the allocator; the next one begins now.
+
+        Args:
+            counts: whether it is a part of the peak of the whole.
+        """
+        if counts:
+            self._note_peaks()
+        allocated = int(self._torch.cuda.max_memory_allocated())
         self._torch.cuda.reset_peak_memory_stats()
         return allocated
+
+    def held(self) -> int:
+        """What the process holds now, without the allocator's cache."""
+        return int(self._torch.cuda.memory_allocated()) + self._outside_bytes()
 
     def figures(self) -> dict[str, int | None]:
         """The memory fields of a measurement."""

@@ -31,10 +31,17 @@ def train_online(
     stages.enter("build")
     trainer = trains.trainer(request, training, model, raw_rows(request.rows).select(order))
     progress.tell("built")
-    meter = RolloutMeter(plan, rollout, memory, progress, request.to_beat_tokens_per_s)
-    meter.attach(trains, trainer)
+    meter = RolloutMeter(
+        plan,
+        rollout,
+        memory,
+        progress,
+        request.to_beat_tokens_per_s,
+        elsewhere=bool(request.config.get("use_vllm")),
+    )
     stages.enter("train")
-    trains.train(trainer)
+    with meter.follow(trains, trainer):
+        trains.train(trainer)
     assert meter.result is not None
     return {
         "micro_steps_measured": meter.micro_steps,
@@ -42,5 +49,6 @@ def train_online(
         "last_loss": meter.last_loss,
         "gradient_norm": meter.gradient_norm,
         "processor_wait_share": meter.processor_wait_share,
+        "generation_parts": getattr(getattr(trainer, "vllm_generation", None), "parts", None),
         **meter.peaks,
     }, meter.result

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin
 
+from autotune.space.vllm_share import VllmShare
+
 OUTCOMES = (
     "ok",
     "oom",
@@ -128,6 +130,20 @@ class ProbeRequest(Message):
     seed: int
     to_beat_tokens_per_s: float | None = None
     """The fastest so far: a candidate that comes near it is measured longer."""
+    vllm_bytes: int = 0
+    """What vLLM will have of the device while it generates; it is not run."""
+    vllm_asleep_bytes: int | None = None
+    """What it will have while the training computes; None: the same."""
+
+    @property
+    def process_limit_bytes(self) -> int | None:
+        """What the training may take beside it."""
+        return None if (limit := self.memory_limit_bytes) is None else self.vllm.left_of(limit)
+
+    @property
+    def vllm(self) -> VllmShare:
+        """What vLLM will have; nothing where it has no bytes."""
+        return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +208,11 @@ class Measurement(Message):
     `step_time_s = n * (micro_step_time_s + data_wait_s) + optimizer_step_time_s`.
     Where the policy generates what it is trained on, `step_time_s` is `generation_s`, `scoring_s`
     (references, rewards), `update_s` (forward and backward) and `optimizer_step_time_s` of one
-    optimizer step; the peaks beside them are of the process on a CPU, of the allocator on a GPU.
+    optimizer step; the peaks beside them are of the process on a CPU, of the allocator on a GPU;
+    `resident_bytes` is what it holds when a generation begins. Where vLLM will generate on the
+    device, `vllm_bytes` of `peak_memory_bytes` are what it will have of it, which is not measured;
+    the probe generated with transformers, whose own peak does not count, in `generation_parts`
+    where all at once did not fit.
     `relative_uncertainty` is the half-width of a 95% interval around `tokens_per_s`, relative.
     `processor_wait_share` is the part of the timed steps in which its threads waited for a core:
     where it is high, others were using the machine, and the times are too long.
@@ -213,6 +233,9 @@ class Measurement(Message):
     generation_peak_bytes: int | None = None
     scoring_peak_bytes: int | None = None
     update_peak_bytes: int | None = None
+    resident_bytes: int | None = None
+    vllm_bytes: int | None = None
+    generation_parts: int | None = None
     completions_per_s: float | None = None
     tokens_per_step: float | None = None
     tokens_per_epoch: float | None = None

@@ -25,7 +25,7 @@ from autotune.training.rounds import Rollout, RolloutPlan
 
 WARM_UP_CYCLES = 2
 MIN_CYCLES, MAX_CYCLES = 3, 12
-OPTIMIZER = "optimizer"
+GENERATION, OPTIMIZER = "generation", "optimizer"
 
 
 class RolloutMeter(TrainerCallback):
@@ -38,9 +38,13 @@ class RolloutMeter(TrainerCallback):
         memory: CpuMemory | CudaMemory,
         progress: Progress,
         to_beat: float | None,
+        *,
+        elsewhere: bool = False,
     ):
+        """`elsewhere`: whether something else will generate, and not this program."""
         self._plan, self._rollout, self._progress = plan, rollout, progress
         self._memory, self._to_beat = memory, to_beat
+        self._elsewhere, self._resident = elsewhere, 0
         self._phase, self._since = OPTIMIZER, 0.0
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._peaks: defaultdict[str, int] = defaultdict(int)
@@ -55,15 +59,19 @@ class RolloutMeter(TrainerCallback):
         self.gradient_norm: float | None = None
         self.result: RolloutSpeed | None = None
 
-    def attach(self, trains: Any, trainer: Any) -> None:
-        """Start timing `trainer`, which the family `trains` has made."""
+    def follow(self, trains: Any, trainer: Any) -> Any:
+        """Time `trainer`, which the family `trains` has made, as long as the context lasts."""
         trainer.add_callback(self)
-        trains.follow(trainer, self)
+        return trains.follow(trainer, self)
 
     def enter(self, phase: str) -> str:
         """What is done from here on belongs to `phase`; the one before."""
         now, before = clock.now(), self._phase
-        self._peaks[before] = max(self._peaks[before], self._memory.phase_peak())
+        # What something else will generate with is not this program's.
+        counts = before != GENERATION or not self._elsewhere
+        self._peaks[before] = max(self._peaks[before], self._memory.phase_peak(counts=counts))
+        if phase == GENERATION:
+            self._resident = max(self._resident, self._memory.held())
         self._spent[before] += now - self._since
         self._phase, self._since = phase, now
         return before
@@ -161,7 +169,8 @@ class RolloutMeter(TrainerCallback):
     @property
     def peaks(self) -> dict[str, int]:
         """Of each phase, as fields of a measurement. Bytes."""
-        return {f"{phase}_peak_bytes": self._peaks[phase] for phase in PHASES}
+        peaks = {f"{phase}_peak_bytes": self._peaks[phase] for phase in PHASES}
+        return {**peaks, "resident_bytes": self._resident}
 
     @property
     def processor_wait_share(self) -> float | None:

@@ -62,8 +62,8 @@ def probe(path: Path) -> None:
 
 def _memory(request: ProbeRequest) -> CpuMemory | CudaMemory:
     if request.device_kind == "cuda":
-        return CudaMemory(request.memory_limit_bytes, request.device_index)
-    return CpuMemory(request.memory_limit_bytes)
+        return CudaMemory(request.process_limit_bytes, request.device_index)
+    return CpuMemory(request.process_limit_bytes)
 
 
 def _measure(
@@ -78,7 +78,7 @@ def _measure(
     torch.set_num_threads(request.threads)
     train = train_online if METHODS[request.method].online else train_offline
     told, speed = train(request, folder, memory, stages)
-    figures: dict[str, Any] = memory.figures()
+    figures = with_vllm(memory.figures(), request, told.get("resident_bytes"))
     beyond = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
     return Measurement(
         outcome="oom" if beyond else "ok",
@@ -90,6 +90,21 @@ def _measure(
         **asdict(speed),
         **figures,
     )
+
+
+def with_vllm(
+    figures: dict[str, Any], request: ProbeRequest, resident_bytes: int | None = None
+) -> dict[str, Any]:
+    """Memory fields of a measurement, with what vLLM will have of the device at the peak of both.
+
+    Args:
+        resident_bytes: what the training holds when a generation begins, where that is known.
+    """
+    if not request.vllm_bytes:
+        return figures
+    peak = figures["peak_memory_bytes"]
+    beside = request.vllm.beside(peak, resident_bytes or 0)
+    return {**figures, "peak_memory_bytes": peak + beside, "vllm_bytes": beside}
 
 
 def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
@@ -116,7 +131,7 @@ def _failed(
         traceback="".join(traceback.format_exception(error))[-8000:],
         stage=stages.current,
     )
-    figures: dict[str, Any] = memory.figures() if memory is not None else {}
+    figures = with_vllm(memory.figures(), request) if memory is not None else {}
     missing = memory.missing_bytes(error) if memory is not None and outcome == "oom" else None
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return Measurement(

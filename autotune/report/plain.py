@@ -46,6 +46,7 @@ def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
     if result.nothing_fits is not None:
         nearest = result.nothing_fits.nearest
         plain["nothing_fits"] = {
+            "why": result.nothing_fits.why,
             "nearest": record_plain(nearest) if nearest else None,
             "short_bytes": result.nothing_fits.short_bytes,
             "short_is_lower_bound": result.nothing_fits.short_is_lower_bound,
@@ -112,5 +113,6 @@ def space_plain(space: SearchSpace, facts: Facts) -> dict[str, Any]:
         "candidates": len(space.candidates),
         "knobs": [asdict(knob) for knob in space.knobs],
         "excluded": [asdict(one) for one in space.exclusions],
+        "notes": list(space.notes),
         "device": facts.device.name,
     }

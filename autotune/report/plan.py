@@ -9,11 +9,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.estimate.estimates import Estimate
-from autotune.estimate.record import ACTIVATIONS, CASTS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
+from autotune.estimate.record import (
+    ACTIVATIONS,
+    CASTS,
+    GRADIENTS,
+    LOGITS,
+    OPTIMIZER,
+    VLLM,
+    WEIGHTS,
+)
 from autotune.largest import Largest
 from autotune.planning import Plan
 from autotune.report.tables import describe
 from autotune.space.knobs import COMPLETION, RESPONSE, Candidate
+from autotune.space.vllm import SLEEP, USE
 from autotune.units import format_bytes, format_seconds
 
 SCHEMA = 1
@@ -42,6 +51,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         ],
         "counts": _counts(plan),
         "not_installed": plan.not_installed,
+        "notes": list(plan.space.notes),
         "cached": plan.cached,
         "seconds": plan.seconds,
     }
@@ -69,6 +79,8 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
             yield f"... and {len(chosen) - SHOWN} more (--top, --json)\n"
     if plan.not_installed:
         yield f"{escape(plan.not_installed)}: it can be planned, but not run.\n"
+    for note in plan.space.notes:
+        yield f"note: {escape(note)}\n"
     counts = _counts(plan)
     each = f"each of {plan.devices} " if plan.devices > 1 else ""
     yield (
@@ -144,8 +156,6 @@ def most_helpful(
     chunked = fused_head or candidate.get("loss_type") != "nll"
     lora = candidate.get("lora_r") is not None
     smaller = [] if candidate.get("per_device_train_batch_size") == 1 else ["a smaller micro-batch"]
-    # PPO has no quantised bases.
-    packed = "load_in_8bit" in candidate or "num_ppo_epochs" in candidate
     shorter = [*smaller, "a shorter max_length"]
     if RESPONSE in candidate:  # PPO keeps the logits of all responses of an update
         shorter = ["a smaller global_batch_size", f"a shorter {RESPONSE}"]
@@ -165,7 +175,12 @@ def most_helpful(
         CASTS: ["dtype: bfloat16 (a recipe knob)"],
         WEIGHTS: [
             *([] if candidate.get("dtype") == "bfloat16" else ["dtype: bfloat16 (a recipe knob)"]),
-            *([] if packed else ["tuning: qlora"]),
+            *([] if "load_in_8bit" in candidate or candidate.get(USE) else ["tuning: qlora"]),
+        ],
+        VLLM: [
+            *([] if candidate.get(SLEEP) else [f"{SLEEP}: true"]),
+            "a smaller vllm_gpu_memory_utilization (unpinned it is what the completions need)",
+            f"transformers' generation (no {USE})",
         ],
     }
     for part in sorted(parts, key=lambda name: -parts[name]):

@@ -41,7 +41,7 @@ def _word(name: str, value: object) -> str:
     if name in _FLAGS:
         return _FLAGS[name] if value else ""
     label = value_label(value)  # type: ignore[arg-type]
-    numbered = isinstance(value, int) or value is None or name == "lora_target_modules"
+    numbered = isinstance(value, int | float) or value is None or name == "lora_target_modules"
     return f"{name}={label}" if numbered else label
 
 
@@ -231,7 +231,7 @@ def ending_lines(ending: Mapping[str, Any] | None) -> list[str]:
 def _nothing_fits_lines(result: Result) -> list[str]:
     nothing = result.nothing_fits
     assert nothing is not None
-    lines = ["nothing fits"]
+    lines = ["nothing fits", *([] if nothing.why is None else [f"- {nothing.why}"])]
     if nothing.nearest is None or nothing.short_bytes is None:
         for why, numbers in nothing.rejected.items():
             lines.append(f"- {why}: probe {', '.join(map(str, numbers))}")

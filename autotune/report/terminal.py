@@ -11,6 +11,7 @@ from autotune.job import Job
 from autotune.probe.record import Record
 from autotune.promise import Verification
 from autotune.recommend import Ranked, Recommendation
+from autotune.report.estimating import EstimatesShown
 from autotune.report.tables import describe, describe_measurement
 from autotune.session import Listener
 from autotune.space.knobs import Candidate
@@ -25,8 +26,10 @@ class TerminalListener(Listener):
         self._console = console
         self._free: list[str] = []
         self._ruled_out: Mapping[str, str] = {}
+        self._estimates = EstimatesShown(console)
 
     def _say(self, text: str) -> None:
+        self._estimates.clear()
         self._console.print(escape(text), highlight=False, soft_wrap=True)
 
     def surveying(self, job: Job) -> None:
@@ -49,12 +52,21 @@ class TerminalListener(Listener):
             f"space   {len(space.candidates)} candidates over {len(self._free)} free knobs: "
             + ", ".join(self._free)
         )
+        for note in space.notes:
+            self._say(f"note    {note}")
 
     def measuring(self) -> None:
         self._say("measuring what this device can do, once for all runs on it ...")
 
     def estimating(self, candidates: int) -> None:
         self._say(f"estimating memory and speed of {candidates} candidates ...")
+
+    def estimated(self, done: int, of: int) -> None:
+        self._estimates(done, of)
+
+    def close(self) -> None:
+        """Nothing more is said: no line is left half-way."""
+        self._estimates.clear()
 
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
         new = Counter(why for key, why in reasons.items() if key not in self._ruled_out)

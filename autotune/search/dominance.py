@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.probe.record import Record, counts_as_probe, excess_bytes
-from autotune.space.knobs import MICRO_BATCH, Candidate
+from autotune.space.knobs import COMPLETION, MICRO_BATCH, RESPONSE, Candidate
 
 LEANER: Mapping[str, Callable[[Any], float]] = {
     MICRO_BATCH: float,
     "max_length": lambda value: float("inf") if value is None else float(value),
     "lora_r": float,
-    "max_completion_length": float,
-    "response_length": float,
+    COMPLETION: float,
+    RESPONSE: float,
     "gradient_checkpointing": lambda value: float(not value),
     "activation_offloading": lambda value: float(not value),
+    "vllm_enable_sleep_mode": lambda value: float(not value),
     "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, float("nan")),
     "precompute_ref_log_probs": lambda value: float(not value),
 }
@@ -26,6 +27,7 @@ the same: what it does to memory depends on the rest."""
 SAVES_MEMORY_ONLY = {
     "gradient_checkpointing": "checkpointing recomputes activations",
     "activation_offloading": "offloading moves activations to the host and back",
+    "vllm_enable_sleep_mode": "vLLM has to wake up for each generation",
 }
 """Knobs that only add work where memory suffices without them."""
 Rule = Callable[[Candidate, Record, int | None], str | None]

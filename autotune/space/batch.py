@@ -62,6 +62,10 @@ def generation_problem(
     return None
 
 
+WHITENED = 8
+"""Completions of a mini-batch that TRL wants for whitening rewards."""
+
+
 def update_problem(
     local_batch: int, accumulation: int, *, chunk: int, mini_batches: int, whitened: bool
 ) -> str | None:
@@ -69,14 +73,14 @@ def update_problem(
 
     Args:
         chunk: completions that are generated and scored together.
-        whitened: whether rewards are; TRL wants 8 completions of a mini-batch for it.
+        whitened: whether rewards are.
     """
     if chunk <= local_batch and local_batch % chunk:
         return "the completions of an update are no whole rollout batches"
     if accumulation % mini_batches:
         return "the mini-batches are no whole micro-batches"
-    if whitened and local_batch // mini_batches < 8:
-        return "whitened rewards need mini-batches of at least 8 completions on each device"
+    if whitened and local_batch // mini_batches < WHITENED:
+        return f"whitened rewards need mini-batches of at least {WHITENED} completions on a device"
     return None
 
 

@@ -2,17 +2,20 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from autotune.errors import Problem
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.space.batch import (
+    WHITENED,
     divisors,
     generation_problem,
     micro_batches,
     nearest_token_batches,
     nearest_values,
+    update_problem,
 )
 from autotune.space.knobs import (
     ACCUMULATION,
@@ -33,13 +36,16 @@ def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> l
         groups: every number of completions of one prompt that may be chosen; 1 where none are
             generated.
     """
-    found: dict[Problem, None] = {}
+    lengths, found = list(lengths), dict[Problem, None]()
     for batch, length, group in itertools.product(job.batches, lengths, groups):
         one = job.with_batch(batch)
         problem = batch_problem(one, length) or group_problem(one, length, group)
         problem = problem or update_batch_problem(one, length)
         if problem is not None:
             found[problem] = None
+    if not found and METHODS[job.method].value_model:
+        whitening = whitening_problem(job, lengths)
+        return [] if whitening is None else [whitening]
     return list(found)
 
 
@@ -111,22 +117,64 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
 
 
 def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
-    """A pinned division of PPO's completions."""
+    """A pinned or listed division of PPO's completions."""
     local = (job.batch_sequences(max_length) or 0) // job.devices.count
     micro = job.fixed.get(MICRO_BATCH)
     steps = local // micro if isinstance(micro, int) else local
-    for knob, number, what in (
-        (MINI_BATCHES, steps, "{} mini-batches are no whole micro-batches of {} completions"),
-        (ROLLOUT_CHUNK, local, "rollout batches of {} do not divide the {} completions"),
+
+    def problem(*, chunk: int = 1, mini_batches: int = 1) -> str | None:
+        return update_problem(local, steps, chunk=chunk, mini_batches=mini_batches, whitened=False)
+
+    for knob, name, number in (
+        (MINI_BATCHES, "mini_batches", steps),
+        (ROLLOUT_CHUNK, "chunk", local),
     ):
-        for value in [job.fixed[knob]] if knob in job.fixed else job.recipe.get(knob, []):
-            many = knob == ROLLOUT_CHUNK and isinstance(value, int) and value > local
-            if not isinstance(value, int) or value < 1 or many or number % value == 0:
-                continue
-            near = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
-            text = what.format(value, local) + " of a device"
-            return Problem(where=knob, what=text, hint=f"the nearest values that do: {near}")
+        for value in _asked(job, knob, ()):
+            why = problem(**{name: value}) if isinstance(value, int) and value > 0 else None
+            if why is not None:
+                near = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
+                what = f"{value} cannot be: {why} ({local} completions on a device)"
+                return Problem(where=knob, what=what, hint=f"the nearest values that do: {near}")
     return None
+
+
+def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
+    """Where PPO is to whiten rewards: mini-batches that are all too small for it."""
+    if not job.training.get("whiten_rewards"):
+        return None
+    minis = [n for n in _asked(job, MINI_BATCHES, (1,)) if isinstance(n, int) and n > 0]
+    sizes = [
+        job.with_batch(batch).batch_sequences(length)
+        for batch, length in itertools.product(job.batches, lengths)
+    ]
+    count = job.devices.count
+    local = max((size // count for size in sizes if size), default=0)
+    parts = min(minis, default=1)
+    if not local or local // parts >= WHITENED:
+        return None
+    micro, chunk = job.fixed.get(MICRO_BATCH), job.fixed.get(ROLLOUT_CHUNK)
+    whole, together = parts * _count(micro), _count(chunk)
+    enough = itertools.count(-(-WHITENED * parts // whole) * whole, whole)
+    least = next(n for n in enough if n < together or n % together == 0) * count
+    fewer = [n for n in divisors(local) if local // n >= WHITENED]
+    hint = f"the nearest {GLOBAL_BATCH} that does: {least}; "
+    if fewer:
+        hint += f"the nearest {MINI_BATCHES}: {fewer[-1]}; "
+    return Problem(
+        where="training.whiten_rewards",
+        what=f"whitened rewards need mini-batches of at least {WHITENED} completions on each "
+        f"device, but {local} completions in {parts} part(s) make {local // parts}",
+        hint=f"{hint}or leave whiten_rewards out",
+    )
+
+
+def _asked(job: Job, knob: str, otherwise: Sequence[Any]) -> Sequence[Any]:
+    """The values of a knob that the job pins or lists."""
+    return [job.fixed[knob]] if knob in job.fixed else job.recipe.get(knob, otherwise)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:

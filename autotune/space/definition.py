@@ -16,6 +16,7 @@ from autotune.space.knobs import (
     MINI_BATCHES,
     RESPONSE,
     ROLLOUT_CHUNK,
+    VLLM_SHARE,
     Knob,
     Rule,
 )
@@ -45,12 +46,14 @@ JOB_MAX_LENGTH = "the job's max_length"
 JOB_BATCH = "the job's global_batch_size"
 WHOLE_GROUPS = "whole groups that divide the global batch"
 QUARTERS = "a device's part of the global batch, and a quarter of it"
+AS_NEEDED = "what the completions need"
 _WORDS = {
     MICRO_BATCH: DIVISORS,
     "max_length": JOB_MAX_LENGTH,
     GLOBAL_BATCH: JOB_BATCH,
     GENERATION_BATCH: WHOLE_GROUPS,
     ROLLOUT_CHUNK: QUARTERS,
+    VLLM_SHARE: AS_NEEDED,
 }
 COUNTS = (
     *(MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION),

@@ -17,6 +17,7 @@ COMPLETION = "max_completion_length"
 RESPONSE = "response_length"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
+VLLM_SHARE = "vllm_gpu_memory_utilization"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,13 @@
 import math
 from typing import Any
 
-from autotune.space.knobs import Candidate
+from autotune.space.knobs import (
+    COMPLETION,
+    GENERATION_BATCH,
+    RESPONSE,
+    ROLLOUT_CHUNK,
+    Candidate,
+)
 
 
 def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
@@ -11,9 +17,9 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
     values = candidate.values
     return (
         candidate.micro_batch,
-        values.get("generation_batch_size") or 0,
-        values.get("max_completion_length") or values.get("response_length") or 0,
-        values.get("local_rollout_forward_batch_size") or 0,
+        values.get(GENERATION_BATCH) or 0,
+        values.get(COMPLETION) or values.get(RESPONSE) or 0,
+        values.get(ROLLOUT_CHUNK) or 0,
         bool(values.get("copy_reference")),
         bool(values.get("beta")) and not values.get("lora_r"),
         values.get("max_length") or math.inf,
@@ -25,5 +31,6 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
         values.get("loss_type") == "nll" and not values.get("use_liger_kernel"),
         values.get("attn_implementation") == "eager",
         not values.get("activation_offloading", False),
+        not values.get("vllm_enable_sleep_mode", False),
         candidate.key,
     )

@@ -12,10 +12,12 @@ from autotune.facts.stack import missing
 from autotune.job import Job, absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
+from autotune.space.conditional import without_effect
 from autotune.space.definition import COUNTS, SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
-from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
+from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, VLLM_SHARE
+from autotune.space.vllm import MODE, USE
 from autotune.yaml_file import parse_yaml
 
 TRL_REWARDS = (
@@ -221,18 +223,16 @@ class _Loading(Draft):
                 self._report(("fixed", name), f"`{name}` is a field of the job itself")
         if self._whole_numbers(job):
             self._check_batch(job, definition)
-        if job.tuning == "full" and "tuning" not in self._unsound:
-            for name in ("lora_r", "lora_target_modules", "copy_reference"):
-                for section in ("fixed", "recipe"):
-                    if name in getattr(job, section):
-                        self._report((section, name), f"`{name}` needs `tuning: lora`")
-        if job.tuning == "qlora" and not METHODS[job.method].quantized:
-            what = f"`tuning: qlora` is not built for `{job.method}` yet"
-            self._report(("tuning",), what, "choose from `full`, `lora`")
-        if job.tuning != "qlora" and "tuning" not in self._unsound:
-            for section in ("fixed", "recipe"):
-                if "load_in_8bit" in getattr(job, section):
-                    self._report((section, "load_in_8bit"), "`load_in_8bit` needs `tuning: qlora`")
+        share = job.fixed.get(VLLM_SHARE, 0.5)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            what = f"`{VLLM_SHARE}: {as_yaml(share)}` must be a part, above 0 and at most 1"
+            self._report(("fixed", VLLM_SHARE), what)
+        for name in sorted({USE, MODE, VLLM_SHARE} & job.recipe.keys()):
+            what = f"`{name}` cannot be tried with several values: probes would not differ"
+            self._report(("recipe", name), what, f"pin it: `fixed: {{{name}: ...}}`")
+        if "tuning" not in self._unsound:
+            for section, name, needed in without_effect(job, definition):
+                self._report((section, name), f"`{name}` needs `{needed}`")
 
     def _whole_numbers(self, job: Job) -> bool:
         """Whether every knob that counts something counts."""

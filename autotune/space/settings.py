@@ -16,6 +16,7 @@ from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.quantization import quantization
+from autotune.space.vllm import vllm_fields
 
 # What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
 # `methods.py`. The job's `training` overrides.
@@ -74,6 +75,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         config = {**adapters, **config, "use_peft": True}
         config["lora_target_modules"] = _target_modules(candidate, facts)
     config |= quantization(job, config)
+    config |= vllm_fields(job, config, facts)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
         config["max_length"] = None

@@ -13,23 +13,11 @@ from typing import Any
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
-from autotune.space.batch import (
-    TRL_ROLLOUT_BATCH,
-    accumulation,
-    generation_batches,
-    micro_batches,
-    quarters,
-)
+from autotune.space.batch import TRL_ROLLOUT_BATCH, accumulation
 from autotune.space.batch_problems import batch_problems
 from autotune.space.completions import completions_problem
-from autotune.space.definition import (
-    DIVISORS,
-    JOB_BATCH,
-    JOB_MAX_LENGTH,
-    QUARTERS,
-    WHOLE_GROUPS,
-    SpaceDefinition,
-)
+from autotune.space.definition import SpaceDefinition
+from autotune.space.derived import Bound, derived_values
 from autotune.space.knobs import (
     ACCUMULATION,
     GENERATION_BATCH,
@@ -42,7 +30,9 @@ from autotune.space.knobs import (
     Rule,
     condition_holds,
 )
+from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
+from autotune.space.vllm import share_problem
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
 """Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
@@ -75,6 +65,8 @@ class SearchSpace:
     knobs: tuple[BoundKnob, ...]
     candidates: tuple[Candidate, ...]
     exclusions: tuple[Exclusion, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know of every candidate."""
 
     @property
     def free_knobs(self) -> tuple[BoundKnob, ...]:
@@ -132,12 +124,16 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
     """
     known = space_facts(job, facts)
-    knobs = []
+    knobs: list[BoundKnob] = []
     for knob in definition.knobs:
-        if all(condition_holds(c, known.get(n), known) for n, c in knob.only_if.items()):
-            knobs.append(_bind_knob(knob, job, facts.device.kind))
+        # What knobs have one value only is known as well as any fact.
+        asked = {**known, **{one.name: one.values[0] for one in knobs if len(one.values) == 1}}
+        if all(condition_holds(c, asked.get(n), asked) for n, c in knob.only_if.items()):
+            knobs.append(_bind_knob(knob, job, facts, {one.name: one.values for one in knobs}))
     _check_batch(knobs, job)
-    enumeration = _Enumeration(knobs, definition.rules, known, job)
+    positions = Positions.of(job, facts)
+    _check_positions(knobs, positions)
+    enumeration = _Enumeration(knobs, definition.rules, known, job, facts)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(
         Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
@@ -147,10 +143,12 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         raise UserError(
             Problem(where="job", what=f"no candidate is left: {reasons}", hint="unpin a knob")
         )
+    note = positions.note([candidate.values for candidate in candidates])
     return SearchSpace(
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
         exclusions=exclusions,
+        notes=() if note is None else (note,),
     )
 
 
@@ -161,21 +159,10 @@ def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> Boun
     return dataclasses.replace(knob, values=tuple(left), default=default)
 
 
-def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
-    values: Any = knob.values[device_kind] if isinstance(knob.values, dict) else knob.values
-    if values == DIVISORS:
-        batches = global_batches(job)
-        values = sorted({m for s in batches for m in micro_batches(s, job.devices.count)})
-    elif values == WHOLE_GROUPS:
-        together = {n for s in global_batches(job) for n in generation_batches(s, 1)}
-        values = sorted(together, reverse=True)
-    elif values == QUARTERS:
-        parts = {batch // job.devices.count for batch in global_batches(job)}
-        values = sorted({n for part in parts if part for n in quarters(part)}, reverse=True)
-    elif values == JOB_MAX_LENGTH:
-        values = [job.max_length]
-    elif values == JOB_BATCH:
-        values = [job.global_batch_size]
+def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
+    by_device = isinstance(knob.values, dict)
+    word: Any = knob.values[facts.device.kind] if by_device else knob.values
+    values = derived_values(word, job, facts, bound)
     default = values[0] if knob.default is None and values else knob.default
     if knob.name in job.fixed:
         values = [job.fixed[knob.name]]
@@ -193,18 +180,6 @@ def _bind_knob(knob: Knob, job: Job, device_kind: str) -> BoundKnob:
     )
 
 
-def global_batches(job: Job) -> set[int]:
-    """Sequences of an optimizer step, of every batch and length that may be chosen."""
-    lengths = job.recipe.get("max_length", [job.max_length])
-    sizes = {
-        job.with_batch(batch).batch_sequences(n)
-        for batch in job.batches
-        for n in lengths
-        if n is None or isinstance(n, int)
-    }
-    return {size for size in sizes if size}
-
-
 def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
     """A batch that cannot be exact is refused here."""
     values = {knob.name: knob.values for knob in knobs}
@@ -215,13 +190,27 @@ def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
         raise UserError(*problems)
 
 
+def _check_positions(knobs: list[BoundKnob], positions: Positions) -> None:
+    """Sequences that the model has no positions for are refused here."""
+    lengths = {knob.name: knob.values for knob in knobs}.get(positions.knob, (positions.default,))
+    problem = positions.refusal([{positions.knob: length} for length in lengths])
+    if problem is not None:
+        raise UserError(problem)
+
+
 class _Enumeration:
     """Depth-first over the knobs; `excluded` counts what each reason took out."""
 
     def __init__(
-        self, knobs: list[BoundKnob], rules: tuple[Rule, ...], known: dict[str, Any], job: Job
+        self,
+        knobs: list[BoundKnob],
+        rules: tuple[Rule, ...],
+        known: dict[str, Any],
+        job: Job,
+        facts: Facts,
     ):
-        self._knobs, self._known, self._job = knobs, known, job
+        self._knobs, self._known, self._job, self._facts = knobs, known, job, facts
+        self._positions = Positions.of(job, facts)
         self.excluded: dict[str, int] = {}
         position = {knob.name: depth for depth, knob in enumerate(knobs)}
         self._rules: list[list[Rule]] = [[] for _ in range(len(knobs) + 1)]
@@ -265,7 +254,9 @@ class _Enumeration:
         elif pinned is not None and pinned != count:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
         elif (
-            why := completions_problem(self._job, self._known, values, sequences or 0)
+            why := self._positions.problem(values)
+            or completions_problem(self._job, self._known, values, sequences or 0)
+            or share_problem(self._job, self._facts, values)
         ) is not None:
             self._exclude(why, len(self._knobs))
         else:

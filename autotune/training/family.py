@@ -148,11 +148,15 @@ class Family:
             args=training,
             train_dataset=rows,
             processing_class=tokenizer,
-            # What is made already has been quantised; some trainers refuse to be told again.
-            quantization_config=quantization_of(model) if isinstance(made.policy, str) else None,
+            quantization_config=self.quantization(model, made),
             peft_config=get_peft_config(model),
             **reference,
         )
+
+    def quantization(self, model: ModelConfig, made: Models) -> Any:
+        """How the trainer is to load the base. What is made already has been quantised; some
+        trainers refuse to be told again."""
+        return quantization_of(model) if isinstance(made.policy, str) else None
 
     def policy(self, trainer: Any) -> Any:
         """The model that is trained, with its adapters."""

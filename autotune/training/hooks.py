@@ -1,6 +1,8 @@
-"""What this project takes hold of inside TRL must be there: a version that has it no more is named,
-not worked around."""
+"""Taking hold of something inside TRL or torch. What is taken hold of must be there: a version of
+TRL that has it no more is named, not worked around."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.facts.stack import version
@@ -23,3 +25,24 @@ def require(owner: Any, *names: str) -> None:
             f"{version('trl')} (transformers {version('transformers')}); this version of autotune "
             "was made for TRL 1.12 and 1.16"
         )
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any, *, absent_too: bool = False) -> Iterator[None]:
+    """`owner.name` is `value` for a while.
+
+    Args:
+        absent_too: whether the owner need not have it (a builtin, what only GPUs have).
+    """
+    # Of a class as it stands there: a static method asked for is a bare function.
+    own = vars(owner) if isinstance(owner, type) or absent_too else {}
+    absent = absent_too and name not in own
+    before = None if absent else own[name] if name in own else getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if absent:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

@@ -22,8 +22,8 @@ from trl.scripts.rloo import RLOOScriptArguments
 from autotune.facts.model import model_config
 from autotune.probe.protocol import ProbeRequest
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
-from autotune.training.hooks import require
-from autotune.training.quantized import quantization_of
+from autotune.training.hooks import replaced, require
+from autotune.training.vllm_stand_in import on_vllms_path
 
 OVERLONG = "get_soft_overlong_punishment"
 
@@ -70,19 +70,19 @@ class OnlineFamily(Family):
     ) -> Any:
         """The trainer, as TRL's script makes it; it would load its reference by itself."""
         tokenizer.padding_side = tokenizer.truncation_side = "left"
-        with self._reference_given(made.reference):
-            return self.trainer_class(
+        # One that was asked for vLLM would look for it.
+        with self._reference_given(made.reference), replaced(training, "use_vllm", False):
+            trainer = self.trainer_class(
                 model=made.policy,
                 reward_funcs=made.rewards,
                 reward_processing_classes=[_read_by(one, tokenizer) for one in made.rewards],
                 args=training,
                 train_dataset=rows,
                 processing_class=tokenizer,
-                quantization_config=quantization_of(model)
-                if isinstance(made.policy, str)
-                else None,
+                quantization_config=self.quantization(model, made),
                 peft_config=get_peft_config(model),
             )
+        return on_vllms_path(trainer) if training.use_vllm else trainer
 
     @contextlib.contextmanager
     def _reference_given(self, reference: Any) -> Iterator[None]:
@@ -91,15 +91,12 @@ class OnlineFamily(Family):
             return
         module: Any = sys.modules[self.trainer_class.__module__]
         require(module, "create_model_from_path")
-        original = module.create_model_from_path
-        module.create_model_from_path = lambda *_, **__: reference
-        try:
+        with replaced(module, "create_model_from_path", lambda *_, **__: reference):
             yield
-        finally:
-            module.create_model_from_path = original
 
-    def follow(self, trainer: Any, listener: "Listener") -> None:
-        """Tell `listener` when the phases of a step begin, and what comes out of them."""
+    @contextlib.contextmanager
+    def follow(self, trainer: Any, listener: "Listener") -> Iterator[None]:
+        """Tell `listener` for a while when the phases of a step begin, and what comes of them."""
         generate, score = trainer._generate_single_turn, trainer._generate_and_score_completions
         train = trainer.training_step
 
@@ -123,9 +120,14 @@ class OnlineFamily(Family):
             listener.micro_step(loss)
             return loss
 
-        trainer._generate_single_turn = generated
-        trainer._generate_and_score_completions = scored
-        trainer.training_step = trained
+        with contextlib.ExitStack() as stack:
+            for name, function in (
+                ("_generate_single_turn", generated),
+                ("_generate_and_score_completions", scored),
+                ("training_step", trained),
+            ):
+                stack.enter_context(replaced(trainer, name, function))
+            yield
 
 
 class Listener(Protocol):

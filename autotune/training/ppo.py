@@ -18,7 +18,9 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 from autotune.probe.protocol import ProbeRequest
 from autotune.training import train_ppo
 from autotune.training.family import PROBE_OVERRIDES, Family, Models
+from autotune.training.hooks import replaced, require
 from autotune.training.online import Listener, random_reward_model
+from autotune.training.quantized import quantization_of
 
 
 class PpoFamily(Family):
@@ -47,6 +49,7 @@ class PpoFamily(Family):
 
     def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
         """The models as the bundle's script loads them."""
+        quantization_of(model)  # else a missing bitsandbytes would not be named
         training.reward_model_path = _reward_path(request)
         script = train_ppo.PPOScriptArguments(
             copy_reference=_copies(request), trust_remote_code=training.trust_remote_code
@@ -101,8 +104,14 @@ class PpoFamily(Family):
         with contextlib.suppress(_Enough):
             trainer.train()
 
-    def follow(self, trainer: Any, listener: Listener) -> None:
-        """Tell `listener` when the phases of an update begin, and what comes out of them."""
+    @contextlib.contextmanager
+    def follow(self, trainer: Any, listener: Listener) -> Iterator[None]:
+        """Tell `listener` for a while when the phases of an update begin, and what comes of them.
+
+        Raises:
+            MissingHook: this TRL generates in another function.
+        """
+        require(ppo_trainer, "batch_generation")
         accelerator, optimizer = trainer.accelerator, trainer.optimizer
         accumulate, backward, step = accelerator.accumulate, accelerator.backward, optimizer.step
         generate = ppo_trainer.batch_generation
@@ -141,8 +150,10 @@ class PpoFamily(Family):
             (accelerator, "backward", backwards),
             (optimizer, "step", stepped),
         ]
-        for owner, name, function in replacements:
-            setattr(owner, name, function)
+        with contextlib.ExitStack() as stack:
+            for owner, name, function in replacements:
+                stack.enter_context(replaced(owner, name, function))
+            yield
 
 
 class _Enough(Exception):

@@ -3,27 +3,14 @@
 pip install bitsandbytes && python benchmarks/estimate_exactness/four_bit.py
 """
 
-import json
 import sys
-import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.probe.runner import ProbeServer  # noqa: E402
 from benchmarks.estimate_exactness.cases import Case  # noqa: E402
-from benchmarks.estimate_exactness.models import write_model  # noqa: E402
-from benchmarks.estimate_exactness.run import (  # noqa: E402
-    HEAD,
-    IMPORTED,
-    about_this_run,
-    compare,
-    line,
-    line_of,
-    server_environment,
-)
+from benchmarks.estimate_exactness.run import HEAD, line, run_with  # noqa: E402
 
 CASES = (
     Case(model="llama", base="4-bit nested", method="lora-all-16"),
@@ -111,21 +98,10 @@ def table(rows: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Every combination; rows to `four_bit.jsonl`, the table to `four_bit.md`."""
-    about = {**about_this_run(), "bitsandbytes": version("bitsandbytes")}
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="four-bit-") as scratch:
-        models = Path(scratch, "models")
-        for name in {case.model for case in CASES}:
-            write_model(name, models / name)
-        with ProbeServer(Path(scratch, "log"), IMPORTED, server_environment()) as server:
-            for index, case in enumerate(CASES):
-                row = compare(case, server, models, Path(scratch, str(index)))
-                rows.append({**row, "about": about})
-                print(line_of(row), flush=True)
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    Path(__file__).with_suffix(".jsonl").write_text(text, encoding="utf-8")
+    file = Path(__file__)
+    rows = run_with("bitsandbytes", CASES, file.with_suffix(".jsonl"))
     text = table([row for row in rows if "failure" not in row])
-    Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    file.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -100,6 +100,23 @@ def run(cases: list[Case], results: Path, servers: int) -> None:
             list(pool.map(work, range(servers)))
 
 
+def run_with(package: str, cases: Sequence[Case], results: Path) -> list[dict[str, Any]]:
+    """The rows of combinations that need a package besides, written to `results` anew."""
+    about = {**about_this_run(), package: version(package)}
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="estimate-exactness-") as scratch:
+        models = Path(scratch, "models")
+        for name in {case.model for case in cases}:
+            write_model(name, models / name)
+        with ProbeServer(Path(scratch, "log"), IMPORTED, server_environment()) as server:
+            for index, case in enumerate(cases):
+                row = compare(case, server, models, Path(scratch, str(index)))
+                rows.append({**row, "about": about})
+                print(line_of(row), flush=True)
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
+
+
 def rows_of(results: Path) -> list[dict[str, Any]]:
     """The rows that a file of results holds: of each combination the last."""
     if not results.exists():

@@ -29,8 +29,8 @@ def compare(path: Path) -> None:
     import torch
 
     from autotune.estimate import record, tracer, truth
-    from autotune.estimate.stand_ins import replaced
     from autotune.estimate.trace import trace_steps
+    from autotune.training.hooks import replaced
 
     folder = ProbeFolder(path=path)
     request = asked_of(folder)

@@ -37,13 +37,16 @@ class Case:
     judged: bool = False
     bits: int = 0
     """Of the base's weights; 0: as they are. Others where bitsandbytes is installed."""
+    vllm: bool = False
+    """Whether the trainer takes vLLM's path; what generation holds is then left out of both."""
 
     @property
     def name(self) -> str:
         """All levels, as one line."""
         levels = asdict(self)
-        if not self.bits:
-            del levels["bits"]
+        for name in ("bits", "vllm"):
+            if not levels[name]:
+                del levels[name]
         return " ".join(f"{name}={value}" for name, value in levels.items())
 
     def request(self, models: Path, tokens: int) -> RolloutTraceRequest:
@@ -72,6 +75,8 @@ class Case:
         if self.lora:
             config |= {"use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
             config["lora_dropout"] = 0.0 if self.model == "mixtral" else 0.05
+        if self.vllm:
+            config |= {"use_vllm": True}
         if self.bits:
             config |= BASES["4-bit nested" if self.bits == 4 else "8-bit"]
         return RolloutTraceRequest(
@@ -111,5 +116,17 @@ def every() -> Iterator[Case]:
     yield Case(attention="eager", beta=0.04)
     yield Case(optimizer="adamw_torch", batch="two rounds")
     yield Case(method="rloo", optimizer="adafactor", ragged=False)
+    yield Case(vllm=True)
+    yield Case(vllm=True, lora=True, checkpointing=True, beta=0.04, batch="two rounds")
+    yield Case(method="rloo", model="llama", vllm=True, ragged=False, batch="two steps of a round")
     yield Case(judged=True)
     yield Case(method="rloo", judged=True, beta=0.04, batch="two rounds", ragged=False)
+
+
+def quantized() -> Iterator[Case]:
+    """What it runs besides where bitsandbytes is installed."""
+    for bits in (4, 8):
+        yield Case(lora=True, bits=bits, beta=0.04)
+        yield Case(
+            method="rloo", model="llama", lora=True, bits=bits, bf16=True, checkpointing=True
+        )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import RolloutTraceRequest
+from benchmarks.estimate_exactness.cases import BASES
 
 RESPONSE = 40
 UNIFORM = (24,) * 8
@@ -32,11 +33,19 @@ class PpoCase:
     batch: str = "accumulated"
     attention: str = "sdpa"
     optimizer: str = "adamw_torch_fused"
+    dtype: str = ""
+    """Of the weights, where not float32."""
+    bits: int = 0
+    """Of the policy's base; 0: as it is. Others where bitsandbytes is installed."""
 
     @property
     def name(self) -> str:
         """All levels, as one line."""
-        return "ppo " + " ".join(f"{name}={value}" for name, value in asdict(self).items())
+        levels = asdict(self)
+        for rare in ("dtype", "bits"):
+            if not levels[rare]:
+                del levels[rare]
+        return "ppo " + " ".join(f"{name}={value}" for name, value in levels.items())
 
     def request(self, models: Path, tokens: int) -> RolloutTraceRequest:
         """Its trace with so many tokens decoded."""
@@ -61,6 +70,10 @@ class PpoCase:
         if self.lora:
             config |= {"use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
             config["copy_reference"] = self.copy_reference
+        if self.dtype:
+            config["dtype"] = self.dtype
+        if self.bits:
+            config |= BASES["4-bit nested" if self.bits == 4 else "8-bit"]
         return RolloutTraceRequest(
             method="ppo",
             config=config,
@@ -90,3 +103,18 @@ def every_ppo() -> Iterator[PpoCase]:
     yield PpoCase(attention="eager", batch="at once")
     yield PpoCase(optimizer="adamw_torch")
     yield PpoCase(optimizer="adafactor", ragged=False)
+
+
+def quantized_ppo() -> Iterator[PpoCase]:
+    """What it runs besides where bitsandbytes is installed."""
+    # The test's, with a reference that computes as the policy does.
+    yield PpoCase(model="qwen3", lora=True, bits=8, dtype="bfloat16", copy_reference=True)
+    for bits in (4, 8):
+        for batch in BATCHES:
+            yield PpoCase(lora=True, bits=bits, batch=batch, checkpointing=batch == "accumulated")
+        yield PpoCase(lora=True, bits=bits, copy_reference=True, ragged=False)
+        yield PpoCase(lora=True, bits=bits, bf16=True, checkpointing=True, model="llama")
+        yield PpoCase(lora=True, bits=bits, bf16=True, dtype="bfloat16", batch="in parts")
+        yield PpoCase(lora=True, bits=bits, dtype="bfloat16", model="qwen3")
+        for model in ("gemma", "gpt2"):
+            yield PpoCase(lora=True, bits=bits, model=model, ragged=model != "gpt2")

@@ -2,11 +2,13 @@
 
     python benchmarks/rollout_exactness/run.py      # about 20 minutes on an idle machine
     python benchmarks/rollout_exactness/run.py ppo  # one method
+    python benchmarks/rollout_exactness/run.py quantized  # bases in 4 and 8 bits; bitsandbytes
 
 Each combination gets a child of its own: a trace in which a few tokens are decoded, continued to
 all, and then the same two optimizer steps for real, with every token generated.
 """
 
+import importlib.util
 import json
 import statistics
 import sys
@@ -24,12 +26,13 @@ from autotune.probe.runner import PRELOAD, ProbeServer  # noqa: E402
 from autotune.probe.survey import make_tokenizer  # noqa: E402
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, server_environment  # noqa: E402
-from benchmarks.rollout_exactness.cases import COMPLETION, Case, every  # noqa: E402
-from benchmarks.rollout_exactness.ppo_cases import PpoCase, every_ppo  # noqa: E402
+from benchmarks.rollout_exactness.cases import COMPLETION, Case, every, quantized  # noqa: E402
+from benchmarks.rollout_exactness.ppo_cases import PpoCase, every_ppo, quantized_ppo  # noqa: E402
 from benchmarks.rollout_exactness.worker import PHASES  # noqa: E402
 
 HERE = Path(__file__).parent
 WORKER = "benchmarks.rollout_exactness.worker:compare"
+METHODS, QUANTIZED = ("grpo", "rloo", "ppo"), "quantized"
 
 
 def write_models(folder: Path, names: set[str]) -> None:
@@ -76,17 +79,30 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     return text + "".join(f"\nFailed: {row['name']}: {row['failure']}\n" for row in failed)
 
 
+def all_cases() -> list[Case | PpoCase]:
+    """Of all groups."""
+    return [*every(), *every_ppo(), *quantized(), *quantized_ppo()]
+
+
+def group_of(name: str) -> str:
+    """What a combination of that name is asked for by."""
+    if " bits=" in name:
+        return QUANTIZED
+    return next(method for method in METHODS if method in name.split()[0])
+
+
 def main() -> None:
-    """Run all, or those of the methods that are named; write the rows and the table. Rows of other
-    methods stay as they are."""
-    wanted = sys.argv[1:] or ["grpo", "rloo", "ppo"]
+    """Run all, or those of the groups that are named; write the rows and the table. Rows of other
+    groups stay as they are."""
+    installed = importlib.util.find_spec("bitsandbytes") is not None
+    wanted = sys.argv[1:] or [*METHODS, *([QUANTIZED] if installed else [])]
     file = HERE / "results.jsonl"
     old = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    rows = [row for row in old if not any(method in row["name"].split()[0] for method in wanted)]
+    rows = [row for row in old if group_of(row["name"]) not in wanted]
     about = about_this_run()
     with tempfile.TemporaryDirectory(prefix="rollout-exactness-") as scratch:
         models = Path(scratch, "models")
-        cases = [c for c in (*every(), *every_ppo()) if c.request(models, TOKENS).method in wanted]
+        cases = [case for case in all_cases() if group_of(case.name) in wanted]
         write_models(models, {case.model for case in cases})
         log = Path(scratch, "server.log")
         with ProbeServer(log, PRELOAD, server_environment()) as server:

@@ -20,7 +20,12 @@ def compare(path: Path) -> None:
     import warnings
 
     from autotune.estimate import truth
-    from autotune.estimate.decoding import with_all_tokens
+    from autotune.estimate.decoding import (
+        DECODE,
+        GENERATION,
+        with_all_tokens,
+        without_generations,
+    )
     from autotune.estimate.protocol import RolloutTraceRequest
     from autotune.estimate.record import live_bytes
     from autotune.estimate.rollout_trace import trace_rollout
@@ -35,9 +40,14 @@ def compare(path: Path) -> None:
     began = time.perf_counter()
     reply = trace_rollout(few)
     traced = time.perf_counter()
-    events = with_all_tokens([tuple(e) for e in reply.events], few.tokens, whole.tokens)
-    use = live_bytes(events)
+    traced_events = [tuple(e) for e in reply.events]
     real = truth.real_rollout_peaks(whole)
+    if few.config.get("use_vllm"):
+        events = without_generations(traced_events)
+        real = {name: peak for name, peak in real.items() if name not in (GENERATION, DECODE)}
+    else:
+        events = with_all_tokens(traced_events, few.tokens, whole.tokens)
+    use = live_bytes(events)
     peak = max(real.values())
     write_json(
         folder.reply,

@@ -82,8 +82,8 @@ class _Clock:
 
 def probe_by_processor_time(path: Path) -> None:
     """A probe that times its steps by the processor's time."""
-    from autotune.estimate.stand_ins import replaced
     from autotune.probe import meters, worker
+    from autotune.training.hooks import replaced
 
     with replaced(meters, "time", _Clock):
         worker.probe(path)
@@ -92,7 +92,7 @@ def probe_by_processor_time(path: Path) -> None:
 def ceilings_by_processor_time(path: Path) -> None:
     """Ceilings in the processor's time."""
     from autotune.estimate import bench_ceilings, bench_clock, bench_operators
-    from autotune.estimate.stand_ins import replaced
+    from autotune.training.hooks import replaced
 
     with replaced(bench_clock, "time", _Clock), replaced(bench_operators, "time", _Clock):
         bench_ceilings.measure(path)

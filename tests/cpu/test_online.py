@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from autotune.facts.made_text import prompts_of_lengths
 from autotune.probe.runner import ProbeServer
+from autotune.probe.survey import make_tokenizer
+from autotune.space.vllm import ASLEEP_BYTES
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
-from tests.cpu.test_run import EXAMPLE, assert_launched, probes_of, write_job
+from tests.cpu.stand_ins import give_tokenizer, stand_in
+from tests.cpu.test_run import assert_launched, probes_of, write_job
 
 METHODS = ("grpo", "rloo")
 WIDE = {**LLAMA, "intermediate_size": 6000, "vocab_size": 5000}
@@ -40,38 +44,41 @@ def prompts(count: int = 60) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_online_job_becomes_a_verified_bundle_that_trains(
-    method: str, autotune: Command
-) -> None:
-    """Conversations with their own template; one of TRL's rewards, and one of the user's."""
-    text = "\n".join(json.dumps(row) for row in prompts()) + "\n"
-    (autotune.folder / "prompts.jsonl").write_text(text, encoding="utf-8")
-    (autotune.folder / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
+def arguments(method: str, folder: Path) -> list[str]:
+    """GRPO is the example's, with adapters; RLOO has a reward of the user's."""
+    if method == "grpo":
+        sets = (f"dataset={folder / 'prompts.jsonl'}", "gradient_checkpointing=false", "budget=4")
+        return stand_in("grpo-7b-lora", folder, *sets)
+    (folder / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
     write_job(
-        autotune.folder,
+        folder,
         method=method,
         dataset="prompts.jsonl",
         max_length=None,
         budget={"probes": 4, "minutes": 5},
-        tuning="lora" if method == "rloo" else "full",
         reward_funcs=["get_soft_overlong_punishment", "my_rewards.by_length"],
         fixed=FEW,
     )
-    model = autotune.folder / "model"
-    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
-    for file in (EXAMPLE / "model").glob("*token*.json*"):
-        (model / file.name).write_bytes(file.read_bytes())
-    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
-    # One search by estimates, and one without them.
-    flags = ["--sampler", "random"] if method == "rloo" else []
-    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
+    (folder / "model" / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
+    give_tokenizer(folder / "model")
+    return ["job.yaml"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_online_job_becomes_a_verified_bundle_that_trains(
+    method: str, autotune: Command
+) -> None:
+    """Conversations with their own template."""
+    text = "\n".join(json.dumps(row) for row in prompts()) + "\n"
+    (autotune.folder / "prompts.jsonl").write_text(text, encoding="utf-8")
+    job = arguments(method, autotune.folder)
+    # By estimates it may be over after three.
+    flags = ["--sampler", "random", "--json"]
+    result = json.loads(autotune("run", *job, "--out", "run", *flags))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     probes = probes_of(autotune, "run")
-    # By estimates it may be over after three.
-    assert len(probes) >= (4 if flags else 3)
+    assert len(probes) >= 4
     assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
     best = result["measurement"]
     phases = [best[f"{name}_s"] for name in ("generation", "scoring", "update")]
@@ -135,6 +142,32 @@ def test_every_way_of_generating_does_the_work_of_one_step(online: Bench) -> Non
         assert sum(phase or 0.0 for phase in phases) < one.step_time_s
 
 
+@pytest.mark.parametrize("online", ["grpo"], indirect=True)
+def test_with_vllm_memory_counts_both_and_generation_is_not_the_trainings(online: Bench) -> None:
+    """TRL's own path, with transformers' generation in vLLM's place."""
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.1}
+    own = {"gradient_checkpointing": False, "per_device_train_batch_size": 8, **vllm}
+    both = online.probe("with vllm", **own)
+    asleep = online.probe("vllm asleep", **own, vllm_enable_sleep_mode=True)
+    for one in (both, asleep):
+        assert one.outcome == "ok", one.reason
+        assert one.generation_s
+    assert both.peak_memory_bytes is not None and asleep.peak_memory_bytes is not None
+    assert both.vllm_bytes == round(0.1 * online.facts.device.total_bytes)
+    training = both.peak_memory_bytes - both.vllm_bytes
+    assert training == max(both.scoring_peak_bytes or 0, both.update_peak_bytes or 0)
+    # Awake beside what the training keeps; while that computes it has given its memory back.
+    assert asleep.resident_bytes is not None and asleep.vllm_bytes is not None
+    assert asleep.peak_memory_bytes == max(
+        asleep.resident_bytes + both.vllm_bytes,
+        asleep.peak_memory_bytes - asleep.vllm_bytes + ASLEEP_BYTES,
+    )
+    # The training alone would fit in this.
+    limit = training + both.vllm_bytes - 60 * 2**20
+    tight = online.probe("beside vllm", limit=limit, **own)
+    assert tight.outcome == "oom", tight.reason
+
+
 def test_lengths_in_place_of_prompts_are_the_lengths_of_the_prompts(
     online: Bench, tmp_path: Path
 ) -> None:
@@ -142,3 +175,16 @@ def test_lengths_in_place_of_prompts_are_the_lengths_of_the_prompts(
     assert data.form == "lengths"
     assert abs(data.longest - 40) <= 1
     assert abs(data.quantiles["p50"] - 12) <= 2
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma2"])
+def test_prompts_of_a_length_have_it_whatever_tokenizer_a_bare_config_gets(
+    model_type: str, tmp_path: Path
+) -> None:
+    config = {"model_type": model_type, "hidden_size": 64, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tokenizer = make_tokenizer(tmp_path, 300)
+    rows = prompts_of_lengths([1, 5, 40], tokenizer)
+    ids = [tokenizer(row["prompt"])["input_ids"] for row in rows]
+    assert [len(one) for one in ids] == [1, 5, 40]
+    assert max(ids[-1]) < len(tokenizer) <= 300

@@ -10,18 +10,24 @@ import pytest
 from autotune.probe.protocol import Measurement
 from autotune.probe.runner import ProbeServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
+from tests.cpu.stand_ins import stand_in
 from tests.cpu.test_online import WIDE, prompts
-from tests.cpu.test_run import EXAMPLE, probes_of, write_job
+from tests.cpu.test_run import probes_of
 
-FEW = {
-    "attn_implementation": "sdpa",
-    "optim": "adamw_torch_fused",
-    "gradient_checkpointing": False,
-    "response_length": 10,
-    "num_ppo_epochs": 2,
-}
+MORE = (
+    "budget=4",
+    "tuning=lora",
+    "gradient_checkpointing=false",
+    "num_ppo_epochs=2",
+    "num_mini_batches=2",
+    "eval_strategy=steps",
+    "stop_token=eos",
+    "missing_eos_penalty=1.0",
+)
 JUDGE = {**LLAMA, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 8192}
 """A reward model of another shape than the policy's."""
+DEEP = {**WIDE, "intermediate_size": 3000, "num_hidden_layers": 4}
+"""Three of four layers' activations are what checkpointing saves: more than processes differ by."""
 
 
 def save_judge(folder: Path) -> None:
@@ -42,25 +48,10 @@ def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
         text = "\n".join(json.dumps({"prompt": row["prompt"]}) for row in rows) + "\n"
         (data / f"{split}.jsonl").write_text(text, encoding="utf-8")
     save_judge(autotune.folder / "judge")
-    write_job(
-        autotune.folder,
-        method="ppo",
-        dataset="prompts",
-        max_length=None,
-        budget={"probes": 4, "minutes": 5},
-        tuning="lora",
-        reward_model_path="./judge",
-        fixed={**FEW, "num_mini_batches": 2},
-        training={"eval_strategy": "steps", "stop_token": "eos", "missing_eos_penalty": 1.0},
-    )
-    model = autotune.folder / "model"
-    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
-    for file in (EXAMPLE / "model").glob("*token*.json*"):
-        (model / file.name).write_bytes(file.read_bytes())
-    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    sets = [f"dataset={data}", f"reward_model_path={autotune.folder / 'judge'}", *MORE]
+    job = stand_in("ppo-memory", autotune.folder, *sets)
     flags = ["--sampler", "random"]
-    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
+    result = json.loads(autotune("run", *job, "--out", "run", "--json", *flags))
     assert result["outcome"] == "recommended"
     verification = result["verification"]
     assert verification["saved"] and not verification["evaluated"]
@@ -96,9 +87,9 @@ def ppo(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         "method=ppo",
         "max_length=null",
         "response_length=40",
-        "num_ppo_epochs=2",
+        "num_ppo_epochs=1",
     ]
-    return open_bench(tmp_path_factory.mktemp("ppo"), server, WIDE, sets)
+    return open_bench(tmp_path_factory.mktemp("ppo"), server, DEEP, sets)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ CASES = (
     # Its scoring once was 3% too low: the logarithm of a sum of exponentials makes a copy.
     Case(beta=0.04, batch="no accumulation", checkpointing=True),
     Case(judged=True, beta=0.04, batch="two steps of a round"),
+    Case(vllm=True, lora=True, checkpointing=True, beta=0.04, batch="two rounds"),
     PpoCase(),
     PpoCase(lora=True, batch="in parts", ragged=False, checkpointing=True),
 )
@@ -47,7 +48,8 @@ def test_the_estimate_is_the_peak_of_real_generation_and_training(
     assert abs(row["error"]) < 0.005, row
     before, decode = row["decode_bytes"]
     assert 0 < before < decode  # the caches of a later token are longer
-    assert row["phases"].keys() >= set(PHASES) - {"clip"}
+    elsewhere = {"generation", "decode"} if getattr(case, "vllm", False) else set()
+    assert row["phases"].keys() >= set(PHASES) - {"clip"} - elsewhere
     assert row["phases"] == pytest.approx(dict.fromkeys(row["phases"], 0.0), abs=0.01)
 
 

@@ -14,6 +14,7 @@ import pytest
 from autotune.conclusion import MAX_VERIFICATIONS
 from autotune.facts.stack import fused_head
 from tests.cpu.conftest import LLAMA, Command, write_model
+from tests.cpu.stand_ins import EXAMPLES, give_tokenizer, stand_in
 
 FEW = {
     "attn_implementation": "sdpa",
@@ -23,7 +24,7 @@ FEW = {
     "train_sampling_strategy": "random",
 }
 """Eight candidates on two paths are left: enough where something else is tested than the search."""
-EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "build"
+TEXTS = EXAMPLES / "quickstart" / "build" / "data" / "train.jsonl"
 
 
 def write_job(folder: Path, **fields: object) -> Path:
@@ -42,9 +43,10 @@ def write_job(folder: Path, **fields: object) -> Path:
     return file
 
 
-def probes_of(autotune: Command, run: str) -> list[dict[str, object]]:
+def probes_of(autotune: Command, run: str) -> list[dict[str, Any]]:
+    """The measurement of each probe, with its knobs."""
     report = json.loads(autotune("report", run, "--json"))
-    return [one["measurement"] for one in report["probes"]]
+    return [{**one["measurement"], "knobs": one["knobs"]} for one in report["probes"]]
 
 
 def assert_launched(verification: dict[str, object]) -> None:
@@ -73,27 +75,30 @@ def own_children(marker: str) -> list[str]:
 
 
 def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
-    """On real text with its own tokenizer, in a folder whose name wants quoting."""
+    """Real text, a folder whose name wants quoting, a batch that the job lets vary."""
     folder = tmp_path / "a'; echo ü 0"
     folder.mkdir()
     autotune = Command(folder)
-    rows = (EXAMPLE / "data" / "train.jsonl").read_text(encoding="utf-8").splitlines()
-    (folder / "texts.jsonl").write_text("\n".join(rows[:200]) + "\n", encoding="utf-8")
-    fields = {"model": str(EXAMPLE / "model"), "dataset": "texts.jsonl", "max_length": 64}
-    pins = {"gradient_checkpointing": False, "attn_implementation": "sdpa"}
-    write_job(folder, **fields, fixed=pins)
-    result = json.loads(autotune("run", "job.yaml", "--out", "run 1", "--json"))
+    texts, rows = folder / "texts.jsonl", TEXTS.read_text(encoding="utf-8").splitlines()
+    texts.write_text("\n".join(rows[:200]) + "\n", encoding="utf-8")
+    sets = (f"dataset={texts}", "gradient_checkpointing=false", "budget=4")
+    job = stand_in("sft-factorisations", folder, *sets)
+    # By estimates it may be over after three.
+    flags = ("--sampler", "random", "--json")
+    result = json.loads(autotune("run", *job, "--out", "run 1", *flags))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     assert result["verification"]["evaluated"] and result["verification"]["saved"]
-    assert_budget_kept(result, 3)
+    assert_budget_kept(result, 4)
+    probes = probes_of(autotune, "run 1")
+    assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
+    assert {one["knobs"]["global_batch_size"] for one in probes} == {4, 8}
     assert result["measurement"]["tokens_per_s"] > 0
     bundle = folder / "run 1" / "bundle"
     assert Path(result["bundle"]) == bundle
     stored = json.loads((bundle / "recommendation.json").read_text(encoding="utf-8"))
     assert stored["verified"] == result["verified"]
     assert stored["chosen"]["knobs"] == result["knobs"]
-    assert {one["outcome"] for one in probes_of(autotune, "run 1")} <= {"ok", "stopped"}
     # The user's own command, from the user's own data, without our flags.
     flags = ["--max_steps", "2", "--output_dir", str(folder / "out"), "--save_strategy", "no"]
     subprocess.run(
@@ -117,8 +122,8 @@ def test_trl_reads_the_bundle_by_itself(autotune: Command) -> None:
 
 
 def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
-    write_job(autotune.folder, fixed=FEW)
-    process = autotune.start("run", "job.yaml", "--out", "run")
+    job = stand_in("sft-memory-by-length", autotune.folder, "budget=4")
+    process = autotune.start("run", *job, "--out", "run")
     probes = autotune.folder / "run" / "probes"
     deadline = time.monotonic() + 120
     while not (probes / "0001" / "progress.jsonl").exists():
@@ -129,12 +134,13 @@ def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
     time.sleep(2)
     assert not own_children(str(autotune.folder))
     result = json.loads(autotune("run", "--resume", "run", "--json"))
-    outcomes = [one["outcome"] for one in probes_of(autotune, "run")]
-    assert outcomes[0] == "ok"
-    assert outcomes[1] in {"interrupted", "ok"}
+    made = probes_of(autotune, "run")
+    assert made[0]["outcome"] == "ok"
+    assert made[1]["outcome"] in {"interrupted", "ok"}
+    assert {one["knobs"]["max_length"] for one in made} == {8, 16, 32, 64}
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
-    assert_budget_kept(result, 3)
+    assert_budget_kept(result, 4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -188,25 +194,29 @@ def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     write_job(autotune.folder, dataset="rows.jsonl", max_length=400, fixed=pins)
     model = autotune.folder / "model"
     (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
-    for file in (EXAMPLE / "model").glob("tokenizer*.json"):
-        (model / file.name).write_bytes(file.read_bytes())
+    give_tokenizer(model)
 
-    def probe(size: int, *sets: str, expect: int = 0) -> dict[str, Any]:
+    def probe(size: int, *sets: str) -> dict[str, Any]:
         words = [f"per_device_train_batch_size={size}", *sets]
         flags = [word for one in words for word in ("--set", one)]
-        told = autotune("probe", "job.yaml", *flags, "--json", expect=expect)
+        told = autotune("probe", "job.yaml", *flags, "--json")
         return dict(json.loads(told)["measurement"])
 
     two, eight = probe(2), probe(8)
     assert eight["tokens_per_s"] > two["tokens_per_s"]
     limit = (two["peak_memory_bytes"] + eight["peak_memory_bytes"]) // 2
     assert two["peak_memory_bytes"] < 0.88 * limit, (two, eight)
-    assert probe(8, f"devices.memory={limit}", expect=1)["outcome"] == "oom"
     assert probe(8, f"devices.memory={limit}", "max_length=6")["outcome"] == "ok"
     # A sampler without estimates, and the whole space: the large micro-batch is really probed.
     flags = ["--set", f"devices.memory={limit}", "--budget", "4", "--sampler", "grid"]
     flags += ["--set", "headroom=0"]
     result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
+    eights = [
+        one["outcome"]
+        for one in probes_of(autotune, "run")
+        if one["knobs"]["per_device_train_batch_size"] == 8
+    ]
+    assert eights == ["oom"]
     assert result["outcome"] == "recommended"
     assert result["knobs"]["per_device_train_batch_size"] < 8
     assert result["verification"]["peak_memory_bytes"] <= limit
@@ -236,6 +246,20 @@ def test_nothing_fits_says_how_much_is_missing_and_what_would_help(autotune: Com
     assert any(one["fits"] for one in said["tried"])
 
 
+def test_a_limit_below_the_process_itself_is_said_before_any_probe(autotune: Command) -> None:
+    write_job(autotune.folder, fixed=FEW)
+    small = ["--set", "devices.memory=100MiB"]
+    out = autotune("run", "job.yaml", "--out", "run", "--json", *small, expect=1)
+    result = json.loads(out)
+    assert result["outcome"] == "nothing_fits" and result["probes"]["total"] == 0
+    why = result["nothing_fits"]["why"]
+    assert "a training process alone takes about" in why and "there are 90 MiB (100 MiB" in why
+    _, _, named = why.partition("the least limit that would work is `devices.memory: ")
+    assert named.endswith("MiB`")
+    plan = autotune("plan", "job.yaml", "--json", "--set", f"devices.memory={named[:-1]}")
+    assert json.loads(plan)["counts"]["fit"] > 0
+
+
 def test_one_probe_can_be_run_alone(autotune: Command) -> None:
     write_job(autotune.folder, fixed=FEW)
     sets = ["--set", "per_device_train_batch_size=4", "--set", "learning_rate=1e-4"]
@@ -260,4 +284,4 @@ def test_data_and_models_that_cannot_be_read_are_the_users_to_mend(autotune: Com
     process = autotune.start("run", "job.yaml", "--set", "dataset=words.jsonl", "--out", "run")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert "holds no tokenizer" in err and "Traceback" not in err
+    assert "holds no tokenizer" in err and "Traceback" not in err and "OSError" not in err

@@ -230,8 +230,20 @@ def _rloo() -> Case:
     return replace(case, job=job)
 
 
-def _ppo() -> Case:
-    case = _online("ppo", "lora", lora_r=8, lora_target_modules="attention", copy_reference=False)
+def _grpo_vllm() -> Case:
+    """vLLM beside the training, which gives its memory back in between."""
+    shares = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.31}
+    return _online("grpo", "full", use_vllm=True, vllm_enable_sleep_mode=True, **shares)
+
+
+def _grpo_server() -> Case:
+    case = _online("grpo", "full", use_vllm=True, vllm_mode="server")
+    return replace(case, facts=make_facts("cuda", source="/data/prompts"))
+
+
+def _ppo(tuning: str = "lora", **values: Any) -> Case:
+    adapters = {"lora_r": 8, "lora_target_modules": "attention", "copy_reference": False}
+    case = _online("ppo", tuning, **adapters, **values)
     chosen = case.recommendation.chosen
     own = {"generation_batch_size", "num_generations", "max_completion_length"}
     knobs = {k: v for k, v in chosen.candidate.values.items() if k not in own}
@@ -240,6 +252,10 @@ def _ppo() -> Case:
     candidate = replace(chosen.candidate, values=knobs)
     job = case.job.model_copy(update={"reward_funcs": []})
     return replace(case, recommendation=_recommendation(candidate), job=job)
+
+
+def _ppo_qlora() -> Case:
+    return _ppo("qlora", load_in_8bit=False)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -253,6 +269,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "dpo_qlora": _dpo_qlora,
     "kto": _kto,
     "grpo": _grpo,
+    "grpo_vllm": _grpo_vllm,
+    "grpo_server": _grpo_server,
     "rloo": _rloo,
     "ppo": _ppo,
+    "ppo_qlora": _ppo_qlora,
 }

@@ -13,7 +13,8 @@ from autotune.methods import METHODS
 from autotune.space.settings import settings
 from autotune.training.families import family
 
-CPU = [name for name in CASES if name != "cuda_bf16"]
+GPU = ("cuda_bf16", "grpo_server")
+CPU = [name for name in CASES if name not in GPU]
 CUSTOM_TRAINING = {
     "learning_rate": 1e-4,
     "lr_scheduler_type": "cosine_with_min_lr",
@@ -154,7 +155,7 @@ def test_accelerate_loads_its_configuration(name, tmp_path):
     file = tmp_path / "accelerate.yaml"
     file.write_text(CASES[name]().files()["accelerate.yaml"], encoding="utf-8")
     config = load_config_from_file(str(file))
-    gpu = name == "cuda_bf16"
+    gpu = name in GPU
     assert config.mixed_precision == ("bf16" if gpu else "no")
     assert config.use_cpu is not gpu
     assert (config.num_processes, config.num_machines) == (1, 1)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,8 +145,67 @@ def test_a_job_without_data_takes_it_at_launch(arguments, tmp_path):
     assert seen["argv"] == expected(tmp_path / "bundle", "--max_steps", "3", *arguments)
 
 
+def test_all_that_is_missing_is_named_at_once(tmp_path):
+    case = CASES["ppo"]()
+    job = case.job.model_copy(update={"reward_model_path": None})
+    data = replace(case.facts.data, source="")
+    script = bundle(tmp_path / "bundle", "ppo", job=job, facts=replace(case.facts, data=data))
+    spy = make_spy(tmp_path / "python")
+    refused = launch(script, cwd=tmp_path, PYTHON=str(spy))
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "launch.sh: the job gave lengths in place of data: add --dataset_name DATA\n"
+        "launch.sh: the job named no reward model: add --reward_model_path MODEL\n"
+    )
+    half = launch(script, "--dataset_name", "x", cwd=tmp_path, PYTHON=str(spy))
+    assert half.stderr.count("launch.sh:") == 1
+    named = ("--dataset_name", "x", "--reward_model_path=y")
+    assert launch(script, *named, cwd=tmp_path, PYTHON=str(spy))["argv"][-3:] == list(named)
+
+
+@pytest.mark.parametrize("form", [("--dataset_name", "{}"), ("--dataset_name={}",)])
+def test_data_may_be_one_file(form, tmp_path, nasty_dir):
+    """As `datasets` reads what TRL is then given."""
+    from datasets import load_dataset
+
+    spy, data = make_spy(tmp_path / "python"), nasty_dir / "my rows.jsonl"
+    data.write_text('{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    script = bundle(tmp_path / "bundle", "no_data")
+    folder = str(tmp_path / "bundle" / "one_file")
+    (tmp_path / "old.json").touch()
+    again = Path(folder) / "train.jsonl"
+    for other in (tmp_path / "old.json", data, again):  # the last one only
+        arguments = [one.format(other) for one in form]
+        argv = launch(script, "--run_name", "x", *arguments, cwd=tmp_path, PYTHON=str(spy))["argv"]
+    assert argv[-len(form) - 2 :] == ["--run_name", "x", *(one.format(folder) for one in form)]
+    rows = load_dataset(folder, cache_dir=str(tmp_path / "cache"))
+    assert rows["train"]["text"][:] == ["a", "b"]
+
+
 def test_a_failing_training_fails_the_script(tmp_path):
     spy = tmp_path / "python"
     spy.write_text("#!/bin/sh\nexit 7\n")
     spy.chmod(0o755)
     assert launch(bundle(tmp_path / "bundle"), cwd=tmp_path, PYTHON=str(spy)).returncode == 7
+
+
+def test_the_server_serves_the_model_on_the_gpus_that_it_is_given(spy: Path, nasty_dir: Path):
+    script = bundle(nasty_dir / "bundle", "grpo_server").with_name("serve.sh")
+    given = {"PYTHON": str(spy), "CUDA_VISIBLE_DEVICES": "1,2"}
+    seen = launch(script, "--dtype", "half", cwd=nasty_dir, **given)
+    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == "1,2"
+    argv = seen["argv"]
+    assert argv[:4] == ["-m", "vllm.entrypoints.cli.main", "serve", "/models/small"]
+    assert argv[argv.index("--tensor-parallel-size") + 1] == "2"
+    assert json.loads(argv[argv.index("--weight-transfer-config") + 1]) == {"backend": "nccl"}
+    assert argv[-2:] == ["--dtype", "half"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [({}, "name the GPUs"), ({"CUDA_VISIBLE_DEVICES": "1,3"}, "GPU 3 trains")],
+)
+def test_the_server_never_gets_the_gpu_that_trains(spy: Path, nasty_dir: Path, gpus, said):
+    script = bundle(nasty_dir / "bundle", "grpo_server").with_name("serve.sh")
+    done = launch(script, cwd=nasty_dir, PYTHON=str(spy), **gpus)
+    assert done.returncode == 2 and said in done.stderr

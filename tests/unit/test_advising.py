@@ -9,6 +9,7 @@ from autotune.advising import _Advisor, decisive, leanest
 from autotune.report.advice import advice_lines, advice_plain
 from autotune.space.definition import load_definition
 from autotune.space.spaces import bind
+from autotune.what_if import one_more_device
 
 GIB = 2**30
 
@@ -16,7 +17,8 @@ GIB = 2**30
 class Made(_Advisor):
     """An advisor whose estimates are a function of the job and the candidate."""
 
-    def __init__(self, job, fits, speed=lambda job, one: 100.0, tried=()):
+    def __init__(self, job, fits, speed=lambda job, one: 100.0, tried=(), kind=None):
+        self._kind = kind
         self._job, self._facts = job, make_facts("cuda")
         self._limit, self._asked, self._tried = 40 * GIB, 0, tried
         self.jobs = []
@@ -122,3 +124,26 @@ def test_ways_are_looked_for_among_what_decides_about_memory():
     assert len({one["optim"] for one in some}) == 1
     assert len({one.micro_batch for one in some}) > 1
     assert len({one["gradient_checkpointing"] for one in some}) == 2
+
+
+def test_one_more_gpu_is_a_way_where_completions_are_generated_and_gpus_are_named():
+    def fits(job, one):
+        return job.devices.count == 2
+
+    rewards = ["get_soft_overlong_punishment"]
+    job = make_job(method="grpo", max_length=None, reward_funcs=rewards, global_batch_size=48)
+    space = bind(load_definition("grpo"), job, make_facts("cuda"))
+    found = Made(job, fits, kind="h100").advice(space)
+    assert {"devices"} in changes(found)
+    assert "`--devices 2`" in "\n".join(advice_lines(found))
+    assert not Made(job, fits).advice(space).ways
+    # Of other methods each device holds as much as before.
+    sft = Made(make_job(), fits, kind="h100").advice(make_space(make_job(), make_facts("cuda")))
+    assert not sft.ways
+
+
+def test_the_next_number_of_gpus_keeps_the_batch_exact():
+    job = make_job(method="ppo", max_length=None, global_batch_size=9)
+    (change,) = one_more_device(job)
+    assert change.job.devices.count == 3
+    assert not list(one_more_device(change.job))

@@ -143,7 +143,7 @@ def test_groups_do_not_concern_who_generates_nothing():
         (REWARD + "max_length: 512\n", "does not truncate"),
         (REWARD + "global_batch_size: 4096 tokens\n", "no fixed number of tokens"),
         (REWARD + "training: {steps_per_generation: 4}\n", "steps_per_generation"),
-        (REWARD + "training: {use_vllm: true}\n", "use_vllm"),
+        (REWARD + "training: {vllm_tensor_parallel_size: 2}\n", "vllm_tensor_parallel_size"),
     ],
 )
 def test_what_online_trainers_cannot_do_is_refused(folder, text, what):

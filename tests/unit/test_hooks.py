@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.facts.stack import fused_head, version
+from autotune.facts.stack import fused_head, missing, version
 from autotune.methods import METHODS
 from autotune.training.families import family
 from autotune.training.hooks import MissingHook, require
@@ -33,6 +33,21 @@ def test_a_trainer_without_its_hooks_is_refused(monkeypatch):
     monkeypatch.setattr(type(family("dpo")), "hooks", ("_precompute_ref_logps", "_renamed"))
     with pytest.raises(MissingHook, match="`DPOTrainer` has no `_renamed` in TRL"):
         family("dpo").trainer(None, None, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing("ppo") is not None, reason="this TRL has no PPO")
+def test_what_a_probe_of_ppo_replaces_is_put_back():
+    """Of the module too, which the next trainer of the process would find."""
+    module = importlib.import_module("trl.experimental.ppo.ppo_trainer")
+    before, listener = module.batch_generation, SimpleNamespace()
+    accelerator = SimpleNamespace(accumulate=None, backward=None)
+    trainer = SimpleNamespace(accelerator=accelerator, optimizer=SimpleNamespace(step=print))
+    with pytest.raises(ZeroDivisionError), family("ppo").follow(trainer, listener):
+        assert module.batch_generation is not before
+        raise ZeroDivisionError
+    assert module.batch_generation is before
+    assert trainer.optimizer.step is print
 
 
 @pytest.mark.slow

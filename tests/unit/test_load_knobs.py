@@ -27,11 +27,6 @@ def test_eight_bits_are_a_choice_of_quantised_bases_alone(folder):
         assert what == "`load_in_8bit` needs `tuning: qlora`"
 
 
-def test_ppo_has_no_quantised_bases(folder):
-    told = problems(folder, "method: ppo\ntuning: qlora\n")
-    assert "`tuning: qlora` is not built for `ppo` yet" in [what for _, what, _ in told]
-
-
 def test_a_flag_under_the_new_name_overrides_a_pin_under_the_old_one(folder):
     text = "fixed: {gradient_checkpointing: true}\n"
     for flag in ("activation_checkpointing=false", "fixed.activation_checkpointing=false"):

@@ -1,5 +1,7 @@
 """Quantised bases: what a job lacks for one, and what a base takes by formula."""
 
+from dataclasses import replace
+
 import pytest
 from builders import make_facts, make_job
 
@@ -40,3 +42,10 @@ def test_by_formula_all_but_the_embeddings_is_packed(fields, bits, low, high):
     config = {"dtype": "bfloat16", **fields}
     assert bits_of(config) == bits
     assert low < parts_by_formula(config, SIZE)[WEIGHTS] < high
+
+
+def test_by_formula_reward_and_value_model_stay_whole():
+    config = {"dtype": "bfloat16", "load_in_4bit": True}
+    judged = replace(SIZE, parameters=3 * SIZE.parameters, judges=2 * SIZE.parameters)
+    alone, beside = (parts_by_formula(config, size)[WEIGHTS] for size in (SIZE, judged))
+    assert beside - alone == 2 * (2 * SIZE.parameters)

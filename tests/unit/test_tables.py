@@ -46,6 +46,8 @@ def test_a_candidate_is_described_by_its_batch_and_what_varies():
     assert describe(candidate, free) == "2x8 padding-free chunked_nll"
     assert describe(candidate, ["max_length"]) == "2x8 max_length=1024"
     assert describe(candidate, ["lora_target_modules"]) == "2x8 lora_target_modules=q_proj,k_proj"
+    shared = replace(candidate, values={**candidate.values, "beta": 0.04})
+    assert describe(shared, ["beta"]) == "2x8 beta=0.04"
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are():

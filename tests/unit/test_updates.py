@@ -1,5 +1,6 @@
 """PPO's updates: how their completions may be divided, and what a job is told that cannot be."""
 
+import itertools
 from itertools import product
 
 import pytest
@@ -11,8 +12,9 @@ from loading import load, problems
 from autotune.emit.launch import missing_fields
 from autotune.methods import METHODS
 from autotune.space.batch import divisors, quarters, update_problem
+from autotune.space.batch_problems import batch_problems
 from autotune.space.definition import load_definition
-from autotune.space.knobs import MICRO_BATCH, MINI_BATCHES, ROLLOUT_CHUNK
+from autotune.space.knobs import GLOBAL_BATCH, MICRO_BATCH, MINI_BATCHES, ROLLOUT_CHUNK
 from autotune.space.settings import settings
 from autotune.space.spaces import bind
 from autotune.training.rounds import rollout_of, rollout_plan
@@ -69,6 +71,49 @@ def test_whitened_rewards_need_mini_batches_of_eight():
     assert {c[MINI_BATCHES] for c in space_of(job).candidates} == {1, 2}
 
 
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("global_batch_size: 4\n", "4 completions in 1 part(s) make 4", "that does: 8; or"),
+        (
+            "global_batch_size: 16\nfixed: {num_mini_batches: 4}\n",
+            "16 completions in 4 part(s) make 4",
+            "that does: 32; the nearest num_mini_batches: 2; or",
+        ),
+        (
+            "global_batch_size: 12\n"
+            "fixed: {per_device_train_batch_size: 3, local_rollout_forward_batch_size: 4, "
+            "num_mini_batches: 2}\n",
+            "12 completions in 2 part(s) make 6",
+            "that does: 24; the nearest num_mini_batches: 1; or",
+        ),
+    ],
+)
+def test_too_few_to_whiten_names_the_nearest_that_are_enough(folder, text, what, hint):
+    whitened = "method: ppo\ntraining: {whiten_rewards: true}\n"
+    ((_, said, way),) = problems(folder, whitened + text)
+    assert what in said and "at least 8 completions" in said
+    assert hint in way and "leave whiten_rewards out" in way
+
+
+@given(st.data())
+def test_the_batch_that_is_named_for_whitening_is_the_least_that_does(data):
+    micro, parts = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
+    chunk = data.draw(st.integers(1, 40))
+    fixed = {MICRO_BATCH: micro, MINI_BATCHES: parts, ROLLOUT_CHUNK: chunk}
+    job = ppo(fixed=fixed, training={"whiten_rewards": True})
+
+    def said(batch):
+        return batch_problems(job.with_batch(batch), [None], [1])
+
+    whole = micro * parts
+    enough = next(n for n in itertools.count(whole, whole) if not said(n))
+    for batch in range(whole, enough, whole):
+        (problem,) = said(batch)
+        if problem.where == "training.whiten_rewards":
+            assert f"{GLOBAL_BATCH} that does: {enough};" in problem.hint
+
+
 def test_data_that_make_no_update_are_refused_before_they_hang():
     with pytest.raises(Exception, match="fewer prompts than an update"):
         space_of(ppo(global_batch_size=16, fixed=PINNED), rows=15)
@@ -120,6 +165,13 @@ def test_the_configuration_names_its_models_and_what_is_missing():
     config = settings(named, facts, candidate, "out").config
     assert config["reward_model_path"] == "/models/judge"
     assert missing_fields(config, METHODS["ppo"]) == ()
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora", "qlora"])
+def test_the_value_model_is_trained_whole_which_fp16_weights_cannot_be(tuning):
+    job = ppo(tuning=tuning, recipe={"dtype": ["float16", "float32"]}, fixed=PINNED)
+    space = bind(load_definition("ppo"), job, make_facts("cuda", capability=(7, 5)))
+    assert {one["dtype"] for one in space.candidates} == {"float32"}
 
 
 def test_a_step_is_an_update_with_all_its_epochs():

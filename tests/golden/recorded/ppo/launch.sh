@@ -4,13 +4,15 @@
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 python=/opt/venv/bin/python
+missing=()
 case " $* " in
     *" --reward_model_path"*) ;;
-    *)
-        echo "launch.sh: the job named no reward model: add --reward_model_path MODEL" >&2
-        exit 2
-        ;;
+    *) missing+=("the job named no reward model: add --reward_model_path MODEL") ;;
 esac
+if [ "${#missing[@]}" -gt 0 ]; then
+    printf 'launch.sh: %s\n' "${missing[@]}" >&2
+    exit 2
+fi
 exec "${PYTHON:-$python}" -m accelerate.commands.launch \
     --config_file "$here/accelerate.yaml" \
     --num_cpu_threads_per_process 6 \

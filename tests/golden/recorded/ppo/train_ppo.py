@@ -6,7 +6,7 @@
 The file holds fields of TRL's PPOConfig, ModelConfig and ScriptArguments. Needs TRL up to 1.12, the
 last that has PPO. What PPOTrainer passes over is done here: checkpointing, mixed precision,
 `max_steps` (its steps are updates: one generation, trained on `num_ppo_epochs` times), the order
-of the rows.
+of the rows, adapters on a base in 4 bits.
 """
 
 import os
@@ -18,6 +18,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from accelerate import PartialState
 from datasets import load_dataset
+from peft import get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -114,7 +115,14 @@ def tokenized(rows: Any, tokenizer: Any) -> Any:
 
 def load_models(script: Any, training: Any, model: Any) -> dict[str, Any]:
     """Policy, reference, reward and value model. The reference of adapters is the policy without
-    them; the value model begins as the reward model."""
+    them; the value model begins as the reward model.
+
+    Only the policy, and a reference of its own, have a quantised base: the value model is trained
+    whole, and a reward model judges as it was trained to.
+
+    Raises:
+        ImportError: bitsandbytes, which quantises, is not installed.
+    """
     kinds = {
         "trust_remote_code": script.trust_remote_code,
         "attn_implementation": model.attn_implementation,
@@ -162,12 +170,17 @@ def make_trainer(
     for name in ("ref_model", "reward_model"):
         if models[name] is not None:
             models[name].eval()
+    if models["ref_model"] is not None:
+        compute_as_in_training(models["ref_model"])
+    adapters = get_peft_config(model)
+    if adapters is not None:
+        # PPOTrainer would cast norms and head of a 4-bit policy apart, and could not generate then.
+        models = {**models, "model": get_peft_model(models["model"], adapters)}
     trainer = PPOTrainer(
         args=training,
         processing_class=tokenizer,
         train_dataset=rows,
         eval_dataset=samples,
-        peft_config=get_peft_config(model),
         **models,
     )
     # Else it would step in each micro-step of the last batch of the data.
@@ -181,6 +194,14 @@ def make_trainer(
         )
         trainer.dataloader = trainer.accelerator.prepare(batches)
     return trainer
+
+
+def compute_as_in_training(reference: Any) -> None:
+    """PPOTrainer keeps the policy in `train()`; on CPUs bitsandbytes' layers compute otherwise in
+    `eval()`: 8 bits by other kernels, 4 bits packed anew, which not all shapes can be."""
+    for module in reference.modules():
+        if type(module).__module__.startswith("bitsandbytes."):
+            module.train()
 
 
 def check_vocabularies(tokenizer: Any, models: dict[str, Any]) -> None:

@@ -1,0 +1,69 @@
+"""The values of knobs that follow from the job, by the words that search spaces have for them.
+Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import Problem, UserError
+from autotune.facts import Facts
+from autotune.job import Job, KnobValue
+from autotune.space.batch import generation_batches, micro_batches, quarters
+from autotune.space.definition import (
+    AS_NEEDED,
+    DIVISORS,
+    JOB_BATCH,
+    JOB_MAX_LENGTH,
+    QUARTERS,
+    WHOLE_GROUPS,
+)
+from autotune.space.knobs import COMPLETION, GENERATION_BATCH, VLLM_SHARE
+from autotune.space.vllm import TRL_SHARE, needed_share
+
+Bound = Mapping[str, tuple[KnobValue, ...]]
+"""The values of the knobs that stand above, by name."""
+
+
+def derived_values(word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
+    """The values that a word stands for; what is no word stands for itself."""
+    if word == DIVISORS:
+        batches = global_batches(job)
+        return sorted({m for s in batches for m in micro_batches(s, job.devices.count)})
+    if word == WHOLE_GROUPS:
+        together = {n for s in global_batches(job) for n in generation_batches(s, 1)}
+        return sorted(together, reverse=True)
+    if word == QUARTERS:
+        parts = {batch // job.devices.count for batch in global_batches(job)}
+        return sorted({n for part in parts if part for n in quarters(part)}, reverse=True)
+    if word == JOB_MAX_LENGTH:
+        return [job.max_length]
+    if word == JOB_BATCH:
+        return [job.global_batch_size]
+    if word == AS_NEEDED:
+        return _shares(job, facts, bound)
+    return word
+
+
+def _shares(job: Job, facts: Facts, bound: Bound) -> list[float]:
+    for name in (GENERATION_BATCH, COMPLETION):
+        if name not in bound:
+            what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
+            raise UserError(Problem(where="search_space", what=what))
+    shares = {
+        needed_share(job, facts, together, length)
+        for together in bound[GENERATION_BATCH]
+        for length in bound[COMPLETION]
+        if isinstance(together, int) and isinstance(length, int)
+    }
+    return sorted({TRL_SHARE if share is None else share for share in shares})
+
+
+def global_batches(job: Job) -> set[int]:
+    """Sequences of an optimizer step, of every batch and length that may be chosen."""
+    lengths = job.recipe.get("max_length", [job.max_length])
+    sizes = {
+        job.with_batch(batch).batch_sequences(n)
+        for batch in job.batches
+        for n in lengths
+        if n is None or isinstance(n, int)
+    }
+    return {size for size in sizes if size}

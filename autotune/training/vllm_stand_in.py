@@ -1,0 +1,78 @@
+"""An online trainer that takes vLLM's path, with transformers' generation in vLLM's place.
+
+What the trainer does besides generating is TRL's own: it puts adapters and weights together for
+vLLM, scores the completions once more for vLLM's importance sampling, and trains. vLLM itself is
+not run. The completions come from the path that the trainer has without vLLM; what that holds is
+given back before the training goes on.
+"""
+
+import gc
+import math
+from typing import Any
+
+import torch
+from trl.generation.vllm_generation import VLLMGeneration
+
+from autotune.probe.memory import is_out_of_memory
+from autotune.training.hooks import replaced, require
+
+Ids = list[list[int]]
+
+
+class StandIn(VLLMGeneration):
+    """What an online trainer asks of vLLM."""
+
+    def __init__(self, trainer: Any) -> None:
+        require(VLLMGeneration, "_iter_named_params")
+        require(type(trainer), "_generate_single_turn")
+        self.model, self.accelerator = trainer.model, trainer.accelerator
+        self._dist = getattr(trainer, "_dist", None)
+        self._trainer = trainer
+        self.parts = 1
+        """Into how many a generation had to be divided, at most."""
+        self._calls = 0
+
+    def sync_weights(self) -> None:
+        """Go over the weights as they would be given to vLLM, adapters merged."""
+        for _ in self._iter_named_params():
+            pass
+
+    def generate(
+        self, prompts: Ids, images: Any, num_generations: int, profiler: Any = None
+    ) -> tuple[Ids, Ids, Any, Any]:
+        """Completions with, for each token, a log-probability that is as good as any."""
+        self._calls = 0
+        completions = self._halved(prompts)
+        self.parts = max(self.parts, self._calls)
+        torch.cuda.empty_cache()
+        even = -math.log(self.model.config.get_text_config().vocab_size)
+        return prompts, completions, [[[even]] * len(ids) for ids in completions], None
+
+    def _halved(self, prompts: Ids) -> Ids:
+        """All at once; where that does not fit, half of them after the other half."""
+        try:
+            made = self._by_transformers(prompts)
+            self._calls += 1
+            return made
+        except (RuntimeError, MemoryError) as error:
+            if len(prompts) == 1 or not is_out_of_memory(error):
+                raise
+        gc.collect()
+        torch.cuda.empty_cache()
+        half = len(prompts) // 2
+        return self._halved(prompts[:half]) + self._halved(prompts[half:])
+
+    def _by_transformers(self, prompts: Ids) -> Ids:
+        trainer = self._trainer
+        with replaced(trainer, "use_vllm", False):
+            made = type(trainer)._generate_single_turn(trainer, prompts, None, {})
+        ids: Ids = made[0] if isinstance(made, tuple) else made
+        return ids
+
+
+def on_vllms_path(trainer: Any) -> Any:
+    """The trainer, made for transformers' generation, as it would be with vLLM."""
+    trainer.vllm_generation = StandIn(trainer)
+    trainer.use_vllm = trainer.args.use_vllm = True
+    trainer._last_loaded_step = -1
+    return trainer

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Written by autotune: trains with grpo_config.yaml. Arguments are passed on to TRL, for example
+#   bash launch.sh --max_steps 10
+set -euo pipefail
+here="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+python=/opt/venv/bin/python
+exec "${PYTHON:-$python}" -m accelerate.commands.launch \
+    --config_file "$here/accelerate.yaml" \
+    --num_cpu_threads_per_process 6 \
+    -m trl.scripts.grpo --config "$here/grpo_config.yaml" "$@"
