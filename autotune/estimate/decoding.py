@@ -2,16 +2,18 @@
 
 Tokens are generated one by one, and each pass but the first is like the one before: the caches are
 one token longer. The second to last whole pass that was traced is continued: what grew between it
-and the one before it grows on, and what it let go of the pass before, each copy lets go of the copy
-before. Of many passes only some are put in, evenly spread, the last among them: the bytes that are
-live at most do not change by that; what a caching allocator reserves may, a little.
+and the one before it grows on (in layers with a sliding window until that is full; without a cache
+the square of the length grows as a square), and what it let go of the pass before, each copy lets
+go of the copy before. Of many passes only some are put in, evenly spread, the last among them: the
+bytes that are live at most do not change by that; what a caching allocator reserves may, a little.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autotune.estimate.record import ALLOCATE, FREE, PHASE, SCRATCH, Event
+from autotune.estimate.record import ALLOCATE, FREE, PHASE, SCRATCH, Event, layer
 from autotune.estimate.resizing import Irregular
 
 GENERATION, DECODE = "generation", "decode"
@@ -22,8 +24,19 @@ MOSTLY = 0.75
 """The part of the last pass that is like that of the others."""
 
 
-def with_all_tokens(events: Sequence[Event], tokens: int, length: int) -> list[Event]:
+def with_all_tokens(
+    events: Sequence[Event],
+    tokens: int,
+    length: int,
+    *,
+    prompt: int = 0,
+    windows: Sequence[int] = (),
+) -> list[Event]:
     """The record of generations of `tokens` tokens as one of generations of `length`.
+
+    Args:
+        prompt: tokens of the longest prompt.
+        windows: of each layer how many tokens its cache keeps at most; 0: all.
 
     Raises:
         Irregular: the passes are not alike.
@@ -36,8 +49,12 @@ def with_all_tokens(events: Sequence[Event], tokens: int, length: int) -> list[E
     fresh = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
     start = 0
     for passes in _generations(events, tokens - 1):
-        before, model, last = passes[-3], passes[-2], passes[-1]
-        continued = _Continued(events, before, model, last, length - tokens, fresh)
+        continued = _Continued(
+            [_Pass.of(events[slice(*one)]) for one in passes[-4:]], length - tokens, fresh
+        )
+        held = prompt + tokens - 2  # tokens whose keys are cached after the model pass
+        continued.fill({n: size - held for n, size in enumerate(windows) if size})
+        last = passes[-1]
         out += [continued.kept(event) for event in events[start : last[0]]]
         out += continued.copies()
         out += continued.ending()
@@ -86,41 +103,72 @@ class _Pass:
         return cls(events, made, {event[1]: n for n, event in enumerate(made)})
 
 
-class _Continued:
-    """One generation, its model pass continued."""
+@dataclass(frozen=True)
+class _Growth:
+    """Bytes that a storage grows by from one pass to the next."""
 
-    def __init__(
-        self,
-        events: Sequence[Event],
-        before: tuple[int, int],
-        model: tuple[int, int],
-        last: tuple[int, int],
-        missing: int,
-        fresh: int,
-    ) -> None:
-        self._before, self._model, self._last = (
-            _Pass.of(events[slice(*one)]) for one in (before, model, last)
-        )
+    slope: int
+    curve: int = 0
+    """Bytes that each step is longer than the one before."""
+    room: float = math.inf
+    """Passes after which a sliding window is full, counted from the model pass."""
+
+    @classmethod
+    def of(cls, event: Event, *sizes: int) -> "_Growth":
+        """Of a storage that was so large in the passes before; `event` is of the last of them."""
+        # What kernels take inside is measured shape by shape, and goes up and down.
+        if event[4].endswith(SCRATCH):
+            return cls(0)
+        slope, curve = sizes[-1] - sizes[-2], 0
+        if len(sizes) > 2 and sizes[-3] < sizes[-2] < sizes[-1]:
+            # Roots in even steps: a square of the length. (What is rounded up grows unevenly too.)
+            first, second, third = map(math.sqrt, sizes[-3:])
+            if math.isclose(first + third, 2 * second, rel_tol=1e-9):
+                curve = slope - (sizes[-2] - sizes[-3])
+        return cls(slope, curve)
+
+    def after(self, passes: int, behind: int = 0) -> int:
+        """Bytes after so many passes that begin so many behind the model pass."""
+        n = int(max(min(passes, self.room - behind), 0))
+        return n * (self.slope + behind * self.curve) + self.curve * n * (n + 1) // 2
+
+
+class _Continued:
+    """One generation, its model pass, the second to last, continued."""
+
+    def __init__(self, passes: Sequence[_Pass], missing: int, fresh: int) -> None:
+        self._before, self._model, self._last = passes[-3:]
         self._missing, self.fresh = missing, fresh
-        operators = [[event[4] for event in one.made] for one in (self._before, self._model)]
-        if operators[0] != operators[1] or not self._model.made:
+        operators = [[event[4] for event in one.made] for one in passes]
+        model, last = operators[-2:]
+        if operators[-3] != model or not model:
             raise Irregular("the passes of a generation are not alike")
-        last_ones = (event[4] for event in self._last.made)
         pairs_of_names = itertools.takewhile(
-            lambda pair: pair[0] == pair[1], zip(operators[1], last_ones, strict=False)
+            lambda pair: pair[0] == pair[1], zip(model, last, strict=False)
         )
         self._alike = sum(1 for _ in pairs_of_names)
-        if self._alike < MOSTLY * len(operators[1]):  # it does not prepare another one
+        if self._alike < MOSTLY * len(model):  # it does not prepare another one
             raise Irregular("the last pass of a generation is not like the others")
-        pairs = zip(self._before.made, self._model.made, strict=True)
-        # What kernels take inside is measured shape by shape, and goes up and down.
-        self._growth = [0 if new[4].endswith(SCRATCH) else new[2] - old[2] for old, new in pairs]
+        alike = [one.made for one, names in zip(passes[:-1], operators, strict=False)]
+        if operators[0] != model:
+            alike = alike[-2:]
+        self._growth = [
+            _Growth.of(events[-1], *(event[2] for event in events))
+            for events in zip(*alike, strict=True)
+        ]
         # What a pass keeps, as the scores of its tokens, is made at once for those not traced.
         ended = (*self._model.events, *self._last.events)
         freed = {event[1] for event in ended if event[0] == FREE}
         self._kept = {event[1] for event in self._model.made if event[1] not in freed}
         self._previous = [event[1] for event in self._model.made]
         self._final: dict[int, int] = {}
+
+    def fill(self, rooms: dict[int, int]) -> None:
+        """Nothing in these layers grows any more after so many passes."""
+        regions = {layer(number): room for number, room in rooms.items()}
+        for place, event in enumerate(self._model.made):
+            room = regions.get(event[-1], math.inf)
+            self._growth[place] = replace(self._growth[place], room=room)
 
     def copies(self) -> list[Event]:
         """The passes that were not traced, or some of them."""
@@ -147,7 +195,7 @@ class _Continued:
                 place = self._model.place[event[1]]
                 renamed = (event[0], own[place], *event[2:])
                 if event[0] == ALLOCATE:
-                    size = event[2] + further * self._growth[place]
+                    size = event[2] + self._growth[place].after(further)
                     renamed = (*renamed[:2], size, *renamed[3:])
                 out.append(renamed)
             elif event[1] in self._before.place:
@@ -162,7 +210,7 @@ class _Continued:
         for event in self._last.events:
             place = self._last.place.get(event[1]) if event[0] == ALLOCATE else None
             if place is not None and place < self._alike:
-                size = event[2] + self._missing * self._growth[place]
+                size = event[2] + self._growth[place].after(self._missing, behind=1)
                 out.append((*event[:2], size, *event[3:]))
             else:
                 out.append(self.kept(event))

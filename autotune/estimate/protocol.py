@@ -83,12 +83,14 @@ class RolloutTraceReply(Message):
 
     `work` has `prefill`, `decode` (the last whole step), `before` (the one before it), `scoring`,
     `judging` (where completions are scored in parts: what is done for each), `update` (one
-    micro-step) and `optimizer`.
+    micro-step) and `optimizer`. `windows`: of each layer how many tokens its cache keeps at most;
+    0: all.
     """
 
     events: list[Any]
     layers: int
     work: dict[str, list[Any]]
+    windows: list[int] = field(default_factory=list)
     policy: dict[str, int] = field(default_factory=dict)
 
 

@@ -33,6 +33,7 @@ class Phases(ABC):
         self._tracer, self._trainer, self._request = tracer, trainer, request
         self._watch = watch
         self.work: dict[str, list[record.Work]] = {}
+        self.windows: list[int] = []
         self._length = completion_length(request.config)
         self._micro_step = 0
         self._whole = request.tokens >= self._length
@@ -65,7 +66,8 @@ class Phases(ABC):
     def _decoding(self, model: Any) -> Iterator[None]:
         """While `model` generates: a phase and a list of work for each of its forward passes."""
 
-        def forward(*_: Any, **__: Any) -> None:
+        def forward(_: Any, __: Any, given: dict[str, Any]) -> None:
+            self.windows = _windows(given.get("past_key_values"))
             if 0 < self._decoded == self._tokens - 1 and not self._whole:
                 self._tracer.enter_phase(GENERATION)
                 self._tracer.works = None
@@ -82,7 +84,7 @@ class Phases(ABC):
             self._decoded += 1
 
         self._decoded = 0
-        handle = inner_model(model).register_forward_pre_hook(forward)
+        handle = inner_model(model).register_forward_pre_hook(forward, with_kwargs=True)
         yield
         handle.remove()
 
@@ -175,6 +177,11 @@ class GroupPhases(Phases):
             return loss
 
         return step
+
+
+def _windows(cache: Any) -> list[int]:
+    """Of each layer how many tokens the cache keeps at most; 0: all."""
+    return [getattr(one, "sliding_window", None) or 0 for one in getattr(cache, "layers", ())]
 
 
 def _filled(rows: list[list[Any]], value: Any, length: int) -> list[list[Any]]:

@@ -91,7 +91,13 @@ class RolloutEstimates(Persevering):
         events = (
             without_generations(traced, asleep=point.vllm_asleep_bytes is not None)
             if elsewhere
-            else with_all_tokens(traced, asked.tokens, rollout.length)
+            else with_all_tokens(
+                traced,
+                asked.tokens,
+                rollout.length,
+                prompt=max(asked.prompts),
+                windows=reply.windows,
+            )
         )
         if have not in (0, layers):
             events = with_layers(events, have, layers)

@@ -99,14 +99,14 @@ def attention_modules(model: str) -> list[str]:
     return list(_ATTENTION_MODULES.get(model, _ATTENTION))
 
 
-def write_model(name: str, folder: Path) -> Path:
-    """A model folder: config and tokenizer, no weights."""
+def write_model(name: str, folder: Path, *, cache: bool = False) -> Path:
+    """A model folder: config and tokenizer, no weights; `cache`: whether it generates with one."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**CONFIGS[name], "use_cache": False}
+    config = {**CONFIGS[name], "use_cache": cache}
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     words = {"<pad>": 0, "<eos>": 1} | {f"<{number}>": number for number in range(2, 64)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<eos>"))

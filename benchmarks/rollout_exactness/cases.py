@@ -18,6 +18,13 @@ BATCHES = {
     "no accumulation": (8, 1, 8),
     "two steps of a round": (2, 2, 8),
 }
+USUAL = {"bits": 0, "vllm": False, "cache": True}
+"""What names need not say."""
+
+
+def model_folder(models: Path, name: str, *, cache: bool) -> Path:
+    """Where the config of that name is."""
+    return models / (name if cache else f"{name} without cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +46,22 @@ class Case:
     """Of the base's weights; 0: as they are. Others where bitsandbytes is installed."""
     vllm: bool = False
     """Whether the trainer takes vLLM's path; what generation holds is then left out of both."""
+    cache: bool = True
+    """Whether the model generates with a cache, or does each token from the first again."""
 
     @property
     def name(self) -> str:
         """All levels, as one line."""
         levels = asdict(self)
-        for name in ("bits", "vllm"):
-            if not levels[name]:
+        for name in USUAL:
+            if levels[name] == USUAL[name]:
                 del levels[name]
         return " ".join(f"{name}={value}" for name, value in levels.items())
 
     def request(self, models: Path, tokens: int) -> RolloutTraceRequest:
         """Its trace with so many tokens decoded."""
         micro, accumulation, together = BATCHES[self.batch]
-        path = str(models / self.model)
+        path = str(model_folder(models, self.model, cache=self.cache))
         config: dict[str, Any] = {
             "model_name_or_path": path,
             "report_to": "none",
@@ -100,7 +109,17 @@ def every() -> Iterator[Case]:
     ):
         checkpointing = batch in ("two rounds", "no accumulation")
         yield Case(method=method, beta=beta, lora=lora, batch=batch, checkpointing=checkpointing)
-    for model in ("llama", "gemma", "gemma2", "qwen3", "phi3", "gpt2", "mixtral"):
+    for model in (
+        "llama",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "mistral",
+        "qwen3",
+        "phi3",
+        "gpt2",
+        "mixtral",
+    ):
         attention = "eager" if model == "gemma2" else "sdpa"
         yield Case(model=model, beta=0.04, ragged=model != "gpt2", attention=attention)
         yield Case(
@@ -116,6 +135,8 @@ def every() -> Iterator[Case]:
     yield Case(attention="eager", beta=0.04)
     yield Case(optimizer="adamw_torch", batch="two rounds")
     yield Case(method="rloo", optimizer="adafactor", ragged=False)
+    yield Case(cache=False, beta=0.04)
+    yield Case(cache=False, model="gemma2", attention="eager", lora=True, method="rloo")
     yield Case(vllm=True)
     yield Case(vllm=True, lora=True, checkpointing=True, beta=0.04, batch="two rounds")
     yield Case(method="rloo", model="llama", vllm=True, ragged=False, batch="two steps of a round")

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.estimate.protocol import RolloutTraceRequest
 from benchmarks.estimate_exactness.cases import BASES
+from benchmarks.rollout_exactness.cases import model_folder
 
 RESPONSE = 40
 UNIFORM = (24,) * 8
@@ -18,6 +19,8 @@ BATCHES = {
     "mini-batches": (4, 2, 2, 8),
     "in parts": (4, 2, 1, 2),
 }
+USUAL = {"dtype": "", "bits": 0, "cache": True}
+"""What names need not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +40,22 @@ class PpoCase:
     """Of the weights, where not float32."""
     bits: int = 0
     """Of the policy's base; 0: as it is. Others where bitsandbytes is installed."""
+    cache: bool = True
+    """Whether the policy generates with a cache."""
 
     @property
     def name(self) -> str:
         """All levels, as one line."""
         levels = asdict(self)
-        for rare in ("dtype", "bits"):
-            if not levels[rare]:
+        for rare in USUAL:
+            if levels[rare] == USUAL[rare]:
                 del levels[rare]
         return "ppo " + " ".join(f"{name}={value}" for name, value in levels.items())
 
     def request(self, models: Path, tokens: int) -> RolloutTraceRequest:
         """Its trace with so many tokens decoded."""
         micro, accumulation, parts, chunk = BATCHES[self.batch]
-        path = str(models / self.model)
+        path = str(model_folder(models, self.model, cache=self.cache))
         config: dict[str, Any] = {
             "model_name_or_path": path,
             "report_to": "none",
@@ -94,10 +99,21 @@ def every_ppo() -> Iterator[PpoCase]:
             yield PpoCase(batch=batch, checkpointing=checkpointing)
             yield PpoCase(batch=batch, checkpointing=checkpointing, lora=True, ragged=False)
     yield PpoCase(lora=True, copy_reference=True)
-    for model in ("llama", "gemma", "gemma2", "qwen3", "phi3", "gpt2", "mixtral"):
+    for model in (
+        "llama",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "mistral",
+        "qwen3",
+        "phi3",
+        "gpt2",
+        "mixtral",
+    ):
         attention = "eager" if model == "gemma2" else "sdpa"
         yield PpoCase(model=model, attention=attention, ragged=model != "gpt2")
         yield PpoCase(model=model, attention=attention, lora=model != "mixtral", batch="in parts")
+    yield PpoCase(cache=False)
     yield PpoCase(bf16=True)
     yield PpoCase(bf16=True, lora=True, checkpointing=True, batch="mini-batches")
     yield PpoCase(attention="eager", batch="at once")

@@ -26,7 +26,13 @@ from autotune.probe.runner import PRELOAD, ProbeServer  # noqa: E402
 from autotune.probe.survey import make_tokenizer  # noqa: E402
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, server_environment  # noqa: E402
-from benchmarks.rollout_exactness.cases import COMPLETION, Case, every, quantized  # noqa: E402
+from benchmarks.rollout_exactness.cases import (  # noqa: E402
+    COMPLETION,
+    Case,
+    every,
+    model_folder,
+    quantized,
+)
 from benchmarks.rollout_exactness.ppo_cases import PpoCase, every_ppo, quantized_ppo  # noqa: E402
 from benchmarks.rollout_exactness.worker import PHASES  # noqa: E402
 
@@ -36,10 +42,12 @@ METHODS, QUANTIZED = ("grpo", "rloo", "ppo"), "quantized"
 
 
 def write_models(folder: Path, names: set[str]) -> None:
-    """Configs and tokenizers of the small models."""
+    """Configs and tokenizers of the small models, each with and without caches."""
     for name in names:
-        write_model(name, folder / name)
-        make_tokenizer(folder / name, int(CONFIGS[name]["vocab_size"]))
+        for cache in (True, False):
+            own = model_folder(folder, name, cache=cache)
+            write_model(name, own, cache=cache)
+            make_tokenizer(own, int(CONFIGS[name]["vocab_size"]))
 
 
 def compare(

@@ -46,7 +46,13 @@ def compare(path: Path) -> None:
         events = without_generations(traced_events)
         real = {name: peak for name, peak in real.items() if name not in (GENERATION, DECODE)}
     else:
-        events = with_all_tokens(traced_events, few.tokens, whole.tokens)
+        events = with_all_tokens(
+            traced_events,
+            few.tokens,
+            whole.tokens,
+            prompt=max(few.prompts),
+            windows=reply.windows,
+        )
     use = live_bytes(events)
     peak = max(real.values())
     write_json(

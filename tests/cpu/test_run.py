@@ -181,7 +181,7 @@ def test_ctrl_c_before_the_search_ends_as_cleanly(autotune: Command) -> None:
 
 
 @pytest.mark.skipif(fused_head(), reason="this TRL holds no whole logits: eight rows fit too")
-def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
+def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     autotune: Command,
 ) -> None:
     """Ten long rows among three thousand: only a micro-batch of eight of them is too much."""
@@ -203,7 +203,6 @@ def test_a_faster_candidate_that_only_fits_ordinary_batches_is_not_recommended(
         return dict(json.loads(told)["measurement"])
 
     two, eight = probe(2), probe(8)
-    assert eight["tokens_per_s"] > two["tokens_per_s"]
     limit = (two["peak_memory_bytes"] + eight["peak_memory_bytes"]) // 2
     assert two["peak_memory_bytes"] < 0.88 * limit, (two, eight)
     assert probe(8, f"devices.memory={limit}", "max_length=6")["outcome"] == "ok"

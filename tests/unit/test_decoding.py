@@ -5,20 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.decoding import MOST_PASSES, TOKENS, with_all_tokens
-from autotune.estimate.record import ALLOCATE, FREE, PHASE, live_bytes
+from autotune.estimate.record import ALLOCATE, FREE, PHASE, layer, live_bytes
 from autotune.estimate.resizing import Irregular
 
 
 class Toy:
     """Records one or more generations, each with as many tokens as it is told."""
 
-    def __init__(self, layers=2, prompt=100):
+    def __init__(self, layers=2, prompt=100, window=10**9, cached=True):
         self.events, self._next = [], 0
         self._layers, self._prompt = layers, prompt
+        self._window, self._cached = window, cached
 
-    def _make(self, size, name="cat"):
+    def _make(self, size, name="cat", region=0):
         self._next += 1
-        self.events.append((ALLOCATE, self._next, size, "activations", name, 0))
+        self.events.append((ALLOCATE, self._next, size, "activations", name, region))
         return self._next
 
     def _drop(self, key):
@@ -34,8 +35,14 @@ class Toy:
         for n in range(1, tokens):
             self._mark("decode")
             for index, old in enumerate(caches):
-                caches[index] = self._make(8 * (self._prompt + n))
+                held = self._prompt + n
+                slides = index == 0
+                size = 8 * (min(held, self._window) if slides else held)
+                caches[index] = self._make(size, "cat", layer(index))
                 self._drop(old)
+                if not self._cached:
+                    self._drop(self._make(4 * held**2, "softmax", layer(index)))
+                    self._drop(self._make(16 * (held // 8), "padded", layer(index)))
             scores = self._make(5000, "softmax")
             longer = self._make(self._prompt + n)
             self._drop(ids)
@@ -83,6 +90,24 @@ def test_of_very_many_passes_some_are_put_in_and_the_peaks_stay(length):
     freed = [event[1] for event in continued if event[0] == FREE]
     made = [event[1] for event in continued if event[0] == ALLOCATE]
     assert sorted(freed) == sorted(made) and len(set(freed)) == len(freed)
+
+
+@given(st.integers(TOKENS, TOKENS + MOST_PASSES), st.integers(95, 150), st.integers(1, 2))
+def test_what_slides_grows_until_its_window_is_full(length, window, rounds):
+    few, many = Toy(window=window), Toy(window=window)
+    for _ in range(rounds):
+        few.generate(TOKENS)
+        many.generate(length)
+    continued = with_all_tokens(few.events, TOKENS, length, prompt=100, windows=[window, 0])
+    assert canonical(continued) == canonical(many.events)
+
+
+def test_without_a_cache_the_square_of_the_length_grows_as_a_square():
+    few, many = Toy(cached=False).generate(TOKENS), Toy(cached=False).generate(200)
+    continued = with_all_tokens(few.events, TOKENS, 200)
+    assert live_bytes(continued).phases["decode"] == live_bytes(many.events).phases["decode"]
+    padded = [event[2] for event in continued if event[0] == ALLOCATE and event[4] == "padded"]
+    assert max(padded) <= 16 * (300 // 8) * 8  # uneven steps are no square
 
 
 def test_what_is_whole_stays():
