@@ -1,0 +1,48 @@
+"""How a training is spread over processes, one for each device. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+STRATEGY = "distributed_type"
+NONE, DEEPSPEED, FSDP = "NO", "DEEPSPEED", "FSDP"
+DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU")
+"""torch's DistributedDataParallel: every process has a whole copy."""
+OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_device"
+RESHARD = "fsdp_reshard_after_forward"
+KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
+"""Those of `search_spaces/sharding.yaml`: fields of accelerate, not of the trainer."""
+
+Offload = Literal["none", "cpu", "nvme"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What accelerate and DeepSpeed are told, by the names of accelerate's own fields.
+
+    Attributes:
+        distributed_type: `NO`, `MULTI_CPU` or `MULTI_GPU` (DDP), `DEEPSPEED`, `FSDP` (version 2).
+        num_processes: one for each device.
+        zero_stage: of DeepSpeed: 1, 2 or 3; else 0.
+        fsdp_reshard_after_forward: of FSDP: whether gathered weights are let go of after the
+            forward pass.
+    """
+
+    distributed_type: str = NONE
+    num_processes: int = 1
+    zero_stage: int = 0
+    offload_optimizer_device: Offload = "none"
+    offload_param_device: Offload = "none"
+    fsdp_reshard_after_forward: bool = True
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+
+def sharding_of(values: Mapping[str, Any], processes: int) -> Sharding:
+    """What a candidate's knobs say of it; with one process nothing is shared."""
+    if processes == 1:
+        return Sharding()
+    told = {name: values[name] for name in KNOBS if values.get(name) is not None}
+    return Sharding(num_processes=processes, **told)
