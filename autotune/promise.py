@@ -8,7 +8,7 @@ from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.probe.ending import LaunchReport
-from autotune.probe.protocol import RehearsalReply
+from autotune.probe.rehearsal import RehearsalReply
 from autotune.recommend import Ranked
 from autotune.space.settings import settings
 from autotune.space.vllm import vllm_share

@@ -18,15 +18,8 @@ from autotune.methods import METHODS
 from autotune.path_tasks import batching
 from autotune.probe.ending import Limits
 from autotune.probe.launch import launch
-from autotune.probe.protocol import (
-    LOGGING_STEPS,
-    Measurement,
-    ProbeFolder,
-    RehearsalReply,
-    RehearsalRequest,
-    read_json,
-    write_json,
-)
+from autotune.probe.protocol import Measurement, ProbeFolder, read_json, write_json
+from autotune.probe.rehearsal import LOGGING_STEPS, RehearsalReply, RehearsalRequest
 from autotune.probe.runner import ProbeServer
 from autotune.promise import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
 from autotune.recommend import Ranked

@@ -30,14 +30,6 @@ OUTCOMES = (
 """How a probe can end. `stopped`: it could not win any more. `interrupted`: the run was ended."""
 
 
-UNTIMED_STEPS = 2
-"""Steps of a verification that are not timed: one to warm up, one with the worst batch."""
-
-
-LOGGING_STEPS = 2
-"""A verification logs this seldom, because logging takes time too."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProbeFolder:
     """Owns every path of one probe."""
@@ -144,47 +136,6 @@ class ProbeRequest(Message):
     def vllm(self) -> VllmShare:
         """What vLLM will have; nothing where it has no bytes."""
         return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RehearsalRequest(Message):
-    """Write the data of a verification (see `training/rehearsal.py`)."""
-
-    method: str
-    rows: str
-    raw: str
-    target: str
-    dataset_config: str | None
-    batching: dict[str, Any]
-    """Fields of `training.batches.Batching`; of `training.rounds.Rollout` where completions are
-    generated."""
-    timed_steps: int
-    eval_batch: int
-    rows_total: int
-    make_weights: str | None
-    """Model folder that needs weights before it can be launched."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RehearsalReply(Message):
-    """What a verification will go through.
-
-    Attributes:
-        untimed: steps before the timed ones.
-        timed: steps.
-        sizes: tokens with padding of each timed micro-batch; None where that is not known.
-        tokens: of all timed steps, where the launch does not count them step by step.
-    """
-
-    untimed: int
-    timed: int
-    sizes: list[int] | None
-    tokens: int | None = None
-
-    @property
-    def steps(self) -> int:
-        """In all."""
-        return self.untimed + self.timed
 
 
 @dataclass(frozen=True, kw_only=True)

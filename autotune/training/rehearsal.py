@@ -12,15 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.methods import METHODS
-from autotune.probe.protocol import (
-    LOGGING_STEPS,
-    UNTIMED_STEPS,
-    ProbeFolder,
-    RehearsalReply,
-    RehearsalRequest,
-    read_json,
-    write_json,
-)
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.probe.rehearsal import LOGGING_STEPS, UNTIMED_STEPS, RehearsalReply, RehearsalRequest
 from autotune.training.batches import (
     Batching,
     Rows,

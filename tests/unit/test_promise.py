@@ -7,7 +7,7 @@ import pytest
 from builders import make_candidate, make_facts, make_job, ok
 
 from autotune.probe.ending import LaunchReport
-from autotune.probe.protocol import RehearsalReply
+from autotune.probe.rehearsal import RehearsalReply
 from autotune.promise import judge, timed_part
 from autotune.recommend import Ranked
 

@@ -1,0 +1,53 @@
+"""What parent and child say to each other of a verification: which data it goes through."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.probe.protocol import Message
+
+UNTIMED_STEPS = 2
+"""Steps of a verification that are not timed: one to warm up, one with the worst batch."""
+
+LOGGING_STEPS = 2
+"""A verification logs this seldom, because logging takes time too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalRequest(Message):
+    """Write the data of a verification (see `training/rehearsal.py`)."""
+
+    method: str
+    rows: str
+    raw: str
+    target: str
+    dataset_config: str | None
+    batching: dict[str, Any]
+    """Fields of `training.batches.Batching`; of `training.rounds.Rollout` where completions are
+    generated."""
+    timed_steps: int
+    eval_batch: int
+    rows_total: int
+    make_weights: str | None
+    """Model folder that needs weights before it can be launched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalReply(Message):
+    """What a verification will go through.
+
+    Attributes:
+        untimed: steps before the timed ones.
+        timed: steps.
+        sizes: tokens with padding of each timed micro-batch; None where that is not known.
+        tokens: of all timed steps, where the launch does not count them step by step.
+    """
+
+    untimed: int
+    timed: int
+    sizes: list[int] | None
+    tokens: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return self.untimed + self.timed
