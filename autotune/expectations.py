@@ -22,6 +22,14 @@ from autotune.probe.record import Record
 from autotune.probe.throughput import passes
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
+from autotune.space.sharding import (
+    DEEPSPEED,
+    FSDP,
+    OPTIMIZER_OFFLOAD,
+    STRATEGY,
+    Sharding,
+    sharding_of,
+)
 from autotune.space.vllm import vllm_share
 from autotune.training.rounds import completion_length
 
@@ -165,8 +173,8 @@ def estimates_of(
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
                 point, layers = reply.points[place], facts.model.layers or 1
-                formulas = replaced + (("zero_stage",) if job.devices.zero_stage else ())
-                estimate = estimated(point, formulas, known, limit, layers)
+                formulas = formulas_of(sharding_of(candidate.values, count))
+                estimate = estimated(point, replaced + formulas, known, limit, layers)
             if speed is not None:
                 expected = speed.speed(
                     task.request.points[place],
@@ -182,11 +190,20 @@ def estimates_of(
                     time_parts=expected.parts,
                 )
             if count > 1:
-                what = EXCHANGE_OF_WEIGHTS if job.devices.zero_stage == 3 else EXCHANGE
+                sharding = sharding_of(candidate.values, count)
+                what = EXCHANGE_OF_WEIGHTS if sharding.divides_weights else EXCHANGE
                 notes = (*estimate.notes, f"{count} devices: {what}")
                 estimate = dataclasses.replace(estimate, notes=notes)
             found[candidate.key] = estimate
     return found
+
+
+def formulas_of(sharding: Sharding) -> tuple[str, ...]:
+    """What of a way to spread a training is not traced, by the names of its fields."""
+    if sharding.distributed_type not in (DEEPSPEED, FSDP):
+        return ()
+    own = "zero_stage" if sharding.distributed_type == DEEPSPEED else STRATEGY
+    return (own, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
 
 
 def beforehand(job: Job, facts: Facts, candidate: Candidate) -> float:

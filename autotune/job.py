@@ -83,15 +83,13 @@ class Devices(_Strict):
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """`cuda`, `cpu`, or `auto`: CUDA where an NVIDIA GPU is present, else the CPU."""
-    count: Literal[1] = 1
-    """Number of devices. This version tunes for one."""
-    zero_stage: Literal[0, 1, 2, 3] = 0
-    """Planned only, for several devices (`autotune plan --devices`): DeepSpeed's ZeRO divides
-    optimizer states (1), gradients too (2), weights too (3) among them; 0: each
-    has a whole copy."""
+    count: int = Field(default=1, ge=1)
+    """Number of devices, one process for each: as many GPUs, or ranks on the CPU. How the training
+    is spread over them (DDP, ZeRO, FSDP2, offloading) is searched: `search_spaces/sharding.yaml`.
+    """
     index: int = Field(default=0, ge=0)
-    """Which GPU, as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is set, which of those
-    that it lists."""
+    """Which GPU (of several the first), as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is
+    set, which of those that it lists."""
     memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
     """Memory a candidate may use per device, such as `20GiB`. It is enforced in every probe (a
     real allocation failure past it; a probe that ends above it is `oom` too). Default: what is free

@@ -20,6 +20,7 @@ from autotune.methods import METHODS
 from autotune.plan_cache import code_version
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
+from autotune.space.sharding import Sharding, sharding_of
 from autotune.space.vllm import vllm_share
 from autotune.training.batches import Batching, batching_of
 from autotune.training.rounds import Rollout, rollout_of
@@ -47,7 +48,7 @@ def path_tasks(
     cache: Path | None,
 ) -> list[PathTask]:
     """Divide candidates into paths."""
-    groups: dict[str, list[tuple[Candidate, TracedConfig, dict[str, Any]]]] = {}
+    groups: dict[tuple[str, Sharding], list[tuple[Candidate, TracedConfig, dict[str, Any]]]] = {}
     for candidate in candidates:
         config = settings(job, facts, candidate, "out").config
         path, optim = optimizer_apart(config)
@@ -59,7 +60,8 @@ def path_tasks(
             "optim": optim,
             **_beside(config, facts),
         }
-        groups.setdefault(traced.key, []).append((candidate, traced, point))
+        shared = sharding_of(candidate.values, job.devices.count)
+        groups.setdefault((traced.key, shared), []).append((candidate, traced, point))
     return [
         _task(job, facts, members, rows=rows, limit=limit, cache=cache)
         for members in groups.values()
@@ -112,7 +114,7 @@ def _task(
         cache=None if cache is None else str(cache),
         seed=job.seed,
         devices=job.devices.count,
-        zero_stage=job.devices.zero_stage,
+        sharding=sharding_of(members[0][0].values, job.devices.count).plain(),
         hidden=facts.model.hidden_size or 4096,
     )
     return PathTask(

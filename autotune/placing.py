@@ -25,6 +25,7 @@ def placed(job: Job, device: str | None, count: int = 1) -> tuple[Job, DeviceKin
         )
     if device is None:
         return job, None
+    count = count if count > 1 else job.devices.count
     if device == "cpu":
         return _on(job, "cpu", count), None
     # What is looked at here is the model and the data; the device is put in afterwards.

@@ -161,7 +161,7 @@ def verify_again(past: PastRun) -> Verification:
             past.run.write_bundle(past.run.bundle, past.files(recommendation, None))
         facts = past.facts
         if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
-            device = devices.detect("cuda", past.job.devices.index)
+            device = devices.detect("cuda", past.job.devices.index, past.job.devices.count)
             facts = dataclasses.replace(facts, device=device)
         again = functools.partial(
             measure_candidate,

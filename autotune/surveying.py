@@ -9,7 +9,6 @@ from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
 from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.job import Job, NoData
-from autotune.methods import METHODS
 from autotune.probe.ending import Limits
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest, read_json, write_json
@@ -33,8 +32,7 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
     gone = stack.missing(job.method)
     if gone is not None:
         raise user_error(gone, where="method", hint="pip install trl==1.12.0, or another method")
-    refuse_sharding(job)
-    device = devices.detect(job.devices.kind, job.devices.index)
+    device = devices.detect(job.devices.kind, job.devices.index, job.devices.count)
     stored = read_json(run.facts)
     if stored is not None and run.rows.is_dir():
         facts = facts_from_plain(stored)
@@ -46,24 +44,6 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
     write_json(run.facts, facts.plain())
     return facts
-
-
-def refuse_sharding(job: Job) -> None:
-    """What cannot be trained here, and not be planned either.
-
-    Raises:
-        UserError: one device, or a method or base that ZeRO is not planned for.
-    """
-    stage, where = job.devices.zero_stage, "devices.zero_stage"
-    if stage and job.devices.count < 2:
-        raise user_error(
-            "ZeRO divides a training among several devices; this version tunes for one",
-            where=where,
-            hint="plan it: `autotune plan --device h100 --devices 8`",
-        )
-    if stage and (METHODS[job.method].value_model or job.tuning == "qlora"):
-        what = "a quantised base" if job.tuning == "qlora" else f"`method: {job.method}`"
-        raise user_error(f"ZeRO is not planned for {what} yet", where=where, hint="leave it out")
 
 
 def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[ModelFacts, DataFacts]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from autotune.cli import main as cli
 from autotune.job import Budget, Devices, Job, Lengths
-from autotune.space.definition import load_definition
+from autotune.space.definition import INCLUDES, load_definition, shared_part
 from autotune.space.knobs import value_label
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -75,16 +75,25 @@ def _commands(command: click.Command, path: str) -> list[tuple[str, click.Comman
 def knobs_page() -> str:
     """The knobs of every search space."""
     text = "# The knobs\n\n" + NOTE
+    shared = {name: shared_part(name) for name in INCLUDES}
     for file in sorted((DOCS.parent / "search_spaces").glob("*.yaml")):
-        definition = load_definition(file.stem)
+        definition = shared.get(file.name) or load_definition(file.stem)
+        of_others = [
+            one for part in shared.values() if part is not definition for one in part.knobs
+        ]
+        rules = [one for part in shared.values() if part is not definition for one in part.rules]
         text += f"## `search_spaces/{file.name}`\n\n"
         text += "| knob | kind | searched | why |\n|---|---|---|---|\n"
         for knob in definition.knobs:
-            text += f"| `{knob.name}` | {knob.kind} | {_searched(knob.values)} | {knob.why} |\n"
+            if knob not in of_others:
+                text += f"| `{knob.name}` | {knob.kind} | {_searched(knob.values)} | {knob.why} |\n"
+        if any(knob in of_others for knob in definition.knobs):
+            text += f"\nIncluded: {', '.join(f'`{name}`' for name in shared)} (below).\n"
         text += "\nExcluded combinations:\n\n"
         for rule in definition.rules:
-            what = ", ".join(f"`{name}: {_condition(c)}`" for name, c in rule.forbid.items())
-            text += f"- {what}: {rule.reason}\n"
+            if rule not in rules:
+                what = ", ".join(f"`{name}: {_condition(c)}`" for name, c in rule.forbid.items())
+                text += f"- {what}: {rule.reason}\n"
     return text
 
 

@@ -70,6 +70,7 @@ CHILD_ONLY = {
     "estimate/bench_ceilings.py",
     "estimate/bench_clock.py",
     "estimate/bench_operators.py",
+    "training/distributed.py",
 }
 CHILD_FUNCTIONS = {
     "facts/model.py",

@@ -25,7 +25,7 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
     "--devices",
     type=click.IntRange(min=1),
     default=1,
-    help="How many: each with a whole copy of the model, or by `devices.zero_stage`.",
+    help="How many; how the training is spread over them is searched.",
 )
 @click.option("--fits", is_flag=True, help="Only candidates that fit.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")

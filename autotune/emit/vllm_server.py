@@ -69,10 +69,11 @@ def _quoted(config: Mapping[str, Any]) -> str:
 def _not_the_one_that_trains(facts: Facts) -> str:
     if facts.device.kind != "cuda":
         return ""
+    own = " ".join(map(str, (facts.device.index, *facts.device.peers)))
     return f"""\
 for gpu in "${{gpus[@]}}"; do
-    if [[ "$gpu" == {facts.device.index} ]]; then
-        echo "serve.sh: GPU {facts.device.index} trains (launch.sh): name others" >&2
+    if [[ " {own} " == *" $gpu "* ]]; then
+        echo "serve.sh: GPU $gpu trains (launch.sh): name others" >&2
         exit 2
     fi
 done

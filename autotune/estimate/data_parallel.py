@@ -8,6 +8,7 @@ rebuilt after the first step, in the order in which gradients came.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from autotune.estimate.protocol import EstimateRequest
 from autotune.estimate.record import (
@@ -20,6 +21,7 @@ from autotune.estimate.record import (
     Event,
 )
 from autotune.estimate.zero import divided, zero_of
+from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 _FIRST_ID = 1 << 43
@@ -31,10 +33,11 @@ def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
     """The record of one device as that of one of those that a request is about."""
     if request.devices == 1:
         return events
-    if not request.zero_stage:
+    sharding = Sharding(**request.sharding)
+    if sharding.distributed_type not in (DEEPSPEED, FSDP):
         return with_buckets(events)
-    zero = zero_of(request.config, request.zero_stage, request.devices, request.hidden)
-    return divided(events, zero)
+    zero = zero_of(request.config, sharding, request.devices, request.hidden)
+    return divided(events, zero if request.cuda else replace(zero, offloads=(False, False)))
 
 
 def with_buckets(events: list[Event]) -> list[Event]:

@@ -148,7 +148,7 @@ class EstimateRequest(Message):
         cuda: fields of `CudaRules`; None: the CPU.
         rows: folder of the tokenized rows.
         devices: how many train together.
-        zero_stage: what they divide among themselves (`estimate/zero.py`); 0: nothing.
+        sharding: fields of `space.sharding.Sharding`: what they divide among themselves.
         hidden: the model's hidden size.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
@@ -169,7 +169,7 @@ class EstimateRequest(Message):
     cache: str | None
     seed: int
     devices: int = 1
-    zero_stage: int = 0
+    sharding: dict[str, Any] = field(default_factory=dict)
     hidden: int = 0
 
 

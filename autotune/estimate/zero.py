@@ -33,6 +33,7 @@ from autotune.estimate.record import (
     live_bytes,
 )
 from autotune.estimate.templates import STEP
+from autotune.space.sharding import Sharding
 
 MAX_LIVE_PARAMETERS = 10**9
 """DeepSpeed's `stage3_max_live_parameters`, unless told otherwise."""
@@ -54,6 +55,7 @@ class Zero:
         hidden: the model's hidden size.
         half: whether it computes in 16 bits.
         wide: whether its weights are kept in float32 without ZeRO.
+        offloads: whether optimizer states, and weights, are kept elsewhere.
     """
 
     stage: int
@@ -61,6 +63,7 @@ class Zero:
     hidden: int
     half: bool
     wide: bool
+    offloads: tuple[bool, bool] = (False, False)
 
     @property
     def narrowed(self) -> float:
@@ -76,19 +79,24 @@ class Zero:
         """Of each part: a device's bytes over those without ZeRO."""
         part = 1 / self.devices
         moments = 2.0 if self.half and not self.wide else 1.0
+        states, weights = (0.0 if away else 1.0 for away in self.offloads)
         return {
-            WEIGHTS: self.narrowed * (part if self.stage == 3 else 1.0),
-            GRADIENTS: self.narrowed * (part if self.stage >= 2 else 1.0),
-            OPTIMIZER: moments * part,
+            WEIGHTS: weights * self.narrowed * (part if self.stage == 3 else 1.0),
+            # With the optimizer elsewhere, its gradients go there bucket by bucket.
+            GRADIENTS: states * self.narrowed * (part if self.stage >= 2 else 1.0),
+            OPTIMIZER: states * moments * part,
             CASTS: 0.0,  # the whole model is in that type
         }
 
 
-def zero_of(config: Mapping[str, Any], stage: int, devices: int, hidden: int) -> Zero:
-    """How a flat configuration would be divided."""
+def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden: int) -> Zero:
+    """How a configuration would be divided; FSDP2 as the stage of ZeRO that divides as much."""
+    stage = sharding.zero_stage or (3 if sharding.fsdp_reshard_after_forward else 2)
+    offloads = (sharding.offload_optimizer_device, sharding.offload_param_device)
     wide = config.get("dtype", "float32") == "float32"
     half = bool(config.get("bf16") or config.get("fp16")) or not wide
-    return Zero(stage=stage, devices=devices, hidden=hidden, half=half, wide=wide)
+    away = (offloads[0] != "none", offloads[1] != "none")
+    return Zero(stage=stage, devices=devices, hidden=hidden, half=half, wide=wide, offloads=away)
 
 
 def divided(events: list[Event], zero: Zero) -> list[Event]:
@@ -109,7 +117,7 @@ def divided(events: list[Event], zero: Zero) -> list[Event]:
         scaled[start:],
         part_of,
         computing=round(GATHERED * gathered) if zero.stage == 3 else 0,
-        stepping=round(3 * 4 * trained / zero.devices),
+        stepping=0 if zero.offloads[0] else round(3 * 4 * trained / zero.devices),
     )
     out = [*scaled[:start], *_engine(zero, trained), *training]
     if zero.stage == 3:
@@ -142,7 +150,8 @@ def _engine(zero: Zero, trained: float) -> list[Event]:
         trained: how many weights are.
     """
     bucket = min(zero.hidden**2, trained) * zero.width
-    held = [(OPTIMIZER, 4 * trained / zero.devices), *[(COMMUNICATION, bucket)] * 2]
+    copy = 0.0 if zero.offloads[0] else 4 * trained / zero.devices
+    held = [(OPTIMIZER, copy), *[(COMMUNICATION, bucket)] * 2]
     return [
         (ALLOCATE, _FIRST_ID + n, round(size), part, "zero", NOWHERE)
         for n, (part, size) in enumerate(held)

@@ -27,6 +27,7 @@ def facts_from_plain(data: dict[str, Any]) -> Facts:
     """The way back from `Facts.plain`."""
     device = dict(data["device"])
     device["processes"] = tuple(DeviceProcess(**one) for one in device["processes"])
+    device["peers"] = tuple(device.get("peers", ()))
     if device["capability"] is not None:
         device["capability"] = tuple(device["capability"])
     stack = {**data["stack"], "training_fields": tuple(data["stack"]["training_fields"])}

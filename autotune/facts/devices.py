@@ -5,6 +5,7 @@ counts for a run is the memory that is *free*: other processes are seen and name
 """
 
 import contextlib
+import dataclasses
 import os
 import platform
 import re
@@ -38,6 +39,8 @@ class DeviceFacts:
     driver: str | None = None
     capability: tuple[int, int] | None = None
     processes: tuple[DeviceProcess, ...] = ()
+    peers: tuple[int, ...] = ()
+    """Of several GPUs the numbers of the others."""
 
     @property
     def busy(self) -> bool:
@@ -45,8 +48,9 @@ class DeviceFacts:
         return bool(self.processes)
 
 
-def detect(kind: str, index: int) -> DeviceFacts:
-    """The device a job asks for.
+def detect(kind: str, index: int, count: int = 1) -> DeviceFacts:
+    """The device a job asks for; of several GPUs the first, with the least that any of them has
+    free; on the CPU what one of as many processes may have of it.
 
     Args:
         index: which of the visible GPUs; the device's own `index` is NVML's number of it.
@@ -54,14 +58,18 @@ def detect(kind: str, index: int) -> DeviceFacts:
     Raises:
         MachineError: `cuda` was asked for and there is no such GPU.
     """
-    if kind == "cpu":
-        return cpu()
-    visible = visible_gpus()
-    if kind == "auto" and not visible:
-        return cpu()
-    if index >= len(visible):
-        raise _no_such_gpu(index, len(visible))
-    return gpu(visible[index])
+    visible = visible_gpus() if kind != "cpu" else ()
+    if kind == "cpu" or (kind == "auto" and not visible):
+        return cpu(count)
+    if index + count > len(visible):
+        raise _no_such_gpu(index + count - 1, len(visible))
+    first, *others = (gpu(number) for number in visible[index : index + count])
+    return dataclasses.replace(
+        first,
+        free_bytes=min(one.free_bytes for one in (first, *others)),
+        processes=tuple(process for one in (first, *others) for process in one.processes),
+        peers=tuple(one.index for one in others),
+    )
 
 
 def _no_such_gpu(index: int, visible: int) -> MachineError:
@@ -78,8 +86,8 @@ def _no_such_gpu(index: int, visible: int) -> MachineError:
     )
 
 
-def cpu() -> DeviceFacts:
-    """The CPU with the memory a new process could get now."""
+def cpu(processes: int = 1) -> DeviceFacts:
+    """The CPU with the memory a new process could get now, or each of several."""
     memory = dict(_meminfo())
     total, free = memory["MemTotal"], memory["MemAvailable"]
     for limit, used in _cgroup_limits():
@@ -88,9 +96,9 @@ def cpu() -> DeviceFacts:
         kind="cpu",
         index=0,
         name=_cpu_name(),
-        total_bytes=total,
-        free_bytes=free,
-        cores=len(os.sched_getaffinity(0)),
+        total_bytes=total // processes,
+        free_bytes=free // processes,
+        cores=max(len(os.sched_getaffinity(0)) // processes, 1),
     )
 
 

@@ -12,14 +12,18 @@ from typing import Any
 from autotune.facts import Facts, devices
 from autotune.job import Job
 from autotune.probe.ending import Ending, Limits, Watcher, signal_name
+from autotune.probe.progress import ProgressReader
 from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
+from autotune.probe.rank_files import SILENT, rank_folder
 from autotune.probe.runner import ProbeServer
+from autotune.probe.worst_rank import behind
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
+from autotune.space.sharding import sharding_of
 from autotune.space.vllm import vllm_share
 from autotune.units import format_bytes
 
-WORKER = "autotune.probe.worker:probe"
+WORKER = "autotune.probe.ranks:probe"
 _DEATHS_BY_MEMORY = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}
 NEAR_LIMIT = 0.85
 """A child that dies or hangs holding this share of its limit is taken to have run out of memory."""
@@ -39,12 +43,14 @@ def probe_request(
         model_path=facts.model.path,
         device_kind=facts.device.kind,
         device_index=facts.device.index,
+        peers=list(facts.device.peers),
+        sharding=sharding_of(candidate.values, job.devices.count).plain(),
         memory_limit_bytes=limit,
         threads=threads(facts),
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
-        global_batch=candidate.global_batch,
+        global_batch=candidate.global_batch * job.devices.count,
         seed=job.seed,
         vllm_bytes=share.awake_bytes if share else 0,
         vllm_asleep_bytes=share.asleep_bytes if share else None,
@@ -69,6 +75,8 @@ def measure(
     shutil.rmtree(folder.scratch, ignore_errors=True)
     killed = kernel_oom_kills() > kills_before
     measurement = name_outcome(ending, read_json(folder.reply), request, kernel_killed=killed)
+    if request.shared.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
+        measurement = naming_the_rank(measurement, folder, request.shared.num_processes)
     measurement = dataclasses.replace(measurement, seconds=round(ending.seconds, 4))
     if measurement.outcome != "ok" or ending.why != "exited":
         write_json(folder.path / "measurement.json", measurement.plain())
@@ -105,14 +113,15 @@ def _busy(request: ProbeRequest) -> Measurement | None:
     """Other processes that compute on the GPU: seen before the start, not measured around."""
     if request.device_kind != "cuda":
         return None
-    gpu = devices.gpu(request.device_index)
-    if not gpu.busy:
-        return None
-    return Measurement(
-        outcome="busy",
-        reason=describe_processes(gpu),
-        processes=[dataclasses.asdict(process) for process in gpu.processes],
-    )
+    for index in (request.device_index, *request.peers):
+        gpu = devices.gpu(index)
+        if gpu.busy:
+            return Measurement(
+                outcome="busy",
+                reason=describe_processes(gpu),
+                processes=[dataclasses.asdict(process) for process in gpu.processes],
+            )
+    return None
 
 
 def describe_processes(gpu: devices.DeviceFacts) -> str:
@@ -124,6 +133,24 @@ def describe_processes(gpu: devices.DeviceFacts) -> str:
         for p in gpu.processes
     )
     return f"GPU {gpu.index} is in use by {each}"
+
+
+def naming_the_rank(measurement: Measurement, folder: ProbeFolder, count: int) -> Measurement:
+    """A failure of one rank of several, with which of them it was, where that is known."""
+    failed, reason = measurement.failed_rank, measurement.reason
+    if failed is None and (silent := read_json(folder.path / SILENT)) is not None:
+        failed = int(silent["rank"])
+    if failed is None and measurement.outcome == "timeout":
+        done = [ProgressReader(rank_folder(folder.path, n).progress) for n in range(count)]
+        late = behind([len(one.new_events()) for one in done])
+        if late:
+            failed, names = late[0], " and ".join(map(str, late))
+            reason = f"{reason} (behind the others: {names})"
+    if failed is None:
+        return measurement
+    return dataclasses.replace(
+        measurement, failed_rank=failed, reason=f"rank {failed} of {count}: {reason}"
+    )
 
 
 def name_outcome(

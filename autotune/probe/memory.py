@@ -41,11 +41,14 @@ def process_status(field: str, pid: int | str = "self") -> int:
 class CpuMemory:
     """Peak resident size, and a limit on growth."""
 
-    def __init__(self, limit_bytes: int | None):
+    def __init__(self, limit_bytes: int | None, template: int | None = None):
+        """`template`: the process with the libraries in memory; None: this one's parent."""
         self._data_limit: int | None = None
         self._peak = 0
         self._forget_peak()
-        self._unmapped = process_status("RssFile", os.getppid()) - process_status("RssFile")
+        self._unmapped = process_status("RssFile", template or os.getppid()) - process_status(
+            "RssFile"
+        )
         if limit_bytes is not None:
             growth = max(limit_bytes - process_status("VmRSS") - self._unmapped, 0)
             self._data_limit = process_status("VmData") + growth

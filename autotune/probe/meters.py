@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from autotune.facts.row_kinds import Row
@@ -29,6 +30,7 @@ from autotune.probe.throughput import (
     throughput,
 )
 from autotune.training.batches import Batching, Plan, batch_size
+from autotune.training.sharing import ALONE, Sharing
 
 WARM_UP_STEPS = 2
 MIN_ROUNDS, MAX_ROUNDS = 2, 8
@@ -63,12 +65,20 @@ def gradient_norm(model: Any, *, lenient: bool) -> float | None:
         NotFinite: it is not, and should be.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = float(torch.nn.utils.get_total_norm(gradients))
+    if not gradients:  # DeepSpeed keeps them elsewhere
+        return None
+    norm = total_norm(gradients)
     if math.isfinite(norm):
         return norm
     if not lenient:
         raise NotFinite(f"the gradient norm is {norm}")
     return None
+
+
+def total_norm(gradients: list[Any]) -> float:
+    """The norm of gradients that may be divided among ranks."""
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 class Schedule:
@@ -101,7 +111,9 @@ class StepMeter(TrainerCallback):
         progress: Progress,
         to_beat: float | None = None,
         before: Before = NOTHING_BEFORE,
+        sharing: Sharing = ALONE,
     ):
+        self._sharing = sharing
         self._to_beat, self._before = to_beat, before
         self._plan, self._schedule, self._batching = plan, schedule, batching
         self._accumulation, self._progress = accumulation, progress
@@ -206,6 +218,7 @@ class StepMeter(TrainerCallback):
             self._plan.sample,
             self._accumulation,
             self._before,
+            self._sharing.processes,
         )
         self._progress.tell(
             "estimate",
@@ -223,5 +236,5 @@ class StepMeter(TrainerCallback):
             now - self._measuring_since,
             self._to_beat,
         )
-        if ended or rounds >= MAX_ROUNDS:
+        if rounds >= MAX_ROUNDS or self._sharing.agreed(ended):
             control.should_training_stop = True

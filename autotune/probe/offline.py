@@ -19,6 +19,7 @@ def train_offline(
     from autotune.probe.progress import Progress
     from autotune.training.batches import Rows, as_dataset, batching_of, plan
     from autotune.training.families import family
+    from autotune.training.sharing import Sharing
 
     progress = Progress(folder.progress)
     stages.enter("plan")
@@ -26,8 +27,10 @@ def train_offline(
     accumulation = request.config["gradient_accumulation_steps"]
     # Gradients are in memory during the worst micro-batch exactly if there is one before it.
     shown = min(accumulation, 2)
+    sharing = Sharing.of(request)
     overrides = {
         **trains.overrides,
+        **sharing.overrides,
         "gradient_accumulation_steps": shown,
         "output_dir": str(folder.scratch),
     }
@@ -41,19 +44,21 @@ def train_offline(
     training.max_steps = schedule.steps
     progress.tell("planned", micro_batches=len(schedule.order))
     stages.enter("build")
-    trainer = trains.trainer(request, training, model, as_dataset(schedule.batches(steps)))
+    batches = sharing.for_all_ranks(schedule.batches(steps))
+    trainer = trains.trainer(request, training, model, as_dataset(batches))
     problem = trains.problem(trainer, batching)
     if problem is not None:
         raise Unsupported(problem)
     progress.tell("built")
     before = _before(request, trains.before_training_s(trainer))
     to_beat = request.to_beat_tokens_per_s
-    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before)
+    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before, sharing)
     meter.attach(trainer)
     stages.enter("train")
     trainer.train()
     assert meter.result is not None
     return {
+        "engine": sharing.checked_engine(trainer),
         "micro_steps_measured": len(meter.steps),
         "tokens_per_epoch": steps.tokens_per_epoch,
         "before_training_s_per_token": before.seconds_per_token or None,
@@ -66,4 +71,4 @@ def train_offline(
 def _before(request: ProbeRequest, seconds_per_token: float) -> Before:
     """What is done once before the training, and how often the job goes over the data after it."""
     often = passes(request.config, request.global_batch, request.rows_total)
-    return Before(seconds_per_token, often)
+    return Before(seconds_per_token / request.shared.num_processes, often)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin
 
+from autotune.space.sharding import Sharding
 from autotune.space.vllm_share import VllmShare
 
 OUTCOMES = (
@@ -126,6 +127,18 @@ class ProbeRequest(Message):
     """What vLLM will have of the device while it generates; it is not run."""
     vllm_asleep_bytes: int | None = None
     """What it will have while the training computes; None: the same."""
+    sharding: dict[str, Any] = field(default_factory=dict)
+    """Fields of `space.sharding.Sharding`: one process for each device, all of them on this one
+    candidate; none: one process."""
+    peers: list[int] = field(default_factory=list)
+    """NVML's numbers of the GPUs of the other ranks."""
+    deepspeed: dict[str, Any] | None = None
+    """DeepSpeed's configuration, exactly as the bundle would have it."""
+
+    @property
+    def shared(self) -> Sharding:
+        """How the training is spread over processes."""
+        return Sharding(**self.sharding)
 
     @property
     def process_limit_bytes(self) -> int | None:
@@ -211,6 +224,12 @@ class Measurement(Message):
     stages_s: dict[str, float] = field(default_factory=dict)
     failure: dict[str, Any] | None = None
     processes: list[dict[str, Any]] = field(default_factory=list)
+    engine: str | None = None
+    """What spread the training over several ranks, as it really ran; None: one process."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """Of each rank what it took; the worst of them is what the other fields say."""
+    failed_rank: int | None = None
+    """The one that failed first."""
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:

@@ -89,6 +89,7 @@ def throughput(
     sample: Sequence[tuple[int, int]],
     accumulation: int,
     before: Before = NOTHING_BEFORE,
+    processes: int = 1,
 ) -> Throughput:
     """Throughput at `accumulation` micro-steps per optimizer step.
 
@@ -99,6 +100,7 @@ def throughput(
         sample: (tokens, padded tokens) of every micro-batch of the sample.
         accumulation: micro-steps per optimizer step of the real job.
         before: it lowers the tokens per second, not the step time.
+        processes: that train side by side; tokens are counted over all of them.
     """
     readings: dict[int, list[float]] = defaultdict(list)
     padded: dict[int, int] = {}
@@ -112,7 +114,7 @@ def throughput(
     micro = scale * mean(a + b * size for _, size in sample)
     optimizer, wait = median(optimizer_s), median(wait_s)
     step_time = accumulation * (micro + wait) + optimizer
-    tokens_per_step = accumulation * mean(tokens for tokens, _ in sample)
+    tokens_per_step = processes * accumulation * mean(tokens for tokens, _ in sample)
     beforehand = tokens_per_step * before.seconds_per_token / before.passes
     return Throughput(
         tokens_per_s=tokens_per_step / (step_time + beforehand),

@@ -8,21 +8,14 @@ import os
 import time
 import traceback
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from autotune.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory, is_out_of_memory
 from autotune.probe.offline import Unsupported, train_offline
 from autotune.probe.online import train_online
-from autotune.probe.protocol import (
-    Failure,
-    Measurement,
-    ProbeFolder,
-    ProbeRequest,
-    read_json,
-    write_json,
-)
+from autotune.probe.place import Place
+from autotune.probe.protocol import Failure, Measurement, ProbeFolder, ProbeRequest, write_json
 from autotune.units import format_bytes
 
 
@@ -41,16 +34,14 @@ class Stages:
         self.current, self._since = name, now
 
 
-def probe(path: Path) -> None:
-    """Train the candidate of `path/request.json` for a few steps and write `path/reply.json`."""
-    folder = ProbeFolder(path=path)
-    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+def probe(folder: ProbeFolder, request: ProbeRequest, place: Place | None = None) -> None:
+    """Train a candidate for a few steps and write the reply; `place`: as one of several ranks."""
     os.environ.update(request.environment)
     memory: CpuMemory | CudaMemory | None = None
     stages = Stages()
     try:
-        memory = _memory(request)
-        measurement = _measure(request, folder, memory, stages)
+        memory = _memory(request, place)
+        measurement = _measure(request, folder, memory, stages, place)
     except BaseException as error:
         if memory is not None:
             memory.lift()
@@ -60,10 +51,11 @@ def probe(path: Path) -> None:
     write_json(folder.reply, data)
 
 
-def _memory(request: ProbeRequest) -> CpuMemory | CudaMemory:
+def _memory(request: ProbeRequest, place: Place | None) -> CpuMemory | CudaMemory:
     if request.device_kind == "cuda":
-        return CudaMemory(request.process_limit_bytes, request.device_index)
-    return CpuMemory(request.process_limit_bytes)
+        index = [request.device_index, *request.peers][place.rank if place else 0]
+        return CudaMemory(request.process_limit_bytes, index)
+    return CpuMemory(request.process_limit_bytes, place.template if place else None)
 
 
 def _measure(
@@ -71,11 +63,17 @@ def _measure(
     folder: ProbeFolder,
     memory: CpuMemory | CudaMemory,
     stages: Stages,
+    place: Place | None,
 ) -> Measurement:
     """What a training that came to its end took; it may have been too much."""
     import torch
 
     torch.set_num_threads(request.threads)
+    if place is not None:
+        from autotune.training.distributed import join
+
+        stages.enter("join")
+        join(place, request.shared, cuda=request.device_kind == "cuda")
     train = train_online if METHODS[request.method].online else train_offline
     told, speed = train(request, folder, memory, stages)
     figures = with_vllm(memory.figures(), request, told.get("resident_bytes"))

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from autotune.errors import Problem, UserError, nearest
 from autotune.space.knobs import (
@@ -27,6 +27,7 @@ FACT_NAMES = frozenset(
         "job.tuning",
         "job.precision",
         "device.kind",
+        "device.count",
         "model.sdpa",
         "model.flash_attention",
         "data.rows",
@@ -61,6 +62,8 @@ COUNTS = (
 )
 """Knobs that are whole numbers above 0."""
 _KNOB_KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
+PLACES = ("config", "environment", "batch", "launch")
+INCLUDES = ("sharding.yaml",)
 _OPERATORS = {"not", "above", "contains"}
 
 
@@ -112,45 +115,100 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
 
 
 def parse_definition(text: str, name: str) -> SpaceDefinition:
-    """A search space from its text.
+    """A search space from its text, with what it includes.
 
     Raises:
         UserError: with every problem and its line.
     """
-    data, lines = parse_yaml(text, name)
-    problems: list[Problem] = []
-
-    def report(path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
-        line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
-        problems.append(Problem(where=f"{name}:{line}", what=what, hint=hint))
-
-    for key in data.keys() - {"method", "knobs", "rules"}:
-        report((key,), f"unknown key `{key}`", nearest(key, ["method", "knobs", "rules"]))
-    entries = data.get("knobs")
-    if not isinstance(data.get("method"), str):
-        report(("method",), "`method` must name the training method")
-    if not isinstance(entries, dict) or MICRO_BATCH not in entries:
-        report(("knobs",), f"`knobs` must be a mapping that holds at least `{MICRO_BATCH}`")
+    own = _Part.of(text, name, {"method", "knobs", "rules", "include"})
+    if not isinstance(own.data.get("method"), str):
+        own.report(("method",), "`method` must name the training method")
+    if MICRO_BATCH not in own.entries:
+        own.report(("knobs",), f"`knobs` must be a mapping that holds at least `{MICRO_BATCH}`")
+        raise UserError(*own.problems)
+    parts = [own, *_included(own)]
+    names = [one for part in parts for one in part.entries]
+    knobs = [knob for part in parts for knob in part.knobs(FACT_NAMES.union(names))]
+    rules = [rule for part in parts for rule in part.rules(FACT_NAMES.union(names))]
+    for twice in sorted({one for one in names if names.count(one) > 1}):
+        own.report(("include",), f"`{twice}` is a knob of this file and of one that it includes")
+    if problems := [problem for part in parts for problem in part.problems]:
         raise UserError(*problems)
-    knobs = [knob for k, v in entries.items() if (knob := _knob(k, v, report)) is not None]
-    known = FACT_NAMES | entries.keys()
-    for knob in knobs:
-        only_if: Any = knob.only_if
-        if isinstance(only_if, Mapping):
-            _conditions(("knobs", knob.name, "only_if"), only_if, known, report)
-        else:
-            report(("knobs", knob.name, "only_if"), "`only_if` must be a mapping of conditions")
-    entries = data.get("rules") or []
-    if not isinstance(entries, list):
-        report(("rules",), "`rules` must be a list")
-        entries = []
-    rules = []
-    for index, entry in enumerate(entries):
-        if (rule := _rule(index, entry, known, report)) is not None:
-            rules.append(rule)
-    if problems:
-        raise UserError(*problems)
-    return SpaceDefinition(name=name, method=data["method"], knobs=tuple(knobs), rules=tuple(rules))
+    method = str(own.data["method"])
+    return SpaceDefinition(name=name, method=method, knobs=tuple(knobs), rules=tuple(rules))
+
+
+def _included(own: "_Part") -> list["_Part"]:
+    """The files that a space takes knobs and rules from: shipped ones, by name."""
+    file = own.data.get("include")
+    if file is None:
+        return []
+    if file not in INCLUDES:
+        own.report(("include",), f"`{file}` cannot be included", f"there is {' | '.join(INCLUDES)}")
+        return []
+    return [_shipped_part(str(file))]
+
+
+def _shipped_part(file: str) -> "_Part":
+    text = shipped_space(file.removesuffix(".yaml"))
+    return _Part.of(text, f"search_spaces/{file}", {"knobs", "rules"})
+
+
+def shared_part(file: str) -> SpaceDefinition:
+    """What spaces include from `file`, one of `INCLUDES`: knobs and rules of no method."""
+    part = _shipped_part(file)
+    known = FACT_NAMES.union(part.entries)
+    knobs, rules = tuple(part.knobs(known)), tuple(part.rules(known))
+    return SpaceDefinition(name=part.name, method="", knobs=knobs, rules=rules)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file, and what is wrong with it."""
+
+    name: str
+    data: dict[str, Any]
+    lines: Mapping[tuple[str | int, ...], int]
+    problems: list[Problem]
+
+    @classmethod
+    def of(cls, text: str, name: str, keys: set[str]) -> "_Part":
+        data, lines = parse_yaml(text, name)
+        part = cls(name, data, lines, [])
+        for key in data.keys() - keys:
+            part.report((key,), f"unknown key `{key}`", nearest(key, sorted(keys)))
+        return part
+
+    def report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
+        known = (path[:n] for n in range(len(path), 0, -1) if path[:n] in self.lines)
+        line = next((self.lines[one] for one in known), 1)
+        self.problems.append(Problem(where=f"{self.name}:{line}", what=what, hint=hint))
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        entries = self.data.get("knobs")
+        return entries if isinstance(entries, dict) else {}
+
+    def knobs(self, known: Collection[str]) -> list[Knob]:
+        found: list[Knob | None] = [
+            _knob(name, entry, self.report) for name, entry in self.entries.items()
+        ]
+        knobs = [knob for knob in found if knob is not None]
+        for knob in knobs:
+            here, only_if = ("knobs", knob.name, "only_if"), cast(Any, knob.only_if)
+            if isinstance(only_if, Mapping):
+                _conditions(here, only_if, known, self.report)
+            else:
+                self.report(here, "`only_if` must be a mapping of conditions")
+        return knobs
+
+    def rules(self, known: Collection[str]) -> list[Rule]:
+        entries = self.data.get("rules") or []
+        if not isinstance(entries, list):
+            self.report(("rules",), "`rules` must be a list")
+            return []
+        found = [_rule(index, entry, known, self.report) for index, entry in enumerate(entries)]
+        return [rule for rule in found if rule is not None]
 
 
 def _knob(name: str, entry: Any, report: Any) -> Knob | None:
@@ -161,7 +219,7 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
     unknown = entry.keys() - _KNOB_KEYS
     for key in unknown:
         report((*here, key), f"unknown key `{key}` in knob `{name}`", nearest(key, _KNOB_KEYS))
-    for key, valid in (("kind", ("speed", "recipe")), ("in", ("config", "environment", "batch"))):
+    for key, valid in (("kind", ("speed", "recipe")), ("in", PLACES)):
         if entry.get(key, valid[0] if key == "in" else None) not in valid:
             report((*here, key), f"`{key}` of `{name}` must be one of {' | '.join(valid)}")
             return None

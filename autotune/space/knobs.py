@@ -34,7 +34,7 @@ class Knob:
     why: str
     default: KnobValue = None
     choices: tuple[KnobValue, ...] | None = None
-    place: Literal["config", "environment", "batch"] = "config"
+    place: Literal["config", "environment", "batch", "launch"] = "config"
     only_if: Mapping[str, Any] = field(default_factory=dict)
 
 

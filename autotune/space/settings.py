@@ -12,6 +12,7 @@ from autotune.facts import Facts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job import Job
 from autotune.methods import METHODS
+from autotune.space import sharding
 from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
@@ -33,8 +34,8 @@ DEFAULTS: dict[str, Any] = {
     "report_to": "none",
 }
 LORA_DEFAULTS: dict[str, Any] = {"lora_alpha": 32, "lora_dropout": 0.05}
-NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH}
-"""A setting of the environment; and what micro-batch and accumulation come to."""
+NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH, *sharding.KNOBS}
+"""What goes into the environment or to the launch, or is what micro-batches come to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +127,12 @@ def environment(candidate: Candidate, facts: Facts) -> dict[str, str]:
 
 
 def device_environment(facts: Facts) -> dict[str, str]:
-    """Environment variables that show a process the one device of the facts."""
+    """Environment variables that show a process the devices of the facts."""
     if facts.device.kind != "cuda":
         return {}
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": str(facts.device.index),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, (facts.device.index, *facts.device.peers))),
     }
 
 

@@ -35,6 +35,16 @@ class Sharding:
     offload_param_device: Offload = "none"
     fsdp_reshard_after_forward: bool = True
 
+    @property
+    def divides_weights(self) -> bool:
+        """Whether no process holds all weights all the time."""
+        return self.zero_stage == 3 or self.distributed_type == FSDP
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is kept off the device."""
+        return {self.offload_optimizer_device, self.offload_param_device} != {"none"}
+
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
         return asdict(self)

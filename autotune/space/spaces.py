@@ -104,6 +104,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "job.tuning": job.tuning,
         "job.precision": resolve_precision(job, facts.device)[0],
         "device.kind": facts.device.kind,
+        "device.count": job.devices.count,
         "model.sdpa": facts.model.sdpa,
         "model.flash_attention": facts.model.flash_attention,
         "data.rows": facts.data.rows,

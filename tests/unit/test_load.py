@@ -220,7 +220,7 @@ def test_a_set_max_length_takes_the_place_of_several(folder):
         ["optim=[["],
         ["headroom=!!int x"],
         ["max_length=none"],
-        ["devices.count=2"],
+        ["devices.count=0"],
         ["search_space=/nowhere.yaml"],
         ["recipe={3: 4}"],
     ],

@@ -1,17 +1,19 @@
 """What ZeRO leaves to each device of a record of one."""
 
 import pytest
-from builders import make_job
 
-from autotune.errors import UserError
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, live_bytes
 from autotune.estimate.zero import GATHERED, MAX_LIVE_PARAMETERS, Zero, divided, zero_of
-from autotune.surveying import refuse_sharding
+from autotune.space.sharding import Sharding
 
 MIB = 2**20
 WEIGHTS, MOMENTS = 800 * MIB, 1600 * MIB
 """Of a model in float32, all of it trained."""
 ACTIVATIONS = 2000 * MIB
+
+
+def zero_stage(stage):
+    return Sharding(distributed_type="DEEPSPEED", num_processes=8, zero_stage=stage)
 
 
 def record():
@@ -37,7 +39,7 @@ def record():
 
 def use_of(stage, devices=8, config=None, hidden=1024):
     config = {"dtype": "float32"} if config is None else config
-    return live_bytes(divided(record(), zero_of(config, stage, devices, hidden)))
+    return live_bytes(divided(record(), zero_of(config, zero_stage(stage), devices, hidden)))
 
 
 def test_each_stage_divides_more():
@@ -59,7 +61,7 @@ def test_each_stage_divides_more():
 def test_the_step_is_that_of_a_device_s_part():
     """A flat gradient, and what Adam makes of that size, in place of what it makes of the whole."""
     events = [*record(), (PHASE, "step", 0), (ALLOCATE, 6, WEIGHTS, "temporaries", "sqrt", 0)]
-    zero = zero_of({"dtype": "float32"}, 2, 8, 1024)
+    zero = zero_of({"dtype": "float32"}, zero_stage(2), 8, 1024)
     lasting = use_of(2).parts
     del lasting["activations"]
     step = live_bytes([e for e in divided(events, zero) if e[1] != 5]).phases["step"]
@@ -96,12 +98,3 @@ def test_of_a_large_model_only_so_many_weights_stay_gathered():
     zero = Zero(stage=3, devices=8, hidden=4096, half=True, wide=False)
     parts = live_bytes(divided(events, zero)).parts
     assert parts == {"weights": 5 * 2**30, "communication": 2 * GATHERED * MAX_LIVE_PARAMETERS}
-
-
-def test_zero_wants_several_devices_and_an_undivided_base():
-    for count, tuning, what in ((1, "full", "several devices"), (8, "qlora", "quantised base")):
-        job = make_job(tuning=tuning, devices={"zero_stage": 3})
-        devices = job.devices.model_copy(update={"count": count})
-        with pytest.raises(UserError, match=what):
-            refuse_sharding(job.model_copy(update={"devices": devices}))
-    refuse_sharding(make_job())

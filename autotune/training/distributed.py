@@ -1,0 +1,115 @@
+"""One process as one of several ranks: the process group, and what really spread the training.
+
+On GPUs accelerate finds all it needs in the environment, as under `accelerate launch`. On the CPU
+it makes plain DDP of DeepSpeed and of FSDP where it is told `use_cpu`, and without that picks no
+backend: there the state is made first, with gloo. For FSDP on the CPU, of which accelerate knows
+nothing, the state says that it is one of several GPUs; the device of every tensor stays the CPU.
+Runs in a child only.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+from autotune.probe.place import Place
+from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
+
+TIMEOUT = timedelta(hours=1)
+"""Of a collective; who hangs is found and ended by the parent long before."""
+
+
+def join(place: Place, sharding: Sharding, *, cuda: bool) -> None:
+    """Make this process a rank: variables, process group, accelerate's state."""
+    os.environ.update(
+        RANK=str(place.rank),
+        LOCAL_RANK=str(place.rank),
+        WORLD_SIZE=str(place.count),
+        LOCAL_WORLD_SIZE=str(place.count),
+        MASTER_ADDR=place.host,
+        MASTER_PORT=str(place.port),
+        **engine_environment(sharding),
+    )
+    if cuda:
+        torch.cuda.set_device(place.rank)
+    elif sharding.distributed_type == DEEPSPEED:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    store = dist.TCPStore(
+        place.host,
+        place.port,
+        place.count,
+        is_master=place.rank == 0,
+        timeout=TIMEOUT,
+        master_listen_fd=place.listener,
+    )
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.count, timeout=TIMEOUT
+    )
+    if not cuda and sharding.distributed_type in (DEEPSPEED, FSDP):
+        state = PartialState(backend="gloo")
+        if sharding.distributed_type == FSDP:
+            state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def engine_environment(sharding: Sharding) -> dict[str, str]:
+    """The variables by which `accelerate launch` chooses what spreads a training."""
+    if sharding.distributed_type == DEEPSPEED:
+        return {"ACCELERATE_USE_DEEPSPEED": "true"}
+    if sharding.distributed_type == FSDP:
+        return {
+            "ACCELERATE_USE_FSDP": "true",
+            "FSDP_VERSION": "2",
+            "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+            "FSDP_RESHARD_AFTER_FORWARD": str(sharding.fsdp_reshard_after_forward).lower(),
+            "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+        }
+    return {}
+
+
+def overrides(
+    sharding: Sharding, deepspeed: dict[str, Any] | None, *, cuda: bool
+) -> dict[str, Any]:
+    """Fields of the configuration that a rank's trainer is given besides those of the bundle."""
+    if sharding.distributed_type not in (DEEPSPEED, FSDP):
+        return {}
+    told: dict[str, Any] = {"deepspeed": deepspeed} if deepspeed is not None else {}
+    if not cuda:
+        told |= {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    return told
+
+
+def agreed(wanted: bool) -> bool:
+    """Whether all ranks want it; every rank has to ask, and gets the same answer."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    votes = torch.tensor([int(wanted)], device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+    return bool(votes.item())
+
+
+def engine_of(trainer: Any) -> str:
+    """What really spread the training: `ZeRO-2`, `FSDP2`, `DDP`, or `nothing`."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.nn.parallel import DistributedDataParallel
+
+    engine = getattr(trainer, "deepspeed", None) or getattr(
+        trainer.accelerator, "deepspeed_engine_wrapped", None
+    )
+    if engine is not None:
+        engine = getattr(engine, "engine", engine)
+        return f"ZeRO-{engine.zero_optimization_stage()}"
+    wrapped = trainer.model_wrapped
+    if any(isinstance(module, FSDPModule) for module in wrapped.modules()):
+        return "FSDP2"
+    return "DDP" if isinstance(wrapped, DistributedDataParallel) else "nothing"
+
+
+def asked_engine(sharding: Sharding) -> str:
+    """The same of what was asked for."""
+    if sharding.distributed_type == DEEPSPEED:
+        return f"ZeRO-{sharding.zero_stage}"
+    return "FSDP2" if sharding.distributed_type == FSDP else "DDP"

@@ -1,0 +1,73 @@
+"""What a probe does otherwise where several ranks share a candidate.
+
+Every rank trains on the same micro-batches: the data holds each of them once for every rank, and
+accelerate deals them out in turn. What ends a probe, ends it on all ranks in the same step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from autotune.probe.protocol import ProbeRequest
+from autotune.space.sharding import Sharding
+
+T = TypeVar("T")
+
+
+class AnotherEngine(ValueError):
+    """Something else spread the training than was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How many processes train the candidate, and what spreads it over them."""
+
+    sharding: Sharding = field(default_factory=Sharding)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the trainer's configuration that only a rank needs."""
+
+    @classmethod
+    def of(cls, request: ProbeRequest) -> Self:
+        """As a request asks for it."""
+        sharding = request.shared
+        if sharding.num_processes == 1:
+            return cls()
+        from autotune.training.distributed import overrides
+
+        cuda = request.device_kind == "cuda"
+        return cls(sharding=sharding, overrides=overrides(sharding, request.deepspeed, cuda=cuda))
+
+    @property
+    def processes(self) -> int:
+        """How many."""
+        return self.sharding.num_processes
+
+    def for_all_ranks(self, batches: Sequence[T]) -> list[T]:
+        """Micro-batches of one rank as the data of all."""
+        return [batch for batch in batches for _ in range(self.processes)]
+
+    def agreed(self, wanted: bool) -> bool:
+        """Whether all ranks want it; each of them has to ask."""
+        if self.processes == 1:
+            return wanted
+        from autotune.training.distributed import agreed
+
+        return agreed(wanted)
+
+    def checked_engine(self, trainer: Any) -> str | None:
+        """What really spread the training; None: one process.
+
+        Raises:
+            AnotherEngine: it is not what was asked for.
+        """
+        if self.processes == 1:
+            return None
+        from autotune.training.distributed import asked_engine, engine_of
+
+        ran, asked = engine_of(trainer), asked_engine(self.sharding)
+        if ran != asked:
+            raise AnotherEngine(f"{asked} was asked for, but {ran} ran")
+        return ran
+
+
+ALONE = Sharing()
