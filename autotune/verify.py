@@ -132,6 +132,7 @@ def _prepare_data(
         timed_steps=timed_steps(chosen),
         eval_batch=_eval_batch(job, chosen),
         rows_total=facts.data.rows,
+        processes=job.devices.count,
         make_weights=facts.model.path if bare else None,
     )
     write_json(folder.request, request.plain())

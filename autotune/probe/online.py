@@ -15,21 +15,28 @@ def train_online(
     from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
     from autotune.training.batches import Rows, raw_rows
     from autotune.training.families import family
-    from autotune.training.rounds import rollout_of, rollout_plan
+    from autotune.training.rounds import dealt, rollout_of, rollout_plan
+    from autotune.training.sharing import Sharing
 
     progress = Progress(folder.progress)
     stages.enter("plan")
     trains = family(request.method)
-    rollout = rollout_of(request.config, devices=1, seed=request.seed)
+    sharing = Sharing.of(request)
+    rollout = rollout_of(request.config, devices=sharing.processes, seed=request.seed)
     lengths = Rows(request.rows, request.method).longest
     plan = rollout_plan(lengths, rollout, request.rows_total)
     order = plan.timed + plan.longest * rollout.rounds + plan.timed * MAX_CYCLES
-    overrides = {**trains.overrides, "output_dir": str(folder.scratch)}
+    overrides = {
+        **trains.overrides,
+        **sharing.overrides,
+        "output_dir": str(folder.scratch),
+    }
     _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
     training.max_steps = rollout.steps * (WARM_UP_CYCLES + MAX_CYCLES)
     progress.tell("planned", rounds=len(order) // rollout.prompts)
     stages.enter("build")
-    trainer = trains.trainer(request, training, model, raw_rows(request.rows).select(order))
+    rows = raw_rows(request.rows).select(dealt(order, rollout, sharing.processes))
+    trainer = trains.trainer(request, training, model, rows)
     progress.tell("built")
     meter = RolloutMeter(
         plan,
@@ -38,12 +45,14 @@ def train_online(
         progress,
         request.to_beat_tokens_per_s,
         elsewhere=bool(request.config.get("use_vllm")),
+        sharing=sharing,
     )
     stages.enter("train")
     with meter.follow(trains, trainer):
         trains.train(trainer)
     assert meter.result is not None
     return {
+        "engine": sharing.checked_engine(trainer),
         "micro_steps_measured": meter.micro_steps,
         "tokens_per_epoch": plan.tokens_per_epoch,
         "last_loss": meter.last_loss,

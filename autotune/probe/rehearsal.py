@@ -28,6 +28,8 @@ class RehearsalRequest(Message):
     eval_batch: int
     rows_total: int
     make_weights: str | None
+    processes: int = 1
+    """Ranks that the launch has; micro-batches are dealt out to them in turn."""
     """Model folder that needs weights before it can be launched."""
 
 
@@ -38,7 +40,8 @@ class RehearsalReply(Message):
     Attributes:
         untimed: steps before the timed ones.
         timed: steps.
-        sizes: tokens with padding of each timed micro-batch; None where that is not known.
+        sizes: tokens with padding of each timed micro-batch, of several ranks of the largest that
+            they have at once; None where that is not known.
         tokens: of all timed steps, where the launch does not count them step by step.
     """
 

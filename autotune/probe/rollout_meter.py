@@ -22,6 +22,7 @@ from autotune.probe.meters import NotFinite, enough, gradient_norm
 from autotune.probe.progress import Progress
 from autotune.probe.rollout_speed import PHASES, CycleTime, RolloutSpeed, rollout_speed
 from autotune.training.rounds import Rollout, RolloutPlan
+from autotune.training.sharing import ALONE, Sharing
 
 WARM_UP_CYCLES = 2
 MIN_CYCLES, MAX_CYCLES = 3, 12
@@ -40,11 +41,12 @@ class RolloutMeter(TrainerCallback):
         to_beat: float | None,
         *,
         elsewhere: bool = False,
+        sharing: Sharing = ALONE,
     ):
         """`elsewhere`: whether something else will generate, and not this program."""
         self._plan, self._rollout, self._progress = plan, rollout, progress
         self._memory, self._to_beat = memory, to_beat
-        self._elsewhere, self._resident = elsewhere, 0
+        self._elsewhere, self._resident, self._sharing = elsewhere, 0, sharing
         self._phase, self._since = OPTIMIZER, 0.0
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._peaks: defaultdict[str, int] = defaultdict(int)
@@ -146,8 +148,8 @@ class RolloutMeter(TrainerCallback):
         self.result = rollout_speed(
             self._cycles,
             steps=rollout.steps,
-            tokens=self._plan.tokens,
-            completions=rollout.together * rollout.rounds,
+            tokens=self._plan.tokens * self._sharing.processes,
+            completions=rollout.together * rollout.rounds * self._sharing.processes,
         )
         result = self.result
         self._progress.tell(
@@ -163,7 +165,7 @@ class RolloutMeter(TrainerCallback):
             now - self._measuring_since,
             self._to_beat,
         )
-        if ended or number >= MAX_CYCLES:
+        if number >= MAX_CYCLES or self._sharing.agreed(ended):
             control.should_training_stop = True
 
     @property

@@ -21,7 +21,7 @@ from autotune.training.batches import (
     grouped_by_length,
     spread_over_lengths,
 )
-from autotune.training.rounds import Rollout, rollout_plan
+from autotune.training.rounds import Rollout, dealt, rollout_plan
 
 
 def rehearsal(path: Path) -> None:
@@ -35,7 +35,7 @@ def rehearsal(path: Path) -> None:
     else:
         batching = Batching(**request.batching)
         order, test = _order(request, batching, rows)
-        sizes = _timed_sizes(batching, rows, order)
+        sizes = _timed_sizes(batching, rows, order, request.processes)
         reply = RehearsalReply(untimed=UNTIMED_STEPS, timed=request.timed_steps, sizes=sizes)
     target = Path(request.target)
     target.mkdir(parents=True, exist_ok=True)
@@ -46,8 +46,11 @@ def rehearsal(path: Path) -> None:
     write_json(folder.reply, reply.plain())
 
 
-def _timed_sizes(batching: Batching, rows: Rows, order: list[int]) -> list[int] | None:
-    """Tokens with padding of each timed micro-batch; None where packing decides it."""
+def _timed_sizes(
+    batching: Batching, rows: Rows, order: list[int], processes: int
+) -> list[int] | None:
+    """Tokens with padding of each timed micro-batch, of the ranks' the largest; None where packing
+    decides it."""
     if batching.packing:
         return None
     sizes, micro = [], batching.micro_batch
@@ -55,7 +58,7 @@ def _timed_sizes(batching: Batching, rows: Rows, order: list[int]) -> list[int] 
         every = [n for index in order[start : start + micro] for n in rows.lengths[index]]
         lengths = cut_lengths(every, batching.max_length)
         sizes.append(sum(lengths) if batching.padding_free else len(lengths) * max(lengths))
-    return sizes
+    return [max(sizes[n : n + processes]) for n in range(0, len(sizes), processes)]
 
 
 def _source(request: RehearsalRequest, method: str) -> Any:
@@ -78,7 +81,7 @@ def _order(
     def spread(count: int) -> list[int]:
         return [usable[n] for n in spread_over_lengths(lengths, count)]
 
-    worst = _fill(longest, micro)
+    worst = _fill(longest, micro) * request.processes
     test = _fill(longest, max(request.eval_batch, 4))
     if batching.packing and batching.max_length is not None:
         mean = sum(cut_lengths(lengths, batching.max_length)) / len(lengths)
@@ -92,7 +95,7 @@ def _order(
         keyed = [{"input_ids": [0] * rows.longest[i], "index": [i]} for i in timed]
         timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
     warm = _fill(spread(size), size)
-    return [*warm, *warm[: size - micro], *worst, *timed], test
+    return [*warm, *warm[: size - len(worst)], *worst, *timed], test
 
 
 def _prompts(
@@ -109,9 +112,10 @@ def _prompts(
         untimed=UNTIMED_STEPS * rollout.steps,
         timed=cycles * rollout.steps,
         sizes=None,
-        tokens=cycles * plan.tokens,
+        tokens=cycles * plan.tokens * request.processes,
     )
-    return order, _fill(plan.longest, max(request.eval_batch // rollout.group, 1)), reply
+    test = _fill(plan.longest, max(request.eval_batch // rollout.group, 1))
+    return dealt(order, rollout, request.processes), test, reply
 
 
 def _fill(indices: list[int], count: int) -> list[int]:

@@ -161,3 +161,13 @@ def padded_tokens(plan: RolloutPlan, rollout: Rollout, lengths: Sequence[int]) -
     rounds = range(0, len(plan.timed), rollout.prompts)
     longest = [max(lengths[i] for i in plan.timed[n : n + rollout.prompts]) for n in rounds]
     return sum(rollout.together * (prompt + rollout.length) for prompt in longest)
+
+
+def dealt(order: Sequence[int], rollout: Rollout, processes: int) -> list[int]:
+    """The prompts of one device's rounds as those of all: each device gets the same ones, where a
+    group is divided among devices the same one."""
+    if processes == 1:
+        return list(order)
+    count = -(-processes * rollout.together // rollout.group)
+    rounds = (order[n : n + rollout.prompts] for n in range(0, len(order), rollout.prompts))
+    return [block[n % len(block)] for block in rounds for n in range(count)]
