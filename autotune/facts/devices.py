@@ -87,7 +87,7 @@ def _no_such_gpu(index: int, visible: int) -> MachineError:
 
 
 def cpu(processes: int = 1) -> DeviceFacts:
-    """The CPU with the memory a new process could get now, or each of several."""
+    """The CPU with the memory that a new process could get now, or each of several."""
     memory = dict(_meminfo())
     total, free = memory["MemTotal"], memory["MemAvailable"]
     for limit, used in _cgroup_limits():
@@ -98,7 +98,7 @@ def cpu(processes: int = 1) -> DeviceFacts:
         name=_cpu_name(),
         total_bytes=total // processes,
         free_bytes=free // processes,
-        cores=max(len(os.sched_getaffinity(0)) // processes, 1),
+        cores=len(os.sched_getaffinity(0)),
     )
 
 

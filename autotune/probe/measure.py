@@ -17,6 +17,7 @@ from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read
 from autotune.probe.rank_files import SILENT, rank_folder
 from autotune.probe.runner import ProbeServer
 from autotune.probe.worst_rank import behind
+from autotune.space.deepspeed import deepspeed_of
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
 from autotune.space.sharding import sharding_of
@@ -35,6 +36,7 @@ def probe_request(
     """What the child is asked."""
     chosen = settings(job, facts, candidate, output_dir)
     share = vllm_share(chosen.config, facts.device.total_bytes)
+    sharding = sharding_of(candidate.values, job.devices.count)
     return ProbeRequest(
         method=job.method,
         config=chosen.config,
@@ -44,9 +46,10 @@ def probe_request(
         device_kind=facts.device.kind,
         device_index=facts.device.index,
         peers=list(facts.device.peers),
-        sharding=sharding_of(candidate.values, job.devices.count).plain(),
+        sharding=sharding.plain(),
+        deepspeed=deepspeed_of(sharding, chosen.config, facts),
         memory_limit_bytes=limit,
-        threads=threads(facts),
+        threads=threads(facts, job.devices.count),
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,

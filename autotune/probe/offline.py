@@ -27,7 +27,7 @@ def train_offline(
     accumulation = request.config["gradient_accumulation_steps"]
     # Gradients are in memory during the worst micro-batch exactly if there is one before it.
     shown = min(accumulation, 2)
-    sharing = Sharing.of(request)
+    sharing = Sharing.of(request, shown)
     overrides = {
         **trains.overrides,
         **sharing.overrides,

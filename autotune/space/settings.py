@@ -12,11 +12,11 @@ from autotune.facts import Facts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job import Job
 from autotune.methods import METHODS
-from autotune.space import sharding
 from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.quantization import quantization
+from autotune.space.sharding import DEEPSPEED, KNOBS, Sharding, on_cpus, sharding_of
 from autotune.space.vllm import vllm_fields
 
 # What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "report_to": "none",
 }
 LORA_DEFAULTS: dict[str, Any] = {"lora_alpha": 32, "lora_dropout": 0.05}
-NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH, *sharding.KNOBS}
+NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH, *KNOBS}
 """What goes into the environment or to the launch, or is what micro-batches come to."""
 
 
@@ -49,6 +49,7 @@ class Settings:
 def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> Settings:
     """What the stack has to be told to train this candidate."""
     fields = frozenset(facts.stack.training_fields)
+    sharding = sharding_of(candidate.values, job.devices.count)
     config: dict[str, Any] = {
         **DEFAULTS,
         **METHODS[job.method].defaults,
@@ -57,7 +58,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
         "dataset_train_split": job.dataset_train_split,
         "dataset_test_split": job.dataset_test_split,
         "output_dir": output_dir,
-        "use_cpu": facts.device.kind == "cpu",
+        **(on_cpus(sharding) if facts.device.kind == "cpu" else {"use_cpu": False}),
         **({} if METHODS[job.method].online else {"max_length": job.max_length}),
         **_rewards(job),
         **_precision(job, facts),
@@ -83,7 +84,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     if config.setdefault("gradient_checkpointing", True):
         config.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
     config = {field_name(name, fields): value for name, value in config.items()}
-    return Settings(config=config, environment=environment(candidate, facts))
+    return Settings(config=config, environment=environment(candidate, facts, sharding))
 
 
 def _rewards(job: Job) -> dict[str, Any]:
@@ -118,9 +119,12 @@ def _target_modules(candidate: Candidate, facts: Facts) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def environment(candidate: Candidate, facts: Facts) -> dict[str, str]:
-    """Environment variables of the training process."""
+def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[str, str]:
+    """Environment variables of the training processes."""
     variables = device_environment(facts)
+    if facts.device.kind == "cpu" and sharding.distributed_type == DEEPSPEED:
+        # Without `use_cpu` a GPU that is here would be taken.
+        variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     if candidate.values.get("expandable_segments"):
         variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return variables
@@ -136,9 +140,11 @@ def device_environment(facts: Facts) -> dict[str, str]:
     }
 
 
-def threads(facts: Facts) -> int:
-    """Threads of the training process: all cores where it computes there, else a few."""
-    return facts.device.cores if facts.device.kind == "cpu" else min(facts.device.cores, 4)
+def threads(facts: Facts, processes: int = 1) -> int:
+    """Threads of each training process: its part of the cores where it computes there, else a
+    few."""
+    cores = max(facts.device.cores // processes, 1)
+    return cores if facts.device.kind == "cpu" else min(cores, 4)
 
 
 def without_none(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,3 +56,14 @@ def sharding_of(values: Mapping[str, Any], processes: int) -> Sharding:
         return Sharding()
     told = {name: values[name] for name in KNOBS if values.get(name) is not None}
     return Sharding(num_processes=processes, **told)
+
+
+def on_cpus(sharding: Sharding) -> dict[str, Any]:
+    """Fields of the trainer that bring several processes on CPUs to work together.
+
+    `use_cpu` is right for DDP alone: with it accelerate silently makes DDP of DeepSpeed and of
+    FSDP too. Without it accelerate finds no backend by itself and has to be told gloo.
+    """
+    if sharding.distributed_type == NONE:
+        return {"use_cpu": True}
+    return {"use_cpu": sharding.distributed_type in DATA_PARALLEL, "ddp_backend": "gloo"}

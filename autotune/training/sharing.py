@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from autotune.probe.protocol import ProbeRequest
+from autotune.space.knobs import ACCUMULATION
 from autotune.space.sharding import Sharding
 
 T = TypeVar("T")
@@ -27,15 +28,19 @@ class Sharing:
     """Fields of the trainer's configuration that only a rank needs."""
 
     @classmethod
-    def of(cls, request: ProbeRequest) -> Self:
-        """As a request asks for it."""
+    def of(cls, request: ProbeRequest, accumulation: int | None = None) -> Self:
+        """As a request asks for it; `accumulation`: how many micro-steps the probe really takes in
+        an optimizer step, where those are not all."""
         sharding = request.shared
         if sharding.num_processes == 1:
             return cls()
         from autotune.training.distributed import overrides
 
-        cuda = request.device_kind == "cuda"
-        return cls(sharding=sharding, overrides=overrides(sharding, request.deepspeed, cuda=cuda))
+        deepspeed = request.deepspeed
+        if deepspeed is not None and accumulation is not None:
+            deepspeed = {**deepspeed, ACCUMULATION: accumulation}
+        told = overrides(sharding, deepspeed, cuda=request.device_kind == "cuda")
+        return cls(sharding=sharding, overrides=told)
 
     @property
     def processes(self) -> int:

@@ -1,4 +1,5 @@
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from builders import make_candidate, make_facts, make_job, make_space
@@ -155,3 +156,33 @@ def test_unset_fields_are_left_out_but_for_the_length():
 def test_facts_come_back_from_their_record():
     for facts in (make_facts("cuda"), make_facts("cpu", sampled=True)):
         assert facts_from_plain(facts.plain()) == facts
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "expected"),
+    [
+        ("cpu", {"distributed_type": "MULTI_CPU"}, {"use_cpu": True, "ddp_backend": "gloo"}),
+        ("cpu", {"distributed_type": "DEEPSPEED"}, {"use_cpu": False, "ddp_backend": "gloo"}),
+        ("cpu", {"distributed_type": "FSDP"}, {"use_cpu": False, "ddp_backend": "gloo"}),
+        ("cuda", {"distributed_type": "DEEPSPEED"}, {"use_cpu": False}),
+    ],
+)
+def test_several_processes_are_told_what_they_compute_on(kind, knobs, expected):
+    job = make_job()
+    job = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 2})})
+    config = flat(job, make_facts(kind), zero_stage=3, **knobs)
+    assert {n: config[n] for n in ("use_cpu", "ddp_backend") if n in config} == expected
+    assert not config.keys() & {"distributed_type", "zero_stage"}
+
+
+def test_each_process_gets_a_gpu_and_its_part_of_the_cores():
+    job = make_job()
+    job = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 4})})
+    candidate = make_candidate(distributed_type="MULTI_GPU")
+    facts = make_facts("cuda")
+    facts = replace(facts, device=replace(facts.device, peers=(4, 6, 7)))
+    seen = settings(job, facts, candidate, "/out").environment
+    assert seen["CUDA_VISIBLE_DEVICES"] == f"{facts.device.index},4,6,7"
+    cores = make_facts().device.cores
+    assert threads(make_facts(), 2) == max(cores // 2, 1)
+    assert threads(make_facts(), 10 * cores) == 1

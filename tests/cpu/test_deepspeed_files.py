@@ -1,0 +1,91 @@
+"""`deepspeed.json`, read by those who will: DeepSpeed itself, and transformers' Trainer."""
+
+import copy
+
+import pytest
+from transformers import LlamaConfig, TrainingArguments
+from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+from autotune.space.deepspeed import auto_config, deepspeed_config
+from autotune.space.sharding import Sharding
+
+HIDDEN = 96
+CPU = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 0.5,
+    "bf16": False,
+    "fp16": False,
+}
+OFFLOADS = ("none", "cpu", "nvme")
+ALL = [
+    (stage, optimizer, param)
+    for stage in (1, 2, 3)
+    for optimizer in OFFLOADS
+    for param in (OFFLOADS if stage == 3 else ("none",))
+]
+
+
+class Model:
+    """All that the Trainer asks the model for here."""
+
+    config = LlamaConfig(hidden_size=HIDDEN)
+
+
+def filled(file, folder):
+    """The file as transformers' Trainer completes it."""
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=CPU["per_device_train_batch_size"],
+        gradient_accumulation_steps=CPU["gradient_accumulation_steps"],
+        max_grad_norm=CPU["max_grad_norm"],
+        use_cpu=True,
+        report_to="none",
+    )
+    reader = HfTrainerDeepSpeedConfig(copy.deepcopy(file))
+    reader.trainer_config_process(arguments)
+    reader.trainer_config_finalize(arguments, Model(), 10)
+    return reader.config
+
+
+@pytest.mark.parametrize(("stage", "optimizer", "param"), ALL)
+def test_deepspeed_reads_the_file_as_it_is_meant(stage, optimizer, param):
+    config = pytest.importorskip("deepspeed.runtime.config")
+    spread = Sharding(
+        distributed_type="DEEPSPEED",
+        num_processes=8,
+        zero_stage=stage,
+        offload_optimizer_device=optimizer,
+        offload_param_device=param,
+    )
+    made = deepspeed_config(spread, CPU | {"bf16": True}, HIDDEN, device_kind="cuda")
+    read = config.DeepSpeedConfig(copy.deepcopy(made))
+    assert read.zero_optimization_stage == stage
+    assert (read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps) == (4, 2)
+    assert read.gradient_clipping == 0.5
+    assert read.bfloat16_config.enabled
+    zero = read.zero_config
+    assert zero.reduce_bucket_size == HIDDEN * HIDDEN
+    for section, device in ((zero.offload_optimizer, optimizer), (zero.offload_param, param)):
+        assert (section.device if section else "none") == device
+    if stage == 3:
+        assert zero.prefetch_bucket_size == int(0.9 * HIDDEN * HIDDEN)
+        assert zero.param_persistence_threshold == 10 * HIDDEN
+        assert zero.gather_16bit_weights_on_model_save
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_trainer_fills_auto_with_the_very_values_that_are_resolved(stage, tmp_path):
+    spread = Sharding(distributed_type="DEEPSPEED", num_processes=2, zero_stage=stage)
+    resolved = deepspeed_config(spread, CPU, HIDDEN, device_kind="cpu")
+    auto = auto_config(spread, CPU, HIDDEN, device_kind="cpu")
+    assert filled(auto, tmp_path) == resolved
+    assert filled(resolved, tmp_path) == resolved  # and finds nothing to object to
+
+
+def test_the_trainer_objects_to_another_batch(tmp_path):
+    spread = Sharding(distributed_type="DEEPSPEED", num_processes=2, zero_stage=2)
+    other = deepspeed_config(spread, CPU, HIDDEN, device_kind="cpu")
+    other["train_micro_batch_size_per_gpu"] += 1
+    with pytest.raises(ValueError, match="train_micro_batch_size_per_gpu=5 vs hf"):
+        filled(other, tmp_path)
