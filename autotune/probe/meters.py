@@ -156,7 +156,8 @@ class StepMeter(TrainerCallback):
                     )
                 )
             self._done += 1
-            self._progress.tell("micro_step", n=self._done, seconds=seconds, padded_tokens=padded)
+            told = {"seconds": seconds, "padded_tokens": padded, "loss": self.last_loss}
+            self._progress.tell("micro_step", n=self._done, **told)
             return loss
 
         return step
@@ -171,6 +172,7 @@ class StepMeter(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """All micro-batches of the step have been fetched."""
+        self._progress.tell("step", n=state.global_step)
         now = clock.now()
         if self._measuring:
             self.wait_s.append((now - self._mark) / self._schedule.accumulation)

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from autotune.probe.place import Place
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
@@ -92,24 +94,38 @@ def agreed(wanted: bool) -> bool:
 
 
 def engine_of(trainer: Any) -> str:
-    """What really spread the training: `ZeRO-2`, `FSDP2`, `DDP`, or `nothing`."""
-    from torch.distributed.fsdp import FSDPModule
-    from torch.nn.parallel import DistributedDataParallel
-
-    engine = getattr(trainer, "deepspeed", None) or getattr(
-        trainer.accelerator, "deepspeed_engine_wrapped", None
-    )
+    """What really spread the training, as `asked_engine` would say it; `nothing`."""
+    engine = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
     if engine is not None:
-        engine = getattr(engine, "engine", engine)
-        return f"ZeRO-{engine.zero_optimization_stage()}"
-    wrapped = trainer.model_wrapped
-    if any(isinstance(module, FSDPModule) for module in wrapped.modules()):
-        return "FSDP2"
-    return "DDP" if isinstance(wrapped, DistributedDataParallel) else "nothing"
+        engine = engine.engine
+        away = engine.zero_offload_optimizer(), engine.zero_offload_param()
+        devices = [
+            "none" if one is None else str(getattr(one.device, "value", one.device)) for one in away
+        ]
+        return _described(engine.zero_optimization_stage(), *devices)
+    modules = [one for one in trainer.model_wrapped.modules() if isinstance(one, FSDPModule)]
+    if modules:
+        # The outermost, and the head, keep their weights between the passes in any case.
+        groups = [one._get_fsdp_state()._fsdp_param_group for one in modules]
+        return _fsdp(any(one and one.post_forward_mesh_info is not None for one in groups))
+    return "DDP" if isinstance(trainer.model_wrapped, DistributedDataParallel) else "nothing"
 
 
 def asked_engine(sharding: Sharding) -> str:
-    """The same of what was asked for."""
+    """What is to spread a training: `DDP`, `FSDP2`, `ZeRO-2`, `ZeRO-2, optimizer on cpu`."""
     if sharding.distributed_type == DEEPSPEED:
-        return f"ZeRO-{sharding.zero_stage}"
-    return "FSDP2" if sharding.distributed_type == FSDP else "DDP"
+        optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
+        return _described(sharding.zero_stage, optimizer, weights)
+    if sharding.distributed_type == FSDP:
+        return _fsdp(sharding.fsdp_reshard_after_forward)
+    return "DDP"
+
+
+def _described(stage: int, optimizer: str, weights: str) -> str:
+    away = [("optimizer", optimizer), ("weights", weights)]
+    told = [f"{what} on {device}" for what, device in away if device != "none"]
+    return ", ".join([f"ZeRO-{stage}", *told])
+
+
+def _fsdp(reshards: bool) -> str:
+    return "FSDP2" if reshards else "FSDP2, not resharded"

@@ -1,5 +1,9 @@
 """Children of the CPU tests: they use the product's own code on the real trainer."""
 
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +32,58 @@ def one_step(path: Path) -> None:
     after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
     moved = [float((b - a).double().norm()) for a, b in zip(after, before, strict=True)]
     write_json(folder.reply, {"loss": trainer.state.log_history[-1]["train_loss"], "moved": moved})
+
+
+RANK_FAULTS = {
+    "rank_1_out_of_memory": (1, "oom", "can't allocate memory"),
+    "rank_0_killed": (0, "crash", "ended by SIGKILL"),
+    "rank_1_hangs": (1, "timeout", "behind the others"),
+    "rank_1_raises": (1, "crash", "a fault of its own"),
+}
+"""Worker: (the rank to be named, the outcome, what is said of it)."""
+
+
+def rank_1_out_of_memory(path: Path) -> None:
+    """Rank 1 alone asks its allocator for more than its limit."""
+
+    def fault() -> None:
+        import torch
+
+        torch.zeros(8 * 2**30, dtype=torch.uint8)
+
+    _with_fault(path, 1, fault)
+
+
+def rank_0_killed(path: Path) -> None:
+    """Rank 0 is killed from outside."""
+    _with_fault(path, 0, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def rank_1_hangs(path: Path) -> None:
+    """Rank 1 never comes to the next collective."""
+    _with_fault(path, 1, lambda: time.sleep(600))
+
+
+def rank_1_raises(path: Path) -> None:
+    """Rank 1 alone runs into an error; what the other then says of its connection is no cause."""
+
+    def fault() -> None:
+        raise RuntimeError("a fault of its own")
+
+    _with_fault(path, 1, fault)
+
+
+def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
+    """A probe of several ranks; in one of them something happens in its second optimizer step."""
+    from autotune.probe import ranks
+    from autotune.probe.meters import StepMeter
+
+    begin = StepMeter.on_step_begin
+
+    def on_step_begin(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1 and int(os.environ["RANK"]) == rank:
+            fault()
+        begin(self, args, state, control, **kwargs)
+
+    StepMeter.on_step_begin = on_step_begin  # type: ignore[method-assign]
+    ranks.probe(path)

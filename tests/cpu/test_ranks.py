@@ -1,0 +1,121 @@
+"""Two real ranks in a probe: every way to spread a training, and each way in which one can fail."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from autotune.probe import measure as measuring
+from autotune.probe.ending import Limits
+from autotune.probe.measure import measure
+from autotune.probe.protocol import Measurement
+from autotune.probe.runner import ProbeServer
+from tests.cpu.conftest import LLAMA, Bench, open_bench
+from tests.cpu.workers import RANK_FAULTS
+
+MODEL = {**LLAMA, "hidden_size": 128, "intermediate_size": 320}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "DDP": {"distributed_type": "MULTI_CPU"},
+    "ZeRO-1": {"distributed_type": "DEEPSPEED", "zero_stage": 1},
+    "ZeRO-2": {"distributed_type": "DEEPSPEED", "zero_stage": 2},
+    "ZeRO-3": {"distributed_type": "DEEPSPEED", "zero_stage": 3},
+    "ZeRO-2, optimizer on cpu": {
+        "distributed_type": "DEEPSPEED",
+        "zero_stage": 2,
+        "offload_optimizer_device": "cpu",
+    },
+    "ZeRO-3, optimizer on cpu, weights on cpu": {
+        "distributed_type": "DEEPSPEED",
+        "zero_stage": 3,
+        "offload_optimizer_device": "cpu",
+        "offload_param_device": "cpu",
+    },
+    "FSDP2": {"distributed_type": "FSDP"},
+    "FSDP2, not resharded": {"distributed_type": "FSDP", "fsdp_reshard_after_forward": False},
+}
+
+
+@pytest.fixture(scope="module")
+def two(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A job of two processes on the CPU."""
+    lengths = "dataset={lengths: {max: 32, p50: 16, p99: 30, rows: 200}}"
+    sets = [lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=8", "max_length=32"]
+    folder = tmp_path_factory.mktemp("two ranks")
+    bench = open_bench(folder, server, MODEL, [*sets, "weights=random"])
+    # ZeRO-3 draws its random weights in another order: all begin with the same real ones.
+    model = Path(bench.facts.model.path)
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(model)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    facts = replace(bench.facts, model=replace(bench.facts.model, weights="real"))
+    return replace(bench, facts=facts)
+
+
+def probe(bench: Bench, name: str, limit: int | None = None, **knobs: Any) -> Measurement:
+    folder = replace(bench.run.probe(0), path=bench.run.path / "probes" / name)
+    chosen = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **knobs}
+    request = bench.request(limit, **chosen)
+    return measure(bench.server, folder, request, Limits(wall_s=120, stall_s=8))
+
+
+@pytest.fixture(scope="module")
+def measured(two: Bench) -> dict[str, Measurement]:
+    return {name: probe(two, name, **knobs) for name, knobs in STRATEGIES.items()}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_was_asked_for_ran(measured: dict[str, Measurement], name: str) -> None:
+    one = measured[name]
+    assert one.outcome == "ok", (one.reason, one.failure)
+    assert one.engine == name
+    assert [rank["rank"] for rank in one.ranks] == [0, 1]
+    peaks = [rank["peak_memory_bytes"] for rank in one.ranks]
+    assert one.peak_memory_bytes == max(peaks) and min(peaks) > 2**28
+    speeds = [rank["tokens_per_s"] for rank in one.ranks]
+    assert one.tokens_per_s == min(speeds)
+
+
+def test_all_of_them_compute_the_same(two: Bench, measured: dict[str, Measurement]) -> None:
+    losses = {name: _losses(two.run.path / "probes" / name)[:12] for name in measured}
+    assert len(losses["DDP"]) == 12
+    for name, found in losses.items():
+        assert found == pytest.approx(losses["DDP"], rel=1e-4), name
+
+
+@pytest.mark.parametrize("fault", RANK_FAULTS)
+def test_a_rank_that_fails_ends_the_probe_by_its_name(
+    two: Bench, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, outcome, said = RANK_FAULTS[fault]
+    monkeypatch.setattr(measuring, "WORKER", f"tests.cpu.workers:{fault}")
+    one = probe(two, fault, distributed_type="MULTI_CPU", limit=3 * 2**30)
+    assert one.outcome == outcome, (one.reason, one.failure)
+    assert one.failed_rank == rank
+    assert one.reason.startswith(f"rank {rank} of 2: ") and said in one.reason
+    assert one.seconds < 60
+    assert not _still_running(Path(two.run.path))
+
+
+def _losses(folder: Path) -> list[float]:
+    """Of rank 0, micro-step by micro-step: two optimizer steps and more."""
+    lines = (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    return [event["loss"] for event in events if event["event"] == "micro_step"]
+
+
+def _still_running(folder: Path) -> list[str]:
+    """Command lines of processes whose files are in `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                logs = [str(one.readlink()) for one in (entry / "fd").iterdir()]
+            except OSError:
+                continue
+            if any(str(folder / "probes") in log for log in logs):
+                found.append((entry / "cmdline").read_text(errors="replace"))
+    return found
