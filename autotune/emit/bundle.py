@@ -7,6 +7,7 @@ from typing import Any
 from autotune.duration import work_of
 from autotune.emit.accelerate_config import accelerate_config
 from autotune.emit.launch import launch_script, missing_fields
+from autotune.emit.nodes import NODES_SCRIPT, SLURM_SCRIPT, nodes_script, slurm_script
 from autotune.emit.readme import readme
 from autotune.emit.recipe_costs import recipe_costs
 from autotune.emit.trainer_config import trainer_config
@@ -16,10 +17,13 @@ from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.recommend import Recommendation, ranked_plain
+from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.space.deepspeed import deepspeed_config
 from autotune.space.knobs import Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.settings import Settings, settings, threads
+from autotune.space.sharding import DEEPSPEED, Sharding, sharding_of
 from autotune.training.families import own_script
 
 SCHEMA = 1
@@ -62,6 +66,7 @@ def bundle_files(
             work=work_of(chosen.config),
             missing=missing_fields(chosen.config, METHODS[job.method]),
             first=SERVE_SCRIPT if wants_server(chosen.config) else None,
+            processes=job.devices.count,
             assumed=job.assumed,
             verification=verification,
             costs=costs,
@@ -77,20 +82,24 @@ def _launched_files(
     """What the launch reads."""
     moved = scaling(job, candidate)
     method = METHODS[job.method]
+    sharding = sharding_of(candidate.values, job.devices.count)
+    missing = missing_fields(chosen.config, method)
     return {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
         "accelerate.yaml": accelerate_config(
             device_kind=facts.device.kind,
             precision=resolve_precision(job, facts.device)[0],
-            processes=job.devices.count,
+            sharding=sharding,
         ),
         "launch.sh": launch_script(
             method=method,
             python=python,
             environment=chosen.environment,
-            threads=threads(facts),
-            missing=missing_fields(chosen.config, method),
+            threads=threads(facts, sharding.num_processes),
+            missing=missing,
+            sharding=sharding,
         ),
+        **_several(job, facts, chosen, sharding, python),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
             {SERVE_SCRIPT: serve_script(chosen.config, facts, python)}
@@ -98,6 +107,38 @@ def _launched_files(
             else {}
         ),
     }
+
+
+def _several(
+    job: Job, facts: Facts, chosen: Settings, sharding: Sharding, python: str
+) -> dict[str, str]:
+    """What several processes want besides: DeepSpeed's file, and launches over several machines."""
+    if sharding.num_processes == 1:
+        return {}
+    method = METHODS[job.method]
+    files = {
+        NODES_SCRIPT: nodes_script(
+            method=method,
+            python=python,
+            environment=chosen.environment,
+            threads=threads(facts, sharding.num_processes),
+            missing=missing_fields(chosen.config, method),
+            sharding=sharding,
+        ),
+        SLURM_SCRIPT: slurm_script(
+            method=method, device_kind=facts.device.kind, processes=sharding.num_processes
+        ),
+    }
+    if sharding.distributed_type == DEEPSPEED:
+        made = deepspeed_config(
+            sharding,
+            chosen.config,
+            facts.model.hidden_size,
+            device_kind=facts.device.kind,
+            vocab_size=facts.model.vocab_size,
+        )
+        files[DEEPSPEED_FILE] = json.dumps(made, indent=2) + "\n"
+    return files
 
 
 def recommendation_plain(
