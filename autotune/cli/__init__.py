@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "Say what every candidate of a job will take, before anything runs.",
     "probe": "Measure one candidate of a job.",
     "verify": "Launch the bundle of a run for a few steps and compare with its promise.",
+    "check": "Say whether the files of a launch agree, before it runs.",
     "emit": "Write the bundle of a run, or of one of its probes, again.",
     "report": "Show what a run measured and recommends.",
     "space": "Show the search space of a job.",

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.duration import work_of
 from autotune.emit.accelerate_config import accelerate_config
+from autotune.emit.consistency import disagreements, of_bundle
 from autotune.emit.launch import launch_script, missing_fields
 from autotune.emit.nodes import NODES_SCRIPT, SLURM_SCRIPT, nodes_script, slurm_script
 from autotune.emit.readme import readme
@@ -13,6 +14,7 @@ from autotune.emit.recipe_costs import recipe_costs
 from autotune.emit.trainer_config import trainer_config
 from autotune.emit.vllm_server import FILE as SERVE_SCRIPT
 from autotune.emit.vllm_server import serve_script, wants_server
+from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS
@@ -50,14 +52,21 @@ def bundle_files(
         recipe_knobs: those that the job varies.
         probes: how many were probed.
         verification: what verification found; None before it ran.
+
+    Raises:
+        UserError: what is asked for makes files that contradict each other.
     """
     candidate = recommendation.chosen.candidate
     chosen = settings(job, facts, candidate, output_dir)
     measured = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
     costs = recipe_costs(measured, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
+    launched = _launched_files(job, facts, chosen, candidate, python)
+    problems = disagreements(of_bundle(launched, METHODS[job.method]))
+    if problems:
+        raise UserError(*problems)
     return {
-        **_launched_files(job, facts, chosen, candidate, python),
+        **launched,
         "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
