@@ -1,7 +1,7 @@
 """The bundle: every file of a recommendation, by name. Pure: values in, text out."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.duration import work_of
@@ -20,7 +20,7 @@ from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.recommend import Recommendation, ranked_plain
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
-from autotune.space.deepspeed import deepspeed_config
+from autotune.space.deepspeed import auto_config, deepspeed_config
 from autotune.space.knobs import Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
@@ -29,6 +29,8 @@ from autotune.space.sharding import DEEPSPEED, Sharding, sharding_of
 from autotune.training.families import own_script
 
 SCHEMA = 1
+AUTO_FILE = "deepspeed_auto.json"
+"""For those who keep TrainingArguments of their own."""
 
 
 def bundle_files(
@@ -139,15 +141,31 @@ def _several(
         ),
     }
     if sharding.distributed_type == DEEPSPEED:
-        made = deepspeed_config(
-            sharding,
-            chosen.config,
-            facts.model.hidden_size,
-            device_kind=facts.device.kind,
-            vocab_size=facts.model.vocab_size,
-        )
-        files[DEEPSPEED_FILE] = json.dumps(made, indent=2) + "\n"
+        files[DEEPSPEED_FILE] = _deepspeed(deepspeed_config, sharding, chosen, facts)
     return files
+
+
+def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:
+    """DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text; None
+    where DeepSpeed does not train the candidate."""
+    sharding = sharding_of(candidate.values, job.devices.count)
+    if sharding.distributed_type != DEEPSPEED:
+        return None
+    return _deepspeed(auto_config, sharding, settings(job, facts, candidate, ""), facts)
+
+
+def _deepspeed(
+    make: Callable[..., dict[str, Any]], sharding: Sharding, chosen: Settings, facts: Facts
+) -> str:
+    """DeepSpeed's file as text."""
+    made = make(
+        sharding,
+        chosen.config,
+        facts.model.hidden_size,
+        device_kind=facts.device.kind,
+        vocab_size=facts.model.vocab_size,
+    )
+    return json.dumps(made, indent=2) + "\n"
 
 
 def recommendation_plain(

@@ -13,6 +13,7 @@ from test_consumers import parsed, trl
 
 from autotune.checking import read_launch
 from autotune.cli import main
+from autotune.emit.bundle import AUTO_FILE, auto_deepspeed
 from autotune.emit.consistency import disagreements
 from autotune.emit.deepspeed_keys import SECTIONS
 from autotune.emit.launch_checks import FIELDS
@@ -44,6 +45,21 @@ def test_a_bundle_agrees_with_itself(name, tmp_path):
     done = check(folder)
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{METHODS[method].config_file}, accelerate.yaml")
+
+
+def test_the_file_with_auto_agrees_with_everybody(tmp_path):
+    case = CASES["zero3"]()
+    candidate = case.recommendation.chosen.candidate
+    text = auto_deepspeed(case.job, case.facts, candidate)
+    folder = written(tmp_path / "bundle", "zero3")
+    (folder / AUTO_FILE).write_text(text, encoding="utf-8")
+    assert check(folder).exit_code == 0
+    assert check(folder, "--deepspeed", AUTO_FILE).exit_code == 0
+    made = json.loads(text)
+    assert (made["gradient_accumulation_steps"], made["bf16"]["enabled"]) == ("auto", "auto")
+    assert made["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    other = CASES["fsdp2"]()
+    assert auto_deepspeed(other.job, other.facts, other.recommendation.chosen.candidate) is None
 
 
 def test_what_contradicts_itself_is_not_emitted():
