@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.conclusion import render
+from autotune.emit.bundle import AUTO_FILE, auto_deepspeed
 from autotune.errors import user_error
 from autotune.expectations import Expectations, expectations_from_plain
 from autotune.facts import Facts, devices, facts_from_plain
@@ -21,6 +22,7 @@ from autotune.recommend import Recommendation, recommend
 from autotune.run_folder import RunFolder
 from autotune.search.study import Study
 from autotune.searching import reasons_against
+from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.load import load_job
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import allowed_memory
@@ -92,6 +94,23 @@ class PastRun:
             verification=verification,
         )
 
+    def files_with_auto(
+        self, recommendation: Recommendation, verification: Verification | None
+    ) -> dict[str, str]:
+        """The bundle, and DeepSpeed's file once more with `auto` where the trainer fills it in.
+
+        Raises:
+            UserError: the recommendation is not trained by DeepSpeed.
+        """
+        text = auto_deepspeed(self.job, self.facts, recommendation.chosen.candidate)
+        if text is None:
+            raise user_error(
+                "what is recommended is not trained by DeepSpeed",
+                where="--auto",
+                hint="leave --auto out, or name another probe with --probe",
+            )
+        return {**self.files(recommendation, verification), AUTO_FILE: text}
+
     def kept_verification(self, recommendation: Recommendation) -> Verification | None:
         """The stored verification, if it is of this probe and of files that would be the same."""
         stored = self.stored or {}
@@ -100,7 +119,9 @@ class PastRun:
         if not stored.get("verification"):
             return None
         files = self.files(recommendation, None)
-        for name in (METHODS[self.job.method].config_file, "accelerate.yaml", "launch.sh"):
+        method = METHODS[self.job.method]
+        launched = (method.config_file, "accelerate.yaml", "launch.sh", DEEPSPEED_FILE)
+        for name in (name for name in launched if name in files):
             file = self.run.bundle / name
             if not file.is_file() or file.read_text(encoding="utf-8") != files[name]:
                 return None

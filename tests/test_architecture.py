@@ -29,7 +29,7 @@ LAYERS = (
     ("expecter", "history"),
     ("largest", "advising", "replacing"),
     ("promise", "emit"),
-    ("verify",),
+    ("verify", "checking"),
     ("session", "probing"),
     ("searching",),
     ("conclusion", "too_little"),

@@ -17,6 +17,7 @@ COMMANDS = {
     "probe": "Measure one candidate of a job.",
     "verify": "Launch the bundle of a run for a few steps and compare with its promise.",
     "emit": "Write the bundle of a run, or of one of its probes, again.",
+    "check": "Say whether the files of a launch agree, before it runs.",
     "report": "Show what a run measured and recommends.",
     "space": "Show the search space of a job.",
     "validate": "Check a job file without touching model, data or device.",

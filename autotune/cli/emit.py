@@ -13,11 +13,22 @@ from autotune.cli.job_options import guarded, json_option, print_json
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/bundle."
 )
+@click.option(
+    "--auto",
+    is_flag=True,
+    help="Write deepspeed_auto.json, too: DeepSpeed's file with `auto` values, for those who keep "
+    "TrainingArguments of their own.",
+)
 @click.option("--storage", help="Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded
 def command(
-    run: Path, probe: int | None, out: Path | None, storage: str | None, as_json: bool
+    run: Path,
+    probe: int | None,
+    out: Path | None,
+    auto: bool,
+    storage: str | None,
+    as_json: bool,
 ) -> int:
     """Write the bundle of RUN again, or that of one of its probes. Only the bundle that was
     verified before is called verified: see `autotune verify`."""
@@ -30,7 +41,8 @@ def command(
         raise user_error("the folder is there already", where=str(out), hint="choose another one")
     recommendation = past.recommendation(probe)
     verification = past.kept_verification(recommendation)
-    past.run.write_bundle(target, past.files(recommendation, verification))
+    files = past.files_with_auto if auto else past.files
+    past.run.write_bundle(target, files(recommendation, verification))
     if as_json:
         print_json({"schema": 1, "bundle": str(target), "probe": recommendation.chosen.number})
     else:

@@ -1,28 +1,36 @@
 """The bundle: every file of a recommendation, by name. Pure: values in, text out."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.duration import work_of
 from autotune.emit.accelerate_config import accelerate_config
+from autotune.emit.consistency import disagreements, of_bundle
 from autotune.emit.launch import launch_script, missing_fields
+from autotune.emit.nodes import NODES_SCRIPT, SLURM_SCRIPT, nodes_script, slurm_script
 from autotune.emit.readme import readme
 from autotune.emit.recipe_costs import recipe_costs
 from autotune.emit.trainer_config import trainer_config
 from autotune.emit.vllm_server import FILE as SERVE_SCRIPT
 from autotune.emit.vllm_server import serve_script, wants_server
+from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.recommend import Recommendation, ranked_plain
+from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.space.deepspeed import auto_config, deepspeed_config
 from autotune.space.knobs import Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.settings import Settings, settings, threads
+from autotune.space.sharding import DEEPSPEED, Sharding, sharding_of
 from autotune.training.families import own_script
 
 SCHEMA = 1
+AUTO_FILE = "deepspeed_auto.json"
+"""For those who keep TrainingArguments of their own."""
 
 
 def bundle_files(
@@ -46,14 +54,21 @@ def bundle_files(
         recipe_knobs: those that the job varies.
         probes: how many were probed.
         verification: what verification found; None before it ran.
+
+    Raises:
+        UserError: what is asked for makes files that contradict each other.
     """
     candidate = recommendation.chosen.candidate
     chosen = settings(job, facts, candidate, output_dir)
     measured = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
     costs = recipe_costs(measured, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
+    launched = _launched_files(job, facts, chosen, candidate, python)
+    problems = disagreements(of_bundle(launched, METHODS[job.method]))
+    if problems:
+        raise UserError(*problems)
     return {
-        **_launched_files(job, facts, chosen, candidate, python),
+        **launched,
         "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
@@ -62,6 +77,7 @@ def bundle_files(
             work=work_of(chosen.config),
             missing=missing_fields(chosen.config, METHODS[job.method]),
             first=SERVE_SCRIPT if wants_server(chosen.config) else None,
+            processes=job.devices.count,
             assumed=job.assumed,
             verification=verification,
             costs=costs,
@@ -77,20 +93,24 @@ def _launched_files(
     """What the launch reads."""
     moved = scaling(job, candidate)
     method = METHODS[job.method]
+    sharding = sharding_of(candidate.values, job.devices.count)
+    missing = missing_fields(chosen.config, method)
     return {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
         "accelerate.yaml": accelerate_config(
             device_kind=facts.device.kind,
             precision=resolve_precision(job, facts.device)[0],
-            processes=job.devices.count,
+            sharding=sharding,
         ),
         "launch.sh": launch_script(
             method=method,
             python=python,
             environment=chosen.environment,
-            threads=threads(facts),
-            missing=missing_fields(chosen.config, method),
+            threads=threads(facts, sharding.num_processes),
+            missing=missing,
+            sharding=sharding,
         ),
+        **_several(job, facts, chosen, sharding, python),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
             {SERVE_SCRIPT: serve_script(chosen.config, facts, python)}
@@ -98,6 +118,54 @@ def _launched_files(
             else {}
         ),
     }
+
+
+def _several(
+    job: Job, facts: Facts, chosen: Settings, sharding: Sharding, python: str
+) -> dict[str, str]:
+    """What several processes want besides: DeepSpeed's file, and launches over several machines."""
+    if sharding.num_processes == 1:
+        return {}
+    method = METHODS[job.method]
+    files = {
+        NODES_SCRIPT: nodes_script(
+            method=method,
+            python=python,
+            environment=chosen.environment,
+            threads=threads(facts, sharding.num_processes),
+            missing=missing_fields(chosen.config, method),
+            sharding=sharding,
+        ),
+        SLURM_SCRIPT: slurm_script(
+            method=method, device_kind=facts.device.kind, processes=sharding.num_processes
+        ),
+    }
+    if sharding.distributed_type == DEEPSPEED:
+        files[DEEPSPEED_FILE] = _deepspeed(deepspeed_config, sharding, chosen, facts)
+    return files
+
+
+def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:
+    """DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text; None
+    where DeepSpeed does not train the candidate."""
+    sharding = sharding_of(candidate.values, job.devices.count)
+    if sharding.distributed_type != DEEPSPEED:
+        return None
+    return _deepspeed(auto_config, sharding, settings(job, facts, candidate, ""), facts)
+
+
+def _deepspeed(
+    make: Callable[..., dict[str, Any]], sharding: Sharding, chosen: Settings, facts: Facts
+) -> str:
+    """DeepSpeed's file as text."""
+    made = make(
+        sharding,
+        chosen.config,
+        facts.model.hidden_size,
+        device_kind=facts.device.kind,
+        vocab_size=facts.model.vocab_size,
+    )
+    return json.dumps(made, indent=2) + "\n"
 
 
 def recommendation_plain(

@@ -5,6 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.methods import Method
+from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.space.sharding import DEEPSPEED, Sharding
+
+ALONE = Sharding()
+"""One process."""
 
 _NEEDS = """\
 case " $* " in
@@ -42,6 +47,14 @@ _MISSING = {
     "reward_model_path": ("named no reward model", "MODEL"),
 }
 """What a launch has to be told, where the job left it open."""
+_ENOUGH_DEVICES = """\
+IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
+if [ "${{#devices[@]}}" -lt {wanted} ]; then
+    echo "{script}: {wanted} processes want a GPU each, and CUDA_VISIBLE_DEVICES names" \\
+        "${{#devices[@]}}" >&2
+    exit 2
+fi
+"""
 
 
 def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
@@ -64,7 +77,7 @@ def data_kinds(missing: Sequence[str]) -> tuple[str, ...]:
     return ("DATA is a folder, one file (JSON, JSONL, CSV, Parquet), or a hub id.",)
 
 
-def _asks(missing: Sequence[str]) -> str:
+def asks(missing: Sequence[str]) -> str:
     """What refuses a launch that is not told all it has to be: all of it at once."""
     if not missing:
         return ""
@@ -73,11 +86,38 @@ def _asks(missing: Sequence[str]) -> str:
     return "".join(["missing=()\n", *each, _REFUSES, file])
 
 
-def _one_device(environment: Mapping[str, str]) -> str:
-    """Several visible GPUs would multiply the batch (transformers wraps the model by itself)."""
-    if "CUDA_VISIBLE_DEVICES" not in environment:
+def _devices(environment: Mapping[str, str], processes: int) -> str:
+    """With one process, several visible GPUs would multiply the batch (transformers wraps the
+    model by itself); with several processes each wants one."""
+    if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
+    if processes > 1:
+        return _ENOUGH_DEVICES.format(script="launch.sh", wanted=processes)
     return 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device\n'
+
+
+def exports(environment: Mapping[str, str]) -> str:
+    """Lines that set variables; those already set, be it to nothing, win."""
+    return "".join(
+        f'export {name}="${{{name}-{value}}}"\n' for name, value in sorted(environment.items())
+    )
+
+
+def trains(method: Method) -> str:
+    """What accelerate starts."""
+    script = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
+    return f'{script} --config "$here/{method.config_file}" "$@"'
+
+
+def sharding_flags(sharding: Sharding) -> list[str]:
+    """What accelerate has to be told of several processes besides its file."""
+    if sharding.distributed_type == DEEPSPEED:
+        # A name in its file is looked for where it is started, not beside it.
+        return [f'--deepspeed_config_file "$here/{DEEPSPEED_FILE}"']
+    if sharding.distributed_type == "MULTI_CPU":
+        # Else it would want mpirun, and start one process without it.
+        return ["--multi_gpu"]
+    return []
 
 
 def launch_script(
@@ -87,6 +127,7 @@ def launch_script(
     environment: Mapping[str, str],
     threads: int,
     missing: Sequence[str] = (),
+    sharding: Sharding = ALONE,
 ) -> str:
     """The launch script as text.
 
@@ -94,14 +135,14 @@ def launch_script(
         python: interpreter of the environment that was tuned; `PYTHON` overrides it.
         environment: variables the training process needs; those already set, be it to nothing,
             win, so that a scheduler's choice of devices holds.
-        threads: of the training process.
+        threads: of each training process.
         missing: fields that the configuration lacks and a training needs.
+        sharding: how the training is spread over processes, all on this machine.
     """
-    needs = _asks(missing)
-    trains = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
-    exports = "".join(
-        f'export {name}="${{{name}-{value}}}"\n' for name, value in sorted(environment.items())
-    )
+    flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
+    if sharding.num_processes > 1:
+        flags.append('--main_process_port "${MASTER_PORT:-0}"')
+    told = "".join(f"    {flag} \\\n" for flag in flags)
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: trains with {method.config_file}. Arguments are passed on to TRL, for example
@@ -109,9 +150,9 @@ def launch_script(
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
-{needs}{exports}{_one_device(environment)}\
+{asks(missing)}{exports(environment)}{_devices(environment, sharding.num_processes)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
-    --num_cpu_threads_per_process {threads} \\
-    {trains} --config "$here/{method.config_file}" "$@"
+{told}\
+    {trains(method)}
 """

@@ -20,6 +20,7 @@ def readme(
     work: Work,
     missing: Sequence[str],
     first: str | None,
+    processes: int,
     assumed: Sequence[str],
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -30,6 +31,7 @@ def readme(
 
     Args:
         first: a script of the bundle that has to run beside the launch.
+        processes: that train, one for each device.
     """
     chosen = recommendation.chosen
     knobs = chosen.candidate.knobs
@@ -37,7 +39,7 @@ def readme(
         f"# {model}: recommended configuration",
         "",
         f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
-        *_how_to_launch(chosen, missing, first),
+        *_how_to_launch(chosen, missing, first, processes),
         *(f"Not measured: {one}." for one in assumed),
         "",
         "## Why this one",
@@ -64,12 +66,20 @@ def readme(
     return "\n".join(lines) + "\n"
 
 
-def _how_to_launch(chosen: Ranked, missing: Sequence[str], first: str | None) -> list[str]:
+def _how_to_launch(
+    chosen: Ranked, missing: Sequence[str], first: str | None, processes: int
+) -> list[str]:
+    several = (
+        f"It starts {processes} processes on this machine, one for each device. To spread them "
+        "over several machines, run `launch_nodes.sh` on each, or submit `launch.slurm`. "
+        "`autotune check FOLDER` says whether the files still agree after you changed one."
+    )
     return [
         *([f"Start `{first}` first, on other GPUs (it says how)."] if first else []),
         *([NEEDS_VLLM] if chosen.candidate.values.get("use_vllm") else []),
         f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
         *data_kinds(missing),
+        *([several] if processes > 1 else []),
     ]
 
 

@@ -37,6 +37,8 @@ FILLED_BY_TRAINER = (
     "zero_optimization.stage3_param_persistence_threshold",
 )
 """What transformers fills in where a file says `auto`."""
+BUCKET, PREFETCHED, PERSISTENT = 500_000_000, 50_000_000, 100_000
+"""Elements: DeepSpeed's defaults (`deepspeed/runtime/zero/config.py`)."""
 PARAM_BUFFER = 100_000_000
 """Elements of a buffer for weights from disk, at least: DeepSpeed's default."""
 
@@ -59,10 +61,10 @@ def deepspeed_of(
 def deepspeed_config(
     sharding: Sharding,
     config: Mapping[str, Any],
-    hidden_size: int,
+    hidden_size: int | None,
     *,
     device_kind: str,
-    vocab_size: int = 0,
+    vocab_size: int | None = None,
     nvme_path: str = NVME_PATH,
 ) -> dict[str, Any]:
     """The file as data, every value resolved.
@@ -70,7 +72,7 @@ def deepspeed_config(
     Args:
         sharding: a `DEEPSPEED` one.
         config: the flat configuration of the training (`space/settings.py`).
-        hidden_size: of the model.
+        hidden_size: of the model; None: it has none, and sizes are DeepSpeed's defaults.
         device_kind: `cuda` or `cpu`; only for GPUs is memory pinned.
         vocab_size: of the model, where weights are kept on disk: the largest is the embedding.
         nvme_path: a folder on an NVMe disk, where states are kept on disk.
@@ -83,7 +85,7 @@ def deepspeed_config(
         "fp16": _fp16(bool(config.get("fp16"))),
         "zero_optimization": {
             **_zero(sharding.zero_stage, hidden_size),
-            **_offload(sharding, device_kind, hidden_size * vocab_size, nvme_path),
+            **_offload(sharding, device_kind, (hidden_size or 0) * (vocab_size or 0), nvme_path),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": True,
@@ -101,7 +103,7 @@ def deepspeed_config(
 
 
 def auto_config(
-    sharding: Sharding, config: Mapping[str, Any], hidden_size: int, **rest: Any
+    sharding: Sharding, config: Mapping[str, Any], hidden_size: int | None, **rest: Any
 ) -> dict[str, Any]:
     """The same file with `auto` wherever transformers' Trainer fills a value in, for those who keep
     their own TrainingArguments. Arguments are those of `deepspeed_config`."""
@@ -136,9 +138,9 @@ def _fp16(enabled: bool) -> dict[str, Any]:
     }
 
 
-def _zero(stage: int, hidden_size: int) -> dict[str, Any]:
+def _zero(stage: int, hidden_size: int | None) -> dict[str, Any]:
     """What is sharded, and in which pieces it is exchanged (elements, not bytes)."""
-    bucket = hidden_size * hidden_size
+    bucket = hidden_size * hidden_size if hidden_size else BUCKET
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": True,
@@ -151,8 +153,8 @@ def _zero(stage: int, hidden_size: int) -> dict[str, Any]:
     return {
         **zero,
         "sub_group_size": 1_000_000_000,
-        "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
-        "stage3_param_persistence_threshold": 10 * hidden_size,
+        "stage3_prefetch_bucket_size": int(0.9 * bucket) if hidden_size else PREFETCHED,
+        "stage3_param_persistence_threshold": 10 * hidden_size if hidden_size else PERSISTENT,
         "stage3_max_live_parameters": 1_000_000_000,
         "stage3_max_reuse_distance": 1_000_000_000,
         "stage3_gather_16bit_weights_on_model_save": True,

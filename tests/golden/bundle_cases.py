@@ -258,6 +258,29 @@ def _ppo_qlora() -> Case:
     return _ppo("qlora", load_in_8bit=False)
 
 
+def _several(processes: int, **values: Any) -> Case:
+    """A case of several GPUs, the first of the machine."""
+    case = _cuda_bf16()
+    candidate = _candidate(gradient_checkpointing=True, **values)
+    devices = case.job.devices.model_copy(update={"kind": "cuda", "count": processes})
+    first = replace(case.facts.device, index=0)
+    return replace(
+        case,
+        recommendation=_recommendation(candidate),
+        job=case.job.model_copy(update={"devices": devices}),
+        facts=replace(case.facts, device=first),
+    )
+
+
+def _zero3() -> Case:
+    offload = {"offload_optimizer_device": "cpu", "offload_param_device": "none"}
+    return _several(8, distributed_type="DEEPSPEED", zero_stage=3, **offload)
+
+
+def _fsdp2() -> Case:
+    return _several(2, distributed_type="FSDP", fsdp_reshard_after_forward=False)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "cpu_full": _cpu_full,
     "cpu_lora": _cpu_lora,
@@ -274,4 +297,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "rloo": _rloo,
     "ppo": _ppo,
     "ppo_qlora": _ppo_qlora,
+    "zero3": _zero3,
+    "fsdp2": _fsdp2,
 }

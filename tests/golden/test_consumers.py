@@ -13,7 +13,8 @@ from autotune.methods import METHODS
 from autotune.space.settings import settings
 from autotune.training.families import family
 
-GPU = ("cuda_bf16", "grpo_server")
+GPU = ("cuda_bf16", "grpo_server", "zero3", "fsdp2")
+SEVERAL = {"zero3": ("DEEPSPEED", 8), "fsdp2": ("FSDP", 2)}
 CPU = [name for name in CASES if name not in GPU]
 CUSTOM_TRAINING = {
     "learning_rate": 1e-4,
@@ -156,10 +157,13 @@ def test_accelerate_loads_its_configuration(name, tmp_path):
     file.write_text(CASES[name]().files()["accelerate.yaml"], encoding="utf-8")
     config = load_config_from_file(str(file))
     gpu = name in GPU
-    assert config.mixed_precision == ("bf16" if gpu else "no")
+    kind, processes = SEVERAL.get(name, ("NO", 1))
+    precision = "bf16" if gpu else "no"
+    # Beside DeepSpeed's own file accelerate takes no precision, not even the right one.
+    assert config.mixed_precision == (None if kind == "DEEPSPEED" else precision)
     assert config.use_cpu is not gpu
-    assert (config.num_processes, config.num_machines) == (1, 1)
-    assert config.distributed_type == "NO"
+    assert (config.num_processes, config.num_machines) == (processes, 1)
+    assert config.distributed_type == kind
 
 
 @pytest.mark.parametrize("method", METHODS)

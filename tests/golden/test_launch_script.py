@@ -68,9 +68,10 @@ def expected(folder: Path, *arguments: str, threads: int = 6) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_launch_script_is_sound_bash(name, tmp_path):
-    script = bundle(tmp_path / "bundle", name)
-    checked = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
-    assert (checked.returncode, checked.stderr) == (0, "")
+    folder = bundle(tmp_path / "bundle", name).parent
+    for script in (path for path in folder.iterdir() if path.suffix in (".sh", ".slurm")):
+        checked = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_arguments_arrive_unsplit_from_any_folder(nasty_dir, spy, tmp_path):

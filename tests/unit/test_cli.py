@@ -19,7 +19,9 @@ except SystemExit as end:
     assert end.code == 0, end.code
 print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 """
-COMMANDS = ["run", "plan", "probe", "verify", "emit", "report", "space", "validate", "env"]
+COMMANDS = [
+    *("run", "plan", "probe", "verify", "emit", "check", "report", "space", "validate", "env"),
+]
 
 
 def test_help_lists_the_commands_in_this_order():

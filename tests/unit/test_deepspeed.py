@@ -116,3 +116,10 @@ def test_auto_stands_where_the_trainer_fills_it_in_and_nowhere_else():
 def test_auto_has_no_thresholds_of_a_stage_that_is_not_there():
     file = auto_config(sharding(2), FLAT, 1000, device_kind="cuda")
     assert not [name for name in file["zero_optimization"] if name.startswith("stage3")]
+
+
+def test_a_model_without_a_hidden_size_gets_deepspeeds_defaults():
+    zero = made(hidden=None)["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 500_000_000
+    assert zero["stage3_prefetch_bucket_size"] == 50_000_000
+    assert zero["stage3_param_persistence_threshold"] == 100_000

@@ -1,0 +1,146 @@
+"""Read the files of a launch from a folder, a bundle's or one that somebody wrote by hand."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.emit.launch_files import LaunchFiles, section
+from autotune.errors import Problem, UserError, user_error
+from autotune.methods import METHODS, Method
+
+_ACCELERATES = ("distributed_type", "compute_environment")
+_TRAINERS = ("model_name_or_path", "per_device_train_batch_size", "output_dir", "learning_rate")
+_DEEPSPEEDS = ("zero_optimization", "train_micro_batch_size_per_gpu")
+
+
+def read_launch(
+    folder: Path,
+    *,
+    trainer: Path | None = None,
+    accelerate: Path | None = None,
+    deepspeed: Path | None = None,
+    method: str | None = None,
+) -> LaunchFiles:
+    """The files of a launch.
+
+    Args:
+        folder: where they lie.
+        trainer, accelerate, deepspeed: their names in it, where there are several of a kind.
+        method: of the training; by default what the trainer's file is named after.
+
+    Raises:
+        UserError: a file is not there, cannot be read, or there are several of its kind.
+    """
+    if not folder.is_dir():
+        raise user_error("there is no such folder", where=str(folder))
+    found, problems = _read_all(folder, [trainer, accelerate, deepspeed])
+    launch = _one(found, folder, _ACCELERATES, accelerate, "accelerate", problems)
+    rest = {path: data for path, data in found.items() if path != launch}
+    trains = _one(rest, folder, _TRAINERS, trainer, "trainer", problems)
+    if problems or launch is None or trains is None:
+        raise UserError(*problems)
+    named = section(found[launch], "deepspeed_config").get("deepspeed_config_file")
+    named = named or found[trains].get("deepspeed")
+    inside = isinstance(named, Mapping)
+    theirs = None if inside else _deepspeeds(found, folder, deepspeed, named)
+    if theirs is not None and theirs not in found:
+        found[theirs] = _read(theirs)
+    name = theirs.name if theirs else Path(str(named or "deepspeed.json")).name
+    return LaunchFiles(
+        trainer=found[trains],
+        accelerate=found[launch],
+        deepspeed=named if inside else found[theirs] if theirs else None,
+        method=_method(method, trains),
+        trainer_file=trains.name,
+        accelerate_file=launch.name,
+        deepspeed_file=f"{trains.name}: deepspeed" if inside else name,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The mapping that a file holds; empty where it holds something else.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        what = f"cannot be read: {str(error).splitlines()[0]}"
+        raise user_error(what, where=str(path)) from None
+    return data if isinstance(data, dict) else {}
+
+
+def _read_all(
+    folder: Path, given: list[Path | None]
+) -> tuple[dict[Path, dict[str, Any]], list[Problem]]:
+    """Every YAML and JSON file of the folder that holds a mapping, and those that were named.
+
+    A file that cannot be read is a problem; it may be the one that is meant.
+    """
+    own = (p for p in folder.iterdir() if p.suffix in (".yaml", ".yml", ".json"))
+    paths = sorted({*own, *(folder / path for path in given if path is not None)})
+    found: dict[Path, dict[str, Any]] = {}
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            found[path] = _read(path)
+        except UserError as error:
+            problems += error.problems
+    return found, problems
+
+
+def _one(
+    found: Mapping[Path, Mapping[str, Any]],
+    folder: Path,
+    marks: tuple[str, ...],
+    given: Path | None,
+    kind: str,
+    problems: list[Problem],
+) -> Path | None:
+    """The file of a kind, by its name or by what it holds; what is wrong is added to `problems`."""
+    if given is not None:
+        if found.get(folder / given):
+            return folder / given
+        if not any(problem.where == str(folder / given) for problem in problems):
+            problems.append(Problem(where=str(folder / given), what="is no file of settings"))
+        return None
+    paths = list(_marked(found, marks))
+    if len(paths) == 1:
+        return paths[0]
+    which = ", ".join(path.name for path in paths)
+    what = f"several files could be {kind}'s: {which}" if paths else f"no file is {kind}'s"
+    hint = f"name it: --{kind} FILE"
+    problems.append(Problem(where=str(folder), what=what, hint=hint))
+    return None
+
+
+def _marked(found: Mapping[Path, Mapping[str, Any]], marks: tuple[str, ...]) -> Iterator[Path]:
+    """The YAML files that have a field of a kind."""
+    for path, data in found.items():
+        if path.suffix != ".json" and set(marks) & set(data):
+            yield path
+
+
+def _deepspeeds(
+    found: Mapping[Path, Mapping[str, Any]], folder: Path, given: Path | None, named: Any
+) -> Path | None:
+    """DeepSpeed's file: the one named here, or by the others, or the one there is."""
+    if given is not None:
+        return folder / given
+    if named is not None:
+        # Where it is said to be, or beside the others: a bundle may have been moved.
+        paths = (folder / str(named), folder / Path(str(named)).name)
+        return next((path for path in paths if path.is_file()), None)
+    kinds = [p for p, data in found.items() if p.suffix == ".json" and set(_DEEPSPEEDS) & set(data)]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+def _method(given: str | None, trainer: Path) -> Method | None:
+    """The method that is named, or that the trainer's file is named after."""
+    named = next((m for m in METHODS.values() if m.config_file == trainer.name), None)
+    return METHODS[given] if given else named

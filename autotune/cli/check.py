@@ -1,0 +1,54 @@
+"""`autotune check`."""
+
+from pathlib import Path
+
+import click
+
+from autotune.cli.job_options import guarded, json_option, print_json
+
+
+@click.command("check")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--trainer", type=click.Path(path_type=Path), help="The trainer's YAML in BUNDLE.")
+@click.option("--accelerate", type=click.Path(path_type=Path), help="accelerate's YAML in BUNDLE.")
+@click.option("--deepspeed", type=click.Path(path_type=Path), help="DeepSpeed's JSON in BUNDLE.")
+@click.option("--method", help="The training method. Default: what the YAML is named after.")
+@json_option
+@guarded
+def command(
+    bundle: Path,
+    trainer: Path | None,
+    accelerate: Path | None,
+    deepspeed: Path | None,
+    method: str | None,
+    as_json: bool,
+) -> int:
+    """Say whether the trainer's YAML, accelerate's YAML and DeepSpeed's JSON in BUNDLE agree,
+    before a launch does. It may be a folder that was written by hand: the files are told apart by
+    what they hold, or by their names in it. The exit code is 0 where they agree, 1 where not."""
+    from autotune.checking import read_launch
+    from autotune.emit.consistency import disagreements
+    from autotune.errors import nearest, user_error
+    from autotune.methods import METHODS
+
+    if method is not None and method not in METHODS:
+        raise user_error(
+            f"no such method: {method}", where="--method", hint=nearest(method, METHODS)
+        )
+    files = read_launch(
+        bundle, trainer=trainer, accelerate=accelerate, deepspeed=deepspeed, method=method
+    )
+    problems = disagreements(files)
+    named = [files.trainer_file, files.accelerate_file]
+    if files.deepspeed is not None:
+        named.append(files.deepspeed_file)
+    if as_json:
+        found = [{"where": p.where, "what": p.what, "hint": p.hint} for p in problems]
+        agree = not problems
+        print_json({"schema": 1, "agree": agree, "files": named, "problems": found})
+        return 1 if problems else 0
+    for problem in problems:
+        click.echo(problem.render())
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "agree"
+    click.echo(f"{', '.join(named)}: {count}")
+    return 1 if problems else 0

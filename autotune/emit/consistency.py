@@ -1,0 +1,40 @@
+"""Whether the files of a launch agree: all that is wrong, before anything runs. Pure."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from autotune.emit import deepspeed_checks, launch_checks
+from autotune.emit.launch_files import LaunchFiles
+from autotune.errors import Problem
+from autotune.methods import Method
+from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
+
+
+def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
+    """Everything that is wrong: where, what each file says, what to do."""
+    checks = (*launch_checks.CHECKS, *deepspeed_checks.CHECKS)
+    return tuple(problem for check in checks for problem in check(files))
+
+
+def of_bundle(texts: Mapping[str, str], method: Method) -> LaunchFiles:
+    """The files of a bundle, as those read them that it is made for.
+
+    Args:
+        texts: file name -> text.
+    """
+    deepspeed = texts.get(DEEPSPEED_FILE)
+    return LaunchFiles(
+        trainer=_mapping(yaml.safe_load(texts[method.config_file])),
+        accelerate=_mapping(yaml.safe_load(texts["accelerate.yaml"])),
+        deepspeed=None if deepspeed is None else _mapping(json.loads(deepspeed)),
+        method=method,
+        trainer_file=method.config_file,
+    )
+
+
+def _mapping(data: Any) -> dict[str, Any]:
+    assert isinstance(data, dict)
+    return data

@@ -1,0 +1,209 @@
+"""What is wrong in DeepSpeed's file, by itself and beside the trainer's. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.emit.deepspeed_keys import DEEPSPEEDS_OWN_AUTO, FILLED, SECTIONS
+from autotune.emit.launch_files import AUTO, LaunchFiles, number, section, shown
+from autotune.errors import Problem, nearest
+from autotune.space.deepspeed import CPU_ADAMW
+
+_SAME = (
+    ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
+    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ("gradient_clipping", "max_grad_norm"),
+    ("optimizer.params.lr", "learning_rate"),
+    ("optimizer.params.eps", "adam_epsilon"),
+    ("optimizer.params.weight_decay", "weight_decay"),
+    ("scheduler.params.warmup_max_lr", "learning_rate"),
+)
+"""A number of DeepSpeed's, and the trainer's of the same meaning."""
+_SCHEDULES = {
+    "WarmupLR": ("constant_with_warmup",),
+    "WarmupDecayLR": ("linear",),
+    "WarmupCosineLR": ("cosine",),
+}
+
+
+def _at(file: Mapping[str, Any], name: str) -> Any:
+    """The value that stands at `a.b.c`; None where there is none."""
+    *parts, last = name.split(".")
+    for part in parts:
+        file = section(file, part)
+    return file.get(last)
+
+
+def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
+    """Numbers that both files give, and give differently."""
+    file = files.deepspeed or {}
+    for theirs, ours in _SAME:
+        value, wanted = _at(file, theirs), files.trains(ours)
+        if value in (None, AUTO) or wanted is None:
+            continue
+        found = number(value)
+        if found is None or found != number(wanted):
+            yield files.at_deepspeed(
+                theirs,
+                f"is {shown(value)}, but the trainer has {ours}: {shown(wanted)}",
+                f"make them equal, or leave it to the trainer (`{AUTO}`)",
+            )
+    yield from _betas(files, file)
+    clips = number(files.trains("max_grad_norm")) or 0.0
+    by_itself = files.method is not None and "max_grad_norm" in files.method.refused
+    if files.deepspeed is not None and "gradient_clipping" not in file and clips and not by_itself:
+        yield files.at_deepspeed(
+            "gradient_clipping",
+            f"is not there, so nothing is clipped, but the trainer has max_grad_norm: {clips:g} "
+            "(with DeepSpeed the trainer leaves clipping to it)",
+            f"write `gradient_clipping: {clips:g}`, or set the trainer's `max_grad_norm: 0`",
+        )
+
+
+def _betas(files: LaunchFiles, file: Mapping[str, Any]) -> Iterator[Problem]:
+    value = _at(file, "optimizer.params.betas")
+    wanted = [files.trains("adam_beta1"), files.trains("adam_beta2")]
+    if value not in (None, AUTO) and value != wanted:
+        yield files.at_deepspeed(
+            "optimizer.params.betas",
+            f"is {shown(value)}, but the trainer has adam_beta1, adam_beta2: {shown(wanted)}",
+            f"make them equal, or leave them to the trainer (`{AUTO}`)",
+        )
+
+
+def precisions(files: LaunchFiles) -> Iterator[Problem]:
+    """bf16 and fp16: one of them at most, and the trainer's."""
+    file = files.deepspeed or {}
+    on = [kind for kind in ("bf16", "fp16") if _at(file, f"{kind}.enabled") is True]
+    if len(on) == 2:
+        yield files.at_deepspeed("fp16.enabled", "is `true`, and so is bf16.enabled", "keep one")
+        return
+    for kind in ("bf16", "fp16"):
+        value, wanted = _at(file, f"{kind}.enabled"), bool(files.trains(kind))
+        if isinstance(value, bool) and value != wanted:
+            said = shown(files.trains(kind))
+            if kind == "bf16" and "bf16" not in files.trainer:
+                said += " (TRL's default, unless fp16 is on)"
+            yield files.at_deepspeed(
+                f"{kind}.enabled",
+                f"is {shown(value)}, but the trainer has {kind}: {said}",
+                f"make them equal, or leave it to the trainer (`{AUTO}`)",
+            )
+
+
+def whole_batch(files: LaunchFiles) -> Iterator[Problem]:
+    """`train_batch_size`, where somebody wrote it down, against what makes it up."""
+    value = number((files.deepspeed or {}).get("train_batch_size"))
+    parts = [number(files.trains("per_device_train_batch_size"))]
+    parts += [number(files.trains("gradient_accumulation_steps"))]
+    if value is None or None in parts:
+        return
+    micro, accumulation = (int(part or 0) for part in parts)
+    product = micro * accumulation * files.processes
+    if value != product:
+        yield files.at_deepspeed(
+            "train_batch_size",
+            f"is {value:g}, but {micro} rows x {accumulation} accumulated x {files.processes} "
+            f"processes ({files.accelerate_file}) are {product}",
+            "leave it out: DeepSpeed derives it",
+        )
+
+
+def optimizers(files: LaunchFiles) -> Iterator[Problem]:
+    """Who makes optimizer and schedule, and which."""
+    file = files.deepspeed or {}
+    optim = str(files.trains("optim"))
+    kind = _at(file, "optimizer.type")
+    if kind is not None and not (
+        str(kind).lower() in ("adam", "adamw") and optim.startswith("adamw_torch")
+    ):
+        yield files.at_deepspeed(
+            "optimizer.type",
+            f"is {shown(kind)}, and it is what runs: the trainer's optim: {shown(optim)} is not",
+            "take this section out, or say the same in both",
+        )
+    schedule, wanted = _at(file, "scheduler.type"), str(files.trains("lr_scheduler_type"))
+    if schedule is not None and wanted not in _SCHEDULES.get(str(schedule), ()):
+        yield files.at_deepspeed(
+            "scheduler.type",
+            f"is {shown(schedule)}, and it is what runs: the trainer's lr_scheduler_type: "
+            f"{shown(wanted)} is not",
+            "take this section out: the trainer's schedule works with DeepSpeed",
+        )
+    offloaded = section(files.zero, "offload_optimizer").get("device", "none") != "none"
+    forced = file.get("zero_force_ds_cpu_optimizer", True)
+    if kind is None and offloaded and forced and optim not in CPU_ADAMW:
+        yield files.at_trainer(
+            "optim",
+            f"is {shown(optim)}, but the optimizer is offloaded, and there accelerate puts "
+            "DeepSpeedCPUAdam in its place, which would be plain Adam",
+            f"choose one of {', '.join(CPU_ADAMW)}, or do not offload",
+        )
+
+
+def offloads(files: LaunchFiles) -> Iterator[Problem]:
+    """What is kept outside the GPU, at stages that can do that."""
+    for name, what in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
+        told = section(files.zero, name)
+        device = told.get("device", "none")
+        if device in ("none", None, AUTO):
+            continue
+        least = 3 if name == "offload_param" or device == "nvme" else 1
+        if files.stage < least:
+            on_disk = " on disk" if device == "nvme" else ""
+            instead = "they stay on the GPU"
+            if name == "offload_optimizer" and files.stage > 0:
+                instead = "they are kept in the host's memory"
+            yield files.at_offload(
+                f"{name}.device",
+                f"is {shown(device)}, but {what}{on_disk} want stage {least}, and "
+                f"{files.stage_told}: {instead}",
+                f"set the stage to {least}, or this to none",
+            )
+        if device == "nvme" and told.get("nvme_path") in (None, AUTO) and files.deepspeed:
+            yield files.at_offload(
+                f"{name}.nvme_path", "is not there", "name a folder on an NVMe disk"
+            )
+
+
+def autos(files: LaunchFiles) -> Iterator[Problem]:
+    """`auto` where nobody fills it in."""
+    for where, value in _leaves(files.deepspeed or {}):
+        if value == AUTO and where not in FILLED | DEEPSPEEDS_OWN_AUTO:
+            yield files.at_deepspeed(
+                where, f"is `{AUTO}`, which nothing fills in there", "write the value"
+            )
+
+
+def unknown_names(files: LaunchFiles) -> Iterator[Problem]:
+    """Names that DeepSpeed does not know: at the top it passes over them, further in it fails."""
+    file = files.deepspeed or {}
+    for where, known in SECTIONS.items():
+        inside = file if not where else _at(file, where)
+        if not isinstance(inside, Mapping):
+            continue
+        for name in sorted(set(inside) - known, key=str):
+            yield files.at_deepspeed(
+                f"{where}.{name}" if where else name,
+                "DeepSpeed has no such field (0.19)",
+                nearest(str(name), known) or "take it out",
+            )
+
+
+def _leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping):
+            yield from _leaves(value, here)
+        else:
+            yield here, value
+
+
+CHECKS = (
+    same_numbers,
+    precisions,
+    whole_batch,
+    optimizers,
+    offloads,
+    autos,
+    unknown_names,
+)

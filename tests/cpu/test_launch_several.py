@@ -1,0 +1,187 @@
+"""Bundles of two processes, launched for real on CPUs: what was asked for is what runs."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from autotune.emit.bundle import bundle_files
+from autotune.probe.protocol import Measurement
+from autotune.recommend import Ranked, Recommendation
+from tests.unit.builders import make_candidate, make_facts, make_job
+
+pytestmark = pytest.mark.slow
+
+HIDDEN, VOCABULARY = 64, 509
+RATES = [1e-3, 7.5e-4, 5e-4, 2.5e-4]
+BASE = {"distributed_type": "DEEPSPEED", "zero_stage": 2}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"distributed_type": "MULTI_CPU"},
+    "zero2": BASE,
+    "zero2_offload": BASE | {"offload_optimizer_device": "cpu"},
+    "zero3": BASE | {"zero_stage": 3, "offload_param_device": "cpu"},
+    "fsdp2": {"distributed_type": "FSDP", "fsdp_reshard_after_forward": True},
+}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> Path:
+    """A small model with weights, and a few rows."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
+
+    folder = tmp_path_factory.mktemp("material")
+    words = {word: n for n, word in enumerate(["<unk>", "<pad>", "</s>"])}
+    words |= {f"w{n}": n for n in range(3, VOCABULARY)}
+    splitter = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    splitter.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=splitter, **tokens).save_pretrained(folder / "model")
+    set_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=HIDDEN,
+            intermediate_size=160,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+        )
+    ).save_pretrained(folder / "model")
+    rows = [" ".join(f"w{(7 * n * k) % 500 + 3}" for k in range(5 + n % 20)) for n in range(64)]
+    (folder / "data").mkdir()
+    lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+    (folder / "data" / "train.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def write_bundle(folder: Path, material: Path, strategy: str) -> None:
+    """The bundle of two processes; FSDP's is one for GPUs, as accelerate wants it."""
+    kind = "cuda" if strategy == "fsdp2" else "cpu"
+    job = make_job(
+        precision="fp32", training={"learning_rate": 1e-3, "weight_decay": 0.1, "logging_steps": 1}
+    )
+    devices = job.devices.model_copy(update={"count": 2})
+    facts = make_facts(kind, installed=True)
+    model = replace(facts.model, path=str(material / "model"), hidden_size=HIDDEN)
+    chosen = Ranked(
+        number=1,
+        candidate=make_candidate(2, 2, optim="adamw_torch_fused", **STRATEGIES[strategy]),
+        measurement=Measurement(
+            outcome="ok", reason="measured", tokens_per_s=1.0, step_time_s=1.0, peak_memory_bytes=1
+        ),
+    )
+    files = bundle_files(
+        Recommendation(chosen=chosen, reasons=(), ties=(), runners_up=()),
+        job.model_copy(update={"devices": devices}),
+        replace(
+            facts,
+            model=model,
+            device=replace(facts.device, cores=2),
+            data=replace(facts.data, source=str(material / "data")),
+        ),
+        python=sys.executable,
+        output_dir=str(folder.parent / "trained"),
+        space_size=1,
+        recipe_knobs=(),
+        probes=1,
+        verification=None,
+    )
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What two processes wrote down, and what they saved."""
+
+    ranks: list[dict[str, Any]]
+    shapes: dict[str, list[int]]
+
+
+def launched(material: Path, folder: Path, strategy: str) -> Launched:
+    """Move the bundle, launch it from elsewhere, and read what ran."""
+    write_bundle(folder / "made", material, strategy)
+    moved = (folder / "made").rename(folder / "it's moved")
+    seen = folder / "seen"
+    seen.mkdir()
+    spy = Path(__file__).parent / "rank_spy"
+    nodes = strategy == "zero2"  # which is launched as one machine of several
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(spy), os.environ.get("PYTHONPATH", "")]),
+        "RANK_SPY": str(seen),
+        **({"CPUS_AS_GPUS": "1"} if strategy == "fsdp2" else {}),
+        **({"NODES": "1", "MAIN_PORT": "0"} if nodes else {}),
+    }
+    script = moved / ("launch_nodes.sh" if nodes else "launch.sh")
+    done = subprocess.run(
+        ["bash", str(script), "--max_steps", "4"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((seen / str(rank)).read_text()) for rank in (0, 1)]
+    with safe_open(folder / "trained" / "model.safetensors", "pt") as saved:
+        shapes = {name: saved.get_slice(name).get_shape() for name in saved.keys()}  # noqa: SIM118
+    return Launched(ranks, shapes)
+
+
+@pytest.fixture(scope="module")
+def runs(material, tmp_path_factory):
+    """Every strategy, launched once and when it is asked for."""
+    done: dict[str, Launched] = {}
+
+    def run(strategy: str) -> Launched:
+        if strategy not in done:
+            done[strategy] = launched(material, tmp_path_factory.mktemp("a 0 ü"), strategy)
+        return done[strategy]
+
+    return run
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_strategy_asked_for_is_the_one_that_runs(strategy, runs):
+    asked = STRATEGIES[strategy]
+    for rank in runs(strategy).ranks:
+        assert rank["distributed_type"] == asked["distributed_type"]
+        assert (rank["processes"], rank["device"], rank["backend"]) == (2, "cpu", "gloo")
+        stage = asked.get("zero_stage")
+        assert set(rank["stages"]) == ({stage} if stage else set())
+        assert rank["wrapped"] == (strategy == "ddp")
+        assert ("FSDPModule" in rank["model"]) == (strategy == "fsdp2")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_offloaded_optimizer_is_deepspeeds_own(strategy, runs):
+    for rank in runs(strategy).ranks:
+        offloaded = "offload_optimizer_device" in STRATEGIES[strategy]
+        assert rank["optimizers"][-1] == ("DeepSpeedCPUAdam" if offloaded else "AdamW")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_strategies_compute_the_same(strategy, runs):
+    found, plain = runs(strategy).ranks[0], runs("ddp").ranks[0]
+    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert len(set(found["losses"])) == 4
+    # The trainer's schedule and its two groups, norms without decay, stay in charge.
+    assert found["rates"] == pytest.approx(RATES)
+    assert found["groups"] == plain["groups"]
+    assert [group["weight_decay"] for group in found["groups"]] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_whole_weights_are_saved(strategy, runs):
+    shapes = runs(strategy).shapes
+    assert shapes["model.embed_tokens.weight"] == [VOCABULARY, HIDDEN]
+    assert shapes == runs("ddp").shapes

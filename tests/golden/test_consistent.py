@@ -1,0 +1,176 @@
+"""Bundles agree with themselves, the checks with the libraries whose names they know."""
+
+import dataclasses
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import yaml
+from bundle_cases import CASES
+from click.testing import CliRunner
+from test_consumers import parsed, trl
+
+from autotune.checking import read_launch
+from autotune.cli import main
+from autotune.emit.bundle import AUTO_FILE, auto_deepspeed
+from autotune.emit.consistency import disagreements
+from autotune.emit.deepspeed_keys import SECTIONS
+from autotune.emit.launch_checks import FIELDS
+from autotune.emit.launch_files import DEFAULTS
+from autotune.errors import UserError
+from autotune.facts.stack import canonical_name
+from autotune.methods import METHODS
+
+__all__ = ["trl"]
+
+
+def written(folder, name):
+    """The bundle of a case, in a folder."""
+    folder.mkdir()
+    for file, text in CASES[name]().files().items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return folder
+
+
+def check(*arguments):
+    return CliRunner().invoke(main, ["check", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bundle_agrees_with_itself(name, tmp_path):
+    folder = written(tmp_path / "bundle", name)
+    assert disagreements(read_launch(folder)) == ()
+    method = CASES[name]().job.method
+    done = check(folder)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{METHODS[method].config_file}, accelerate.yaml")
+
+
+def test_the_file_with_auto_agrees_with_everybody(tmp_path):
+    case = CASES["zero3"]()
+    candidate = case.recommendation.chosen.candidate
+    text = auto_deepspeed(case.job, case.facts, candidate)
+    folder = written(tmp_path / "bundle", "zero3")
+    (folder / AUTO_FILE).write_text(text, encoding="utf-8")
+    assert check(folder).exit_code == 0
+    assert check(folder, "--deepspeed", AUTO_FILE).exit_code == 0
+    made = json.loads(text)
+    assert (made["gradient_accumulation_steps"], made["bf16"]["enabled"]) == ("auto", "auto")
+    assert made["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    other = CASES["fsdp2"]()
+    assert auto_deepspeed(other.job, other.facts, other.recommendation.chosen.candidate) is None
+
+
+def test_what_contradicts_itself_is_not_emitted():
+    case = CASES["zero3"]()
+    job = case.job.model_copy(update={"training": {"auto_find_batch_size": True}})
+    with pytest.raises(UserError, match="auto_find_batch_size.*refuses with ZeRO-3"):
+        replace(case, job=job).files()
+
+
+def test_fsdp_is_not_emitted_for_cpus():
+    case = CASES["fsdp2"]()
+    cpu = replace(case.facts, device=replace(case.facts.device, kind="cpu"))
+    with pytest.raises(UserError, match="accelerate does FSDP on GPUs alone"):
+        replace(case, facts=cpu).files()
+
+
+def test_a_change_by_hand_is_found(tmp_path):
+    folder = written(tmp_path / "bundle", "zero3")
+    file = folder / "sft_config.yaml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("train_batch_size: 4", "train_batch_size: 2"), encoding="utf-8")
+    done = check(folder)
+    assert done.exit_code == 1
+    assert done.stdout == (
+        "deepspeed.json: train_micro_batch_size_per_gpu: is `4`, but the trainer has "
+        "per_device_train_batch_size: `2`\n"
+        "  hint: make them equal, or leave it to the trainer (`auto`)\n"
+        "sft_config.yaml, accelerate.yaml, deepspeed.json: 1 problem\n"
+    )
+    told = json.loads(check(folder, "--json").stdout)
+    assert (told["schema"], told["agree"]) == (1, False)
+    assert told["files"] == ["sft_config.yaml", "accelerate.yaml", "deepspeed.json"]
+    (problem,) = told["problems"]
+    assert problem["where"] == "deepspeed.json: train_micro_batch_size_per_gpu"
+
+
+def test_files_written_by_hand_are_told_apart_by_what_they_hold(tmp_path):
+    accelerate = {
+        "distributed_type": "DEEPSPEED",
+        "num_processes": 4,
+        "deepspeed_config": {"deepspeed_config_file": "/old/place/zero.json"},
+    }
+    trainer = {"model_name_or_path": "some/model", "bf16": True, "max_grad_norm": 0}
+    zero = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}}
+    for name, data in (("mine.yml", accelerate), ("train.yaml", trainer)):
+        (tmp_path / name).write_text(yaml.safe_dump(data), encoding="utf-8")
+    (tmp_path / "zero.json").write_text(json.dumps(zero), encoding="utf-8")
+    (tmp_path / "other.yaml").write_text("- a list\n", encoding="utf-8")
+    assert check(tmp_path).stdout == "train.yaml, mine.yml, zero.json: agree\n"
+    (tmp_path / "second.yaml").write_text("learning_rate: 1\n", encoding="utf-8")
+    several = check(tmp_path)
+    assert several.exit_code == 2
+    assert "second.yaml, train.yaml" in several.stderr
+    assert "--trainer FILE" in several.stderr
+    assert check(tmp_path, "--trainer", "train.yaml").exit_code == 0
+    groups = check(tmp_path, "--trainer", "train.yaml", "--method", "grpo")
+    assert groups.exit_code == 0  # 32 completions, groups of 8
+
+
+@pytest.mark.parametrize("broken", ["not: [closed", "{", "\t- : x"])
+def test_what_cannot_be_read_is_named_with_all_else(broken, tmp_path):
+    (tmp_path / "accelerate.yaml").write_text(broken, encoding="utf-8")
+    done = check(tmp_path)
+    assert done.exit_code == 2
+    assert "accelerate.yaml: cannot be read" in done.stderr
+    assert "no file is trainer's" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_and_a_method_have_to_be_there(tmp_path):
+    missing = check(tmp_path / "nowhere")
+    assert (missing.exit_code, "no such folder" in missing.stderr) == (2, True)
+    unknown = check(tmp_path, "--method", "grpoo")
+    assert (unknown.exit_code, "`grpo`" in unknown.stderr) == (2, True)
+    given = check(tmp_path, "--deepspeed", "none.json", "--accelerate", "a.yaml")
+    assert given.exit_code == 2
+    assert "a.yaml" in given.stderr
+
+
+def test_accelerates_fields_are_all_known():
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    own = {field.name for field in dataclasses.fields(ClusterConfig)}
+    assert own - FIELDS == set()
+    assert FIELDS - own == {"dynamo_backend", "fp16"}  # of older versions
+
+
+def test_deepspeeds_fields_are_all_known():
+    config = pytest.importorskip("deepspeed.runtime.zero.config")
+    from deepspeed.runtime import precision_config
+    from deepspeed.runtime.zero import offload_config
+
+    kinds = {
+        "zero_optimization": config.DeepSpeedZeroConfig,
+        "zero_optimization.offload_param": offload_config.DeepSpeedZeroOffloadParamConfig,
+        "zero_optimization.offload_optimizer": offload_config.DeepSpeedZeroOffloadOptimizerConfig,
+        "fp16": precision_config.DeepSpeedFP16Config,
+        "bf16": precision_config.DeepSpeedBF16Config,
+    }
+    for where, kind in kinds.items():
+        own = set(kind.model_fields)
+        own |= {field.alias for field in kind.model_fields.values() if field.alias}
+        assert own - SECTIONS[where] == set()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_left_out_is_what_trl_does(method, trl, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = parsed(trl, "output_dir: out\nbf16: false\n", tmp_path, method)
+    by_name = {canonical_name(name): value for name, value in found.items()}
+    own = {**DEFAULTS, **{n: v for n, v in METHODS[method].defaults.items() if n in DEFAULTS}}
+    told = {name: by_name[name] for name in own if own[name] is not None}
+    assert told == {name: value for name, value in own.items() if value is not None}

@@ -1,0 +1,129 @@
+"""`launch.sh`, `launch_nodes.sh` and `launch.slurm` of several processes, with an interpreter that
+only tells how it was called; Slurm's own commands are stood in for by scripts that do the least."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from bundle_cases import CASES
+from test_launch_script import bundle, launch, make_spy
+
+SRUN = """\
+#!/bin/bash
+# One task on one machine, where the real one starts one on each.
+while [[ "$1" == --* ]]; do shift; done
+SLURM_NODEID=1 exec "$@"
+"""
+SCONTROL = "#!/bin/bash\nprintf 'node-a\\nnode-b\\n'\n"
+
+
+def flag(argv: list[str], name: str) -> str:
+    return argv[argv.index(name) + 1]
+
+
+def nodes(folder: Path, tmp_path: Path, *arguments: str, **environment: str):
+    spy = make_spy(tmp_path / "spy")
+    script = folder / "launch_nodes.sh"
+    return launch(script, *arguments, cwd=tmp_path, PYTHON=str(spy), **environment)
+
+
+def test_deepspeeds_file_is_found_from_any_folder(nasty_dir, tmp_path):
+    folder = nasty_dir / "bundle"
+    spy = make_spy(tmp_path / "spy")
+    seen = launch(bundle(folder, "zero3"), "--max_steps", "3", cwd=tmp_path, PYTHON=str(spy))
+    assert flag(seen["argv"], "--deepspeed_config_file") == str(folder / "deepspeed.json")
+    assert seen["argv"][-2:] == ["--max_steps", "3"]
+    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+
+
+def test_each_process_wants_a_gpu(tmp_path):
+    spy = make_spy(tmp_path / "spy")
+    script = bundle(tmp_path / "bundle", "zero3")
+    few = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES="4,5")
+    assert (few.returncode, few.stdout) == (2, "")
+    assert "8 processes want a GPU each" in few.stderr
+    other = ",".join(map(str, range(8, 16)))
+    seen = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=other)
+    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == other
+
+
+def test_nothing_is_started_before_the_placeholders_are_filled_in(tmp_path):
+    folder = bundle(tmp_path / "bundle", "zero3").parent
+    refused = nodes(folder, tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "MACHINE_RANK=0" in refused.stderr
+    assert "MAIN_ADDRESS=HOST" in refused.stderr
+
+
+@pytest.mark.parametrize("count", ["3", "16", "0", "two", "-1"])
+def test_processes_are_spread_evenly_or_not_at_all(count, tmp_path):
+    folder = bundle(tmp_path / "bundle", "zero3").parent
+    refused = nodes(folder, tmp_path, NODES=count, MACHINE_RANK="0", MAIN_ADDRESS="a")
+    assert refused.returncode == 2
+    assert f"cannot be spread evenly over {count} machines" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "gpus"), [("1", "0,1,2,3,4,5,6,7"), ("2", "0,1,2,3"), ("8", "0")]
+)
+def test_a_machine_starts_its_part_of_the_processes(count, gpus, tmp_path):
+    folder = bundle(tmp_path / "bundle", "zero3").parent
+    told = {"NODES": count, "MACHINE_RANK": "0", "MAIN_ADDRESS": "node-a", "MAIN_PORT": "4711"}
+    seen = nodes(folder, tmp_path, "--max_steps", "3", **told)
+    argv = seen["argv"]
+    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == gpus
+    assert (flag(argv, "--num_machines"), flag(argv, "--num_processes")) == (count, "8")
+    assert (flag(argv, "--machine_rank"), flag(argv, "--main_process_ip")) == ("0", "node-a")
+    assert flag(argv, "--main_process_port") == "4711"
+    assert flag(argv, "--deepspeed_config_file") == str(folder / "deepspeed.json")
+    assert argv[-2:] == ["--max_steps", "3"]
+
+
+def test_one_machine_needs_no_address(tmp_path):
+    folder = bundle(tmp_path / "bundle", "fsdp2").parent
+    argv = nodes(folder, tmp_path, NODES="1")["argv"]
+    assert (flag(argv, "--machine_rank"), flag(argv, "--main_process_ip")) == ("0", "127.0.0.1")
+
+
+def test_a_slurm_job_tells_each_machine_its_place(nasty_dir, tmp_path):
+    folder = nasty_dir / "bundle"
+    bundle(folder, "zero3")
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (commands / name).write_text(text, encoding="utf-8")
+        (commands / name).chmod(0o755)
+    # Slurm runs a copy of the script from a folder of its own.
+    copied = tmp_path / "slurm_script"
+    copied.write_bytes((folder / "launch.slurm").read_bytes())
+    done = subprocess.run(
+        ["bash", str(copied), "--run_name", "a 'b' $c"],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "PYTHON": str(make_spy(tmp_path / "spy")),
+            "SLURM_SUBMIT_DIR": str(folder),
+            "SLURM_JOB_NODELIST": "node-[a-b]",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_JOB_ID": "123456",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    argv = json.loads(done.stdout)["argv"]
+    assert (flag(argv, "--num_machines"), flag(argv, "--machine_rank")) == ("2", "1")
+    assert (flag(argv, "--main_process_ip"), flag(argv, "--main_process_port")) == (
+        "node-a",
+        "23456",
+    )
+    assert flag(argv, "--config_file") == str(folder / "accelerate.yaml")
+    assert argv[-2:] == ["--run_name", "a 'b' $c"]
+
+
+def test_one_process_has_none_of_it():
+    files = CASES["cuda_bf16"]().files()
+    assert not files.keys() & {"deepspeed.json", "launch_nodes.sh", "launch.slurm"}
