@@ -11,13 +11,14 @@ from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace, bind
-from autotune.surveying import memory_limit, survey
+from autotune.surveying import memory_limit, refuse_untried, survey
 
 
 def probe_once(
     job: Job, definition: SpaceDefinition, scratch: Path
 ) -> tuple[Candidate, Measurement]:
     """Measure the job's default candidate (pinned knobs as pinned)."""
+    refuse_untried(job)
     run = RunFolder(path=scratch)
     with ProbeServer(run.log) as server:
         facts = survey(job, run, server)

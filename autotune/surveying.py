@@ -9,6 +9,7 @@ from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
 from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.job import Job, NoData
+from autotune.methods import METHODS
 from autotune.probe.ending import Limits
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest, read_json, write_json
@@ -44,6 +45,27 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
     write_json(run.facts, facts.plain())
     return facts
+
+
+def refuse_untried(job: Job) -> None:
+    """What can be planned on several devices, but not be trained by probes.
+
+    Raises:
+        UserError: a method, or a way of generating, that no probe divides among ranks.
+    """
+    if job.devices.count == 1:
+        return
+    what = None
+    if METHODS[job.method].value_model:
+        what = f"`method: {job.method}` is probed on one device"
+    elif job.fixed.get("use_vllm"):
+        what = "`use_vllm` is probed on one device"
+    if what is not None:
+        raise user_error(
+            f"{what}; devices.count is {job.devices.count}",
+            where="devices.count",
+            hint="plan it: `autotune plan`, with `--device h100 --devices 8` for one",
+        )
 
 
 def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[ModelFacts, DataFacts]:

@@ -32,7 +32,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.quantization import PACKAGE, not_installed
 from autotune.space.spaces import SearchSpace, bind
-from autotune.surveying import allowed_memory, memory_limit, survey
+from autotune.surveying import allowed_memory, memory_limit, refuse_untried, survey
 from autotune.too_little import process_alone, without_probes
 from autotune.yaml_file import to_yaml
 
@@ -117,6 +117,7 @@ def open_session(
     listener: Listener,
 ) -> Session:
     """All that a run needs: facts, limits, the bound space, its estimates and the study."""
+    refuse_untried(job)
     listener.surveying(job)
     facts = survey(job, run, server)
     if missing := not_installed(job, facts):

@@ -119,3 +119,37 @@ def _still_running(folder: Path) -> list[str]:
             if any(str(folder / "probes") in log for log in logs):
                 found.append((entry / "cmdline").read_text(errors="replace"))
     return found
+
+
+OTHERS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "dpo": ([], {"distributed_type": "DEEPSPEED", "zero_stage": 2}),
+    "grpo": (
+        [
+            "reward_funcs=[get_soft_overlong_punishment]",
+            "num_generations=4",
+            "max_completion_length=12",
+            "beta=0.04",
+            "max_length=null",
+        ],
+        {"distributed_type": "DEEPSPEED", "zero_stage": 3, "generation_batch_size": 16},
+    ),
+}
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_other_trainers_are_divided_too(server: ProbeServer, tmp_path: Path, method: str) -> None:
+    """A reference beside the policy; generation from weights that no rank has whole."""
+    sets, knobs = OTHERS[method]
+    lengths = "dataset={lengths: {max: 30, p50: 10, p99: 25, rows: 60}}"
+    common = [f"method={method}", lengths, "devices.kind=cpu", "devices.count=2"]
+    common.append("global_batch_size=16")
+    bench = open_bench(tmp_path / "bench", server, LLAMA, [*common, *sets])
+    one = probe(bench, method, gradient_accumulation_steps=4, **knobs)
+    assert one.outcome == "ok", (one.reason, one.failure)
+    assert one.engine == f"ZeRO-{knobs['zero_stage']}" and len(one.ranks) == 2
+    assert one.tokens_per_step is not None
+    if method == "grpo":  # sixteen completions of twelve tokens, and their prompts
+        assert 16 * (12 + 1) <= one.tokens_per_step <= 16 * (12 + 30)
+        assert one.completions_per_s == pytest.approx(16 / (one.step_time_s or 0))
+    else:
+        assert one.tokens_per_step > 16
