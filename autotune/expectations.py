@@ -14,6 +14,7 @@ from autotune.estimate.memory import Residual, refined
 from autotune.estimate.path_speed import PathSpeed
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.rollout_time import RolloutTime
+from autotune.exchanging import trained_parameters, with_exchange
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS
@@ -35,8 +36,6 @@ from autotune.training.rounds import completion_length
 
 TYPICAL_PROCESS = 450 * 2**20
 """What a process with the stack holds (447 MiB were seen), where no child could tell."""
-EXCHANGE = "the time to exchange gradients is not counted"
-EXCHANGE_OF_WEIGHTS = "the time to exchange gradients and weights is not counted"
 HOPELESS = 0.95
 """Candidates that run out of memory with more than this probability are never probed."""
 
@@ -189,11 +188,7 @@ def estimates_of(
                     tokens_per_s=count * expected.tokens_per_s / (1 + once),
                     time_parts=expected.parts,
                 )
-            if count > 1:
-                sharding = sharding_of(candidate.values, count)
-                what = EXCHANGE_OF_WEIGHTS if sharding.divides_weights else EXCHANGE
-                notes = (*estimate.notes, f"{count} devices: {what}")
-                estimate = dataclasses.replace(estimate, notes=notes)
+            estimate = with_exchange(estimate, job, facts, candidate)
             found[candidate.key] = estimate
     return found
 
@@ -239,11 +234,9 @@ def by_formula(
     judged = METHODS[job.method].value_model  # and by a reward model, both taken to be as large
     words = model.vocab_size or 32000
     hidden, layers = model.hidden_size or 1024, model.layers or 1
-    adapters = 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
     size = Dimensions(
         parameters=model.parameters * (1 + has_reference(job, config) + 2 * judged),
-        trained=(model.parameters if job.tuning == "full" else adapters)
-        + judged * model.parameters,
+        trained=trained_parameters(job, facts, config) + judged * model.parameters,
         layers=layers,
         hidden=hidden,
         heads=max(hidden // 128, 1),

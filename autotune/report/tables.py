@@ -16,6 +16,8 @@ from autotune.probe.repeats import QUIET, repeatability
 from autotune.report.advice import advice_lines
 from autotune.session import Result
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_label
+from autotune.space.sharding import DEEPSPEED, FSDP, sharding_of
+from autotune.space.sharding import KNOBS as SHARDING
 from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
 
@@ -23,8 +25,23 @@ from autotune.units import format_bytes, format_seconds
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
     """A candidate in a few words: its batch, then the knobs that vary."""
     batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
-    rest = [word for name in free if name != MICRO_BATCH and (word := _word(name, candidate[name]))]
-    return " ".join([batch, *rest])
+    others = [name for name in free if name not in (MICRO_BATCH, *SHARDING)]
+    rest = [word for name in others if (word := _word(name, candidate[name]))]
+    spread = [strategy(candidate)] if any(name in SHARDING for name in free) else []
+    return " ".join([batch, *spread, *rest])
+
+
+def strategy(candidate: Candidate) -> str:
+    """How a candidate is spread over devices: `DDP`, `ZeRO-2+cpu`, `FSDP2`."""
+    sharding = sharding_of(candidate.values, 2)
+    if sharding.distributed_type == FSDP:
+        return "FSDP2" if sharding.fsdp_reshard_after_forward else "FSDP2-kept"
+    if sharding.distributed_type != DEEPSPEED:
+        return "DDP"
+    away = (sharding.offload_optimizer_device, sharding.offload_param_device)
+    named = zip(("adam", "weights"), away, strict=True)
+    kept = "".join(f"+{what}-{device}" for what, device in named if device != "none")
+    return f"ZeRO-{sharding.zero_stage}{kept}"
 
 
 _FLAGS = {

@@ -1,0 +1,72 @@
+"""Seconds that processes need for one another, and to move what is offloaded. Pure.
+
+Ring algorithms: of `B` bytes among `n` devices each sends (and receives) `(n-1)/n B` for a
+reduce-scatter or an all-gather, twice that for an all-reduce (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms", 2009; NCCL's own "bus bandwidth" is reckoned so). What is exchanged
+when: Rajbhandari et al., "ZeRO" (arXiv:1910.02054), section 7; torch's `fully_shard`; in stage 2
+gradients are divided after each micro-step, else once a step.
+
+Known error: nothing is hidden behind computation here and no message costs time to begin with, at
+the full rate of the data sheet. Never held against several GPUs (`docs/unverified.md`).
+"""
+
+from dataclasses import dataclass
+
+from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
+
+ADAM_BYTES = 28
+"""That an update of one float32 parameter reads and writes: weight, gradient, two moments."""
+HOST_BYTES_PER_S = 5e10
+"""Assumed share of the host's memory bandwidth that one process updates with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What a training exchanges. Bytes and counts of one device.
+
+    Attributes:
+        weights: of all weights, in the type they are gathered in.
+        gradients: of all gradients.
+        trained: how many parameters have one.
+        link_bytes_per_s: between devices, in one direction.
+        host_bytes_per_s: between a device and its host.
+    """
+
+    weights: float
+    gradients: float
+    trained: float
+    link_bytes_per_s: float
+    host_bytes_per_s: float
+
+
+def sent_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """What each device sends to others in one optimizer step."""
+    share = 1 - 1 / sharding.num_processes
+    if sharding.distributed_type == FSDP:
+        gathers = 2 if sharding.fsdp_reshard_after_forward else 1
+        return share * (accumulation * gathers * what.weights + what.gradients)
+    if sharding.distributed_type != DEEPSPEED:
+        return share * 2 * what.gradients
+    if sharding.zero_stage == 3:
+        return share * accumulation * (2 * what.weights + what.gradients)
+    often = accumulation if sharding.zero_stage == 2 else 1
+    return share * (often * what.gradients + what.gradients)  # and the updated weights, as large
+
+
+def moved_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """Seconds of one optimizer step for what is kept on the host: copies, and the update there."""
+    own = 1 / sharding.num_processes
+    seconds = 0.0
+    if sharding.offload_optimizer_device != "none":
+        often = accumulation if sharding.zero_stage >= 2 else 1
+        seconds += own * (often + 1) * what.gradients / what.host_bytes_per_s
+        seconds += own * ADAM_BYTES * what.trained / HOST_BYTES_PER_S
+    if sharding.offload_param_device != "none":
+        seconds += own * accumulation * 2 * what.weights / what.host_bytes_per_s
+    return seconds
+
+
+def exchange_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """Seconds of one optimizer step that all of it takes."""
+    sent = sent_bytes(sharding, what, accumulation)
+    return sent / what.link_bytes_per_s + moved_s(sharding, what, accumulation)
