@@ -113,7 +113,7 @@ def _launched_files(
         **_several(job, facts, chosen, sharding, python),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
-            {SERVE_SCRIPT: serve_script(chosen.config, facts, python)}
+            {SERVE_SCRIPT: serve_script(chosen.config, facts, python, sharding.num_processes)}
             if wants_server(chosen.config)
             else {}
         ),

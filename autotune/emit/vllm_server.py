@@ -15,31 +15,33 @@ def wants_server(config: Mapping[str, Any]) -> bool:
     return bool(config.get(USE)) and config.get(MODE) == SERVER
 
 
-def serve_script(config: Mapping[str, Any], facts: Facts, python: str) -> str:
+def serve_script(config: Mapping[str, Any], facts: Facts, python: str, processes: int = 1) -> str:
     """The script as text; the flags are those that TRL's trainers need
     (`trl/scripts/vllm_serve.py`).
 
     Args:
         config: the flat configuration of the training.
         python: interpreter of an environment with vLLM; `PYTHON` overrides it.
+        processes: that train, each on a GPU.
     """
+    free = facts.device.index + processes if processes > 1 else 1
     flags = "".join(f" \\\n    {flag}" for flag in _flags(config))
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: the vLLM server that generates for launch.sh. Start it first, on GPUs that do
 # not train, and leave it running:
-#   CUDA_VISIBLE_DEVICES=1,2 bash serve.sh
+#   CUDA_VISIBLE_DEVICES={free},{free + 1} bash serve.sh
 # Each GPU holds a part of the model (tensor parallel). Arguments are passed on to vLLM. Whoever
 # reaches its port can change the weights it serves: it listens on this machine only, unless the
 # job has a `vllm_server_host`.
 set -euo pipefail
 python={shlex.quote(python)}
 if [[ -z "${{CUDA_VISIBLE_DEVICES:-}}" ]]; then
-    echo "serve.sh: name the GPUs that generate: CUDA_VISIBLE_DEVICES=1 bash serve.sh" >&2
+    echo "serve.sh: name the GPUs that generate: CUDA_VISIBLE_DEVICES={free} bash serve.sh" >&2
     exit 2
 fi
 IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
-{_not_the_one_that_trains(facts)}\
+{_not_those_that_train(facts, processes)}\
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${{PYTHON:-$python}}" -m vllm.entrypoints.cli.main serve {_quoted(config)} \\
     --host {shlex.quote(str(config.get("vllm_server_host", "127.0.0.1")))} \\
@@ -66,13 +68,18 @@ def _quoted(config: Mapping[str, Any]) -> str:
     return shlex.quote(str(config["model_name_or_path"]))
 
 
-def _not_the_one_that_trains(facts: Facts) -> str:
+def _not_those_that_train(facts: Facts, processes: int) -> str:
     if facts.device.kind != "cuda":
         return ""
+    first, last = facts.device.index, facts.device.index + processes - 1
+    own, who = f'[[ "$gpu" == {first} ]]', f"GPU {first} trains"
+    if processes > 1:
+        own = f'[[ "$gpu" =~ ^[0-9]+$ ]] && ((gpu >= {first} && gpu <= {last}))'
+        who = f"GPUs {first} to {last} train"
     return f"""\
 for gpu in "${{gpus[@]}}"; do
-    if [[ "$gpu" == {facts.device.index} ]]; then
-        echo "serve.sh: GPU {facts.device.index} trains (launch.sh): name others" >&2
+    if {own}; then
+        echo "serve.sh: {who} (launch.sh): name others" >&2
         exit 2
     fi
 done
