@@ -4,6 +4,7 @@ import dataclasses
 import json
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -137,6 +138,31 @@ def test_a_folder_and_a_method_have_to_be_there(tmp_path):
     given = check(tmp_path, "--deepspeed", "none.json", "--accelerate", "a.yaml")
     assert given.exit_code == 2
     assert "a.yaml" in given.stderr
+
+
+def test_trls_own_configurations_are_left_alone(trl, tmp_path):
+    files = sorted((Path(trl.__file__).parent / "accelerate_configs").glob("*.yaml"))
+    assert {"zero3.yaml", "fsdp2.yaml", "multi_gpu.yaml"} <= {file.name for file in files}
+    (tmp_path / "train.yaml").write_text("model_name_or_path: some/model\n", encoding="utf-8")
+    for file in files:
+        (tmp_path / "used.yaml").write_bytes(file.read_bytes())
+        said = check(tmp_path).stdout
+        if file.name == "single_gpu.yaml":  # which has 8 processes and starts one
+            assert "accelerate starts one process, not num_processes: 8" in said
+            assert said.endswith("train.yaml, used.yaml: 1 problem\n")
+        else:
+            assert said == "train.yaml, used.yaml: agree\n", file.name
+    # Its wide-spread mistake: a section and a file of DeepSpeed's.
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    text = (files[0].parent / "zero3.yaml").read_text(encoding="utf-8")
+    both = text.replace(
+        "deepspeed_config:", "deepspeed_config:\n  deepspeed_config_file: zero.json"
+    )
+    (tmp_path / "used.yaml").write_text(both, encoding="utf-8")
+    said = check(tmp_path).stdout
+    for name in ("offload_optimizer_device", "zero_stage", "zero3_save_16bit_model"):
+        assert f"used.yaml: deepspeed_config.{name}: accelerate refuses it" in said
+    assert "used.yaml: mixed_precision: accelerate refuses it" in said
 
 
 def test_accelerates_fields_are_all_known():
