@@ -58,9 +58,9 @@ done < <(sed -n 's/.*"nvme_path": "\\(.*\\)".*/\\1/p' "$here/{DEEPSPEED_FILE}")
 """
 _ENOUGH_DEVICES = """\
 IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
-if [ "${{#devices[@]}}" -lt {wanted} ]; then
-    echo "{script}: {wanted} processes want a GPU each, and CUDA_VISIBLE_DEVICES names" \\
-        "${{#devices[@]}}" >&2
+wanted={wanted}
+if [ "${{#devices[@]}}" -lt "$wanted" ]; then
+    echo "$wanted processes want a GPU each, and CUDA_VISIBLE_DEVICES names ${{#devices[@]}}" >&2
     exit 2
 fi
 """
@@ -101,8 +101,17 @@ def _devices(environment: Mapping[str, str], processes: int) -> str:
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
     if processes > 1:
-        return _ENOUGH_DEVICES.format(script="launch.sh", wanted=processes)
+        return enough_devices(str(processes))
     return 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device\n'
+
+
+def enough_devices(wanted: str) -> str:
+    """What refuses a launch with fewer visible GPUs than processes.
+
+    Args:
+        wanted: how many processes a machine has, as bash computes it.
+    """
+    return _ENOUGH_DEVICES.format(wanted=wanted)
 
 
 def exports(environment: Mapping[str, str]) -> str:

@@ -134,6 +134,8 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(spy), os.environ.get("PYTHONPATH", "")]),
         "RANK_SPY": str(seen),
+        # What DeepSpeed compiles at first use, it compiles once.
+        "TORCH_EXTENSIONS_DIR": str(material / "compiled"),
         **({"CPUS_AS_GPUS": "1"} if strategy == "fsdp2" else {}),
         **({"NODES": "1", "MAIN_PORT": "0"} if nodes else {}),
     }
@@ -144,7 +146,7 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((seen / str(rank)).read_text()) for rank in (0, 1)]

@@ -120,6 +120,33 @@ def test_files_written_by_hand_are_told_apart_by_what_they_hold(tmp_path):
     assert groups.exit_code == 0  # 32 completions, groups of 8
 
 
+def test_deepspeeds_settings_may_stand_in_the_trainers_file(tmp_path):
+    zero = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
+    trainer = {"model_name_or_path": "some/model", "max_grad_norm": 0, "deepspeed": zero}
+    launch = {"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "bf16"}
+    for name, data in (("launch.yaml", launch), ("sft_config.yaml", trainer)):
+        (tmp_path / name).write_text(yaml.safe_dump(data), encoding="utf-8")
+    done = check(tmp_path)
+    assert done.exit_code == 1
+    assert done.stdout.startswith(
+        "sft_config.yaml: deepspeed: train_micro_batch_size_per_gpu: is `2`, but the trainer has "
+        "per_device_train_batch_size: `8`\n"
+    )
+    assert done.stdout.endswith("sft_config.yaml: deepspeed: 1 problem\n")
+
+
+def test_a_file_that_is_named_and_broken_ends_the_check(tmp_path):
+    folder = written(tmp_path / "bundle", "zero3")
+    (folder / "deepspeed.json").write_text('{"zero_optimization": ', encoding="utf-8")
+    done = check(folder)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "deepspeed.json: cannot be read" in done.stderr
+    (folder / "deepspeed.json").unlink()
+    gone = check(folder)
+    assert gone.exit_code == 1
+    assert "deepspeed_config_file: is `deepspeed.json`, and there is no such file" in gone.stdout
+
+
 @pytest.mark.parametrize("broken", ["not: [closed", "{", "\t- : x"])
 def test_what_cannot_be_read_is_named_with_all_else(broken, tmp_path):
     (tmp_path / "accelerate.yaml").write_text(broken, encoding="utf-8")

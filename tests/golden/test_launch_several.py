@@ -134,6 +134,14 @@ def test_a_machine_starts_its_part_of_the_processes(count, gpus, tmp_path):
     assert argv[-2:] == ["--max_steps", "3"]
 
 
+def test_a_machine_with_too_few_gpus_starts_nothing(tmp_path):
+    folder = bundle(tmp_path / "bundle", "zero3").parent
+    told = {"NODES": "2", "MACHINE_RANK": "1", "MAIN_ADDRESS": "node-a"}
+    few = nodes(folder, tmp_path, CUDA_VISIBLE_DEVICES="0,1,2", **told)
+    assert (few.returncode, few.stdout) == (2, "")
+    assert "4 processes want a GPU each, and CUDA_VISIBLE_DEVICES names 3" in few.stderr
+
+
 def test_one_machine_needs_no_address(tmp_path):
     folder = bundle(tmp_path / "bundle", "fsdp2").parent
     argv = nodes(folder, tmp_path, NODES="1")["argv"]
