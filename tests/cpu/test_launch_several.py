@@ -23,6 +23,7 @@ RATES = [1e-3, 7.5e-4, 5e-4, 2.5e-4]
 BASE = {"distributed_type": "DEEPSPEED", "zero_stage": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"distributed_type": "MULTI_CPU"},
+    "zero1": BASE | {"zero_stage": 1},
     "zero2": BASE,
     "zero2_offload": BASE | {"offload_optimizer_device": "cpu"},
     "zero3": BASE | {"zero_stage": 3, "offload_param_device": "cpu"},
