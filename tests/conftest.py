@@ -5,13 +5,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 
 
 def pytest_configure() -> None:
     """A worker of several, and whatever it starts, keeps to its own cores: what is timed in one is
-    not disturbed by the others."""
+    not disturbed by the others. How long an example of a property takes is no property."""
+    settings.register_profile("unhurried", deadline=None)
+    settings.load_profile("unhurried")
     if WORKER is None:
         return
     number, workers = int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

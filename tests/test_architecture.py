@@ -22,7 +22,7 @@ LAYERS = (
     ("run_folder", "plan_cache"),
     ("path_tasks",),
     ("counting",),
-    ("duration", "instead"),
+    ("duration", "instead", "exchanging"),
     ("recommend", "what_if", "search", "surveying", "expectations"),
     ("placing",),
     ("planning", "comparison"),

@@ -70,6 +70,26 @@ def _betas(files: LaunchFiles, file: Mapping[str, Any]) -> Iterator[Problem]:
         )
 
 
+def left_out(files: LaunchFiles) -> Iterator[Problem]:
+    """Numbers that have to be there: DeepSpeed fails without the first, and accelerate takes one
+    for the second (`DeepSpeedPlugin`), whatever the trainer accumulates."""
+    file = files.deepspeed
+    if file is None or number(file.get("train_batch_size")) is not None:
+        return
+    micro, accumulated = _SAME[0], _SAME[1]
+    if micro[0] not in file:
+        yield files.at_deepspeed(
+            micro[0], "is not there, and DeepSpeed needs it", f"write `{AUTO}`, or {micro[1]}"
+        )
+    steps = number(files.trains(accumulated[1]))
+    if accumulated[0] not in file and steps is not None and steps != 1:
+        yield files.at_deepspeed(
+            accumulated[0],
+            f"is not there, which means 1, but the trainer has {accumulated[1]}: {steps:g}",
+            f"write `{AUTO}`, or {steps:g}",
+        )
+
+
 def precisions(files: LaunchFiles) -> Iterator[Problem]:
     """bf16 and fp16: one of them at most, and the trainer's."""
     file = files.deepspeed or {}
@@ -200,6 +220,7 @@ def _leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 CHECKS = (
     same_numbers,
+    left_out,
     precisions,
     whole_batch,
     optimizers,

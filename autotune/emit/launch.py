@@ -47,11 +47,20 @@ _MISSING = {
     "reward_model_path": ("named no reward model", "MODEL"),
 }
 """What a launch has to be told, where the job left it open."""
+_ON_DISK = f"""\
+while IFS= read -r folder; do
+    if [ ! -d "$folder" ] || [ ! -w "$folder" ]; then
+        echo "{DEEPSPEED_FILE} keeps states in $folder: make that folder, on an NVMe disk, or" \\
+            "name another one there (nvme_path)" >&2
+        exit 2
+    fi
+done < <(sed -n 's/.*"nvme_path": "\\(.*\\)".*/\\1/p' "$here/{DEEPSPEED_FILE}")
+"""
 _ENOUGH_DEVICES = """\
 IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
-if [ "${{#devices[@]}}" -lt {wanted} ]; then
-    echo "{script}: {wanted} processes want a GPU each, and CUDA_VISIBLE_DEVICES names" \\
-        "${{#devices[@]}}" >&2
+wanted={wanted}
+if [ "${{#devices[@]}}" -lt "$wanted" ]; then
+    echo "$wanted processes want a GPU each, and CUDA_VISIBLE_DEVICES names ${{#devices[@]}}" >&2
     exit 2
 fi
 """
@@ -92,8 +101,17 @@ def _devices(environment: Mapping[str, str], processes: int) -> str:
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
     if processes > 1:
-        return _ENOUGH_DEVICES.format(script="launch.sh", wanted=processes)
+        return enough_devices(str(processes))
     return 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device\n'
+
+
+def enough_devices(wanted: str) -> str:
+    """What refuses a launch with fewer visible GPUs than processes.
+
+    Args:
+        wanted: how many processes a machine has, as bash computes it.
+    """
+    return _ENOUGH_DEVICES.format(wanted=wanted)
 
 
 def exports(environment: Mapping[str, str]) -> str:
@@ -120,6 +138,13 @@ def sharding_flags(sharding: Sharding) -> list[str]:
     return []
 
 
+def disk(sharding: Sharding) -> str:
+    """What refuses a launch that has nowhere to keep what is kept on disk."""
+    if "nvme" not in (sharding.offload_optimizer_device, sharding.offload_param_device):
+        return ""
+    return _ON_DISK
+
+
 def launch_script(
     *,
     method: Method,
@@ -143,6 +168,7 @@ def launch_script(
     if sharding.num_processes > 1:
         flags.append('--main_process_port "${MASTER_PORT:-0}"')
     told = "".join(f"    {flag} \\\n" for flag in flags)
+    first = asks(missing) + disk(sharding) + exports(environment)
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: trains with {method.config_file}. Arguments are passed on to TRL, for example
@@ -150,7 +176,7 @@ def launch_script(
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
-{asks(missing)}{exports(environment)}{_devices(environment, sharding.num_processes)}\
+{first}{_devices(environment, sharding.num_processes)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
 {told}\

@@ -224,7 +224,7 @@ def batch_finder(files: LaunchFiles) -> Iterator[Problem]:
 def groups(files: LaunchFiles) -> Iterator[Problem]:
     """Completions of one prompt are made together, by all processes."""
     method = files.method
-    if method is None or GROUP not in method.knobs:
+    if GROUP not in (files.trainer if method is None else method.knobs):
         return
     told = {
         name: int(number(files.trains(name)) or default)

@@ -7,7 +7,7 @@ one the global batch would be another.
 import shlex
 from collections.abc import Mapping, Sequence
 
-from autotune.emit.launch import asks, exports, sharding_flags, trains
+from autotune.emit.launch import asks, disk, enough_devices, exports, sharding_flags, trains
 from autotune.methods import Method
 from autotune.space.sharding import Sharding
 
@@ -57,7 +57,7 @@ if [ "${{#wrong[@]}}" -gt 0 ]; then
     printf '{NODES_SCRIPT}: %s\\n' "${{wrong[@]}}" >&2
     exit 2
 fi
-{asks(missing)}{exports(kept)}{_own_devices(environment)}\
+{asks(missing)}{disk(sharding)}{exports(kept)}{_own_devices(environment)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
 {told}\
@@ -75,7 +75,8 @@ def _own_devices(environment: Mapping[str, str]) -> str:
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
     own = "$(seq -s, 0 $((processes / nodes - 1)))"
-    return f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES-{own}}}"\n'
+    visible = f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES-{own}}}"\n'
+    return visible + enough_devices("$((processes / nodes))")
 
 
 def slurm_script(*, method: Method, device_kind: str, processes: int) -> str:

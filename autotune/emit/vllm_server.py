@@ -23,23 +23,24 @@ def serve_script(config: Mapping[str, Any], facts: Facts, python: str) -> str:
         config: the flat configuration of the training.
         python: interpreter of an environment with vLLM; `PYTHON` overrides it.
     """
+    free = max(facts.device.index, *facts.device.peers) + 1 if facts.device.peers else 1
     flags = "".join(f" \\\n    {flag}" for flag in _flags(config))
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: the vLLM server that generates for launch.sh. Start it first, on GPUs that do
 # not train, and leave it running:
-#   CUDA_VISIBLE_DEVICES=1,2 bash serve.sh
+#   CUDA_VISIBLE_DEVICES={free},{free + 1} bash serve.sh
 # Each GPU holds a part of the model (tensor parallel). Arguments are passed on to vLLM. Whoever
 # reaches its port can change the weights it serves: it listens on this machine only, unless the
 # job has a `vllm_server_host`.
 set -euo pipefail
 python={shlex.quote(python)}
 if [[ -z "${{CUDA_VISIBLE_DEVICES:-}}" ]]; then
-    echo "serve.sh: name the GPUs that generate: CUDA_VISIBLE_DEVICES=1 bash serve.sh" >&2
+    echo "serve.sh: name the GPUs that generate: CUDA_VISIBLE_DEVICES={free} bash serve.sh" >&2
     exit 2
 fi
 IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
-{_not_the_one_that_trains(facts)}\
+{_not_those_that_train(facts)}\
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${{PYTHON:-$python}}" -m vllm.entrypoints.cli.main serve {_quoted(config)} \\
     --host {shlex.quote(str(config.get("vllm_server_host", "127.0.0.1")))} \\
@@ -66,14 +67,18 @@ def _quoted(config: Mapping[str, Any]) -> str:
     return shlex.quote(str(config["model_name_or_path"]))
 
 
-def _not_the_one_that_trains(facts: Facts) -> str:
+def _not_those_that_train(facts: Facts) -> str:
     if facts.device.kind != "cuda":
         return ""
-    own = " ".join(map(str, (facts.device.index, *facts.device.peers)))
+    first, *others = (facts.device.index, *facts.device.peers)
+    own, who = f'[[ "$gpu" == {first} ]]', f"GPU {first} trains"
+    if others:
+        each = " ".join(map(str, (first, *others)))
+        own, who = f'[[ " {each} " == *" $gpu "* ]]', f"GPUs {each} train"
     return f"""\
 for gpu in "${{gpus[@]}}"; do
-    if [[ " {own} " == *" $gpu "* ]]; then
-        echo "serve.sh: GPU $gpu trains (launch.sh): name others" >&2
+    if {own}; then
+        echo "serve.sh: {who} (launch.sh): name others" >&2
         exit 2
     fi
 done

@@ -23,11 +23,21 @@ RATES = [1e-3, 7.5e-4, 5e-4, 2.5e-4]
 BASE = {"distributed_type": "DEEPSPEED", "zero_stage": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"distributed_type": "MULTI_CPU"},
+    "zero1": BASE | {"zero_stage": 1},
     "zero2": BASE,
     "zero2_offload": BASE | {"offload_optimizer_device": "cpu"},
     "zero3": BASE | {"zero_stage": 3, "offload_param_device": "cpu"},
     "fsdp2": {"distributed_type": "FSDP", "fsdp_reshard_after_forward": True},
 }
+GROUPS = {"generation_batch_size": 8, "num_generations": 4, "max_completion_length": 8}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dpo": (BASE | {"precompute_ref_log_probs": False}, {}),
+    "grpo": (BASE | {"zero_stage": 3, "beta": 0.04, **GROUPS}, {"reward_funcs": ["mine.length"]}),
+}
+"""Of other methods: knobs, and what the job says besides."""
+COLUMNS = {"sft": ["text"], "dpo": ["prompt", "chosen", "rejected"], "grpo": ["prompt"]}
+SFTS_OWN = ("loss_type", "padding_free", "max_length")
+REWARD = "def length(completions, **_):\n    return [float(len(set(c))) for c in completions]\n"
 
 
 @pytest.fixture(scope="module")
@@ -55,24 +65,30 @@ def material(tmp_path_factory) -> Path:
         )
     ).save_pretrained(folder / "model")
     rows = [" ".join(f"w{(7 * n * k) % 500 + 3}" for k in range(5 + n % 20)) for n in range(64)]
-    (folder / "data").mkdir()
-    lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
-    (folder / "data" / "train.jsonl").write_text(lines, encoding="utf-8")
+    for method, columns in COLUMNS.items():
+        (folder / method).mkdir()
+        lines = "".join(json.dumps(dict.fromkeys(columns, row)) + "\n" for row in rows)
+        (folder / method / "train.jsonl").write_text(lines, encoding="utf-8")
     return folder
 
 
-def write_bundle(folder: Path, material: Path, strategy: str) -> None:
+def write_bundle(folder: Path, material: Path, name: str) -> None:
     """The bundle of two processes; FSDP's is one for GPUs, as accelerate wants it."""
-    kind = "cuda" if strategy == "fsdp2" else "cpu"
-    job = make_job(
-        precision="fp32", training={"learning_rate": 1e-3, "weight_decay": 0.1, "logging_steps": 1}
-    )
+    kind = "cuda" if name == "fsdp2" else "cpu"
+    knobs, asked = OTHERS.get(name) or (STRATEGIES[name], {})
+    method = name if name in OTHERS else "sft"
+    training = {"learning_rate": 1e-3, "weight_decay": 0.1, "logging_steps": 1}
+    job = make_job(precision="fp32", training=training, method=method, **asked)
     devices = job.devices.model_copy(update={"count": 2})
     facts = make_facts(kind, installed=True)
     model = replace(facts.model, path=str(material / "model"), hidden_size=HIDDEN)
+    candidate = make_candidate(2, 2, optim="adamw_torch_fused", **knobs)
+    if method != "sft":
+        own = {n: v for n, v in candidate.values.items() if n not in SFTS_OWN}
+        candidate = replace(candidate, values=own)
     chosen = Ranked(
         number=1,
-        candidate=make_candidate(2, 2, optim="adamw_torch_fused", **STRATEGIES[strategy]),
+        candidate=candidate,
         measurement=Measurement(
             outcome="ok", reason="measured", tokens_per_s=1.0, step_time_s=1.0, peak_memory_bytes=1
         ),
@@ -84,7 +100,7 @@ def write_bundle(folder: Path, material: Path, strategy: str) -> None:
             facts,
             model=model,
             device=replace(facts.device, cores=2),
-            data=replace(facts.data, source=str(material / "data")),
+            data=replace(facts.data, source=str(material / method)),
         ),
         python=sys.executable,
         output_dir=str(folder.parent / "trained"),
@@ -112,12 +128,15 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
     moved = (folder / "made").rename(folder / "it's moved")
     seen = folder / "seen"
     seen.mkdir()
+    (folder / "mine.py").write_text(REWARD, encoding="utf-8")
     spy = Path(__file__).parent / "rank_spy"
     nodes = strategy == "zero2"  # which is launched as one machine of several
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(spy), os.environ.get("PYTHONPATH", "")]),
         "RANK_SPY": str(seen),
+        # What DeepSpeed compiles at first use, it compiles once.
+        "TORCH_EXTENSIONS_DIR": str(material / "compiled"),
         **({"CPUS_AS_GPUS": "1"} if strategy == "fsdp2" else {}),
         **({"NODES": "1", "MAIN_PORT": "0"} if nodes else {}),
     }
@@ -128,7 +147,7 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((seen / str(rank)).read_text()) for rank in (0, 1)]
@@ -185,3 +204,15 @@ def test_whole_weights_are_saved(strategy, runs):
     shapes = runs(strategy).shapes
     assert shapes["model.embed_tokens.weight"] == [VOCABULARY, HIDDEN]
     assert shapes == runs("ddp").shapes
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_other_methods_run_under_deepspeed_too(method, runs):
+    for rank in runs(method).ranks:
+        assert (rank["distributed_type"], rank["processes"]) == ("DEEPSPEED", 2)
+        # DPO's reference is an engine of its own.
+        assert set(rank["stages"]) <= {OTHERS[method][0]["zero_stage"], 0}
+        assert OTHERS[method][0]["zero_stage"] in rank["stages"]
+        assert len(rank["losses"]) == 4
+        assert not rank["wrapped"]
+    assert runs(method).shapes["model.embed_tokens.weight"] == [VOCABULARY, HIDDEN]

@@ -263,7 +263,7 @@ def _several(processes: int, **values: Any) -> Case:
     case = _cuda_bf16()
     candidate = _candidate(gradient_checkpointing=True, **values)
     devices = case.job.devices.model_copy(update={"kind": "cuda", "count": processes})
-    first = replace(case.facts.device, index=0)
+    first = replace(case.facts.device, index=0, peers=tuple(range(1, processes)))
     return replace(
         case,
         recommendation=_recommendation(candidate),

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -119,6 +120,33 @@ def test_files_written_by_hand_are_told_apart_by_what_they_hold(tmp_path):
     assert groups.exit_code == 0  # 32 completions, groups of 8
 
 
+def test_deepspeeds_settings_may_stand_in_the_trainers_file(tmp_path):
+    zero = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
+    trainer = {"model_name_or_path": "some/model", "max_grad_norm": 0, "deepspeed": zero}
+    launch = {"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "bf16"}
+    for name, data in (("launch.yaml", launch), ("sft_config.yaml", trainer)):
+        (tmp_path / name).write_text(yaml.safe_dump(data), encoding="utf-8")
+    done = check(tmp_path)
+    assert done.exit_code == 1
+    assert done.stdout.startswith(
+        "sft_config.yaml: deepspeed: train_micro_batch_size_per_gpu: is `2`, but the trainer has "
+        "per_device_train_batch_size: `8`\n"
+    )
+    assert done.stdout.endswith("sft_config.yaml: deepspeed: 1 problem\n")
+
+
+def test_a_file_that_is_named_and_broken_ends_the_check(tmp_path):
+    folder = written(tmp_path / "bundle", "zero3")
+    (folder / "deepspeed.json").write_text('{"zero_optimization": ', encoding="utf-8")
+    done = check(folder)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "deepspeed.json: cannot be read" in done.stderr
+    (folder / "deepspeed.json").unlink()
+    gone = check(folder)
+    assert gone.exit_code == 1
+    assert "deepspeed_config_file: is `deepspeed.json`, and there is no such file" in gone.stdout
+
+
 @pytest.mark.parametrize("broken", ["not: [closed", "{", "\t- : x"])
 def test_what_cannot_be_read_is_named_with_all_else(broken, tmp_path):
     (tmp_path / "accelerate.yaml").write_text(broken, encoding="utf-8")
@@ -137,6 +165,31 @@ def test_a_folder_and_a_method_have_to_be_there(tmp_path):
     given = check(tmp_path, "--deepspeed", "none.json", "--accelerate", "a.yaml")
     assert given.exit_code == 2
     assert "a.yaml" in given.stderr
+
+
+def test_trls_own_configurations_are_left_alone(trl, tmp_path):
+    files = sorted((Path(trl.__file__).parent / "accelerate_configs").glob("*.yaml"))
+    assert {"zero3.yaml", "fsdp2.yaml", "multi_gpu.yaml"} <= {file.name for file in files}
+    (tmp_path / "train.yaml").write_text("model_name_or_path: some/model\n", encoding="utf-8")
+    for file in files:
+        (tmp_path / "used.yaml").write_bytes(file.read_bytes())
+        said = check(tmp_path).stdout
+        if file.name == "single_gpu.yaml":  # which has 8 processes and starts one
+            assert "accelerate starts one process, not num_processes: 8" in said
+            assert said.endswith("train.yaml, used.yaml: 1 problem\n")
+        else:
+            assert said == "train.yaml, used.yaml: agree\n", file.name
+    # Its wide-spread mistake: a section and a file of DeepSpeed's.
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    text = (files[0].parent / "zero3.yaml").read_text(encoding="utf-8")
+    both = text.replace(
+        "deepspeed_config:", "deepspeed_config:\n  deepspeed_config_file: zero.json"
+    )
+    (tmp_path / "used.yaml").write_text(both, encoding="utf-8")
+    said = check(tmp_path).stdout
+    for name in ("offload_optimizer_device", "zero_stage", "zero3_save_16bit_model"):
+        assert f"used.yaml: deepspeed_config.{name}: accelerate refuses it" in said
+    assert "used.yaml: mixed_precision: accelerate refuses it" in said
 
 
 def test_accelerates_fields_are_all_known():

@@ -4,11 +4,14 @@ only tells how it was called; Slurm's own commands are stood in for by scripts t
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bundle_cases import CASES
 from test_launch_script import bundle, launch, make_spy
+
+from autotune.space.deepspeed import NVME_PATH
 
 SRUN = """\
 #!/bin/bash
@@ -49,6 +52,56 @@ def test_each_process_wants_a_gpu(tmp_path):
     assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == other
 
 
+def on_disk(folder: Path, disk: Path) -> Path:
+    """A bundle that keeps weights on disk, where the user changed the place."""
+    case = CASES["zero3"]()
+    chosen = case.recommendation.chosen
+    values = {**chosen.candidate.values, "offload_param_device": "nvme"}
+    candidate = replace(chosen.candidate, values=values)
+    recommendation = replace(case.recommendation, chosen=replace(chosen, candidate=candidate))
+    script = bundle(folder, "zero3", recommendation=recommendation)
+    file = folder / "deepspeed.json"
+    text = file.read_text(encoding="utf-8").replace(NVME_PATH, str(disk))
+    file.write_text(text, encoding="utf-8")
+    return script
+
+
+def test_states_on_disk_want_their_folder(tmp_path):
+    disk = tmp_path / "fast disk"
+    script = on_disk(tmp_path / "bundle", disk)
+    spy = make_spy(tmp_path / "spy")
+    for name in ("launch.sh", "launch_nodes.sh"):
+        told = {"PYTHON": str(spy), "NODES": "1"}
+        refused = launch(script.with_name(name), cwd=tmp_path, **told)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"keeps states in {disk}" in refused.stderr
+    disk.mkdir()
+    assert launch(script, cwd=tmp_path, PYTHON=str(spy))["argv"]
+
+
+def test_the_server_takes_no_gpu_that_trains(tmp_path):
+    case = CASES["grpo_server"]()
+    devices = case.job.devices.model_copy(update={"count": 4})
+    chosen = case.recommendation.chosen
+    several = {"distributed_type": "MULTI_GPU", "generation_batch_size": 16}
+    values = {**chosen.candidate.values, **several}
+    candidate = replace(chosen.candidate, values=values, gradient_accumulation_steps=1)
+    script = bundle(
+        tmp_path / "bundle",
+        "grpo_server",
+        job=case.job.model_copy(update={"devices": devices}),
+        facts=replace(case.facts, device=replace(case.facts.device, index=0, peers=(1, 2, 3))),
+        recommendation=replace(case.recommendation, chosen=replace(chosen, candidate=candidate)),
+    ).with_name("serve.sh")
+    spy = make_spy(tmp_path / "spy")
+    for gpu in ("0", "3", "4,2"):
+        refused = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=gpu)
+        assert (refused.returncode, "GPUs 0 1 2 3 train" in refused.stderr) == (2, True)
+    seen = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES="4,5")
+    assert flag(seen["argv"], "--tensor-parallel-size") == "2"
+    assert "CUDA_VISIBLE_DEVICES=4,5 bash serve.sh" in script.read_text(encoding="utf-8")
+
+
 def test_nothing_is_started_before_the_placeholders_are_filled_in(tmp_path):
     folder = bundle(tmp_path / "bundle", "zero3").parent
     refused = nodes(folder, tmp_path)
@@ -79,6 +132,14 @@ def test_a_machine_starts_its_part_of_the_processes(count, gpus, tmp_path):
     assert flag(argv, "--main_process_port") == "4711"
     assert flag(argv, "--deepspeed_config_file") == str(folder / "deepspeed.json")
     assert argv[-2:] == ["--max_steps", "3"]
+
+
+def test_a_machine_with_too_few_gpus_starts_nothing(tmp_path):
+    folder = bundle(tmp_path / "bundle", "zero3").parent
+    told = {"NODES": "2", "MACHINE_RANK": "1", "MAIN_ADDRESS": "node-a"}
+    few = nodes(folder, tmp_path, CUDA_VISIBLE_DEVICES="0,1,2", **told)
+    assert (few.returncode, few.stdout) == (2, "")
+    assert "4 processes want a GPU each, and CUDA_VISIBLE_DEVICES names 3" in few.stderr
 
 
 def test_one_machine_needs_no_address(tmp_path):

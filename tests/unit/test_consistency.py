@@ -127,6 +127,15 @@ def test_deepspeed_clips_only_where_its_own_file_says_so():
     assert deepspeeds({"max_grad_norm": 0}, gradient_clipping=None) == []
 
 
+def test_numbers_that_have_to_be_there_are_missed():
+    name = "train_micro_batch_size_per_gpu"
+    only(deepspeeds(**{name: None}), f"deepspeed.json: {name}", "DeepSpeed needs it")
+    name = "gradient_accumulation_steps"
+    only(deepspeeds(**{name: None}), f"deepspeed.json: {name}", "means 1", ": 2")
+    assert deepspeeds({name: 1}, **{name: None}) == []
+    assert deepspeeds(train_batch_size=64, train_micro_batch_size_per_gpu=None) == []
+
+
 def test_a_number_that_yaml_reads_as_a_word_is_a_number():
     assert deepspeeds({"learning_rate": "2e-5"}, optimizer__params__lr=2e-5) == []
 
@@ -316,6 +325,14 @@ def test_completions_of_a_prompt_are_made_together_by_all_processes(method):
         "sft_config.yaml: generation_batch_size",
         "4 rows x 8 processes",
     )
+
+
+def test_groups_are_known_by_their_field_where_the_method_is_not():
+    files = LaunchFiles(
+        trainer=TRAINER | {"num_generations": 7}, accelerate=ACCELERATE, deepspeed=DEEPSPEED
+    )
+    (problem,) = disagreements(files)
+    assert problem.where == "the trainer's file: num_generations"
 
 
 def test_everything_is_said_at_once():

@@ -186,3 +186,11 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_cores():
     cores = make_facts().device.cores
     assert threads(make_facts(), 2) == max(cores // 2, 1)
     assert threads(make_facts(), 10 * cores) == 1
+
+
+def test_deepspeed_on_cpus_sees_no_gpu():
+    job = make_job()
+    job = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 2})})
+    candidate = make_candidate(distributed_type="DEEPSPEED", zero_stage=2)
+    seen = settings(job, make_facts(), candidate, "/out").environment
+    assert seen == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}

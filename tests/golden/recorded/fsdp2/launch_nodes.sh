@@ -27,6 +27,12 @@ if [ "${#wrong[@]}" -gt 0 ]; then
 fi
 export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER-PCI_BUS_ID}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-$(seq -s, 0 $((processes / nodes - 1)))}"
+IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
+wanted=$((processes / nodes))
+if [ "${#devices[@]}" -lt "$wanted" ]; then
+    echo "$wanted processes want a GPU each, and CUDA_VISIBLE_DEVICES names ${#devices[@]}" >&2
+    exit 2
+fi
 exec "${PYTHON:-$python}" -m accelerate.commands.launch \
     --config_file "$here/accelerate.yaml" \
     --num_cpu_threads_per_process 3 \

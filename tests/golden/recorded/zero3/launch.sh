@@ -7,9 +7,9 @@ python=/opt/venv/bin/python
 export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER-PCI_BUS_ID}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-0,1,2,3,4,5,6,7}"
 IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
-if [ "${#devices[@]}" -lt 8 ]; then
-    echo "launch.sh: 8 processes want a GPU each, and CUDA_VISIBLE_DEVICES names" \
-        "${#devices[@]}" >&2
+wanted=8
+if [ "${#devices[@]}" -lt "$wanted" ]; then
+    echo "$wanted processes want a GPU each, and CUDA_VISIBLE_DEVICES names ${#devices[@]}" >&2
     exit 2
 fi
 exec "${PYTHON:-$python}" -m accelerate.commands.launch \
