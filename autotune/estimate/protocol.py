@@ -35,6 +35,9 @@ class TraceRequest(Message):
         cuda: fields of `CudaRules`; None: the CPU as it is.
         steps: the micro-batch of each optimizer step, repeated `accumulation` times.
         last_once: the last one is not repeated: only its work is wanted, not its memory.
+        sharding: fields of `space.sharding.Sharding`; None: one process.
+        rank: which of its processes.
+        deepspeed: DeepSpeed's JSON, where `sharding` says DeepSpeed.
     """
 
     method: str
@@ -46,6 +49,9 @@ class TraceRequest(Message):
     accumulation: int = 1
     last_once: bool = False
     seed: int = 0
+    sharding: dict[str, Any] | None = None
+    rank: int = 0
+    deepspeed: dict[str, Any] | None = None
 
     @property
     def micro_steps(self) -> list[int]:
