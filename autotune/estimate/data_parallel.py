@@ -29,7 +29,7 @@ _TRAINING = "data"
 
 def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
     """The record of one device as that of one of those that a request is about."""
-    if request.devices == 1:
+    if request.devices == 1 or request.spread:
         return events
     if not request.zero_stage:
         return with_buckets(events)

@@ -62,12 +62,19 @@ def _deepspeed_on_fake_tensors() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(real_accelerator, "ds_accelerator", CPU_Accelerator()))
         stack.enter_context(replaced(CPUAdamBuilder, "load", lambda *_, **__: _InPlace()))
+        # `Module.to` is replaced already; what it cannot do on fake weights these could not either.
+        for name, dtype in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
+            stack.enter_context(replaced(torch.nn.Module, name, _cast(dtype)))
         for path in _CHECKED_IN:
             module = importlib.import_module(path)
             for name in _SAME_ON_ALL:
                 if hasattr(module, name):
                     stack.enter_context(replaced(module, name, lambda *_, **__: None))
         yield
+
+
+def _cast(dtype: torch.dtype) -> Callable[[Any], Any]:
+    return lambda module: module.to(dtype)
 
 
 class _InPlace:

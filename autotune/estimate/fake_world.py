@@ -16,8 +16,10 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedType
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import training_args
 
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
+from autotune.training.hooks import replaced
 
 
 def launched(sharding: Sharding, rank: int) -> dict[str, str]:
@@ -51,12 +53,18 @@ def spread_config(
 ) -> dict[str, Any]:
     """A flat configuration for a rank whose state is there already.
 
-    With `use_cpu` accelerate would make plain DDP of it.
+    With `use_cpu` accelerate would make plain DDP of it. The sizes of batches in DeepSpeed's JSON
+    are those of the configuration; a trace of fp16 is one of bf16.
     """
     spread = {**config, "use_cpu": False, "accelerator_config": {"use_configured_state": True}}
     if deepspeed is not None:
+        own = {name: value for name, value in deepspeed.items() if name != "train_batch_size"}
+        own["train_micro_batch_size_per_gpu"] = config["per_device_train_batch_size"]
+        own["gradient_accumulation_steps"] = config["gradient_accumulation_steps"]
+        if own.pop("fp16", {}).get("enabled") or own.get("bf16", {}).get("enabled"):
+            own["bf16"] = {"enabled": True}
         file = scratch / "deepspeed.json"
-        file.write_text(json.dumps(deepspeed), encoding="utf-8")
+        file.write_text(json.dumps(own), encoding="utf-8")
         spread["deepspeed"] = str(file)
     return spread
 
@@ -71,7 +79,9 @@ def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
     )
     try:
         state_of_rank(sharding, "fake")
-        yield
+        # transformers lets no CPU compute in 16 bits unless it is told `use_cpu`.
+        with replaced(training_args, "is_torch_bf16_gpu_available", lambda: True):
+            yield
     finally:
         _forget_state()
         torch.distributed.destroy_process_group()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.probe.protocol import Message
+from autotune.space.sharding import DEEPSPEED, FSDP
 from autotune.space.vllm_share import VllmShare
 
 POINT = "point"
@@ -156,6 +157,9 @@ class EstimateRequest(Message):
         devices: how many train together.
         zero_stage: what they divide among themselves (`estimate/zero.py`); 0: nothing.
         hidden: the model's hidden size.
+        sharding: fields of `space.sharding.Sharding`, where it is told of each candidate; with
+            DeepSpeed or FSDP in it the points are traced so, and `zero_stage` means nothing.
+        deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
     """
@@ -177,6 +181,14 @@ class EstimateRequest(Message):
     devices: int = 1
     zero_stage: int = 0
     hidden: int = 0
+    sharding: dict[str, Any] | None = None
+    deepspeed: dict[str, Any] | None = None
+
+    @property
+    def spread(self) -> bool:
+        """Whether an engine divides the training, rather than each device having it whole."""
+        kind = (self.sharding or {}).get("distributed_type")
+        return kind in (DEEPSPEED, FSDP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +201,7 @@ class PointReply(Message):
         phases: peak of each phase.
         sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
         masked: whether the micro-batches of the sample are padded.
+        host_bytes: what offloading puts into the host's memory for this device.
         method: `trace`, `scaled trace` (see `templates.py`) or `whole trace` where that failed.
     """
 
@@ -204,6 +217,7 @@ class PointReply(Message):
     sample: list[tuple[int, int, int]]
     masked: bool
     method: str
+    host_bytes: int = 0
     rollout: dict[str, list[Any]] | None = None
     """Where completions are generated: the work of one prefill, of one mean decoding pass, of one
     scoring, update and optimizer step, each as rows of `Work` and how often; the sample is then

@@ -46,3 +46,13 @@ def sharding_of(values: Mapping[str, Any], processes: int) -> Sharding:
         return Sharding()
     told = {name: values[name] for name in KNOBS if values.get(name) is not None}
     return Sharding(num_processes=processes, **told)
+
+
+def worst_rank(sharding: Sharding) -> int:
+    """The process that needs most memory.
+
+    DeepSpeed's stages 1 and 2 give the last one the weights whose gradients come first, so that it
+    holds them longest (measured: `benchmarks/sharding_exactness`); what is left over when weights
+    are divided goes to the first ones elsewhere.
+    """
+    return sharding.num_processes - 1 if sharding.zero_stage in (1, 2) else 0
