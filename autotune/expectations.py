@@ -172,7 +172,7 @@ def estimates_of(
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
                 point, layers = reply.points[place], facts.model.layers or 1
-                formulas = formulas_of(sharding_of(candidate.values, count))
+                formulas = formulas_of(job, sharding_of(candidate.values, count))
                 estimate = estimated(point, replaced + formulas, known, limit, layers)
             if speed is not None:
                 expected = speed.speed(
@@ -193,9 +193,11 @@ def estimates_of(
     return found
 
 
-def formulas_of(sharding: Sharding) -> tuple[str, ...]:
-    """What of a way to spread a training is not traced, by the names of its fields."""
-    if sharding.distributed_type not in (DEEPSPEED, FSDP):
+def formulas_of(job: Job, sharding: Sharding) -> tuple[str, ...]:
+    """What of a way to spread a training is not traced, by the names of its fields: of methods that
+    generate."""
+    engine = sharding.distributed_type in (DEEPSPEED, FSDP)
+    if not (engine and METHODS[job.method].online):
         return ()
     own = "zero_stage" if sharding.distributed_type == DEEPSPEED else STRATEGY
     return (own, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))

@@ -18,12 +18,16 @@ from autotune.facts.device_kinds import rules_of
 from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.plan_cache import code_version
+from autotune.space.deepspeed import deepspeed_of
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
 from autotune.space.sharding import Sharding, sharding_of
 from autotune.space.vllm import vllm_share
 from autotune.training.batches import Batching, batching_of
 from autotune.training.rounds import Rollout, rollout_of
+
+_Member = tuple[Candidate, TracedConfig, dict[str, Any], dict[str, Any]]
+"""A candidate, what is traced for it, its point, its configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ def path_tasks(
     cache: Path | None,
 ) -> list[PathTask]:
     """Divide candidates into paths."""
-    groups: dict[tuple[str, Sharding], list[tuple[Candidate, TracedConfig, dict[str, Any]]]] = {}
+    groups: dict[tuple[str, Sharding], list[_Member]] = {}
     for candidate in candidates:
         config = settings(job, facts, candidate, "out").config
         path, optim = optimizer_apart(config)
@@ -61,7 +65,7 @@ def path_tasks(
             **_beside(config, facts),
         }
         shared = sharding_of(candidate.values, job.devices.count)
-        groups.setdefault((traced.key, shared), []).append((candidate, traced, point))
+        groups.setdefault((traced.key, shared), []).append((candidate, traced, point, config))
     return [
         _task(job, facts, members, rows=rows, limit=limit, cache=cache)
         for members in groups.values()
@@ -87,14 +91,15 @@ def batching(job: Job, config: dict[str, Any], candidate: Candidate) -> Batching
 def _task(
     job: Job,
     facts: Facts,
-    members: Sequence[tuple[Candidate, TracedConfig, dict[str, Any]]],
+    members: Sequence[_Member],
     *,
     rows: Path,
     limit: int,
     cache: Path | None,
 ) -> PathTask:
-    points, places = unique(point for _, _, point in members)
+    points, places = unique(point for _, _, point, _ in members)
     first = members[0][1]
+    sharding = sharding_of(members[0][0].values, job.devices.count)
     request = EstimateRequest(
         method=job.method,
         config=dict(first.config),
@@ -114,14 +119,15 @@ def _task(
         cache=None if cache is None else str(cache),
         seed=job.seed,
         devices=job.devices.count,
-        sharding=sharding_of(members[0][0].values, job.devices.count).plain(),
+        sharding=sharding.plain(),
+        deepspeed=deepspeed_of(sharding, members[0][3], facts),
         hidden=facts.model.hidden_size or 4096,
     )
     return PathTask(
         request=request,
         traced=first,
-        candidates=tuple(candidate for candidate, _, _ in members),
-        replaced=tuple(traced.replaced for _, traced, _ in members),
+        candidates=tuple(member[0] for member in members),
+        replaced=tuple(member[1].replaced for member in members),
         places=tuple(places),
     )
 

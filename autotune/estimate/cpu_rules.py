@@ -4,7 +4,8 @@ Sources: aten/src/ATen/TensorIterator.cpp (operands are cast before they are com
 kernels cast as they read), aten/src/ATen/native/cpu/ScatterGatherKernel.cpp (low precision is added
 up in float32), aten/src/ATen/native/ReduceOps.cpp (the mean of low precision is that of a copy in
 float32, and the logarithm of a sum of exponentials makes these), aten/src/ATen/native/
-Distributions.cpp (a draw takes a random number for each choice).
+Distributions.cpp (a draw takes a random number for each choice). gloo gathers into a buffer of its
+own as large as what is gathered, and scatters from one (measured with 2 and 4 ranks).
 What matrix products and attention take is measured (`cpu_scratch.py`). Known not to be modelled:
 the eight bytes of a Python number.
 Runs in a child only.
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-aten = torch.ops.aten
+aten, c10d = torch.ops.aten, torch.ops.c10d
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 _IN_PLACE = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
 _SCATTERED_SUMS = (aten.scatter_add.default, aten.scatter_add_.default)
@@ -37,6 +38,19 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
         yield args[0].numel() * args[0].element_size()
     elif operator in _MEANS and args[0].dtype in _HALF:
         yield 4 * args[0].numel()
+    elif operator in (c10d.allgather_.default, c10d._allgather_base_.default):
+        yield _bytes(args[0])
+    elif operator is c10d._reduce_scatter_base_.default:
+        yield _bytes(args[1])
+    elif operator is c10d.reduce_scatter_.default:
+        yield _bytes(args[1]) - _bytes(args[0])
+
+
+def _bytes(value: Any) -> int:
+    """Of a tensor, or of all in lists of them."""
+    if isinstance(value, torch.Tensor):
+        return int(value.numel() * value.element_size())
+    return sum(map(_bytes, value))
 
 
 def _casts_in_place(changed: Any, other: Any) -> Iterator[int]:

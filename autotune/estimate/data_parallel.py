@@ -33,7 +33,7 @@ def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
     """The record of one device as that of one of those that a request is about."""
     if request.devices == 1:
         return events
-    sharding = Sharding(**request.sharding)
+    sharding = Sharding(**request.sharding or {})
     if sharding.distributed_type not in (DEEPSPEED, FSDP):
         return with_buckets(events)
     zero = zero_of(request.config, sharding, request.devices, request.hidden)

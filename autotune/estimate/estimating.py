@@ -77,6 +77,18 @@ def _answer(request: EstimateRequest, held: int, began: float, progress: Progres
             policy=rollouts.policy,
             seconds=round(time.monotonic() - began, 3),
         )
+    if request.spread:
+        from autotune.estimate.sharded_estimates import ShardedEstimates
+
+        spread = ShardedEstimates(request)
+        return EstimateReply(
+            points=list(_answers(request, spread.point, progress)),
+            shapes=spread.shapes(),
+            optimizer_work=spread.optimizer_work(),
+            process_bytes=held,
+            policy=spread.policy,
+            seconds=round(time.monotonic() - began, 3),
+        )
     from autotune.estimate.path_estimates import PathEstimates
 
     path = PathEstimates(request)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.probe.protocol import Message
+from autotune.space.sharding import DEEPSPEED, FSDP
 from autotune.space.vllm_share import VllmShare
 
 POINT = "point"
@@ -35,6 +36,9 @@ class TraceRequest(Message):
         cuda: fields of `CudaRules`; None: the CPU as it is.
         steps: the micro-batch of each optimizer step, repeated `accumulation` times.
         last_once: the last one is not repeated: only its work is wanted, not its memory.
+        sharding: fields of `space.sharding.Sharding`; None: one process.
+        rank: which of its processes.
+        deepspeed: DeepSpeed's JSON, where `sharding` says DeepSpeed.
     """
 
     method: str
@@ -46,6 +50,9 @@ class TraceRequest(Message):
     accumulation: int = 1
     last_once: bool = False
     seed: int = 0
+    sharding: dict[str, Any] | None = None
+    rank: int = 0
+    deepspeed: dict[str, Any] | None = None
 
     @property
     def micro_steps(self) -> list[int]:
@@ -148,8 +155,10 @@ class EstimateRequest(Message):
         cuda: fields of `CudaRules`; None: the CPU.
         rows: folder of the tokenized rows.
         devices: how many train together.
-        sharding: fields of `space.sharding.Sharding`: what they divide among themselves.
         hidden: the model's hidden size.
+        sharding: fields of `space.sharding.Sharding`: what they divide among themselves; with
+            DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
+        deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
     """
@@ -169,8 +178,15 @@ class EstimateRequest(Message):
     cache: str | None
     seed: int
     devices: int = 1
-    sharding: dict[str, Any] = field(default_factory=dict)
     hidden: int = 0
+    sharding: dict[str, Any] | None = None
+    deepspeed: dict[str, Any] | None = None
+
+    @property
+    def spread(self) -> bool:
+        """Whether an engine divides the training, rather than each device having it whole."""
+        kind = (self.sharding or {}).get("distributed_type")
+        return kind in (DEEPSPEED, FSDP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +199,7 @@ class PointReply(Message):
         phases: peak of each phase.
         sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
         masked: whether the micro-batches of the sample are padded.
+        host_bytes: what offloading puts into the host's memory for this device.
         method: `trace`, `scaled trace` (see `templates.py`) or `whole trace` where that failed.
     """
 
@@ -198,6 +215,7 @@ class PointReply(Message):
     sample: list[tuple[int, int, int]]
     masked: bool
     method: str
+    host_bytes: int = 0
     rollout: dict[str, list[Any]] | None = None
     """Where completions are generated: the work of one prefill, of one mean decoding pass, of one
     scoring, update and optimizer step, each as rows of `Work` and how often; the sample is then

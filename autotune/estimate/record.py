@@ -33,6 +33,9 @@ CASTS = "cast weights"
 TEMPORARIES = "temporaries"
 WORKSPACES = "workspaces"
 COMMUNICATION = "communication"
+"""What is exchanged between devices: buckets, gathered weights."""
+HOST = "host"
+"""What lies in the host's memory where the rest is on a GPU: offloaded weights and states."""
 VLLM = "vllm"
 """What vLLM has beside the training."""
 PARTS = (
@@ -46,6 +49,7 @@ PARTS = (
     WORKSPACES,
     COMMUNICATION,
     VLLM,
+    HOST,
 )
 
 

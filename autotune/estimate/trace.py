@@ -19,16 +19,20 @@ from torch.utils.data import DataLoader
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.fake_engines import built_whole, engines_on_fake_tensors
+from autotune.estimate.fake_world import fake_world, spread_config
 from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.quantized import quantized, without_bitsandbytes
 from autotune.estimate.regions import chunks_watched, signatures, watch_layers
 from autotune.estimate.resizing import ENDS, Irregular
+from autotune.estimate.sharded_watch import ShardedWatch
 from autotune.estimate.stand_ins import fake_run
 from autotune.estimate.tracer import Tracer
 from autotune.estimate.watch import Watch
 from autotune.facts.row_kinds import ROW_KINDS, turned_by_one
 from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
+from autotune.space.sharding import Sharding
 from autotune.training.families import family
 from autotune.training.family import Models
 from autotune.training.hooks import replaced
@@ -49,25 +53,36 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         Exception: whatever the stack raises where the candidate cannot be traced.
     """
     cuda = None if request.cuda is None else CudaRules(**request.cuda)
-    with tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch:
+    spread = None if request.sharding is None else Sharding(**request.sharding)
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-trace-"))
         config = trace_config(request, Path(scratch))
+        if spread is not None:
+            stack.enter_context(fake_world(spread, request.rank))
+            config = spread_config(config, request.deepspeed, Path(scratch))
         _, training, model = family(request.method).parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        made = models_of(request, training, model)
+        with built_whole():
+            made = models_of(request, training, model)
         tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(fake_run(tracer, cuda))
-            stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
-            trainer = _build(request, training, model, made, tracer)
-            layers = watch_layers(tracer, inner_model(trainer.model))
-            if made.reference is not None:
-                watch_layers(tracer, made.reference)
-            watch = Watch(tracer, trainer, request.micro_steps)
-            if request.method == "sft":
-                stack.enter_context(chunks_watched(tracer))
-            stack.enter_context(tracer)
-            trainer.train()
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(fake_run(tracer, cuda))
+        stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
+        if spread is not None:
+            stack.enter_context(engines_on_fake_tensors(tracer, spread))
+        trainer = _build(request, training, model, made, tracer)
+        layers = watch_layers(tracer, inner_model(trainer.model))
+        if made.reference is not None:
+            watch_layers(tracer, made.reference)
+        watch = (
+            Watch(tracer, trainer, request.micro_steps)
+            if spread is None
+            else ShardedWatch(tracer, trainer, request.micro_steps, spread)
+        )
+        if request.method == "sft":
+            stack.enter_context(chunks_watched(tracer))
+        stack.enter_context(tracer)
+        trainer.train()
         del trainer
     return TraceReply(
         events=tracer.finish(),

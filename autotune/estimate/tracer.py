@@ -12,21 +12,22 @@ Runs in a child only.
 """
 
 import weakref
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.estimate import cpu_rules, record
-from autotune.estimate.carried import CarriedValues, tensors_in
+from autotune.estimate.carried import tensors_in
 from autotune.estimate.cpu_scratch import CpuScratch
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.merging import called_by_engine, merged
+from autotune.estimate.unknown_values import UnknownValues
 from autotune.estimate.work import work_of
 
 aten = torch.ops.aten
@@ -36,7 +37,12 @@ _WRITES_IN_PLACE_FOR_REAL = {
     *(aten.scatter_add.default, aten.scatter.src, aten.index_put.default, aten.index_add.default),
 }
 _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
-_MASKS = (torch.bool, torch.uint8)
+_PASSING = (record.ACTIVATIONS, record.TEMPORARIES)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor that is spread over several."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 class Tracer(TorchDispatchMode):
@@ -48,26 +54,27 @@ class Tracer(TorchDispatchMode):
         self.events: list[tuple[Any, ...]] = []
         self.works: list[record.Work] | None = None
         """Where to note the work of operators; None: nowhere."""
-        self.policy: Counter[str] = Counter()
-        """Reads of unknown values that had to be answered, by operator."""
-        self.carried = CarriedValues()
+        self.unknown = UnknownValues()
+        self.policy, self.carried = self.unknown.policy, self.unknown.carried
         self.token: int | None = None
         """What is drawn where a model generates; None: it is not known."""
         self.tiles: frozenset[int] = frozenset()
         """Widths that only logits have inside a chunk of the loss."""
         self.phase = "init"
         self.recomputing = False
+        self.paused = False
+        """Whether nothing of what is done now would be done with real tensors."""
         self.region = record.NOWHERE
         self._regions: dict[int, int] = {}
         self.vocabulary, self._cuda = vocabulary, cuda
         self._seen: Any = WeakIdKeyDictionary()
-        self._harmless: Any = WeakIdKeyDictionary()
         self._part: dict[int, str] = {}
         self._made_by: dict[int, str] = {}
         self._workspaces: set[str] = set()
         self._cpu_scratch = CpuScratch()
         self._fake: Any = None
         self._next = 0
+        self._aside = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -117,7 +124,7 @@ class Tracer(TorchDispatchMode):
     # -- storages
 
     def _key(self, tensor: torch.Tensor) -> int | None:
-        entry = self._seen.get(tensor.untyped_storage())
+        entry = self._seen.get(local(tensor).untyped_storage())
         return None if entry is None else int(entry[0])
 
     def _allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
@@ -134,12 +141,23 @@ class Tracer(TorchDispatchMode):
 
     def follow(self, tensor: torch.Tensor, part: str, operator: str, region: int) -> int | None:
         """Note the tensor's storage if it is new; its id then."""
+        tensor = local(tensor)
         storage = tensor.untyped_storage()
-        if storage in self._seen:
+        if storage in self._seen or tensor.device.type == "meta":
             return None
         key = self._allocate(storage.nbytes(), part, operator, region)
         self._seen[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
         return key
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """The tensor's storage has another size now, or none; no operator has told of it."""
+        storage = local(tensor).untyped_storage()
+        entry = self._seen.pop(storage, None)
+        if entry is None:
+            return
+        self._free(entry[0])
+        if storage.nbytes():
+            self.follow(tensor, self._part[entry[0]], "resize_", self.region)
 
     def _inside(self, func: Any, args: Any, kwargs: Any, out: Any) -> Iterable[int]:
         """Sizes of what a kernel allocates and frees inside."""
@@ -187,15 +205,19 @@ class Tracer(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            return self._on_local_tensors(func, args, kwargs)
+        if self.paused:
+            return func(*args, **kwargs)
         if self._fake is None:
             self._fake = active_fake_mode()
         elif active_fake_mode() is not self._fake:
             return func(*args, **kwargs)  # DTensor propagates shapes in a nested fake mode
-        answered, answer = self._answer(func, args)
+        answered, answer = self.unknown.answer(func, args)
         if answered:
             return answer
         asked, of = func, args
-        func, args, kwargs = self._without_unknown_shapes(func, args, kwargs)
+        func, args, kwargs = self.unknown.without_unknown_shapes(func, args, kwargs)
         backward = torch._C._current_autograd_node() is not None
         self._put_in_workspace(func, backward)
         out = func(*args, **kwargs)
@@ -208,12 +230,25 @@ class Tracer(TorchDispatchMode):
             self.carried.set_nonzero(out, of[0])
         return out
 
+    def _on_local_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A DTensor calls operators on what it holds; a mode that is on then sees them.
+
+        A mode is off while it handles a call. So this one is there twice, and the upper one steps
+        aside.
+        """
+        if self._aside:
+            self._aside = False
+            return NotImplemented
+        with self, self:
+            self._aside = True
+            return func(*args, **kwargs)
+
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool) -> None:
         name = func.name()
         outs = tensors_in(out)
         if name.startswith("aten::any"):
             for tensor in outs:
-                self._harmless[tensor] = True
+                self.unknown.harmless[tensor] = True
         made = None
         for index, tensor in enumerate(outs):
             region = self._region_of(index, len(outs), args)
@@ -225,8 +260,17 @@ class Tracer(TorchDispatchMode):
         self._scratch(self._inside(func, args, kwargs, out), name + record.SCRATCH)
         if backward and made is not None:  # last: what is merged dies right after the mark
             self._note_in_place(func, args, made)
+        if name.startswith("c10d::"):
+            self._exchanged(tensors_in(args))
         if self.works is not None and not name.startswith("prim::"):
             self.works.append(work_of(func, name, args, kwargs, outs, self.region))
+
+    def _exchanged(self, tensors: list[torch.Tensor]) -> None:
+        """A collective read or wrote them: what is nothing else was made for that."""
+        for tensor in tensors:
+            key = self._key(tensor)
+            if key is not None and self._part[key] in _PASSING:
+                self.count_as(tensor, record.COMMUNICATION)
 
     def _note_in_place(self, func: Any, args: Any, made: int) -> None:
         old = self._key(args[0]) if args and isinstance(args[0], torch.Tensor) else None
@@ -244,57 +288,3 @@ class Tracer(TorchDispatchMode):
             return
         self._workspaces.add(handle)
         self._allocate(self._cuda.workspace_bytes, record.WORKSPACES, "cublas", 0)
-
-    def _answer(self, func: Any, args: Any) -> tuple[bool, Any]:
-        """Reads of single values: from what is carried, or by policy."""
-        if func is aten.equal.default:
-            left, right = self.carried.of(args[0]), self.carried.of(args[1])
-            if left is None or right is None:
-                self.policy["equal"] += 1
-                return True, True
-            with unset_fake_temporarily():
-                return True, torch.equal(left, right)
-        if func not in (aten._local_scalar_dense.default, aten.is_nonzero.default):
-            return False, None
-        value = self.carried.of(args[0])
-        if value is not None:
-            with unset_fake_temporarily():
-                return True, bool(value) if func is aten.is_nonzero.default else value.item()
-        self.policy[func.name()] += 1
-        if args[0].dtype is torch.bool or func is aten.is_nonzero.default:
-            return True, args[0] not in self._harmless  # any(isnan()) and friends: nothing is wrong
-        return True, 1.0 if args[0].dtype.is_floating_point else 1
-
-    def _without_unknown_shapes(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """Operators whose output shape depends on values: the real shape, or else everything."""
-        if func is aten.nonzero.default:
-            return aten.empty.memory_format, (self._nonzero_shape(args[0]),), {"dtype": torch.int64}
-        if func is aten.masked_select.default:
-            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-            count = self._selected(args[1].expand(shape))
-            return aten.new_empty.default, (args[0], [count]), {}
-        if func is aten.index.Tensor and any(i is not None and i.dtype in _MASKS for i in args[1]):
-            indices: list[Any] = []
-            for one in args[1]:
-                if one is not None and one.dtype in _MASKS:
-                    count = self._selected(one)
-                    indices += [torch.empty(count, dtype=torch.int64) for _ in range(one.ndim)]
-                else:
-                    indices.append(one)
-            return func, (args[0], indices), kwargs
-        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
-            times = self.carried.listed(args[0])
-            if times is not None:
-                return func, args, {**kwargs, "output_size": sum(times)}
-        return func, args, kwargs
-
-    def _selected(self, mask: torch.Tensor) -> int:
-        value = self.carried.of(mask)
-        if value is None:
-            self.policy["everything selected"] += 1
-            return int(mask.numel())
-        with unset_fake_temporarily():
-            return int(value.count_nonzero())
-
-    def _nonzero_shape(self, mask: torch.Tensor) -> list[int]:
-        return [self._selected(mask), mask.ndim]

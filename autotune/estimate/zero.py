@@ -9,7 +9,9 @@ gathers all of them to generate (`ds3_gather_for_generation`) or to give them to
 
 Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zero/config.py`
 (overlapping buckets are two); transformers' `integrations/deepspeed.py` (a bucket of the hidden
-size squared). Known error: see `docs/estimates.md`. DeepSpeed itself is not traced here.
+size squared). Known error: see `docs/estimates.md`. DeepSpeed itself is traced by
+`sharded_estimates.py`; this is for what is not yet: methods that generate, and plans that know a
+stage only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +40,8 @@ from autotune.space.sharding import Sharding
 MAX_LIVE_PARAMETERS = 10**9
 """DeepSpeed's `stage3_max_live_parameters`, unless told otherwise."""
 GATHERED = 2
-"""How often gathered weights are in memory, by real runs of stage 3 (`benchmarks/zero_formula`)."""
+"""How often gathered weights are in memory, by real runs of stage 3 (2 and 4 ranks, small models),
+whose truth was too high: torch's profiler does not see what gloo's threads free (docs/log.md)."""
 LASTING = (WEIGHTS, GRADIENTS, OPTIMIZER)
 _FIRST_ID, _GATHERED_ID = 1 << 44, 1 << 45
 _TRAINING = "data"

@@ -1,0 +1,134 @@
+"""What has to be replaced so that DeepSpeed's engines and FSDP2 run on fake tensors as they do.
+
+Each function is a context manager that puts things back. Runs in a child only.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
+import torch.distributed.fsdp._fully_shard._fully_shard as fsdp_wrapper
+import transformers.integrations.deepspeed as hf_deepspeed
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from autotune.estimate import record
+from autotune.estimate.tracer import Tracer
+from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
+from autotune.training.hooks import replaced, require
+
+_SAME_ON_ALL = ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")
+_CHECKED_IN = (
+    "deepspeed.runtime.zero.partitioned_param_coordinator",
+    "deepspeed.runtime.zero.partition_parameters",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.utils",
+)
+_RESIZING = ("alloc_storage", "free_storage")
+_SHAPES = "_propagate_tensor_meta_non_cached"
+_DEFAULT_MESH = "_init_default_mesh"
+
+
+@contextlib.contextmanager
+def engines_on_fake_tensors(tracer: Tracer, sharding: Sharding) -> Iterator[None]:
+    """For as long as a trainer that is spread over a fake world is traced."""
+    with contextlib.ExitStack() as stack:
+        if sharding.distributed_type == DEEPSPEED:
+            stack.enter_context(_deepspeed_on_fake_tensors())
+        if sharding.distributed_type == FSDP:
+            stack.enter_context(_fsdp_on_fake_tensors(tracer, sharding.num_processes))
+        yield
+
+
+@contextlib.contextmanager
+def built_whole() -> Iterator[None]:
+    """Models are made whole, without storage; DeepSpeed's stage 3 divides them afterwards."""
+    with replaced(hf_deepspeed, "_hf_deepspeed_config_weak_ref", None):
+        yield
+
+
+@contextlib.contextmanager
+def _deepspeed_on_fake_tensors() -> Iterator[None]:
+    """No other rank answers whether it has the same lengths; the CPU's Adam computes nothing."""
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(real_accelerator, "ds_accelerator", CPU_Accelerator()))
+        stack.enter_context(replaced(CPUAdamBuilder, "load", lambda *_, **__: _InPlace()))
+        # `Module.to` is replaced already; what it cannot do on fake weights these could not either.
+        for name, dtype in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
+            stack.enter_context(replaced(torch.nn.Module, name, _cast(dtype)))
+        for path in _CHECKED_IN:
+            module = importlib.import_module(path)
+            for name in _SAME_ON_ALL:
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, lambda *_, **__: None))
+        yield
+
+
+def _cast(dtype: torch.dtype) -> Callable[[Any], Any]:
+    return lambda module: module.to(dtype)
+
+
+class _InPlace:
+    """DeepSpeed's Adam for the CPU: it changes what is there and allocates nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: 0
+
+
+@contextlib.contextmanager
+def _fsdp_on_fake_tensors(tracer: Tracer, processes: int) -> Iterator[None]:
+    """Storages that are emptied and filled again are seen; DTensor's own fake tensors are not."""
+    require(fsdp_param, *_RESIZING)
+    require(ShardingPropagator, _SHAPES)
+    with contextlib.ExitStack() as stack:
+        for name in _RESIZING:
+            told = _told(tracer, getattr(fsdp_param, name))
+            stack.enter_context(replaced(fsdp_param, name, told))
+        unseen = _unseen(tracer, getattr(ShardingPropagator, _SHAPES))
+        stack.enter_context(replaced(ShardingPropagator, _SHAPES, unseen))
+        stack.enter_context(replaced(FakeTensor, "data_ptr", _address, absent_too=True))
+        if hasattr(fsdp_wrapper, _DEFAULT_MESH):  # it would be of GPUs where there are some
+            mesh = cache(lambda: init_device_mesh("cpu", (processes,)))
+            stack.enter_context(replaced(fsdp_wrapper, _DEFAULT_MESH, lambda *_, **__: mesh()))
+        yield
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """accelerate tells weights apart by where they lie; fake ones would all lie at 0."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
+
+
+def _told(tracer: Tracer, resize: Callable[..., None]) -> Callable[[torch.Tensor], None]:
+    """Gathered weights keep their tensors; their storages come and go without an operator."""
+
+    def told(tensor: torch.Tensor) -> None:
+        tracer.count_as(tensor, record.COMMUNICATION)
+        before = tensor.untyped_storage().nbytes()
+        resize(tensor)
+        if tensor.untyped_storage().nbytes() != before:
+            tracer.resized(tensor)
+
+    return told
+
+
+def _unseen(tracer: Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
+    """DTensor finds shapes on fake tensors of its own, also where those that it holds are real."""
+
+    def unseen(*args: Any) -> Any:
+        tracer.paused = True
+        try:
+            return function(*args)
+        finally:
+            tracer.paused = False
+
+    return unseen

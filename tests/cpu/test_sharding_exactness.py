@@ -1,0 +1,67 @@
+"""Traces of sharded trainings against the allocators of real ranks.
+
+A few of the combinations of `benchmarks/sharding_exactness`, which has more and their table.
+"""
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+from benchmarks.sharding_exactness.cases import Case
+from benchmarks.sharding_exactness.run import compare
+
+ACCUMULATING = Case(strategy="zero 1", accumulation=2)
+"""The last rank holds gradients that the first has let go of: it needs 8% more."""
+OFFLOADED = Case(strategy="zero 3, all off", checkpointing=True)
+SHARDED = Case(strategy="fsdp", lora=True, model="qwen2")
+CASES = (ACCUMULATING, OFFLOADED, SHARDED)
+ENGINES = {
+    ACCUMULATING: ("DEEPSPEED", "DeepSpeedEngine", "AdamW"),
+    OFFLOADED: ("DEEPSPEED", "DeepSpeedEngine", "DeepSpeedCPUAdam"),
+    SHARDED: ("FSDP", "FSDPPeftModelForCausalLM", "AdamW"),
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="counts allocations with a C library"),
+]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("sharding")
+    compare(CASES, folder / "results.jsonl", folder)
+    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_trace_is_the_peak_of_the_rank_with_most(rows: dict[str, Any], case: Case) -> None:
+    row = rows[case.name]
+    assert "failure" not in row, row["failure"]
+    assert abs(row["error"]) < 0.001, row
+    assert sum(row["parts"].values()) == row["estimate_bytes"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_engine_that_ran_is_the_one_that_was_asked_for(
+    rows: dict[str, Any], case: Case
+) -> None:
+    for rank in rows[case.name]["ranks"]:
+        found = (rank["distributed_type"], rank["engine"], rank["optimizer"])
+        assert found == ENGINES[case]
+
+
+def test_ranks_do_not_all_need_the_same(rows: dict[str, Any]) -> None:
+    first, last = (rank["peak_bytes"] for rank in rows[ACCUMULATING.name]["ranks"])
+    assert last > 1.05 * first
+
+
+def test_what_is_offloaded_is_counted_apart(rows: dict[str, Any]) -> None:
+    """Of half the model: weights, a copy of them, two moments and gradients, in float32."""
+    weights = rows[ACCUMULATING.name]["parts"]["weights"]  # of the whole model, in float32
+    assert 2.5 * weights < rows[OFFLOADED.name]["host_bytes"] < 3.1 * weights
+    assert "host" in rows[OFFLOADED.name]["parts"]
+    assert "host" not in rows[ACCUMULATING.name]["parts"]
