@@ -143,6 +143,16 @@ class Point(Message):
         return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
+MOST_LAYERS = 8
+"""Of a model whose engine is traced: traces of engines have all its layers (a 7B model on 8 GPUs
+took minutes for each point); of deeper ones a formula divides the trace of one device."""
+
+
+def engine_is_traced(distributed_type: str | None, layers: int) -> bool:
+    """Whether DeepSpeed or FSDP itself is traced, where the method does not generate."""
+    return distributed_type in (DEEPSPEED, FSDP) and layers <= MOST_LAYERS
+
+
 @dataclass(frozen=True, kw_only=True)
 class EstimateRequest(Message):
     """Estimate the points of one path: one traced trainer, many micro-batches.
@@ -184,9 +194,8 @@ class EstimateRequest(Message):
 
     @property
     def spread(self) -> bool:
-        """Whether an engine divides the training, rather than each device having it whole."""
-        kind = (self.sharding or {}).get("distributed_type")
-        return kind in (DEEPSPEED, FSDP)
+        """Whether the engine that divides the training is traced."""
+        return engine_is_traced((self.sharding or {}).get("distributed_type"), self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
