@@ -147,13 +147,18 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks."""
+    """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks;
+    some with other methods."""
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, ranks=4, model="qwen2")
         yield Case(strategy=strategy, ranks=4, model="qwen2", lora=True, checkpointing=True)
         yield Case(strategy=strategy, accumulation=2)
     for strategy, lora, checkpointed in itertools.product(STRATEGIES, (False, True), (False, True)):
         yield Case(strategy=strategy, lora=lora, checkpointing=checkpointed)
+    for strategy, (method, lora) in itertools.product(
+        ("zero 2", "zero 3", "fsdp"), (("reward", False), ("dpo", True), ("dpo", False))
+    ):
+        yield Case(strategy=strategy, method=method, lora=lora)
 
 
 def write_model(name: str, folder: Path) -> None:
