@@ -169,7 +169,16 @@ def runs(material, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+RARE = ("zero1", "zero2_offload", "dpo", "grpo")
+"""Probes and traces have these as well; a launch takes half a minute."""
+LONG = pytest.mark.skipif(
+    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="AUTOTUNE_LONG_TESTS=1 launches these too"
+)
+LAUNCHED = [pytest.param(one, marks=LONG if one in RARE else ()) for one in STRATEGIES]
+OTHERS_LAUNCHED = [pytest.param(one, marks=LONG if one in RARE else ()) for one in OTHERS]
+
+
+@pytest.mark.parametrize("strategy", LAUNCHED)
 def test_the_strategy_asked_for_is_the_one_that_runs(strategy, runs):
     asked = STRATEGIES[strategy]
     for rank in runs(strategy).ranks:
@@ -181,14 +190,14 @@ def test_the_strategy_asked_for_is_the_one_that_runs(strategy, runs):
         assert ("FSDPModule" in rank["model"]) == (strategy == "fsdp2")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", LAUNCHED)
 def test_an_offloaded_optimizer_is_deepspeeds_own(strategy, runs):
     for rank in runs(strategy).ranks:
         offloaded = "offload_optimizer_device" in STRATEGIES[strategy]
         assert rank["optimizers"][-1] == ("DeepSpeedCPUAdam" if offloaded else "AdamW")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", LAUNCHED)
 def test_all_strategies_compute_the_same(strategy, runs):
     found, plain = runs(strategy).ranks[0], runs("ddp").ranks[0]
     assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
@@ -199,14 +208,14 @@ def test_all_strategies_compute_the_same(strategy, runs):
     assert [group["weight_decay"] for group in found["groups"]] == [0.1, 0.0]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", LAUNCHED)
 def test_whole_weights_are_saved(strategy, runs):
     shapes = runs(strategy).shapes
     assert shapes["model.embed_tokens.weight"] == [VOCABULARY, HIDDEN]
     assert shapes == runs("ddp").shapes
 
 
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", OTHERS_LAUNCHED)
 def test_other_methods_run_under_deepspeed_too(method, runs):
     for rank in runs(method).ranks:
         assert (rank["distributed_type"], rank["processes"]) == ("DEEPSPEED", 2)
