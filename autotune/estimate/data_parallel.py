@@ -29,11 +29,15 @@ _TRAINING = "data"
 
 def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
     """The record of one device as that of one of those that a request is about."""
-    if request.devices == 1 or request.spread:
+    if request.devices == 1:
         return events
-    if not request.zero_stage:
+    # Points that an engine spreads are traced so, but for methods that generate: FSDP divides what
+    # stage 3 does.
+    told = (request.sharding or {}).get("zero_stage") or 3 * request.spread
+    stage = request.zero_stage or told
+    if not stage:
         return with_buckets(events)
-    zero = zero_of(request.config, request.zero_stage, request.devices, request.hidden)
+    zero = zero_of(request.config, stage, request.devices, request.hidden)
     return divided(events, zero)
 
 
