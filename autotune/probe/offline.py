@@ -3,12 +3,8 @@
 from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.protocol import ProbeFolder, ProbeRequest
+from autotune.probe.protocol import ProbeFolder, ProbeRequest, Unsupported
 from autotune.probe.throughput import Before, Throughput, passes
-
-
-class Unsupported(Exception):
-    """This stack cannot do what the candidate asks."""
 
 
 def train_offline(

@@ -31,6 +31,10 @@ OUTCOMES = (
 """How a probe can end. `stopped`: it could not win any more. `interrupted`: the run was ended."""
 
 
+class Unsupported(Exception):
+    """This stack cannot do what the candidate asks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProbeFolder:
     """Owns every path of one probe."""

@@ -51,6 +51,7 @@ def probe(path: Path) -> None:
     if count == 1:
         worker.probe(folder, request)
         return
+    _compile_here(Path(request.rows).parent / "compiled")
     folders = [rank_folder(path, rank) for rank in range(count)]
     failed = _first_failure(_start(folder, folders, request), folders)
     if failed is None:
@@ -60,6 +61,16 @@ def probe(path: Path) -> None:
     else:
         write_json(path / SILENT, {"rank": failed.rank})
         _end_alike(failed)
+
+
+def _compile_here(folder: Path) -> None:
+    """Have what DeepSpeed compiles at first use kept in a folder of the run, whose probes come one
+    after the other: a probe that was killed while it compiled leaves a lock there, for which every
+    later one would wait for ever (torch's `FileBaton`)."""
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+        for lock in folder.glob("*/lock"):
+            lock.unlink()
 
 
 def _start(

@@ -12,10 +12,17 @@ from typing import Any
 
 from autotune.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory, is_out_of_memory
-from autotune.probe.offline import Unsupported, train_offline
+from autotune.probe.offline import train_offline
 from autotune.probe.online import train_online
 from autotune.probe.place import Place
-from autotune.probe.protocol import Failure, Measurement, ProbeFolder, ProbeRequest, write_json
+from autotune.probe.protocol import (
+    Failure,
+    Measurement,
+    ProbeFolder,
+    ProbeRequest,
+    Unsupported,
+    write_json,
+)
 from autotune.units import format_bytes
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from autotune.probe.protocol import ProbeRequest
+from autotune.probe.protocol import ProbeRequest, Unsupported
 from autotune.space.knobs import ACCUMULATION
 from autotune.space.sharding import Sharding
 
 T = TypeVar("T")
 
 
-class AnotherEngine(ValueError):
+class AnotherEngine(Unsupported):
     """Something else spread the training than was asked for."""
 
 
