@@ -1,0 +1,133 @@
+"""What ranks come to as one, which prompts each gets, and what a space includes of them."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.probe.protocol import Measurement, ProbeFolder
+from autotune.probe.ranks import RankEnding, first_of
+from autotune.probe.worst_rank import behind, merged
+from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
+from autotune.space.sharding import KNOBS, Sharding, sharding_of
+from autotune.surveying import refuse_untried
+from autotune.training.rounds import Rollout, dealt
+from tests.unit.builders import make_job
+
+
+def reply(**fields):
+    plain = {"outcome": "ok", "reason": "measured", "failure": None}
+    return Measurement(outcome="ok", reason="measured").plain() | plain | fields
+
+
+def test_the_slowest_rank_and_the_highest_peaks_count():
+    fast = reply(tokens_per_s=90.0, step_time_s=1.0, peak_memory_bytes=7, update_peak_bytes=2)
+    slow = reply(tokens_per_s=80.0, step_time_s=1.1, peak_memory_bytes=5, update_peak_bytes=4)
+    one = merged([fast, slow])
+    assert (one["tokens_per_s"], one["step_time_s"]) == (80.0, 1.1)
+    assert (one["peak_memory_bytes"], one["update_peak_bytes"]) == (7, 4)
+    assert one["reserved_peak_bytes"] is None
+    each = [
+        (rank["rank"], rank["tokens_per_s"], rank["peak_memory_bytes"]) for rank in one["ranks"]
+    ]
+    assert each == [(0, 90.0, 7), (1, 80.0, 5)]
+    assert Measurement.from_plain(one).ranks == one["ranks"]
+
+
+def test_a_rank_above_its_limit_makes_all_of_it_too_much():
+    beyond = reply(outcome="oom", tokens_per_s=90.0, peak_memory_bytes=9, missing_bytes=1)
+    one = merged([reply(tokens_per_s=80.0, peak_memory_bytes=5), beyond])
+    assert (one["outcome"], one["missing_bytes"], one["peak_memory_bytes"]) == ("oom", 1, 9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "late"), [([5, 5], []), ([5, 4], [1]), ([3, 5, 4], [0, 2]), ([], [])]
+)
+def test_who_is_behind(steps, late):
+    assert behind(steps) == late
+
+
+def ending(rank, folders, *, reply=None, when=0, **how):
+    if reply is not None:
+        folders[rank].path.mkdir()
+        folders[rank].reply.write_text(json.dumps(reply), encoding="utf-8")
+        os.utime(folders[rank].reply, (when, when))
+    return RankEnding(rank=rank, exit_code=how.get("code"), signal=how.get("signal"), reply=reply)
+
+
+def test_the_first_failure_is_a_silent_death_or_the_earliest_reply(tmp_path: Path):
+    folders = [ProbeFolder(path=tmp_path / str(rank)) for rank in range(3)]
+    late = ending(0, folders, reply={"outcome": "crash"}, when=20)
+    early = ending(1, folders, reply={"outcome": "oom"}, when=10)
+    assert first_of([late, early], folders) is early
+    silent = ending(2, folders, signal=9)
+    assert first_of([late, early, silent], folders) is silent
+
+
+def rollout(**changes):
+    usual = {"micro_batch": 2, "accumulation": 2, "together": 8, "group": 4, "length": 5}
+    return Rollout(**{**usual, "iterations": 1, "seed": 0, **changes})
+
+
+def test_each_rank_gets_the_same_prompts():
+    # Two prompts a round and device: a generation has those of all devices one behind the other.
+    assert dealt([1, 2, 3, 4], rollout(), 1) == [1, 2, 3, 4]
+    assert dealt([1, 2, 3, 4], rollout(), 2) == [1, 2, 1, 2, 3, 4, 3, 4]
+    # A group of eight, four completions of it on each of two devices: one prompt for both.
+    divided = rollout(together=4, group=8)
+    assert divided.prompts == 1
+    assert dealt([1, 2], divided, 2) == [1, 2]
+    assert dealt([1, 2], divided, 4) == [1, 1, 2, 2]
+
+
+def test_spaces_take_the_knobs_of_several_devices_in():
+    shared = shared_part(INCLUDES[0])
+    assert [knob.name for knob in shared.knobs] == list(KNOBS)
+    for method in ("sft", "reward", "dpo", "kto", "grpo", "rloo"):
+        definition = load_definition(method)
+        assert all(knob in definition.knobs for knob in shared.knobs), method
+        assert all(rule in definition.rules for rule in shared.rules), method
+    assert not set(KNOBS) & {knob.name for knob in load_definition("ppo").knobs}
+
+
+SPACE = """
+method: sft
+include: {include}
+knobs:
+  per_device_train_batch_size: {{kind: speed, values: [1, 2], why: x}}
+{more}
+"""
+
+
+def test_what_cannot_be_included_is_said_with_its_line():
+    with pytest.raises(UserError, match="`other.yaml` cannot be included") as caught:
+        parse_definition(SPACE.format(include="other.yaml", more=""), "mine.yaml")
+    assert caught.value.problems[0].where == "mine.yaml:3"
+    twice = "  zero_stage: {kind: speed, values: [0], why: x}"
+    with pytest.raises(UserError, match="`zero_stage` is a knob of this file and of one"):
+        parse_definition(SPACE.format(include="sharding.yaml", more=twice), "mine.yaml")
+
+
+def test_one_process_shares_nothing():
+    values = {"distributed_type": "DEEPSPEED", "zero_stage": 3}
+    assert sharding_of(values, 1) == Sharding()
+    several = sharding_of(values, 4)
+    assert (several.num_processes, several.zero_stage, several.divides_weights) == (4, 3, True)
+    assert not several.offloads
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "ppo", "reward_funcs": []}, "`method: ppo` is probed on one device"),
+        ({"method": "grpo", "fixed": {"use_vllm": True}}, "`use_vllm` is probed on one device"),
+    ],
+)
+def test_what_no_probe_divides_is_refused(changes, said):
+    job = make_job().model_copy(update=changes)
+    refuse_untried(job)
+    several = job.devices.model_copy(update={"count": 2})
+    with pytest.raises(UserError, match=said):
+        refuse_untried(job.model_copy(update={"devices": several}))
