@@ -94,7 +94,7 @@ def plan(
     Args:
         scratch: a folder for the files of the survey and the traces.
         device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
-        devices: how many of them train together, each with a whole copy of the model (DDP).
+        devices: how many of them train together; 1: as many as the job says.
         only_default: the default candidate alone, pinned knobs as pinned.
         told: hears how many candidates are estimated.
 
@@ -120,7 +120,7 @@ def plan(
         space=space,
         estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings),
         limit_bytes=limit,
-        devices=devices,
+        devices=job.devices.count,
         seconds=round(time.monotonic() - began, 3),
         cached=cached,
         not_installed=not_installed(job, facts),

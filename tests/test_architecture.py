@@ -27,7 +27,7 @@ LAYERS = (
     ("placing",),
     ("planning", "comparison"),
     ("expecter", "history"),
-    ("largest", "advising", "replacing"),
+    ("largest", "fewest", "advising", "replacing"),
     ("promise", "emit"),
     ("verify", "checking"),
     ("session", "probing"),

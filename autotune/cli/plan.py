@@ -32,6 +32,7 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
 @click.option(
     "--max", "maximum", type=click.Choice(MAXIMA), help="The largest value of this knob that fits."
 )
+@click.option("--min-devices", is_flag=True, help="How few of these GPUs would do.")
 @click.option("--advise", is_flag=True, help="Where it does not fit: what would make it fit.")
 @json_option
 @guarded
@@ -43,6 +44,7 @@ def command(
     fits: bool,
     top: int | None,
     maximum: str | None,
+    min_devices: bool,
     advise: bool,
     as_json: bool,
     **flags: Any,
@@ -54,6 +56,10 @@ def command(
     """
     if advise and (maximum is not None or fits or top):
         raise user_error("`--advise` goes with none of --max, --fits and --top", where="--advise")
+    if min_devices and (advise or maximum is not None or fits or top or devices > 1):
+        raise user_error("`--min-devices` goes with --device alone", where="--min-devices")
+    if min_devices:
+        return _fewest(job, sets, flags, device, as_json)
     if maximum is not None:
         return _largest(job, sets, flags, device, devices, maximum, as_json)
     if advise:
@@ -84,6 +90,26 @@ def command(
 
         Console(width=None if Console().is_terminal else 160).print(*plan_view(made, chosen))
     return 0 if any(estimate.fits for estimate in made.estimates.values()) else 1
+
+
+def _fewest(
+    job: Path | None,
+    sets: tuple[str, ...],
+    flags: dict[str, Any],
+    device: str | None,
+    as_json: bool,
+) -> int:
+    from autotune.fewest import fewest
+    from autotune.report.fewest import fewest_lines, fewest_plain
+
+    loaded, definition = _loaded(job, sets, flags, device, 1)
+    with _scratch() as folder, _shown() as told:
+        tried = fewest(loaded, definition, folder, device=device, told=told)
+    if as_json:
+        print_json(fewest_plain(tried))
+    else:
+        click.echo("\n".join(fewest_lines(tried)))
+    return 0 if tried[-1].fits else 1
 
 
 def _largest(

@@ -99,7 +99,7 @@ def write_bundle(folder: Path, material: Path, name: str) -> None:
         replace(
             facts,
             model=model,
-            device=replace(facts.device, cores=2),
+            device=replace(facts.device, cores=2, peers=(7,) if kind == "cuda" else ()),
             data=replace(facts.data, source=str(material / method)),
         ),
         python=sys.executable,

@@ -1,6 +1,7 @@
 """Two real ranks in a probe: every way to spread a training, and each way in which one can fail."""
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from autotune.probe.ending import Limits
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
 from autotune.probe.runner import ProbeServer
-from tests.cpu.conftest import LLAMA, Bench, open_bench
+from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
+from tests.cpu.stand_ins import give_tokenizer
+from tests.cpu.test_run import assert_launched, probes_of, write_job
 from tests.cpu.workers import RANK_FAULTS
 
 MODEL = {**LLAMA, "hidden_size": 128, "intermediate_size": 320}
@@ -153,3 +156,37 @@ def test_other_trainers_are_divided_too(server: ProbeServer, tmp_path: Path, met
         assert one.completions_per_s == pytest.approx(16 / (one.step_time_s or 0))
     else:
         assert one.tokens_per_step > 16
+
+
+def test_a_job_of_two_devices_becomes_a_verified_bundle(autotune: Command) -> None:
+    """Found by probes of two ranks, verified by a launch of two processes, and launched again."""
+    pins = {"attn_implementation": "sdpa", "optim": "adamw_torch_fused", "loss_type": "nll"}
+    pins |= {"gradient_checkpointing": False, "train_sampling_strategy": "random"}
+    pins |= {"padding_free": False, "distributed_type": "DEEPSPEED", "zero_stage": 2}
+    pins |= {"offload_optimizer_device": "none", "per_device_train_batch_size": 2}
+    write_job(autotune.folder, devices={"kind": "cpu", "count": 2}, fixed=pins)
+    model = autotune.folder / "model"
+    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
+    give_tokenizer(model)
+    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json"))
+    assert result["outcome"] == "recommended", result
+    assert_launched(result["verification"])
+    measured = probes_of(autotune, "run")[0]
+    assert (measured["engine"], len(measured["ranks"])) == ("ZeRO-2", 2)
+    assert measured["knobs"]["gradient_accumulation_steps"] == 2  # of 8 rows, 2 on each of 2
+    assert "agree" in autotune("check", "run/bundle")
+    launch = autotune.folder / "run" / "bundle" / "launch.sh"
+    text = autotune.folder / "text.jsonl"
+    text.write_text('{"text": "a b c d e"}\n' * 40, encoding="utf-8")
+    words = ["--dataset_name", str(text), "--max_steps", "2", "--save_strategy", "no"]
+    done = subprocess.run(["bash", str(launch), *words], capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_fsdp_on_the_cpu_is_refused_with_the_reason(autotune: Command) -> None:
+    pins = {"distributed_type": "FSDP"}
+    write_job(autotune.folder, devices={"kind": "cpu", "count": 2}, fixed=pins)
+    process = autotune.start("space", "show", "job.yaml")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "each process trains a whole model by itself" in said and "Traceback" not in said

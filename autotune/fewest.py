@@ -1,0 +1,73 @@
+"""How few devices would do: plans for more and more of them, until something fits."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.counting import Told, nobody
+from autotune.errors import UserError, user_error
+from autotune.job import Job
+from autotune.planning import Plan, plan
+from autotune.space.definition import SpaceDefinition
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One number of devices: the plan for it, or why there is none."""
+
+    devices: int
+    plan: Plan | None
+    problem: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether some candidate does."""
+        return self.plan is not None and any(one.fits for one in self.plan.estimates.values())
+
+
+def fewest(
+    job: Job,
+    definition: SpaceDefinition,
+    scratch: Path,
+    *,
+    device: str | None,
+    told: Told = nobody,
+) -> list[Tried]:
+    """Plans for 1, 2, 4, ... devices up to the first number on which something fits.
+
+    Numbers among which the global batch cannot be divided exactly are passed over, and say so.
+
+    Raises:
+        UserError: no kind of GPU is named; or the job cannot be on any number of devices.
+    """
+    if device in (None, "cpu"):
+        raise user_error(
+            "how few devices would do is planned for a kind of GPU",
+            where="--min-devices",
+            hint="add --device with a GPU, such as h100",
+        )
+    tried: list[Tried] = []
+    for count in COUNTS:
+        tried.append(_tried(job, definition, scratch / str(count), device, count, told))
+        if tried[-1].fits:
+            break
+    if all(one.plan is None for one in tried):
+        raise user_error(tried[0].problem or "nothing can be planned", where="--min-devices")
+    return tried
+
+
+def _tried(
+    job: Job, definition: SpaceDefinition, folder: Path, device: str | None, count: int, told: Told
+) -> Tried:
+    own = job.devices.model_copy(update={"count": count})
+    job = job.model_copy(update={"devices": own})
+    try:
+        made = plan(job, definition, folder, device=device, devices=count, told=told)
+    except UserError as error:
+        said = "; ".join(problem.what for problem in error.problems)
+        return Tried(devices=count, plan=None, problem=said)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Tried(devices=count, plan=made)
