@@ -115,7 +115,9 @@ def subject(job: Job, facts: Facts) -> str:
     """Of what a row speaks: rows of another subject are of no use."""
     model = facts.model
     shape = (model.model_type, model.parameters, model.hidden_size, model.layers, model.vocab_size)
-    return json.dumps([*shape, job.method, job.tuning, facts.device.name, facts.device.cores])
+    several = [job.devices.count] if job.devices.count > 1 else []
+    where = [facts.device.name, facts.device.cores, *several]
+    return json.dumps([*shape, job.method, job.tuning, *where])
 
 
 def circumstances(job: Job, facts: Facts) -> str | None:

@@ -104,7 +104,7 @@ def _rehearse(
             "HF_DATASETS_CACHE": str(run.verification / "cache"),
         },
         timeout_s=TIMEOUT_S + 3 * expected_s,
-        gpu_index=facts.device.index if facts.device.kind == "cuda" else None,
+        gpus=(facts.device.index, *facts.device.peers) if facts.device.kind == "cuda" else (),
     )
     state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
     rehearsed = timed_part(report, state, rehearsal)

@@ -227,7 +227,7 @@ def groups(files: LaunchFiles) -> Iterator[Problem]:
     if GROUP not in (files.trainer if method is None else method.knobs):
         return
     told = {
-        name: int(number(files.trains(name)) or default)
+        name: max(int(number(files.trains(name)) or default), 1 if name == GROUP else 0)
         for name, default in ((GROUP, 8), (GENERATION_BATCH, 0))
     }
     micro = int(number(files.trains("per_device_train_batch_size")) or 1)

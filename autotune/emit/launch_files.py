@@ -1,5 +1,6 @@
 """What the files of a launch say: the trainer's YAML, accelerate's, DeepSpeed's JSON. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -133,9 +134,10 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        found = float(value)
     except ValueError:
         return None
+    return found if math.isfinite(found) else None
 
 
 def section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -34,10 +34,10 @@ def launch(
     log: Path,
     environment: Mapping[str, str],
     timeout_s: float,
-    gpu_index: int | None,
+    gpus: Sequence[int],
 ) -> LaunchReport:
     """Run `command` to its end, or kill its group after `timeout_s`; its output goes to `log`."""
-    meter = _Meter(gpu_index)
+    meter = _Meter(gpus)
     began = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -118,10 +118,10 @@ class _Meter:
     process that started it: us. Where it is no higher than ours, the sampled one is taken.
     """
 
-    def __init__(self, gpu_index: int | None):
+    def __init__(self, gpus: Sequence[int]):
         self.peak_gpu: int | None = None
-        self._gpu = gpu_index
-        self._gpu_before = devices.gpu_used_bytes(gpu_index) if gpu_index is not None else None
+        self._gpus = {gpu: devices.gpu_used_bytes(gpu) for gpu in gpus}
+        """What each held before."""
         self._sampled = 0
         self._next = 0.0
 
@@ -131,10 +131,10 @@ class _Meter:
             return
         self._next = time.monotonic() + _POLL_S
         self._sampled = max(self._sampled, session_peak_bytes(leader))
-        if self._gpu is not None and self._gpu_before is not None:
-            used = devices.gpu_used_bytes(self._gpu)
-            if used is not None:
-                self.peak_gpu = max(self.peak_gpu or 0, used - self._gpu_before)
+        for gpu, before in self._gpus.items():
+            used = devices.gpu_used_bytes(gpu)
+            if used is not None and before is not None:
+                self.peak_gpu = max(self.peak_gpu or 0, used - before)
 
     def peak_resident(self, accounted: int) -> int:
         """The peak of a command for which the kernel accounted so much."""

@@ -14,7 +14,7 @@ from autotune.job import Job
 from autotune.probe.ending import Ending, Limits, Watcher, signal_name
 from autotune.probe.progress import ProgressReader
 from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
-from autotune.probe.rank_files import SILENT, rank_folder
+from autotune.probe.rank_files import SILENT, clear_ranks, rank_folder
 from autotune.probe.runner import ProbeServer
 from autotune.probe.worst_rank import behind
 from autotune.space.deepspeed import deepspeed_of
@@ -73,9 +73,11 @@ def measure(
         return busy
     folder.path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, request.plain())
+    clear_ranks(folder.path)
     kills_before = kernel_oom_kills()
     ending = server.run(folder, WORKER, limits, watch)
-    shutil.rmtree(folder.scratch, ignore_errors=True)
+    for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
+        shutil.rmtree(scratch, ignore_errors=True)
     killed = kernel_oom_kills() > kills_before
     measurement = name_outcome(ending, read_json(folder.reply), request, kernel_killed=killed)
     if request.shared.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):

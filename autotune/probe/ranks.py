@@ -47,11 +47,10 @@ def probe(path: Path) -> None:
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     count = request.shared.num_processes
-    (path / SILENT).unlink(missing_ok=True)
     if count == 1:
         worker.probe(folder, request)
         return
-    _compile_here(Path(request.rows).parent / "compiled")
+    _compile_here(Path(request.rows).absolute().parent / "compiled")
     folders = [rank_folder(path, rank) for rank in range(count)]
     failed = _first_failure(_start(folder, folders, request), folders)
     if failed is None:
@@ -93,7 +92,7 @@ def _start(
                 template=template,
             )
             if rank == 0:
-                own.progress.symlink_to(folder.progress)
+                own.progress.symlink_to(Path("..") / folder.progress.name)
             pid = os.fork()
             if pid == 0:
                 if rank:
@@ -136,10 +135,13 @@ def _first_failure(ranks: dict[int, int], folders: list[ProbeFolder]) -> RankEnd
 
 
 def first_of(endings: list[RankEnding], folders: list[ProbeFolder]) -> RankEnding:
-    """The failure that the others followed: a death without a word, else the earliest reply."""
+    """The failure that the others followed: memory that ran out, whatever the others died of; else
+    a death without a word; else the earliest reply."""
+    full = [one for one in endings if one.reply is not None and one.reply.get("outcome") == "oom"]
     silent = [one for one in endings if one.reply is None]
-    if silent:
+    if silent and not full:
         return silent[0]
+    endings = full or endings
     return min(endings, key=lambda one: folders[one.rank].reply.stat().st_mtime_ns)
 
 

@@ -28,9 +28,9 @@ class RehearsalRequest(Message):
     eval_batch: int
     rows_total: int
     make_weights: str | None
+    """Model folder that needs weights before it can be launched."""
     processes: int = 1
     """Ranks that the launch has; micro-batches are dealt out to them in turn."""
-    """Model folder that needs weights before it can be launched."""
 
 
 @dataclass(frozen=True, kw_only=True)

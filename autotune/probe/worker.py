@@ -60,7 +60,12 @@ def probe(folder: ProbeFolder, request: ProbeRequest, place: Place | None = None
 
 def _memory(request: ProbeRequest, place: Place | None) -> CpuMemory | CudaMemory:
     if request.device_kind == "cuda":
-        index = [request.device_index, *request.peers][place.rank if place else 0]
+        rank = place.rank if place else 0
+        if place:  # the allocator's limit is set on the current device
+            import torch
+
+            torch.cuda.set_device(rank)
+        index = [request.device_index, *request.peers][rank]
         return CudaMemory(request.process_limit_bytes, index)
     return CpuMemory(request.process_limit_bytes, place.template if place else None)
 

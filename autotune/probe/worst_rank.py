@@ -30,7 +30,10 @@ def merged(replies: Sequence[Reply]) -> dict[str, Any]:
         {"rank": rank, **{name: one.get(name) for name in OF_EACH}}
         for rank, one in enumerate(replies)
     ]
-    return {**(beyond[0] if beyond else slowest), **peaks, "ranks": each}
+    if not beyond:
+        return {**slowest, **peaks, "ranks": each}
+    most = max(beyond, key=lambda one: one.get("peak_memory_bytes") or 0)
+    return {**most, **peaks, "ranks": each, "failed_rank": replies.index(most)}
 
 
 def _most(replies: Sequence[Reply], name: str) -> int | None:

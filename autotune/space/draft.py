@@ -26,8 +26,8 @@ OWNED = {
     "dataset_kwargs": "the probes, which prepare the rows themselves",
     "torch_compile_backend": "`fixed: {torch_compile: true}` (the backend cannot be chosen yet)",
     "torch_compile_mode": "`fixed: {torch_compile: true}` (the mode cannot be chosen yet)",
-    "deepspeed": "`devices` (sharding is not supported yet)",
-    "fsdp": "`devices` (sharding is not supported yet)",
+    "deepspeed": "`fixed: {distributed_type: DEEPSPEED, zero_stage: 2}`",
+    "fsdp": "`fixed: {distributed_type: FSDP}`",
 }
 """Fields that have a home of their own in the job."""
 

@@ -36,9 +36,7 @@ def join(place: Place, sharding: Sharding, *, cuda: bool) -> None:
         MASTER_PORT=str(place.port),
         **engine_environment(sharding),
     )
-    if cuda:
-        torch.cuda.set_device(place.rank)
-    elif sharding.distributed_type == DEEPSPEED:
+    if not cuda and sharding.distributed_type == DEEPSPEED:
         os.environ["DS_ACCELERATOR"] = "cpu"
     store = dist.TCPStore(
         place.host,

@@ -21,7 +21,7 @@ def start(tmp_path: Path, *command: str, timeout_s: float = 30.0) -> LaunchRepor
         log=tmp_path / "launch.log",
         environment={"GREETING": "hello"},
         timeout_s=timeout_s,
-        gpu_index=None,
+        gpus=(),
     )
 
 
@@ -159,7 +159,7 @@ from pathlib import Path
 from autotune.probe.launch import launch
 home = Path({str(tmp_path)!r})
 launch(["bash", "-c", f"echo $$ > '{{home}}/pids'; kill -INT {{os.getpid()}}; sleep 60 & sleep 60"],
-       log=home / "log", environment={{}}, timeout_s=30, gpu_index=None)
+       log=home / "log", environment={{}}, timeout_s=30, gpus=())
 """
     began = time.monotonic()
     report = python(tmp_path, script + "\n")
@@ -175,7 +175,7 @@ def test_a_launch_ends_when_the_one_who_asked_is_killed(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from autotune.probe.launch import launch\n"
         "launch(['bash', '-c', 'sleep 300 & echo $! > inner; echo $$ > outer; wait'],\n"
-        "       log=Path('log'), environment={}, timeout_s=300, gpu_index=None)\n"
+        "       log=Path('log'), environment={}, timeout_s=300, gpus=())\n"
     )
     asker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     deadline = time.monotonic() + 20

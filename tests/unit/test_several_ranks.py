@@ -8,9 +8,11 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.probe.protocol import Measurement, ProbeFolder
+from autotune.probe.rank_files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks import RankEnding, first_of
 from autotune.probe.worst_rank import behind, merged
 from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
+from autotune.space.load import load_job
 from autotune.space.sharding import KNOBS, Sharding, sharding_of
 from autotune.surveying import refuse_untried
 from autotune.training.rounds import Rollout, dealt
@@ -60,7 +62,7 @@ def ending(rank, folders, *, reply=None, when=0, **how):
 def test_the_first_failure_is_a_silent_death_or_the_earliest_reply(tmp_path: Path):
     folders = [ProbeFolder(path=tmp_path / str(rank)) for rank in range(3)]
     late = ending(0, folders, reply={"outcome": "crash"}, when=20)
-    early = ending(1, folders, reply={"outcome": "oom"}, when=10)
+    early = ending(1, folders, reply={"outcome": "unstable"}, when=10)
     assert first_of([late, early], folders) is early
     silent = ending(2, folders, signal=9)
     assert first_of([late, early, silent], folders) is silent
@@ -131,3 +133,42 @@ def test_what_no_probe_divides_is_refused(changes, said):
     several = job.devices.model_copy(update={"count": 2})
     with pytest.raises(UserError, match=said):
         refuse_untried(job.model_copy(update={"devices": several}))
+
+
+def test_memory_that_ran_out_counts_before_what_died_of_it(tmp_path: Path):
+    folders = [ProbeFolder(path=tmp_path / str(rank)) for rank in range(2)]
+    full = ending(1, folders, reply={"outcome": "oom"}, when=10)
+    aborted = ending(0, folders, signal=6)
+    assert first_of([full, aborted], folders) is full
+
+
+def test_the_rank_that_ends_furthest_above_its_limit_is_named():
+    over = [
+        reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=8, missing_bytes=1),
+        reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=9, missing_bytes=2),
+    ]
+    one = merged(over)
+    assert (one["failed_rank"], one["missing_bytes"]) == (1, 2)
+
+
+def test_nothing_of_an_earlier_probe_is_left(tmp_path: Path):
+    old = rank_folder(tmp_path / "probe", 1)
+    old.path.mkdir(parents=True)
+    old.progress.write_text("{}")
+    (tmp_path / "probe" / SILENT).write_text('{"rank": 1}')
+    clear_ranks(tmp_path / "probe")
+    assert list((tmp_path / "probe").iterdir()) == []
+
+
+def test_a_job_that_an_earlier_version_stored_is_read(tmp_path: Path):
+    text = "model: m/config.json\ndataset: {lengths: {max: 10}}\ndevices: {zero_stage: "
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}", encoding="utf-8")
+    for stage, fine in ((0, True), (3, False)):
+        file = tmp_path / f"{stage}.yaml"
+        file.write_text(text + f"{stage}}}\n", encoding="utf-8")
+        if fine:
+            assert load_job(file)[0].devices.count == 1
+            continue
+        with pytest.raises(UserError, match="zero_stage"):
+            load_job(file)
