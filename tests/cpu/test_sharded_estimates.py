@@ -86,7 +86,7 @@ def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> di
         folder = ProbeFolder(path=place / str(number))
         folder.path.mkdir()
         write_json(folder.request, {"model": str(model), "sharding": sharding})
-        server.run(folder, WORKER, Limits(wall_s=300, stall_s=120))
+        server.run(folder, WORKER, Limits(wall_s=900, stall_s=120))
         reply = read_json(folder.reply)
         assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
         assert reply["problem"] is None, folder.stderr.read_text(encoding="utf-8")[-3000:]
