@@ -187,13 +187,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("scaling") / "model", LLAMA)
 
 
-def model_folder(folder: Path, config: dict[str, Any]) -> Path:
-    """A folder with this config and a tokenizer."""
+def model_folder(folder: Path, config: dict[str, Any], layers: int = LAYERS) -> Path:
+    """A folder with this config of so many layers, and a tokenizer."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    write_model(folder, {**config, "num_hidden_layers": LAYERS, "use_cache": False})
+    write_model(folder, {**config, "num_hidden_layers": layers, "use_cache": False})
     words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="<eos>"))
     PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"

@@ -297,16 +297,26 @@ def test_a_run_never_probes_what_is_hopeless_and_reports_what_it_expected(plans:
     assert "expected peak" in plans.command("report", "run")
 
 
-def test_ppo_with_a_trl_that_has_it_no_more_names_the_ways_out_with_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with TRL 1.13 and later; the other methods are planned for real."""
-    from autotune.cli.job_options import load
-    from autotune.errors import UserError
+@pytest.fixture
+def without_ppo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A TRL as 1.13 and later are. What is read of it is kept for no later test."""
     from autotune.facts import stack
 
     gone = {**stack.METHODS, "ppo": replace(stack.METHODS["ppo"], source="not/there.py")}
     monkeypatch.setattr(stack, "METHODS", gone)
+    stack.training_fields.cache_clear()
+    yield
+    stack.training_fields.cache_clear()
+
+
+@pytest.mark.usefixtures("without_ppo")
+def test_ppo_with_a_trl_that_has_it_no_more_names_the_ways_out_with_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other methods are planned for real."""
+    from autotune.cli.job_options import load
+    from autotune.errors import UserError
+
     monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "cache"))
     model = write_model(tmp_path / "model", LLAMA)
     sets = (

@@ -21,6 +21,9 @@ from tests.cpu.test_estimate_scaling import (
 
 pytestmark = pytest.mark.slow
 
+LAYERS = 2
+"""Few enough that a plan traces the engine itself."""
+
 WORKER = "tests.cpu.test_sharded_estimates:answer"
 EIGHT = {"distributed_type": "DEEPSPEED", "num_processes": 8, "zero_stage": 3}
 SHARDINGS: dict[str, dict[str, Any]] = {
@@ -71,7 +74,11 @@ def answer(path: Path) -> None:
     sharding = Sharding(**asked["sharding"])
     told = None if sharding == Sharding() else sharding.plain()
     request = dataclasses.replace(
-        request, points=request.points[:1], sharding=told, deepspeed=deepspeed(sharding)
+        request,
+        layers=LAYERS,
+        points=request.points[:1],
+        sharding=told,
+        deepspeed=deepspeed(sharding),
     )
     write_json(folder.request, request.plain())
     estimate(path)
@@ -80,7 +87,7 @@ def answer(path: Path) -> None:
 @pytest.fixture(scope="module")
 def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("sharded")
-    model = model_folder(place / "model", LLAMA)
+    model = model_folder(place / "model", LLAMA, LAYERS)
     found = {}
     for number, (name, sharding) in enumerate(SHARDINGS.items()):
         folder = ProbeFolder(path=place / str(number))

@@ -61,7 +61,8 @@ def test_a_knob_among_the_training_fields_is_pinned(folder):
         ("use_peft: true", "`tuning`"),
         ("load_in_4bit: true", "`tuning: qlora`"),
         ("model_name_or_path: x", "`model`"),
-        ("deepspeed: x.json", "`devices`"),
+        ("deepspeed: x.json", "`fixed: {distributed_type: DEEPSPEED, zero_stage: 2}`"),
+        ("fsdp: x", "`fixed: {distributed_type: FSDP}`"),
         ("auto_find_batch_size: true", "the search itself"),
     ],
 )
