@@ -18,6 +18,7 @@ RESPONSE = "response_length"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
+TENSOR_PARALLEL = "vllm_tensor_parallel_size"
 
 
 @dataclass(frozen=True, kw_only=True)

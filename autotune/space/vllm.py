@@ -66,13 +66,13 @@ def needed_share(job: Job, facts: Facts, together: int, completion: int) -> floa
     """
     sequences = max(together // job.devices.count, 1)
     tokens = sequences * (facts.data.longest + completion)
-    return _share(facts, max(tokens, _longest_sequence(job, facts, completion)))
+    return _share(facts, max(tokens, longest_sequence(job, facts, completion)))
 
 
 def least_share(job: Job, facts: Facts, completion: int) -> float | None:
     """The least share with which vLLM can start: the cache holds the longest sequence that it must
     be ready for."""
-    return _share(facts, _longest_sequence(job, facts, completion))
+    return _share(facts, longest_sequence(job, facts, completion))
 
 
 def _share(facts: Facts, tokens: int) -> float | None:
@@ -99,7 +99,8 @@ def max_model_length(job: Job, facts: Facts, completion: int) -> int | None:
     return None if facts.data.sampled or evaluates else facts.data.longest + completion
 
 
-def _longest_sequence(job: Job, facts: Facts, completion: int) -> int:
+def longest_sequence(job: Job, facts: Facts, completion: int) -> int:
+    """Tokens of the longest sequence that the cache has to hold for vLLM to start."""
     known = max_model_length(job, facts, completion)
     return known or facts.model.max_positions or facts.data.longest + completion
 

@@ -1,0 +1,133 @@
+"""What a vLLM server that generates for a training takes of GPUs of its own. Bytes. Pure.
+
+A server of tensor-parallel size t keeps a t-th of the weights on each of t GPUs, and of the cache
+that of its part of the key-value heads; where there are fewer such heads than GPUs they are
+replicated. It takes sizes that divide the attention heads, and that divide the key-value heads or
+are divided by them. Others than powers of two are not searched: what else is divided (the
+vocabulary, made a multiple of 64; the layers' widths) is seldom divided by them.
+
+Sources: vLLM 0.24, `config/model.py` (`verify_with_parallel_config`, `get_num_kv_heads`),
+`model_executor/layers/linear.py` (`QKVParallelLinear`), `engine/arg_utils.py` (8192 tokens in a
+pass); TRL's `scripts/vllm_serve.py` (0.9 of a GPU; dense models have no data parallelism). Known
+error: nothing of it was held against vLLM; what the training sends it of the weights is received
+in the tenth that the server leaves.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.facts.model import ModelFacts
+from autotune.job import Job
+from autotune.space.knobs import COMPLETION, GENERATION_BATCH, TENSOR_PARALLEL, VLLM_SHARE
+from autotune.space.vllm import (
+    MODE,
+    RUNTIME_BYTES,
+    SERVER,
+    STEP,
+    USE,
+    VALUES_A_TOKEN,
+    longest_sequence,
+)
+from autotune.space.vllm_share import ServerNeeds
+
+SERVER_SHARE = 0.9
+"""Of a GPU's memory, unless told otherwise: TRL's default for a server."""
+PROFILED_TOKENS = 8192
+NCCL_BYTES = 400 * 2**20
+"""What NCCL takes to exchange what a layer's parts compute, and to receive weights; assumed."""
+
+
+def sizes(model: ModelFacts, most: int) -> list[int]:
+    """The tensor-parallel sizes up to `most` that are worth a try, the largest first."""
+    powers = [2**n for n in range(most.bit_length()) if 2**n <= most]
+    return [size for size in reversed(powers) if size_problem(model, size) is None]
+
+
+def size_problem(model: ModelFacts, size: int) -> str | None:
+    """Why vLLM cannot divide a model among so many GPUs; None: it can."""
+    heads, groups = model.attention_heads, model.key_value_heads
+    if size == 1:
+        return None
+    if not heads or not groups:
+        return "it is not known how many attention heads this model has, which vLLM divides"
+    if heads % size:
+        return f"vLLM cannot divide {heads} attention heads among {size} GPUs"
+    if groups % size and size % groups:
+        return f"vLLM cannot divide {groups} key-value heads among {size} GPUs"
+    return None
+
+
+def generating(values: Mapping[str, Any]) -> int:
+    """How many of a job's devices are the server's; 0: none, or they are no part of the job.
+
+    Args:
+        values: of a candidate's knobs.
+    """
+    if not values.get(USE) or values.get(MODE) != SERVER:
+        return 0
+    return int(values.get(TENSOR_PARALLEL) or 0)
+
+
+def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:
+    """Knobs that the server is told, not the trainer."""
+    served = values.get(USE) and values.get(MODE) == SERVER
+    return frozenset((TENSOR_PARALLEL, VLLM_SHARE) if served else ())
+
+
+def server_share(job: Job, facts: Facts) -> float:
+    """The part of a GPU's memory that a server takes: of what the job may have of it, where it
+    says so."""
+    allowed = job.devices.memory or facts.device.total_bytes
+    part = min(allowed / facts.device.total_bytes, 1.0)
+    return round(max(math.floor(SERVER_SHARE * part / STEP + 1e-9) * STEP, STEP), 2)
+
+
+def server_needs(job: Job, facts: Facts, values: Mapping[str, Any]) -> ServerNeeds | None:
+    """What a candidate's server needs of each of its GPUs; None: the job has no GPUs for one."""
+    size = generating(values)
+    if not size:
+        return None
+    model, completion = facts.model, values[COMPLETION]
+    one = longest_sequence(job, facts, completion)
+    tokens = max(values[GENERATION_BATCH] * (facts.data.longest + completion), one)
+    a_token = model.cache_bytes_per_token
+    divided = min(size, model.key_value_heads or size)
+    pass_bytes = 2 * PROFILED_TOKENS * VALUES_A_TOKEN * (model.hidden_size or 4096)
+    share = values.get(VLLM_SHARE) or server_share(job, facts)
+    return ServerNeeds(
+        devices=size,
+        weights_bytes=-(-2 * model.parameters // size),
+        cache_bytes=None if a_token is None else -(-tokens * a_token // divided),
+        other_bytes=pass_bytes + RUNTIME_BYTES + NCCL_BYTES,
+        given_bytes=round(share * facts.device.total_bytes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which GPUs of a job train and which generate, by their numbers, and the part of its memory
+    that each of the latter gives."""
+
+    training: tuple[int, ...]
+    generating: tuple[int, ...]
+    share: float
+
+
+def split_of(job: Job, facts: Facts, values: Mapping[str, Any], processes: int) -> Split | None:
+    """How a candidate divides the job's GPUs; None: its server, if it has one, has others.
+
+    Args:
+        processes: that train, on the first GPUs; the server takes those after them.
+    """
+    size = generating(values)
+    if not size or facts.device.kind != "cuda":
+        return None
+    gpus = (facts.device.index, *facts.device.peers)
+    return Split(
+        training=gpus[:processes],
+        generating=gpus[processes : processes + size],
+        share=values.get(VLLM_SHARE) or server_share(job, facts),
+    )
