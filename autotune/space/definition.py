@@ -7,19 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from autotune.errors import Problem, UserError, nearest
-from autotune.space.knobs import (
-    COMPLETION,
-    GENERATION_BATCH,
-    GLOBAL_BATCH,
-    GROUP,
-    MICRO_BATCH,
-    MINI_BATCHES,
-    RESPONSE,
-    ROLLOUT_CHUNK,
-    VLLM_SHARE,
-    Knob,
-    Rule,
-)
+from autotune.space.knobs import MICRO_BATCH, Knob, Rule
+from autotune.space.words import COUNTS, WORDS
 from autotune.yaml_file import parse_yaml
 
 FACT_NAMES = frozenset(
@@ -42,25 +31,6 @@ FACT_NAMES = frozenset(
 )
 """What rules may ask besides knobs."""
 
-DIVISORS = "divisors of the global batch"
-JOB_MAX_LENGTH = "the job's max_length"
-JOB_BATCH = "the job's global_batch_size"
-WHOLE_GROUPS = "whole groups that divide the global batch"
-QUARTERS = "a device's part of the global batch, and a quarter of it"
-AS_NEEDED = "what the completions need"
-_WORDS = {
-    MICRO_BATCH: DIVISORS,
-    "max_length": JOB_MAX_LENGTH,
-    GLOBAL_BATCH: JOB_BATCH,
-    GENERATION_BATCH: WHOLE_GROUPS,
-    ROLLOUT_CHUNK: QUARTERS,
-    VLLM_SHARE: AS_NEEDED,
-}
-COUNTS = (
-    *(MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION),
-    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE),
-)
-"""Knobs that are whole numbers above 0."""
 _KNOB_KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
 PLACES = ("config", "environment", "batch", "launch")
 INCLUDES = ("sharding.yaml",)
@@ -228,7 +198,7 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
         report((*here, "values"), f"`values` of `{name}` by device must be for cpu and for cuda")
         return None
     flat = values.values() if isinstance(values, dict) else [values]
-    derived = (_WORDS[name],) if name in _WORDS else ()
+    derived = (WORDS[name],) if name in WORDS else ()
     if not all((isinstance(one, list) and one) or one in derived for one in flat):
         report((*here, "values"), f"`values` of `{name}` must be a list that is not empty")
         return None

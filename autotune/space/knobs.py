@@ -19,6 +19,7 @@ ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
 TENSOR_PARALLEL = "vllm_tensor_parallel_size"
+NUM_PROCESSES = "num_processes"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,12 @@ from autotune.job import Job, absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
 from autotune.space.conditional import without_effect
-from autotune.space.definition import COUNTS, SpaceDefinition, load_definition
+from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
 from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, VLLM_SHARE
 from autotune.space.vllm import MODE, USE
+from autotune.space.words import COUNTS
 from autotune.yaml_file import parse_yaml
 
 TRL_REWARDS = (

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from autotune.space.knobs import NUM_PROCESSES
+
 STRATEGY = "distributed_type"
 NONE, DEEPSPEED, FSDP = "NO", "DEEPSPEED", "FSDP"
 DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU")
 """torch's DistributedDataParallel: every process has a whole copy."""
 OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_device"
 RESHARD = "fsdp_reshard_after_forward"
-KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
+KNOBS = (NUM_PROCESSES, STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate, not of the trainer."""
 
 Offload = Literal["none", "cpu", "nvme"]
@@ -50,12 +52,15 @@ class Sharding:
         return asdict(self)
 
 
-def sharding_of(values: Mapping[str, Any], processes: int) -> Sharding:
-    """What a candidate's knobs say of it; with one process nothing is shared."""
-    if processes == 1:
-        return Sharding()
+def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
+    """What a candidate's knobs say of it; with one process nothing is shared.
+
+    Args:
+        devices: of the job: one process on each, where no knob says otherwise.
+    """
     told = {name: values[name] for name in KNOBS if values.get(name) is not None}
-    return Sharding(num_processes=processes, **told)
+    shared = Sharding(**{NUM_PROCESSES: devices, **told})
+    return Sharding() if shared.num_processes == 1 else shared
 
 
 def on_cpus(sharding: Sharding) -> dict[str, Any]:
