@@ -20,6 +20,8 @@ MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
 TENSOR_PARALLEL = "vllm_tensor_parallel_size"
 NUM_PROCESSES = "num_processes"
+USE_VLLM, VLLM_MODE, VLLM_SERVER = "use_vllm", "vllm_mode", "server"
+"""Two knobs, and the value of the second with which devices of the job are a server's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,23 +21,41 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job import Job
-from autotune.space.knobs import COMPLETION, GENERATION_BATCH, TENSOR_PARALLEL, VLLM_SHARE
+from autotune.space.knobs import (
+    COMPLETION,
+    GENERATION_BATCH,
+    NUM_PROCESSES,
+    TENSOR_PARALLEL,
+    VLLM_SHARE,
+)
+from autotune.space.processes import (
+    process_counts,
+    processes_of,
+    server_devices,
+    shares_with_server,
+)
 from autotune.space.vllm import (
     MODE,
-    RUNTIME_BYTES,
     SERVER,
     STEP,
     USE,
-    VALUES_A_TOKEN,
+    cache_bytes,
     longest_sequence,
+    other_bytes,
+    weights_bytes,
 )
 from autotune.space.vllm_share import ServerNeeds
 
 SERVER_SHARE = 0.9
 """Of a GPU's memory, unless told otherwise: TRL's default for a server."""
 PROFILED_TOKENS = 8192
-NCCL_BYTES = 400 * 2**20
-"""What NCCL takes to exchange what a layer's parts compute, and to receive weights; assumed."""
+
+
+def searched_sizes(job: Job, facts: Facts) -> list[int]:
+    """The tensor-parallel sizes that a job's vLLM may have: colocated 1, others by request."""
+    if job.fixed.get(MODE) != SERVER:
+        return [1]
+    return sizes(facts.model, job.devices.count - min(process_counts(job)))
 
 
 def sizes(model: ModelFacts, most: int) -> list[int]:
@@ -60,15 +78,34 @@ def size_problem(model: ModelFacts, size: int) -> str | None:
     return None
 
 
-def generating(values: Mapping[str, Any]) -> int:
-    """How many of a job's devices are the server's; 0: none, or they are no part of the job.
+def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | None:
+    """Why a candidate's devices and model cannot be divided as it says; None: they can."""
+    size = values.get(TENSOR_PARALLEL)
+    if not size:
+        return None
+    processes, most = processes_of(values, job), job.devices.count
+    if values.get(MODE) != SERVER and processes % size:
+        return f"{processes} processes are no whole number of vLLM's groups of {size}"
+    if server_devices(values) and processes + size > most:
+        return f"more than {most} devices would be needed to train and to generate"
+    return size_problem(facts.model, size)
 
-    Args:
-        values: of a candidate's knobs.
-    """
-    if not values.get(USE) or values.get(MODE) != SERVER:
-        return 0
-    return int(values.get(TENSOR_PARALLEL) or 0)
+
+def division_note(job: Job, facts: Facts) -> str | None:
+    """Why some ways to divide the devices between training and a server are no candidates."""
+    most = job.devices.count
+    if not shares_with_server(job):
+        return None
+    why = [f"{most} processes would leave it none"]
+    counts = process_counts(job)
+    asked = NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe
+    others = [n for n in range(most - 1, 0, -1) if n not in counts]
+    if others and not asked:
+        why.append(f"{', '.join(map(str, others))} cannot share the global batch equally")
+    powers = [2**n for n in range(1, most.bit_length()) if 2**n <= most - min(counts)]
+    if TENSOR_PARALLEL not in job.fixed:
+        why += [one for size in powers if (one := size_problem(facts.model, size)) is not None]
+    return f"a vLLM server takes some of the {most} devices, the others train: {'; '.join(why)}"
 
 
 def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:
@@ -87,21 +124,19 @@ def server_share(job: Job, facts: Facts) -> float:
 
 def server_needs(job: Job, facts: Facts, values: Mapping[str, Any]) -> ServerNeeds | None:
     """What a candidate's server needs of each of its GPUs; None: the job has no GPUs for one."""
-    size = generating(values)
+    size = server_devices(values)
     if not size:
         return None
-    model, completion = facts.model, values[COMPLETION]
+    completion = values[COMPLETION]
     one = longest_sequence(job, facts, completion)
     tokens = max(values[GENERATION_BATCH] * (facts.data.longest + completion), one)
-    a_token = model.cache_bytes_per_token
-    divided = min(size, model.key_value_heads or size)
-    pass_bytes = 2 * PROFILED_TOKENS * VALUES_A_TOKEN * (model.hidden_size or 4096)
     share = values.get(VLLM_SHARE) or server_share(job, facts)
     return ServerNeeds(
         devices=size,
-        weights_bytes=-(-2 * model.parameters // size),
-        cache_bytes=None if a_token is None else -(-tokens * a_token // divided),
-        other_bytes=pass_bytes + RUNTIME_BYTES + NCCL_BYTES,
+        weights_bytes=weights_bytes(facts.model, size),
+        cache_bytes=cache_bytes(facts.model, tokens, size),
+        # Also alone it exchanges: the training sends it weights.
+        other_bytes=other_bytes(facts.model, size + 1, PROFILED_TOKENS),
         given_bytes=round(share * facts.device.total_bytes),
     )
 
@@ -122,7 +157,7 @@ def split_of(job: Job, facts: Facts, values: Mapping[str, Any], processes: int) 
     Args:
         processes: that train, on the first GPUs; the server takes those after them.
     """
-    size = generating(values)
+    size = server_devices(values)
     if not size or facts.device.kind != "cuda":
         return None
     gpus = (facts.device.index, *facts.device.peers)

@@ -1,7 +1,10 @@
 """What vLLM has of a device that trains, beside what the training takes of it; and what it needs of
-devices of its own. Bytes. Pure; no imports, because both sides of a process boundary need it."""
+devices of its own. Bytes. Pure; imports nothing of ours, because both sides of a process boundary
+need it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +68,13 @@ class ServerNeeds:
         """By how much that is too much; None: it fits."""
         short = self.needed_bytes - self.given_bytes
         return short if short > 0 else None
+
+    def plain(self) -> dict[str, int | None]:
+        """As JSON data, what follows from the rest beside it."""
+        own = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
+        return {**asdict(self), **own}
+
+
+def server_needs_from_plain(data: Mapping[str, Any]) -> ServerNeeds:
+    """The way back from `ServerNeeds.plain`."""
+    return ServerNeeds(**{field.name: data[field.name] for field in fields(ServerNeeds)})
