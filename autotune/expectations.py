@@ -21,6 +21,7 @@ from autotune.methods import METHODS
 from autotune.path_tasks import PathTask
 from autotune.probe.record import Record
 from autotune.probe.throughput import passes
+from autotune.serving import with_server
 from autotune.space.knobs import Candidate
 from autotune.space.processes import processes_of, rows_of_step
 from autotune.space.settings import settings
@@ -88,6 +89,8 @@ class Expectations:
         estimate = self.estimates.get(candidate.key)
         if estimate is None:
             return None
+        if estimate.server is not None and estimate.server.missing_bytes is not None:
+            return 1.0
         own = estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1)
         if not estimate.traced:
             residual = dataclasses.replace(
@@ -186,6 +189,7 @@ def estimates_of(
                 processes = processes_of(candidate.values, job)
                 estimate = _at_speed(estimate, expected, processes, facts.device.kind, once)
             estimate = with_exchange(estimate, job, facts, candidate)
+            estimate = with_server(estimate, job, facts, candidate)
             found[candidate.key] = estimate
     return found
 

@@ -18,7 +18,10 @@ RESPONSE = "response_length"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
+TENSOR_PARALLEL = "vllm_tensor_parallel_size"
 NUM_PROCESSES = "num_processes"
+USE_VLLM, VLLM_MODE, VLLM_SERVER = "use_vllm", "vllm_mode", "server"
+"""Two knobs, and the value of the second with which devices of the job are a server's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from autotune.space.knobs import (
     NUM_PROCESSES,
     RESPONSE,
     ROLLOUT_CHUNK,
+    TENSOR_PARALLEL,
     VLLM_SHARE,
 )
 
@@ -21,6 +22,7 @@ WHOLE_GROUPS = "whole groups that divide the global batch"
 QUARTERS = "a device's part of the global batch, and a quarter of it"
 AS_NEEDED = "what the completions need"
 ONE_EACH = "one for each device"
+SIZES = "sizes among which vLLM can divide the model"
 WORDS = {
     MICRO_BATCH: DIVISORS,
     "max_length": JOB_MAX_LENGTH,
@@ -29,9 +31,10 @@ WORDS = {
     ROLLOUT_CHUNK: QUARTERS,
     VLLM_SHARE: AS_NEEDED,
     NUM_PROCESSES: ONE_EACH,
+    TENSOR_PARALLEL: SIZES,
 }
 COUNTS = (
     *(MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION),
-    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, NUM_PROCESSES),
+    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, NUM_PROCESSES, TENSOR_PARALLEL),
 )
 """Knobs that are whole numbers above 0."""
