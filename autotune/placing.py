@@ -28,7 +28,8 @@ def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
     """The facts with a device of `kind` in place of the one that is here."""
     if kind is None:
         return facts
-    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores))
+    # Of the machine that such devices are in nothing is known.
+    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores), host=None)
 
 
 def planned_limit(job: Job, facts: Facts) -> int:
