@@ -16,8 +16,7 @@ from autotune.probe.repeats import QUIET, repeatability
 from autotune.report.advice import advice_lines
 from autotune.session import Result
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_label
-from autotune.space.sharding import DEEPSPEED, FSDP, sharding_of
-from autotune.space.sharding import KNOBS as SHARDING
+from autotune.space.sharding import DEEPSPEED, FSDP, STRATEGY_KNOBS, sharding_of
 from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
 
@@ -25,9 +24,9 @@ from autotune.units import format_bytes, format_seconds
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
     """A candidate in a few words: its batch, then the knobs that vary."""
     batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
-    others = [name for name in free if name not in (MICRO_BATCH, *SHARDING)]
+    others = [name for name in free if name not in (MICRO_BATCH, *STRATEGY_KNOBS)]
     rest = [word for name in others if (word := _word(name, candidate[name]))]
-    spread = [strategy(candidate)] if any(name in SHARDING for name in free) else []
+    spread = [strategy(candidate)] if any(name in STRATEGY_KNOBS for name in free) else []
     return " ".join([batch, *spread, *rest])
 
 

@@ -8,23 +8,26 @@ from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
 from autotune.space.batch import generation_batches, micro_batches, quarters
-from autotune.space.definition import (
+from autotune.space.bucket_sizes import and_larger, as_transformers
+from autotune.space.knobs import COMPLETION, GENERATION_BATCH, VLLM_SHARE
+from autotune.space.vllm import TRL_SHARE, needed_share
+from autotune.space.words import (
+    AND_LARGER,
     AS_NEEDED,
+    AS_TRANSFORMERS,
     DIVISORS,
     JOB_BATCH,
     JOB_MAX_LENGTH,
     QUARTERS,
     WHOLE_GROUPS,
 )
-from autotune.space.knobs import COMPLETION, GENERATION_BATCH, VLLM_SHARE
-from autotune.space.vllm import TRL_SHARE, needed_share
 
 Bound = Mapping[str, tuple[KnobValue, ...]]
 """The values of the knobs that stand above, by name."""
 
 
-def derived_values(word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
-    """The values that a word stands for; what is no word stands for itself."""
+def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
+    """The values that a word stands for, of the knob `name`; what is no word stands for itself."""
     if word == DIVISORS:
         batches = global_batches(job)
         return sorted({m for s in batches for m in micro_batches(s, job.devices.count)})
@@ -40,6 +43,10 @@ def derived_values(word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
         return [job.global_batch_size]
     if word == AS_NEEDED:
         return _shares(job, facts, bound)
+    if word == AS_TRANSFORMERS:
+        return [as_transformers(name, facts.model.hidden_size)]
+    if word == AND_LARGER:
+        return and_larger(name, facts.model.hidden_size)
     return word
 
 

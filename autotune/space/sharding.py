@@ -10,8 +10,14 @@ DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU")
 """torch's DistributedDataParallel: every process has a whole copy."""
 OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_device"
 RESHARD = "fsdp_reshard_after_forward"
-KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
-"""Those of `search_spaces/sharding.yaml`: fields of accelerate, not of the trainer."""
+BUCKET_SIZE, PREFETCHED = "reduce_bucket_size", "stage3_prefetch_bucket_size"
+PERSISTENCE = "stage3_param_persistence_threshold"
+ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory")
+"""Fields of DeepSpeed's own file."""
+STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
+"""What is divided, and where it is kept."""
+KNOBS = (*STRATEGY_KNOBS, *ZERO_FIELDS)
+"""Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
 
 Offload = Literal["none", "cpu", "nvme"]
 
@@ -26,6 +32,13 @@ class Sharding:
         zero_stage: of DeepSpeed: 1, 2 or 3; else 0.
         fsdp_reshard_after_forward: of FSDP: whether gathered weights are let go of after the
             forward pass.
+        overlap_comm: of DeepSpeed, as the four below: whether gradients are exchanged while others
+            are computed.
+        reduce_bucket_size: elements of gradients that are exchanged at a time, and of updated
+            weights; here and below None: what follows from the model (`space/bucket_sizes.py`).
+        stage3_prefetch_bucket_size: elements of weights that are gathered ahead.
+        stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
+        pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
     """
 
     distributed_type: str = NONE
@@ -34,6 +47,11 @@ class Sharding:
     offload_optimizer_device: Offload = "none"
     offload_param_device: Offload = "none"
     fsdp_reshard_after_forward: bool = True
+    overlap_comm: bool = True
+    reduce_bucket_size: int | None = None
+    stage3_prefetch_bucket_size: int | None = None
+    stage3_param_persistence_threshold: int | None = None
+    pin_memory: bool | None = None
 
     @property
     def divides_weights(self) -> bool:
@@ -54,7 +72,8 @@ def sharding_of(values: Mapping[str, Any], processes: int) -> Sharding:
     """What a candidate's knobs say of it; with one process nothing is shared."""
     if processes == 1:
         return Sharding()
-    told = {name: values[name] for name in KNOBS if values.get(name) is not None}
+    own = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
+    told = {name: values[name] for name in own if values.get(name) is not None}
     return Sharding(num_processes=processes, **told)
 
 

@@ -33,6 +33,7 @@ from autotune.space.knobs import (
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.vllm import share_problem
+from autotune.space.words import DEFAULT
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
 """Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
@@ -134,7 +135,8 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     _check_batch(knobs, job)
     positions = Positions.of(job, facts)
     _check_positions(knobs, positions)
-    enumeration = _Enumeration(knobs, definition.rules, known, job, facts)
+    rules = tuple(_of_this_job(rule, knobs) for rule in definition.rules)
+    enumeration = _Enumeration(knobs, rules, known, job, facts)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(
         Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
@@ -163,7 +165,7 @@ def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> Boun
 def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
     by_device = isinstance(knob.values, dict)
     word: Any = knob.values[facts.device.kind] if by_device else knob.values
-    values = derived_values(word, job, facts, bound)
+    values = derived_values(knob.name, word, job, facts, bound)
     default = values[0] if knob.default is None and values else knob.default
     if knob.name in job.fixed:
         values = [job.fixed[knob.name]]
@@ -179,6 +181,18 @@ def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
         default=default if default in values or knob.name == MICRO_BATCH else values[0],
         why=knob.why,
     )
+
+
+def _of_this_job(rule: Rule, knobs: list[BoundKnob]) -> Rule:
+    """The rule, with what a knob's default is in this job in place of the word for it."""
+    default = {knob.name: knob.default for knob in knobs}
+    forbid = {
+        name: {"not": default[name]}
+        if condition == {"not": DEFAULT} and name in default
+        else condition
+        for name, condition in rule.forbid.items()
+    }
+    return dataclasses.replace(rule, forbid=forbid)
 
 
 def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
