@@ -157,7 +157,8 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
         BUCKET_SIZE: own[BUCKET_SIZE],
     }
     if sharding.zero_stage < 3:
-        return {**zero, "allgather_partitions": True, "allgather_bucket_size": own[BUCKET_SIZE]}
+        even = own[BUCKET_SIZE] + own[BUCKET_SIZE] % 2  # it refuses odd ones
+        return {**zero, "allgather_partitions": True, "allgather_bucket_size": even}
     return {
         **zero,
         "sub_group_size": 1_000_000_000,

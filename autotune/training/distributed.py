@@ -8,6 +8,7 @@ Runs in a child only.
 """
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -107,6 +108,38 @@ def engine_of(trainer: Any) -> str:
         groups = [one._get_fsdp_state()._fsdp_param_group for one in modules]
         return _fsdp(any(one and one.post_forward_mesh_info is not None for one in groups))
     return "DDP" if isinstance(trainer.model_wrapped, DistributedDataParallel) else "nothing"
+
+
+def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
+    """Settings that DeepSpeed's engine has otherwise than it was told, in words; None: none.
+
+    Args:
+        zero: the section `zero_optimization` of its file.
+    """
+    engine = trainer.accelerator.deepspeed_engine_wrapped.engine
+    own = _zero_settings(engine, engine.optimizer)
+    other = [
+        f"{name}: {own[name]} (asked: {zero[name]})" for name in own if own[name] != zero[name]
+    ]
+    return ", ".join(other) or None
+
+
+def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
+    """What the engine works with, by the names of its file."""
+    if engine.zero_optimization_stage() < 3:
+        return {
+            "overlap_comm": optimizer.overlap_comm,
+            "reduce_bucket_size": optimizer.reduce_bucket_size,
+            "allgather_bucket_size": optimizer.allgather_bucket_size,
+        }
+    return {
+        "overlap_comm": engine.zero_overlap_comm(),
+        "reduce_bucket_size": optimizer.reduce_bucket_size,
+        "stage3_prefetch_bucket_size": optimizer.prefetch_elements,
+        "stage3_param_persistence_threshold": (
+            optimizer.parameter_offload.param_numel_persistence_threshold
+        ),
+    }
 
 
 def asked_engine(sharding: Sharding) -> str:

@@ -67,11 +67,15 @@ class Sharing:
         """
         if self.processes == 1:
             return None
-        from autotune.training.distributed import asked_engine, engine_of
+        from autotune.training.distributed import asked_engine, engine_of, other_settings
 
         ran, asked = engine_of(trainer), asked_engine(self.sharding)
         if ran != asked:
             raise AnotherEngine(f"{asked} was asked for, but {ran} ran")
+        zero = (self.overrides.get("deepspeed") or {}).get("zero_optimization")
+        other = other_settings(trainer, zero) if zero else None
+        if other is not None:
+            raise AnotherEngine(f"{ran} ran, but with {other}")
         return ran
 
 

@@ -103,6 +103,12 @@ def test_what_is_chosen_is_what_deepspeed_is_told():
     assert not [name for name in zero if name.startswith("stage3")]
 
 
+def test_deepspeed_gathers_in_buckets_of_an_even_size():
+    told = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "reduce_bucket_size": 1001}
+    zero = deepspeed_of(sharding_of(told, 2), FLAT, make_facts("cuda"))["zero_optimization"]
+    assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (1001, 1002)
+
+
 def test_auto_stands_for_no_size_that_was_chosen():
     def auto(**sizes):
         told = {"distributed_type": "DEEPSPEED", "zero_stage": 3, **sizes}
