@@ -10,6 +10,7 @@ from autotune.facts import Facts
 from autotune.facts.device_kinds import kind_of
 from autotune.job import Job
 from autotune.space.knobs import Candidate
+from autotune.space.processes import processes_of
 from autotune.space.settings import settings
 from autotune.space.sharding import DATA_PARALLEL, NONE, sharding_of
 
@@ -30,7 +31,7 @@ def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int
 def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candidate) -> Estimate:
     """An estimate on several devices with the time that they need for one another; where nothing is
     known of their links, with a note that it is not counted."""
-    count = job.devices.count
+    count = processes_of(candidate.values, job)
     if count == 1:
         return estimate
     if facts.device.kind != "cuda" or estimate.step_time_s is None:

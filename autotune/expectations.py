@@ -22,6 +22,7 @@ from autotune.path_tasks import PathTask
 from autotune.probe.record import Record
 from autotune.probe.throughput import passes
 from autotune.space.knobs import Candidate
+from autotune.space.processes import processes_of, rows_of_step
 from autotune.space.settings import settings
 from autotune.space.sharding import (
     DEEPSPEED,
@@ -159,8 +160,8 @@ def estimates_of(
     """The estimate of each candidate, by its key: by trace, or by formula where there is none."""
     found = {}
     for task, reply in zip(tasks, replies, strict=True):
-        count = job.devices.count
-        known = residual or prior_residual(facts.device.kind, reply.process_bytes, count)
+        devices = job.devices.count
+        known = residual or prior_residual(facts.device.kind, reply.process_bytes, devices)
         speed: PathSpeed | RolloutTime | None = None
         if ceilings is not None and reply.problem is None:
             online = METHODS[job.method].online
@@ -172,7 +173,7 @@ def estimates_of(
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
                 point, layers = reply.points[place], facts.model.layers or 1
-                formulas = formulas_of(job, facts, sharding_of(candidate.values, count))
+                formulas = formulas_of(job, facts, sharding_of(candidate.values, devices))
                 estimate = estimated(point, replaced + formulas, known, limit, layers)
             if speed is not None:
                 expected = speed.speed(
@@ -185,7 +186,9 @@ def estimates_of(
                 estimate = dataclasses.replace(
                     estimate,
                     step_time_s=expected.step_time_s,
-                    tokens_per_s=count * expected.tokens_per_s / (1 + once),
+                    tokens_per_s=processes_of(candidate.values, job)
+                    * expected.tokens_per_s
+                    / (1 + once),
                     time_parts=expected.parts,
                 )
             estimate = with_exchange(estimate, job, facts, candidate)
@@ -214,7 +217,7 @@ def beforehand(job: Job, facts: Facts, candidate: Candidate) -> float:
     config = settings(job, facts, candidate, "out").config
     if not config.get("precompute_ref_log_probs"):
         return 0.0
-    often = passes(config, candidate.global_batch * job.devices.count, facts.data.rows)
+    often = passes(config, rows_of_step(candidate, job), facts.data.rows)
     # Forward passes; a backward pass is two, and with checkpointing three.
     forward = 2 if candidate.values.get("loss_type") == "kto" else 1
     backward = 3 if candidate.values.get("gradient_checkpointing") else 2

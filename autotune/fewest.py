@@ -9,6 +9,7 @@ from autotune.errors import UserError, user_error
 from autotune.job import Job
 from autotune.planning import Plan, plan
 from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import NUM_PROCESSES
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -47,6 +48,12 @@ def fewest(
             "how few devices would do is planned for a kind of GPU",
             where="--min-devices",
             hint="add --device with a GPU, such as h100",
+        )
+    if NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe:
+        raise user_error(
+            f"`{NUM_PROCESSES}` is what is looked for",
+            where="--min-devices",
+            hint=f"leave `{NUM_PROCESSES}` out of the job",
         )
     tried: list[Tried] = []
     for count in COUNTS:

@@ -93,7 +93,8 @@ class Devices(_Strict):
     """`cuda`, `cpu`, or `auto`: CUDA where an NVIDIA GPU is present, else the CPU."""
     count: int = Field(default=1, ge=1)
     """Number of devices, one process for each: as many GPUs, or ranks on the CPU. How the training
-    is spread over them (DDP, ZeRO, FSDP2, offloading) is searched: `search_spaces/sharding.yaml`.
+    is spread over them (DDP, ZeRO, FSDP2, offloading) is searched, by request over how many of them
+    (`num_processes`) too: `search_spaces/sharding.yaml`.
     """
     index: int = Field(default=0, ge=0)
     """Which GPU (of several the first), as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is

@@ -20,6 +20,7 @@ from autotune.methods import METHODS
 from autotune.plan_cache import code_version
 from autotune.space.deepspeed import deepspeed_of
 from autotune.space.knobs import Candidate
+from autotune.space.processes import processes_of, rows_of_step
 from autotune.space.settings import settings
 from autotune.space.sharding import Sharding, sharding_of
 from autotune.space.vllm import vllm_share
@@ -83,8 +84,8 @@ def _beside(config: dict[str, Any], facts: Facts) -> dict[str, int | None]:
 def batching(job: Job, config: dict[str, Any], candidate: Candidate) -> Batching | Rollout:
     """How a candidate makes its micro-batches."""
     if METHODS[job.method].online:
-        return rollout_of(config, devices=job.devices.count, seed=job.seed)
-    global_batch = candidate.global_batch * job.devices.count
+        return rollout_of(config, devices=processes_of(candidate.values, job), seed=job.seed)
+    global_batch = rows_of_step(candidate, job)
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 
@@ -118,7 +119,7 @@ def _task(
         limit_bytes=limit,
         cache=None if cache is None else str(cache),
         seed=job.seed,
-        devices=job.devices.count,
+        devices=sharding.num_processes,
         sharding=sharding.plain(),
         deepspeed=deepspeed_of(sharding, members[0][3], facts),
         hidden=facts.model.hidden_size or 4096,

@@ -15,6 +15,7 @@ from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest, read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
+from autotune.space.processes import process_counts
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.survey:survey"
@@ -53,7 +54,7 @@ def refuse_untried(job: Job) -> None:
     Raises:
         UserError: a method, or a way of generating, that no probe divides among ranks.
     """
-    if job.devices.count == 1:
+    if max(process_counts(job)) == 1:
         return
     what = None
     if METHODS[job.method].value_model:

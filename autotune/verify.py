@@ -24,6 +24,7 @@ from autotune.probe.runner import ProbeServer
 from autotune.promise import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
 from autotune.recommend import Ranked
 from autotune.run_folder import RunFolder
+from autotune.space.processes import processes_of
 from autotune.space.settings import device_environment, eval_batch, settings
 
 TIMEOUT_S = 1800.0
@@ -132,7 +133,7 @@ def _prepare_data(
         timed_steps=timed_steps(chosen),
         eval_batch=_eval_batch(job, chosen),
         rows_total=facts.data.rows,
-        processes=job.devices.count,
+        processes=processes_of(chosen.candidate.values, job),
         make_weights=facts.model.path if bare else None,
     )
     write_json(folder.request, request.plain())

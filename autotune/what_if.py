@@ -11,7 +11,15 @@ from autotune.instead import WITHOUT_A_VALUE_MODEL, in_place_of_ppo
 from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.probe.protocol import Measurement
-from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, MICRO_BATCH, Candidate
+from autotune.space.knobs import (
+    ACCUMULATION,
+    GLOBAL_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    NUM_PROCESSES,
+    Candidate,
+)
+from autotune.space.processes import process_counts
 from autotune.space.vllm import SLEEP, USE
 
 MOST_DEVICES = 8
@@ -94,7 +102,7 @@ def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
     """Half as many that are kept at once: of an update, or of a prompt."""
     batch, group = job.global_batch_size, nearest.values.get(GROUP)
-    halves = isinstance(batch, int) and batch % (2 * job.devices.count) == 0
+    halves = isinstance(batch, int) and batch % (2 * max(process_counts(job))) == 0
     if METHODS[job.method].value_model and isinstance(batch, int) and halves:
         fewer = job.with_batch(batch // 2)
         text = f"`{GLOBAL_BATCH}: {batch // 2}`"
@@ -116,7 +124,7 @@ def one_more_device(job: Job) -> Iterator[Change]:
     """The next number of devices that keeps the batch exact, each with a whole copy of the model:
     where completions are generated, each keeps fewer of them."""
     batch, now = job.global_batch_size, job.devices.count
-    if not METHODS[job.method].online or not isinstance(batch, int):
+    if not METHODS[job.method].online or not isinstance(batch, int) or NUM_PROCESSES in job.fixed:
         return
     count = next((n for n in range(now + 1, MOST_DEVICES + 1) if batch % n == 0), None)
     if count is not None:

@@ -1,7 +1,7 @@
 """The bundle: every file of a recommendation, by name. Pure: values in, text out."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.duration import work_of
@@ -20,12 +20,13 @@ from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.recommend import Recommendation, ranked_plain
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
-from autotune.space.deepspeed import auto_config, deepspeed_config
+from autotune.space.deepspeed import auto_config, deepspeed_of
 from autotune.space.knobs import Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
+from autotune.space.processes import processes_of
 from autotune.space.settings import Settings, settings, threads
-from autotune.space.sharding import DEEPSPEED, Sharding, sharding_of
+from autotune.space.sharding import Sharding, sharding_of
 from autotune.training.families import own_script
 
 SCHEMA = 1
@@ -77,7 +78,7 @@ def bundle_files(
             work=work_of(chosen.config),
             missing=missing_fields(chosen.config, METHODS[job.method]),
             first=SERVE_SCRIPT if wants_server(chosen.config) else None,
-            processes=job.devices.count,
+            processes=processes_of(candidate.values, job),
             assumed=job.assumed,
             verification=verification,
             costs=costs,
@@ -140,32 +141,22 @@ def _several(
             method=method, device_kind=facts.device.kind, processes=sharding.num_processes
         ),
     }
-    if sharding.distributed_type == DEEPSPEED:
-        files[DEEPSPEED_FILE] = _deepspeed(deepspeed_config, sharding, chosen, facts)
-    return files
+    deepspeed = deepspeed_of(sharding, chosen.config, facts)
+    return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
 
 
 def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:
     """DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text; None
     where DeepSpeed does not train the candidate."""
     sharding = sharding_of(candidate.values, job.devices.count)
-    if sharding.distributed_type != DEEPSPEED:
-        return None
-    return _deepspeed(auto_config, sharding, settings(job, facts, candidate, ""), facts)
+    config = settings(job, facts, candidate, "").config
+    deepspeed = deepspeed_of(sharding, config, facts, auto_config)
+    return None if deepspeed is None else _as_written(deepspeed)
 
 
-def _deepspeed(
-    make: Callable[..., dict[str, Any]], sharding: Sharding, chosen: Settings, facts: Facts
-) -> str:
-    """DeepSpeed's file as text."""
-    made = make(
-        sharding,
-        chosen.config,
-        facts.model.hidden_size,
-        device_kind=facts.device.kind,
-        vocab_size=facts.model.vocab_size,
-    )
-    return json.dumps(made, indent=2) + "\n"
+def _as_written(deepspeed: dict[str, Any]) -> str:
+    """DeepSpeed's file as text, in the order of its own documentation."""
+    return json.dumps(deepspeed, indent=2) + "\n"
 
 
 def recommendation_plain(

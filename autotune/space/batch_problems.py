@@ -26,6 +26,7 @@ from autotune.space.knobs import (
     MINI_BATCHES,
     ROLLOUT_CHUNK,
 )
+from autotune.space.processes import process_counts, processes_problem, undivided
 
 
 def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
@@ -63,16 +64,10 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
             what=f"{tokens} tokens are no whole number of rows of max_length {max_length}",
             hint=f"the nearest are {near}",
         )
-    count = job.devices.count
-    valid = micro_batches(sequences, count)
-    if not valid:
-        less = sequences // count * count
-        near = " or ".join(str(n) for n in (less, less + count) if n)
-        return Problem(
-            where=where,
-            what=f"{sequences} rows cannot be divided among {count} devices",
-            hint=f"the nearest batches that can are {near}",
-        )
+    counts = process_counts(job)
+    if (problem := processes_problem(job) or undivided(sequences, job)) is not None:
+        return problem
+    valid = sorted({micro for count in counts for micro in micro_batches(sequences, count)})
     wanted = job.fixed.get(MICRO_BATCH)
     if isinstance(wanted, int) and wanted not in valid:
         near = " or ".join(str(n) for n in nearest_values(wanted, valid))
@@ -82,9 +77,9 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
             hint=f"the nearest values that do are {near}",
         )
     pinned = job.fixed.get(ACCUMULATION)
-    counts = [sequences // (m * count) for m in valid]
-    if isinstance(pinned, int) and pinned not in counts:
-        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(counts)))
+    whole = {m for count in counts for m in divisors(sequences // count)}
+    if isinstance(pinned, int) and pinned not in whole:
+        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(whole)))
         return Problem(
             where=ACCUMULATION,
             what=f"{pinned} micro-batches do not make up the global batch of {sequences}",
@@ -103,7 +98,7 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
         what = f"a group of {group} cannot be compared within itself"
         return Problem(where=GROUP, what=what, hint="generate at least 2 completions of a prompt")
     if sequences % group:
-        whole = math.lcm(group, job.devices.count)
+        whole = math.lcm(group, max(process_counts(job)))
         less = sequences // whole * whole
         batches = " or ".join(str(n) for n in (less, less + whole) if n)
         sizes = nearest_values(group, [n for n in divisors(sequences) if n > 1])
@@ -118,7 +113,7 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
 
 def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
     """A pinned or listed division of PPO's completions."""
-    local = (job.batch_sequences(max_length) or 0) // job.devices.count
+    local = (job.batch_sequences(max_length) or 0) // max(process_counts(job))
     micro = job.fixed.get(MICRO_BATCH)
     steps = local // micro if isinstance(micro, int) else local
 
@@ -147,7 +142,7 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
         job.with_batch(batch).batch_sequences(length)
         for batch, length in itertools.product(job.batches, lengths)
     ]
-    count = job.devices.count
+    count = max(process_counts(job))
     local = max((size // count for size in sizes if size), default=0)
     parts = min(minis, default=1)
     if not local or local // parts >= WHITENED:
@@ -183,7 +178,7 @@ def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
     if not isinstance(together, int):
         return None
     micro = job.fixed.get(MICRO_BATCH)
-    per_step = (micro if isinstance(micro, int) else 1) * job.devices.count
+    per_step = (micro if isinstance(micro, int) else 1) * max(process_counts(job))
 
     def problem(number: int) -> str | None:
         return generation_problem(number, global_batch=sequences, per_step=per_step, group=group)

@@ -12,6 +12,7 @@ from autotune.space.knobs import (
     MINI_BATCHES,
     ROLLOUT_CHUNK,
 )
+from autotune.space.processes import processes_of
 
 
 def completions_problem(
@@ -43,7 +44,7 @@ def _groups_problem(
     return generation_problem(
         together,
         global_batch=sequences,
-        per_step=values[MICRO_BATCH] * job.devices.count,
+        per_step=values[MICRO_BATCH] * processes_of(values, job),
         group=values[GROUP],
     )
 
@@ -51,13 +52,14 @@ def _groups_problem(
 def _update_problem(
     job: Job, known: Mapping[str, Any], values: Mapping[str, Any], sequences: int
 ) -> str | None:
-    local = sequences // job.devices.count
+    processes = processes_of(values, job)
+    local = sequences // processes
     asked = ROLLOUT_CHUNK in job.fixed or ROLLOUT_CHUNK in job.recipe
     if values[ROLLOUT_CHUNK] > local and not asked:
         return "no more can be generated together than an update takes"
     if sequences > known["data.rows"]:
         return "the data has fewer prompts than an update takes"
-    if job.devices.count > 1 and job.tuning != "full" and not values.get("copy_reference"):
+    if processes > 1 and job.tuning != "full" and not values.get("copy_reference"):
         return "on several devices PPOTrainer needs `fixed: {copy_reference: true}` beside adapters"
     return update_problem(
         local,

@@ -19,7 +19,7 @@ and buffer counts are DeepSpeed's defaults (`deepspeed/runtime/precision_config.
 `swap_tensor/constants.py`, `zero/offload_config.py`), made explicit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.facts import Facts
@@ -40,21 +40,6 @@ FILLED_BY_TRAINER = (
 """What transformers fills in where a file says `auto`."""
 PARAM_BUFFER = 100_000_000
 """Elements of a buffer for weights from disk, at least: DeepSpeed's default."""
-
-
-def deepspeed_of(
-    sharding: Sharding, config: Mapping[str, Any], facts: Facts
-) -> dict[str, Any] | None:
-    """The file of a candidate on the device of the facts; None where it is not DeepSpeed's."""
-    if sharding.distributed_type != DEEPSPEED:
-        return None
-    return deepspeed_config(
-        sharding,
-        config,
-        facts.model.hidden_size or 0,
-        device_kind=facts.device.kind,
-        vocab_size=facts.model.vocab_size or 0,
-    )
 
 
 def deepspeed_config(
@@ -121,6 +106,28 @@ def auto_config(
         if last in section or last == "gradient_clipping":
             section[last] = "auto"
     return file
+
+
+def deepspeed_of(
+    sharding: Sharding,
+    config: Mapping[str, Any],
+    facts: Facts,
+    make: Callable[..., dict[str, Any]] = deepspeed_config,
+) -> dict[str, Any] | None:
+    """The file of a candidate on the device of the facts; None where it is not DeepSpeed's.
+
+    Args:
+        make: `deepspeed_config`, or `auto_config`.
+    """
+    if sharding.distributed_type != DEEPSPEED:
+        return None
+    return make(
+        sharding,
+        config,
+        facts.model.hidden_size,
+        device_kind=facts.device.kind,
+        vocab_size=facts.model.vocab_size,
+    )
 
 
 def _clipping(config: Mapping[str, Any]) -> dict[str, float]:

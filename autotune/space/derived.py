@@ -10,6 +10,7 @@ from autotune.job import Job, KnobValue
 from autotune.space.batch import generation_batches, micro_batches, quarters
 from autotune.space.bucket_sizes import and_larger, as_transformers
 from autotune.space.knobs import COMPLETION, GENERATION_BATCH, VLLM_SHARE
+from autotune.space.processes import process_counts
 from autotune.space.vllm import TRL_SHARE, needed_share
 from autotune.space.words import (
     AND_LARGER,
@@ -18,6 +19,7 @@ from autotune.space.words import (
     DIVISORS,
     JOB_BATCH,
     JOB_MAX_LENGTH,
+    ONE_EACH,
     QUARTERS,
     WHOLE_GROUPS,
 )
@@ -30,17 +32,21 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -
     """The values that a word stands for, of the knob `name`; what is no word stands for itself."""
     if word == DIVISORS:
         batches = global_batches(job)
-        return sorted({m for s in batches for m in micro_batches(s, job.devices.count)})
+        counts = process_counts(job)
+        return sorted({m for s in batches for count in counts for m in micro_batches(s, count)})
     if word == WHOLE_GROUPS:
         together = {n for s in global_batches(job) for n in generation_batches(s, 1)}
         return sorted(together, reverse=True)
     if word == QUARTERS:
-        parts = {batch // job.devices.count for batch in global_batches(job)}
+        counts = process_counts(job)
+        parts = {batch // count for batch in global_batches(job) for count in counts}
         return sorted({n for part in parts if part for n in quarters(part)}, reverse=True)
     if word == JOB_MAX_LENGTH:
         return [job.max_length]
     if word == JOB_BATCH:
         return [job.global_batch_size]
+    if word == ONE_EACH:
+        return process_counts(job)
     if word == AS_NEEDED:
         return _shares(job, facts, bound)
     if word == AS_TRANSFORMERS:
@@ -56,7 +62,8 @@ def _shares(job: Job, facts: Facts, bound: Bound) -> list[float]:
             what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
             raise UserError(Problem(where="search_space", what=what))
     shares = {
-        needed_share(job, facts, together, length)
+        needed_share(job, facts, max(together // processes, 1), length)
+        for processes in process_counts(job)
         for together in bound[GENERATION_BATCH]
         for length in bound[COMPLETION]
         if isinstance(together, int) and isinstance(length, int)

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from autotune.job import KnobValue
 
@@ -18,6 +18,10 @@ RESPONSE = "response_length"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
+NUM_PROCESSES = "num_processes"
+
+DEFAULT = "the default"
+"""In a rule: the value that a knob has where nobody chooses, of those that the job lets it have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,14 @@ class Rule:
 
     forbid: Mapping[str, Any]
     reason: str
+
+    def with_defaults(self, defaults: Mapping[str, KnobValue]) -> Self:
+        """The rule of one job, with its defaults in place of the word for them."""
+        forbid = {
+            name: {"not": defaults[name]} if told == {"not": DEFAULT} and name in defaults else told
+            for name, told in self.forbid.items()
+        }
+        return replace(self, forbid=forbid)
 
     def excludes(self, known: Mapping[str, Any]) -> bool:
         """Whether every condition holds; a name that `known` lacks means no."""

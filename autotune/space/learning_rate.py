@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.space.knobs import Candidate
+from autotune.space.processes import rows_of_step
 
 SQUARE_ROOT, LINEAR = "square-root rule (arXiv:2205.10287)", "linear rule (arXiv:1706.02677)"
 _LINEAR_FOR = ("sgd",)
@@ -54,7 +55,7 @@ def scaling(job: Job, candidate: Candidate) -> Scaling | None:
     """What the candidate's batch means for the learning rate; None where it is the job's own."""
     length = candidate.values.get("max_length", job.max_length)
     reference = job.batch_sequences(length if isinstance(length, int) else None)
-    batch = candidate.global_batch * job.devices.count
+    batch = rows_of_step(candidate, job)
     if reference is None or reference == batch:
         return None
     given = job.training.get("learning_rate")

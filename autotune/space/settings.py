@@ -121,7 +121,7 @@ def _target_modules(candidate: Candidate, facts: Facts) -> list[str]:
 
 def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[str, str]:
     """Environment variables of the training processes."""
-    variables = device_environment(facts)
+    variables = device_environment(facts, sharding.num_processes)
     if facts.device.kind == "cpu" and sharding.distributed_type == DEEPSPEED:
         # Without `use_cpu` a GPU that is here would be taken.
         variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -130,13 +130,14 @@ def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[
     return variables
 
 
-def device_environment(facts: Facts) -> dict[str, str]:
-    """Environment variables that show a process the devices of the facts."""
+def device_environment(facts: Facts, count: int | None = None) -> dict[str, str]:
+    """Environment variables that show a process the devices of the facts: the first `count`."""
     if facts.device.kind != "cuda":
         return {}
+    devices = (facts.device.index, *facts.device.peers)[:count]
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, (facts.device.index, *facts.device.peers))),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),
     }
 
 

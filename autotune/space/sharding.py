@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from autotune.space.knobs import NUM_PROCESSES
+
 STRATEGY = "distributed_type"
 NONE, DEEPSPEED, FSDP = "NO", "DEEPSPEED", "FSDP"
 DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU")
@@ -16,7 +18,7 @@ ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory
 """Fields of DeepSpeed's own file."""
 STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
 """What is divided, and where it is kept."""
-KNOBS = (*STRATEGY_KNOBS, *ZERO_FIELDS)
+KNOBS = (NUM_PROCESSES, *STRATEGY_KNOBS, *ZERO_FIELDS)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
 
 Offload = Literal["none", "cpu", "nvme"]
@@ -68,13 +70,16 @@ class Sharding:
         return asdict(self)
 
 
-def sharding_of(values: Mapping[str, Any], processes: int) -> Sharding:
-    """What a candidate's knobs say of it; with one process nothing is shared."""
-    if processes == 1:
-        return Sharding()
+def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
+    """What a candidate's knobs say of it; with one process nothing is shared.
+
+    Args:
+        devices: of the job: one process on each, where no knob says otherwise.
+    """
     own = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
     told = {name: values[name] for name in own if values.get(name) is not None}
-    return Sharding(num_processes=processes, **told)
+    shared = Sharding(**{NUM_PROCESSES: devices, **told})
+    return Sharding() if shared.num_processes == 1 else shared
 
 
 def on_cpus(sharding: Sharding) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
+from autotune.methods import METHODS
 from autotune.space.batch import TRL_ROLLOUT_BATCH, accumulation
 from autotune.space.batch_problems import batch_problems
 from autotune.space.completions import completions_problem
@@ -32,8 +33,9 @@ from autotune.space.knobs import (
 )
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
+from autotune.space.processes import processes_of
+from autotune.space.sharding import STRATEGY
 from autotune.space.vllm import share_problem
-from autotune.space.words import DEFAULT
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
 """Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
@@ -125,6 +127,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     Raises:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
     """
+    _check_sharing(definition, job)
     known = space_facts(job, facts)
     knobs: list[BoundKnob] = []
     for knob in definition.knobs:
@@ -135,7 +138,8 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     _check_batch(knobs, job)
     positions = Positions.of(job, facts)
     _check_positions(knobs, positions)
-    rules = tuple(_of_this_job(rule, knobs) for rule in definition.rules)
+    defaults = {knob.name: knob.default for knob in knobs}
+    rules = tuple(rule.with_defaults(defaults) for rule in definition.rules)
     enumeration = _Enumeration(knobs, rules, known, job, facts)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(
@@ -183,16 +187,18 @@ def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
     )
 
 
-def _of_this_job(rule: Rule, knobs: list[BoundKnob]) -> Rule:
-    """The rule, with what a knob's default is in this job in place of the word for it."""
-    default = {knob.name: knob.default for knob in knobs}
-    forbid = {
-        name: {"not": default[name]}
-        if condition == {"not": DEFAULT} and name in default
-        else condition
-        for name, condition in rule.forbid.items()
-    }
-    return dataclasses.replace(rule, forbid=forbid)
+def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
+    """Several processes need knobs that say how they share a training (PPO is planned with whole
+    copies only)."""
+    if job.devices.count == 1 or definition.knob(STRATEGY) or METHODS[job.method].value_model:
+        return
+    raise UserError(
+        Problem(
+            where=definition.name,
+            what=f"this space does not say how {job.devices.count} devices share a training",
+            hint="add the line `include: sharding.yaml` to it",
+        )
+    )
 
 
 def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
@@ -260,7 +266,9 @@ class _Enumeration:
         assert isinstance(micro, int)
         batch = values.get(GLOBAL_BATCH, self._job.global_batch_size)
         sequences = self._job.with_batch(batch).batch_sequences(length)
-        count = accumulation(sequences, self._job.devices.count, micro) if sequences else None
+        count = (
+            accumulation(sequences, processes_of(values, self._job), micro) if sequences else None
+        )
         pinned = self._job.fixed.get(ACCUMULATION)
         if count is None:
             self._exclude(

@@ -21,6 +21,7 @@ from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job import Job
 from autotune.space.knobs import COMPLETION, GENERATION_BATCH, VLLM_SHARE
+from autotune.space.processes import processes_of
 from autotune.space.vllm_share import VllmShare
 
 USE, MODE, SLEEP = "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"
@@ -53,18 +54,17 @@ def vllm_share(config: Mapping[str, Any], device_bytes: int) -> VllmShare | None
     return VllmShare(awake_bytes=awake, asleep_bytes=asleep)
 
 
-def needed_share(job: Job, facts: Facts, together: int, completion: int) -> float | None:
+def needed_share(job: Job, facts: Facts, sequences: int, completion: int) -> float | None:
     """The least share of a device's memory in which all its completions are generated at once.
 
     Args:
-        together: completions of a generation, over all devices.
+        sequences: completions of a generation on the device.
         completion: tokens of a full one.
 
     Returns:
         In hundredths, above 1 where the device is too small; None where it is not known how much
         a token takes in the cache.
     """
-    sequences = max(together // job.devices.count, 1)
     tokens = sequences * (facts.data.longest + completion)
     return _share(facts, max(tokens, _longest_sequence(job, facts, completion)))
 
@@ -118,7 +118,8 @@ def share_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | No
         return None
     share, completion = values[VLLM_SHARE], values[COMPLETION]
     if VLLM_SHARE not in job.fixed:
-        needed = needed_share(job, facts, values[GENERATION_BATCH], completion)
+        together = values[GENERATION_BATCH] // processes_of(values, job)
+        needed = needed_share(job, facts, max(together, 1), completion)
         if share != (TRL_SHARE if needed is None else needed):
             return "vLLM gets as much memory as the completions of a generation need"
     if share > 1:

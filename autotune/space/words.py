@@ -8,6 +8,7 @@ from autotune.space.knobs import (
     GROUP,
     MICRO_BATCH,
     MINI_BATCHES,
+    NUM_PROCESSES,
     RESPONSE,
     ROLLOUT_CHUNK,
     VLLM_SHARE,
@@ -20,6 +21,7 @@ JOB_BATCH = "the job's global_batch_size"
 WHOLE_GROUPS = "whole groups that divide the global batch"
 QUARTERS = "a device's part of the global batch, and a quarter of it"
 AS_NEEDED = "what the completions need"
+ONE_EACH = "one for each device"
 AS_TRANSFORMERS = "what transformers fills in"
 AND_LARGER = "what transformers fills in, and larger"
 _SIZES = (AS_TRANSFORMERS, AND_LARGER)
@@ -30,16 +32,15 @@ WORDS: dict[str, tuple[str, ...]] = {
     GENERATION_BATCH: (WHOLE_GROUPS,),
     ROLLOUT_CHUNK: (QUARTERS,),
     VLLM_SHARE: (AS_NEEDED,),
+    NUM_PROCESSES: (ONE_EACH,),
     BUCKET_SIZE: _SIZES,
     PREFETCHED: _SIZES,
     PERSISTENCE: _SIZES,
 }
 """The words that the values of a knob may be."""
-DEFAULT = "the default"
-"""In a rule: the value that a knob has where nobody chooses, of those that the job lets it have."""
 COUNTS = (
     *(MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION),
-    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, BUCKET_SIZE),
+    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, NUM_PROCESSES, BUCKET_SIZE),
 )
 """Knobs that are whole numbers above 0."""
 COUNTS_FROM_ZERO = (PREFETCHED, PERSISTENCE)
