@@ -82,6 +82,28 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
     return Sharding() if shared.num_processes == 1 else shared
 
 
+def engine_name(sharding: Sharding) -> str:
+    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2`, `ZeRO-2, optimizer on cpu`."""
+    if sharding.distributed_type == DEEPSPEED:
+        optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
+        return zero_name(sharding.zero_stage, optimizer, weights)
+    if sharding.distributed_type == FSDP:
+        return fsdp_name(sharding.fsdp_reshard_after_forward)
+    return "DDP"
+
+
+def zero_name(stage: int, optimizer: str, weights: str) -> str:
+    """The same of DeepSpeed, by its stage and by where optimizer states and weights are kept."""
+    away = [("optimizer", optimizer), ("weights", weights)]
+    told = [f"{what} on {device}" for what, device in away if device != "none"]
+    return ", ".join([f"ZeRO-{stage}", *told])
+
+
+def fsdp_name(reshards: bool) -> str:
+    """The same of FSDP."""
+    return "FSDP2" if reshards else "FSDP2, not resharded"
+
+
 def on_cpus(sharding: Sharding) -> dict[str, Any]:
     """Fields of the trainer that bring several processes on CPUs to work together.
 
