@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Rooms from the ground up: a file may import from its own line and from the lines above it.
 LAYERS = (
-    ("errors", "units"),
+    ("errors", "units", "local_paths"),
     ("yaml_file", "job", "methods"),
     ("facts",),
     ("space",),

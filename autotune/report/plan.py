@@ -222,7 +222,7 @@ def largest_view(answer: Largest) -> str:
         return f"no {answer.knob} fits in {where}"
     takes = format_bytes(answer.estimate.peak_memory_bytes)
     more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
-    if answer.knob != "max_length" and answer.value > answer.global_batch:
-        more += f"; the job's own global batch is {answer.global_batch}"
+    if answer.knob != "max_length" and answer.value > answer.most_rows:
+        more += f"; the job's own global batch has {answer.most_rows} rows for a device"
     sure = f"it takes {takes}, p(oom) {answer.estimate.p_oom:.2f}"
     return f"{answer.knob}={answer.value} fits in {where} ({sure}); {more}"

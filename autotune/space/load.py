@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError, nearest
 from autotune.facts.stack import missing
-from autotune.job import Job, absolute_path, exists, resolve_path
+from autotune.job import Job
+from autotune.local_paths import absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
 from autotune.space.conditional import without_effect
