@@ -84,6 +84,11 @@ class Expectations:
                 measured_s.append(measurement.step_time_s)
         return calibrated(parts, measured_s)
 
+    def speeds(self) -> dict[str, float]:
+        """Expected tokens per second before any probe, by key, where there is an estimate of it."""
+        told = ((key, one.tokens_per_s) for key, one in self.estimates.items())
+        return {key: speed for key, speed in told if speed is not None}
+
     def probability_of_oom(self, candidate: Candidate, residual: Residual) -> float | None:
         """Probability that the candidate needs more than the limit; None: nothing is known."""
         estimate = self.estimates.get(candidate.key)

@@ -90,9 +90,10 @@ def reasons_against(
     """The same of a run that was made before; without `expectations`, by its probes alone."""
     hopeless = expectations.hopeless(candidates, records) if expectations else ()
     probed = {record.candidate.key for record in records if counts_as_probe(record)}
+    speeds = expectations.speeds() if expectations else None
     return {
         **{key: CANNOT_FIT for key in sorted(hopeless) if key not in probed},
-        **dominated(candidates, records, allowed_bytes),
+        **dominated(candidates, records, allowed_bytes, speeds),
     }
 
 

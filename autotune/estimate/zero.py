@@ -7,11 +7,11 @@ a float32 copy of what is trained and moments in float32, divided too. Gradients
 buckets; stage 3 gathers weights for use and keeps up to `stage3_max_live_parameters`, and TRL
 gathers all of them to generate (`ds3_gather_for_generation`) or to give them to vLLM.
 
-Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zero/config.py`
-(overlapping buckets are two); transformers' `integrations/deepspeed.py` (a bucket of the hidden
-size squared). Known error: see `docs/estimates.md`. DeepSpeed itself is traced by
-`sharded_estimates.py`; this is for what is not: methods that generate, and models of more layers
-than are traced whole.
+Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zero/stage_1_and_2.py`
+(`setup_buckets`: one of the whole size whatever the model's, and another one where communication
+overlaps) and `stage3.py` (one, and what is scattered from it flattened once more). Known error: see
+`docs/estimates.md`. DeepSpeed itself is traced by `sharded_estimates.py`; this is for what is not:
+methods that generate, and models of more layers than are traced whole.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,8 @@ from autotune.estimate.record import (
     live_bytes,
 )
 from autotune.estimate.templates import STEP
-from autotune.space.sharding import Sharding
+from autotune.space.bucket_sizes import as_transformers
+from autotune.space.sharding import BUCKET_SIZE, Sharding
 
 MAX_LIVE_PARAMETERS = 10**9
 """DeepSpeed's `stage3_max_live_parameters`, unless told otherwise."""
@@ -55,7 +56,8 @@ class Zero:
     Attributes:
         stage: 1, 2 or 3.
         devices: among how many.
-        hidden: the model's hidden size.
+        bucket: gradients that are exchanged at a time.
+        overlaps: whether they are while others are computed.
         half: whether it computes in 16 bits.
         wide: whether its weights are kept in float32 without ZeRO.
         offloads: whether optimizer states, and weights, are kept elsewhere.
@@ -63,10 +65,11 @@ class Zero:
 
     stage: int
     devices: int
-    hidden: int
+    bucket: int
     half: bool
     wide: bool
     offloads: tuple[bool, bool] = (False, False)
+    overlaps: bool = True
 
     @property
     def narrowed(self) -> float:
@@ -98,8 +101,15 @@ def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden:
     offloads = (sharding.offload_optimizer_device, sharding.offload_param_device)
     wide = config.get("dtype", "float32") == "float32"
     half = bool(config.get("bf16") or config.get("fp16")) or not wide
-    away = (offloads[0] != "none", offloads[1] != "none")
-    return Zero(stage=stage, devices=devices, hidden=hidden, half=half, wide=wide, offloads=away)
+    return Zero(
+        stage=stage,
+        devices=devices,
+        bucket=sharding.reduce_bucket_size or as_transformers(BUCKET_SIZE, hidden),
+        half=half,
+        wide=wide,
+        offloads=(offloads[0] != "none", offloads[1] != "none"),
+        overlaps=sharding.overlap_comm,
+    )
 
 
 def divided(events: list[Event], zero: Zero) -> list[Event]:
@@ -146,15 +156,19 @@ def _most_live(events: list[Event], part_of: Mapping[int, str], part: str) -> in
 
 
 def _engine(zero: Zero, trained: float) -> list[Event]:
-    """What DeepSpeed holds all the time: a float32 copy of its part of what is trained, and two
+    """What DeepSpeed holds all the time: a float32 copy of its part of what is trained, and
     buckets.
 
     Args:
         trained: how many weights are.
     """
-    bucket = min(zero.hidden**2, trained) * zero.width
+    buckets = [zero.bucket]
+    if zero.stage == 3:
+        buckets.append(min(zero.bucket, round(trained)))
+    elif zero.overlaps:
+        buckets.append(zero.bucket)
     copy = 0.0 if zero.offloads[0] else 4 * trained / zero.devices
-    held = [(OPTIMIZER, copy), *[(COMMUNICATION, bucket)] * 2]
+    held = [(OPTIMIZER, copy), *[(COMMUNICATION, size * zero.width) for size in buckets]]
     return [
         (ALLOCATE, _FIRST_ID + n, round(size), part, "zero", NOWHERE)
         for n, (part, size) in enumerate(held)

@@ -23,23 +23,24 @@ from autotune.space.knobs import (
     Candidate,
     value_label,
 )
-from autotune.space.sharding import DEEPSPEED, FSDP, sharding_of
-from autotune.space.sharding import KNOBS as SHARDING
+from autotune.space.sharding import DEEPSPEED, FSDP, STRATEGY_KNOBS, sharding_of
 from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
+
+_SPREAD = (NUM_PROCESSES, *STRATEGY_KNOBS)
 
 
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
     """A candidate in a few words: its batch, then the knobs that vary."""
     batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
-    others = [name for name in free if name not in (MICRO_BATCH, *SHARDING)]
+    others = [name for name in free if name not in (MICRO_BATCH, *_SPREAD)]
     rest = [word for name in others if (word := _word(name, candidate[name]))]
     return " ".join([batch, *_spread(candidate, free), *rest])
 
 
 def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
     """How a candidate is spread, and over how many devices, where that varies."""
-    if not any(name in SHARDING for name in free):
+    if not any(name in _SPREAD for name in free):
         return []
     if NUM_PROCESSES not in free:
         return [strategy(candidate)]

@@ -1,13 +1,16 @@
 """What need not be probed any more, because of what was: rules with their reasons. Pure.
 
 Each rule is a function (candidate, record) -> reason or None: whether the probe of `record` makes
-one of `candidate` pointless. They hold whatever the estimates say.
+one of `candidate` pointless. They hold whatever the estimates say; the one that asks them, too, is
+in `leaner_strategy.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from autotune.probe.record import Record, counts_as_probe, excess_bytes
+from autotune.search.leaner_strategy import divides_more_than_it_must
 from autotune.space.knobs import COMPLETION, MICRO_BATCH, RESPONSE, Candidate
 from autotune.space.processes import server_devices
 from autotune.space.vllm_server import left_to_the_server
@@ -124,13 +127,17 @@ RULES: tuple[Rule, ...] = (
 
 
 def dominated(
-    candidates: Sequence[Candidate], records: Iterable[Record], allowed_bytes: int | None
+    candidates: Sequence[Candidate],
+    records: Iterable[Record],
+    allowed_bytes: int | None,
+    speeds: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
     """Keys of candidates that need no probe, each with the first reason that was found.
 
     Args:
         records: all probes; those that say nothing are passed over.
         allowed_bytes: peak memory a recommended candidate may have.
+        speeds: expected tokens per second, by the candidates' keys, where they are known.
     """
     records = list(records)
     told = [r for r in records if r.measurement is not None and r.measurement.outcome in _TELL]
@@ -139,7 +146,13 @@ def dominated(
     for candidate in candidates:
         if candidate.key in probed:
             continue
-        found = (rule(candidate, record, allowed_bytes) for record in told for rule in RULES)
+        found = chain(
+            (rule(candidate, record, allowed_bytes) for record in told for rule in RULES),
+            (
+                divides_more_than_it_must(candidate, one, allowed_bytes, speeds or {})
+                for one in told
+            ),
+        )
         why = next((reason for reason in found if reason is not None), None)
         if why is not None:
             reasons[candidate.key] = why

@@ -12,9 +12,9 @@ AdamW, else plain Adam, whatever it was (see `CPU_ADAMW`). A section would have 
 one group of all parameters, so that norms decay too, and would step the schedule before it is
 logged: both were seen in real runs of two processes. The schedule is transformers' either way.
 
-Sizes of buckets and thresholds: transformers' own, from the hidden size
-(`transformers/integrations/deepspeed.py`, `trainer_config_finalize`); the bucket in which stages 1
-and 2 gather updated weights gets the size of the one they reduce gradients in. Loss scaling, `aio`
+Sizes of buckets and thresholds are knobs; where nobody chooses they are transformers' own, from the
+hidden size (`bucket_sizes.py`); the bucket in which stages 1 and 2 gather updated weights gets the
+size of the one they reduce gradients in. Loss scaling, `aio`
 and buffer counts are DeepSpeed's defaults (`deepspeed/runtime/precision_config.py`,
 `swap_tensor/constants.py`, `zero/offload_config.py`), made explicit.
 """
@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.facts import Facts
-from autotune.space.sharding import DEEPSPEED, Sharding
+from autotune.space.bucket_sizes import as_transformers
+from autotune.space.sharding import BUCKET_SIZE, DEEPSPEED, PERSISTENCE, PREFETCHED, Sharding
 
 FILE = "deepspeed.json"
 NVME_PATH = "/local_nvme"
@@ -32,13 +33,11 @@ CPU_ADAMW = ("adamw_torch", "adamw_torch_fused")
 """Values of `optim` that an offloaded optimizer really stands for: torch's AdamW."""
 FILLED_BY_TRAINER = (
     *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
-    *("bf16.enabled", "fp16.enabled", "zero_optimization.reduce_bucket_size"),
-    "zero_optimization.stage3_prefetch_bucket_size",
-    "zero_optimization.stage3_param_persistence_threshold",
+    *("bf16.enabled", "fp16.enabled", f"zero_optimization.{BUCKET_SIZE}"),
+    f"zero_optimization.{PREFETCHED}",
+    f"zero_optimization.{PERSISTENCE}",
 )
 """What transformers fills in where a file says `auto`."""
-BUCKET, PREFETCHED, PERSISTENT = 500_000_000, 50_000_000, 100_000
-"""Elements: DeepSpeed's defaults (`deepspeed/runtime/zero/config.py`)."""
 PARAM_BUFFER = 100_000_000
 """Elements of a buffer for weights from disk, at least: DeepSpeed's default."""
 
@@ -58,7 +57,7 @@ def deepspeed_config(
         sharding: a `DEEPSPEED` one.
         config: the flat configuration of the training (`space/settings.py`).
         hidden_size: of the model; None: it has none, and sizes are DeepSpeed's defaults.
-        device_kind: `cuda` or `cpu`; only for GPUs is memory pinned.
+        device_kind: `cuda` or `cpu`; only for GPUs is memory pinned, unless it is said.
         vocab_size: of the model, where weights are kept on disk: the largest is the embedding.
         nvme_path: a folder on an NVMe disk, where states are kept on disk.
     """
@@ -69,7 +68,7 @@ def deepspeed_config(
         "bf16": {"enabled": bool(config.get("bf16"))},
         "fp16": _fp16(bool(config.get("fp16"))),
         "zero_optimization": {
-            **_zero(sharding.zero_stage, hidden_size),
+            **_zero(sharding, hidden_size),
             **_offload(sharding, device_kind, (hidden_size or 0) * (vocab_size or 0), nvme_path),
         },
         "zero_allow_untested_optimizer": True,
@@ -90,10 +89,16 @@ def deepspeed_config(
 def auto_config(
     sharding: Sharding, config: Mapping[str, Any], hidden_size: int | None, **rest: Any
 ) -> dict[str, Any]:
-    """The same file with `auto` wherever transformers' Trainer fills a value in, for those who keep
-    their own TrainingArguments. Arguments are those of `deepspeed_config`."""
+    """The same file with `auto` wherever transformers' Trainer fills that very value in, for those
+    who keep their own TrainingArguments. Arguments are those of `deepspeed_config`."""
     file = deepspeed_config(sharding, config, hidden_size, **rest)
-    for name in FILLED_BY_TRAINER:
+    sizes = (BUCKET_SIZE, PREFETCHED, PERSISTENCE)
+    chosen = {
+        f"zero_optimization.{name}"
+        for name in sizes
+        if getattr(sharding, name) not in (None, as_transformers(name, hidden_size))
+    }
+    for name in sorted(set(FILLED_BY_TRAINER) - chosen):
         *parts, last = name.split(".")
         section = file
         for part in parts:
@@ -145,23 +150,27 @@ def _fp16(enabled: bool) -> dict[str, Any]:
     }
 
 
-def _zero(stage: int, hidden_size: int | None) -> dict[str, Any]:
+def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
     """What is sharded, and in which pieces it is exchanged (elements, not bytes)."""
-    bucket = hidden_size * hidden_size if hidden_size else BUCKET
+    told = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
+    sizes = {BUCKET_SIZE: told[0], PREFETCHED: told[1]}
+    sizes[PERSISTENCE] = sharding.stage3_param_persistence_threshold
+    own = {n: as_transformers(n, hidden_size) if v is None else v for n, v in sizes.items()}
     zero: dict[str, Any] = {
-        "stage": stage,
-        "overlap_comm": True,
+        "stage": sharding.zero_stage,
+        "overlap_comm": sharding.overlap_comm,
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": bucket,
+        BUCKET_SIZE: own[BUCKET_SIZE],
     }
-    if stage < 3:
-        return {**zero, "allgather_partitions": True, "allgather_bucket_size": bucket}
+    if sharding.zero_stage < 3:
+        even = own[BUCKET_SIZE] + own[BUCKET_SIZE] % 2  # it refuses odd ones
+        return {**zero, "allgather_partitions": True, "allgather_bucket_size": even}
     return {
         **zero,
         "sub_group_size": 1_000_000_000,
-        "stage3_prefetch_bucket_size": int(0.9 * bucket) if hidden_size else PREFETCHED,
-        "stage3_param_persistence_threshold": 10 * hidden_size if hidden_size else PERSISTENT,
+        PREFETCHED: own[PREFETCHED],
+        PERSISTENCE: own[PERSISTENCE],
         "stage3_max_live_parameters": 1_000_000_000,
         "stage3_max_reuse_distance": 1_000_000_000,
         "stage3_gather_16bit_weights_on_model_save": True,
@@ -176,7 +185,7 @@ def _offload(
     Args:
         largest: elements of the largest weight; each process reads its part of it at once.
     """
-    pinned = device_kind == "cuda"
+    pinned = device_kind == "cuda" if sharding.pin_memory is None else sharding.pin_memory
     sections: dict[str, dict[str, Any]] = {}
     if sharding.offload_optimizer_device != "none":
         device = sharding.offload_optimizer_device

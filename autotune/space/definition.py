@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from autotune.errors import Problem, UserError, nearest
 from autotune.space.knobs import MICRO_BATCH, Knob, Rule
-from autotune.space.words import COUNTS, WORDS
+from autotune.space.words import COUNTS, COUNTS_FROM_ZERO, WORDS, counts
 from autotune.yaml_file import parse_yaml
 
 FACT_NAMES = frozenset(
@@ -198,13 +198,14 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
         report((*here, "values"), f"`values` of `{name}` by device must be for cpu and for cuda")
         return None
     flat = values.values() if isinstance(values, dict) else [values]
-    derived = (WORDS[name],) if name in WORDS else ()
+    derived = WORDS.get(name, ())
     if not all((isinstance(one, list) and one) or one in derived for one in flat):
         report((*here, "values"), f"`values` of `{name}` must be a list that is not empty")
         return None
     listed = [value for one in flat if isinstance(one, list) for value in one]
-    if name in COUNTS and not all(_is_count(name, v) for v in listed):
-        report((*here, "values"), f"`values` of `{name}` must be whole numbers above 0")
+    if name in (*COUNTS, *COUNTS_FROM_ZERO) and not all(_is_count(name, v) for v in listed):
+        least = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
+        report((*here, "values"), f"`values` of `{name}` must be whole numbers {least}")
         return None
     if not (choices is None or choices == "any" or (isinstance(choices, list) and choices)):
         report((*here, "choices"), f"`choices` of `{name}` must be a list, or `any`")
@@ -263,6 +264,4 @@ def _conditions(
 
 
 def _is_count(name: str, value: Any) -> bool:
-    if value is None:
-        return name == "max_length"
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return name == "max_length" if value is None else counts(name, value)

@@ -8,12 +8,15 @@ from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
 from autotune.space.batch import generation_batches, micro_batches, quarters
+from autotune.space.bucket_sizes import and_larger, as_transformers
 from autotune.space.knobs import COMPLETION, GENERATION_BATCH, TENSOR_PARALLEL, VLLM_SHARE
 from autotune.space.processes import process_counts
 from autotune.space.vllm import MODE, SERVER, TRL_SHARE, needed_share
 from autotune.space.vllm_server import searched_sizes, server_share
 from autotune.space.words import (
+    AND_LARGER,
     AS_NEEDED,
+    AS_TRANSFORMERS,
     DIVISORS,
     JOB_BATCH,
     JOB_MAX_LENGTH,
@@ -27,8 +30,8 @@ Bound = Mapping[str, tuple[KnobValue, ...]]
 """The values of the knobs that stand above, by name."""
 
 
-def derived_values(word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
-    """The values that a word stands for; what is no word stands for itself."""
+def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
+    """The values that a word stands for, of the knob `name`; what is no word stands for itself."""
     if word == DIVISORS:
         batches = global_batches(job)
         counts = process_counts(job)
@@ -52,6 +55,10 @@ def derived_values(word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
         return [server_share(job, facts)]
     if word == AS_NEEDED:
         return _shares(job, facts, bound)
+    if word == AS_TRANSFORMERS:
+        return [as_transformers(name, facts.model.hidden_size)]
+    if word == AND_LARGER:
+        return and_larger(name, facts.model.hidden_size)
     return word
 
 

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from autotune.job import KnobValue
 
@@ -22,6 +22,9 @@ TENSOR_PARALLEL = "vllm_tensor_parallel_size"
 NUM_PROCESSES = "num_processes"
 USE_VLLM, VLLM_MODE, VLLM_SERVER = "use_vllm", "vllm_mode", "server"
 """Two knobs, and the value of the second with which devices of the job are a server's."""
+
+DEFAULT = "the default"
+"""In a rule: the value that a knob has where nobody chooses, of those that the job lets it have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,14 @@ class Rule:
 
     forbid: Mapping[str, Any]
     reason: str
+
+    def with_defaults(self, defaults: Mapping[str, KnobValue]) -> Self:
+        """The rule of one job, with its defaults in place of the word for them."""
+        forbid = {
+            name: {"not": defaults[name]} if told == {"not": DEFAULT} and name in defaults else told
+            for name, told in self.forbid.items()
+        }
+        return replace(self, forbid=forbid)
 
     def excludes(self, known: Mapping[str, Any]) -> bool:
         """Whether every condition holds; a name that `known` lacks means no."""

@@ -25,7 +25,7 @@ from autotune.space.knobs import (
     VLLM_SHARE,
 )
 from autotune.space.vllm import MODE, USE
-from autotune.space.words import COUNTS
+from autotune.space.words import COUNTS, COUNTS_FROM_ZERO, counts
 from autotune.yaml_file import parse_yaml
 
 TRL_REWARDS = (
@@ -253,8 +253,11 @@ class _Loading(Draft):
             for name, given in getattr(job, section).items():
                 values = given if section == "recipe" else [given]
                 never = [None] if (section, name) == ("recipe", "max_length") else []
-                if name in _WHOLE and not all(_counts(v) or v in never for v in values):
-                    self._report((section, name), f"`{name}` must be a whole number above 0")
+                if name not in (*_WHOLE, *COUNTS_FROM_ZERO):
+                    continue
+                if not all(counts(name, v) or v in never for v in values):
+                    least = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
+                    self._report((section, name), f"`{name}` must be a whole number {least}")
                     sound = False
         return sound
 
@@ -295,7 +298,3 @@ def _is_plain(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

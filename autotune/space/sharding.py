@@ -12,8 +12,14 @@ DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU")
 """torch's DistributedDataParallel: every process has a whole copy."""
 OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_device"
 RESHARD = "fsdp_reshard_after_forward"
-KNOBS = (NUM_PROCESSES, STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
-"""Those of `search_spaces/sharding.yaml`: fields of accelerate, not of the trainer."""
+BUCKET_SIZE, PREFETCHED = "reduce_bucket_size", "stage3_prefetch_bucket_size"
+PERSISTENCE = "stage3_param_persistence_threshold"
+ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory")
+"""Fields of DeepSpeed's own file."""
+STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
+"""What is divided, and where it is kept."""
+KNOBS = (NUM_PROCESSES, *STRATEGY_KNOBS, *ZERO_FIELDS)
+"""Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
 
 Offload = Literal["none", "cpu", "nvme"]
 
@@ -28,6 +34,13 @@ class Sharding:
         zero_stage: of DeepSpeed: 1, 2 or 3; else 0.
         fsdp_reshard_after_forward: of FSDP: whether gathered weights are let go of after the
             forward pass.
+        overlap_comm: of DeepSpeed, as the four below: whether gradients are exchanged while others
+            are computed.
+        reduce_bucket_size: elements of gradients that are exchanged at a time, and of updated
+            weights; here and below None: what follows from the model (`space/bucket_sizes.py`).
+        stage3_prefetch_bucket_size: elements of weights that are gathered ahead.
+        stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
+        pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
     """
 
     distributed_type: str = NONE
@@ -36,6 +49,11 @@ class Sharding:
     offload_optimizer_device: Offload = "none"
     offload_param_device: Offload = "none"
     fsdp_reshard_after_forward: bool = True
+    overlap_comm: bool = True
+    reduce_bucket_size: int | None = None
+    stage3_prefetch_bucket_size: int | None = None
+    stage3_param_persistence_threshold: int | None = None
+    pin_memory: bool | None = None
 
     @property
     def divides_weights(self) -> bool:
@@ -58,9 +76,32 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
     Args:
         devices: of the job: one process on each, where no knob says otherwise.
     """
-    told = {name: values[name] for name in KNOBS if values.get(name) is not None}
+    own = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
+    told = {name: values[name] for name in own if values.get(name) is not None}
     shared = Sharding(**{NUM_PROCESSES: devices, **told})
     return Sharding() if shared.num_processes == 1 else shared
+
+
+def engine_name(sharding: Sharding) -> str:
+    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2`, `ZeRO-2, optimizer on cpu`."""
+    if sharding.distributed_type == DEEPSPEED:
+        optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
+        return zero_name(sharding.zero_stage, optimizer, weights)
+    if sharding.distributed_type == FSDP:
+        return fsdp_name(sharding.fsdp_reshard_after_forward)
+    return "DDP"
+
+
+def zero_name(stage: int, optimizer: str, weights: str) -> str:
+    """The same of DeepSpeed, by its stage and by where optimizer states and weights are kept."""
+    away = [("optimizer", optimizer), ("weights", weights)]
+    told = [f"{what} on {device}" for what, device in away if device != "none"]
+    return ", ".join([f"ZeRO-{stage}", *told])
+
+
+def fsdp_name(reshards: bool) -> str:
+    """The same of FSDP."""
+    return "FSDP2" if reshards else "FSDP2, not resharded"
 
 
 def on_cpus(sharding: Sharding) -> dict[str, Any]:

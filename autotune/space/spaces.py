@@ -139,7 +139,9 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     _check_batch(knobs, job)
     positions = Positions.of(job, facts)
     _check_positions(knobs, positions)
-    enumeration = _Enumeration(knobs, definition.rules, known, job, facts)
+    defaults = {knob.name: knob.default for knob in knobs}
+    rules = tuple(rule.with_defaults(defaults) for rule in definition.rules)
+    enumeration = _Enumeration(knobs, rules, known, job, facts)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(
         Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
@@ -169,7 +171,7 @@ def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> Boun
 def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
     by_device = isinstance(knob.values, dict)
     word: Any = knob.values[facts.device.kind] if by_device else knob.values
-    values = derived_values(word, job, facts, bound)
+    values = derived_values(knob.name, word, job, facts, bound)
     default = values[0] if knob.default is None and values else knob.default
     if knob.name in job.fixed:
         values = [job.fixed[knob.name]]

@@ -8,6 +8,7 @@ Runs in a child only.
 """
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.probe.place import Place
-from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
+from autotune.space.sharding import DEEPSPEED, FSDP, Sharding, fsdp_name, zero_name
 
 TIMEOUT = timedelta(hours=1)
 """Of a collective; who hangs is found and ended by the parent long before."""
@@ -92,7 +93,7 @@ def agreed(wanted: bool) -> bool:
 
 
 def engine_of(trainer: Any) -> str:
-    """What really spread the training, as `asked_engine` would say it; `nothing`."""
+    """What really spread the training, as `engine_name` would say it; `nothing`."""
     engine = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
     if engine is not None:
         engine = engine.engine
@@ -100,30 +101,42 @@ def engine_of(trainer: Any) -> str:
         devices = [
             "none" if one is None else str(getattr(one.device, "value", one.device)) for one in away
         ]
-        return _described(engine.zero_optimization_stage(), *devices)
+        return zero_name(engine.zero_optimization_stage(), *devices)
     modules = [one for one in trainer.model_wrapped.modules() if isinstance(one, FSDPModule)]
     if modules:
         # The outermost, and the head, keep their weights between the passes in any case.
         groups = [one._get_fsdp_state()._fsdp_param_group for one in modules]
-        return _fsdp(any(one and one.post_forward_mesh_info is not None for one in groups))
+        return fsdp_name(any(one and one.post_forward_mesh_info is not None for one in groups))
     return "DDP" if isinstance(trainer.model_wrapped, DistributedDataParallel) else "nothing"
 
 
-def asked_engine(sharding: Sharding) -> str:
-    """What is to spread a training: `DDP`, `FSDP2`, `ZeRO-2`, `ZeRO-2, optimizer on cpu`."""
-    if sharding.distributed_type == DEEPSPEED:
-        optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
-        return _described(sharding.zero_stage, optimizer, weights)
-    if sharding.distributed_type == FSDP:
-        return _fsdp(sharding.fsdp_reshard_after_forward)
-    return "DDP"
+def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
+    """Settings that DeepSpeed's engine has otherwise than it was told, in words; None: none.
+
+    Args:
+        zero: the section `zero_optimization` of its file.
+    """
+    engine = trainer.accelerator.deepspeed_engine_wrapped.engine
+    own = _zero_settings(engine, engine.optimizer)
+    other = [
+        f"{name}: {own[name]} (asked: {zero[name]})" for name in own if own[name] != zero[name]
+    ]
+    return ", ".join(other) or None
 
 
-def _described(stage: int, optimizer: str, weights: str) -> str:
-    away = [("optimizer", optimizer), ("weights", weights)]
-    told = [f"{what} on {device}" for what, device in away if device != "none"]
-    return ", ".join([f"ZeRO-{stage}", *told])
-
-
-def _fsdp(reshards: bool) -> str:
-    return "FSDP2" if reshards else "FSDP2, not resharded"
+def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
+    """What the engine works with, by the names of its file."""
+    if engine.zero_optimization_stage() < 3:
+        return {
+            "overlap_comm": optimizer.overlap_comm,
+            "reduce_bucket_size": optimizer.reduce_bucket_size,
+            "allgather_bucket_size": optimizer.allgather_bucket_size,
+        }
+    return {
+        "overlap_comm": engine.zero_overlap_comm(),
+        "reduce_bucket_size": optimizer.reduce_bucket_size,
+        "stage3_prefetch_bucket_size": optimizer.prefetch_elements,
+        "stage3_param_persistence_threshold": (
+            optimizer.parameter_offload.param_numel_persistence_threshold
+        ),
+    }

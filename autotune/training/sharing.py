@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from autotune.probe.protocol import ProbeRequest, Unsupported
 from autotune.space.knobs import ACCUMULATION
-from autotune.space.sharding import Sharding
+from autotune.space.sharding import Sharding, engine_name
 
 T = TypeVar("T")
 
@@ -67,11 +67,15 @@ class Sharing:
         """
         if self.processes == 1:
             return None
-        from autotune.training.distributed import asked_engine, engine_of
+        from autotune.training.distributed import engine_of, other_settings
 
-        ran, asked = engine_of(trainer), asked_engine(self.sharding)
+        ran, asked = engine_of(trainer), engine_name(self.sharding)
         if ran != asked:
             raise AnotherEngine(f"{asked} was asked for, but {ran} ran")
+        zero = (self.overrides.get("deepspeed") or {}).get("zero_optimization")
+        other = other_settings(trainer, zero) if zero else None
+        if other is not None:
+            raise AnotherEngine(f"{ran} ran, but with {other}")
         return ran
 
 

@@ -70,6 +70,8 @@ class Case:
     accumulation: int = 1
     model: str = "llama"
     method: str = "sft"
+    bucket: int = HIDDEN**2
+    overlaps: bool = True
 
     @property
     def name(self) -> str:
@@ -77,6 +79,8 @@ class Case:
         trained = "LoRA" if self.lora else "full"
         words = [self.strategy, f"{self.ranks} ranks", self.model, self.method, trained]
         words += ["checkpointing"] * self.checkpointing
+        words += [f"a bucket of {self.bucket}"] * (self.bucket != HIDDEN**2)
+        words += ["no overlap"] * (not self.overlaps)
         return ", ".join([*words, *[f"{self.accumulation} micro-steps"] * (self.accumulation > 1)])
 
     @property
@@ -119,15 +123,15 @@ class Case:
 
     def deepspeed(self) -> dict[str, Any] | None:
         """DeepSpeed's JSON with every value resolved, the sizes as transformers derives them."""
-        sharding, bucket = self.sharding, HIDDEN**2
+        sharding, bucket = self.sharding, self.bucket
         if sharding.distributed_type != DEEPSPEED:
             return None
         zero: dict[str, Any] = {
             "stage": sharding.zero_stage,
-            "overlap_comm": True,
+            "overlap_comm": self.overlaps,
             "contiguous_gradients": True,
             "reduce_bucket_size": bucket,
-            "stage3_prefetch_bucket_size": int(0.9 * bucket),
+            "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
             "stage3_param_persistence_threshold": 10 * HIDDEN,
         }
         if sharding.offload_optimizer_device != "none":
@@ -148,7 +152,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks;
-    some with other methods."""
+    some with other methods, some with other buckets."""
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, ranks=4, model="qwen2")
         yield Case(strategy=strategy, ranks=4, model="qwen2", lora=True, checkpointing=True)
@@ -159,6 +163,9 @@ def cases() -> Iterator[Case]:
         ("zero 2", "zero 3", "fsdp"), (("reward", False), ("dpo", True), ("dpo", False))
     ):
         yield Case(strategy=strategy, method=method, lora=lora)
+    for strategy in ("zero 1", "zero 2", "zero 3"):
+        yield Case(strategy=strategy, bucket=12 * HIDDEN**2, accumulation=2)
+        yield Case(strategy=strategy, bucket=HIDDEN**2 // 8, overlaps=False)
 
 
 def write_model(name: str, folder: Path) -> None:

@@ -35,6 +35,58 @@ def one_step(path: Path) -> None:
     write_json(folder.reply, {"loss": trainer.state.log_history[-1]["train_loss"], "moved": moved})
 
 
+ENGINE_SETTINGS = "engine.json"
+"""What `zero_as_it_is` leaves in the folder of each rank."""
+
+
+def zero_as_it_is(path: Path) -> None:
+    """A probe of several ranks; each tells what DeepSpeed's optimizer really is at its end."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    from autotune.probe import ranks
+    from autotune.training.sharing import Sharing
+
+    check, make = Sharing.checked_engine, DeepSpeedZeroOptimizer.setup_buckets
+    made: list[int] = []
+
+    def setup_buckets(self: Any) -> None:
+        make(self)  # it lets go of them after each backward pass
+        made[:] = [one.numel() for bucket in self.ipg_buckets.values() for one in bucket.buffer]
+
+    def checked_engine(self: Any, trainer: Any) -> str | None:
+        optimizer = trainer.accelerator.deepspeed_engine_wrapped.engine.optimizer
+        told = {
+            "overlap_comm": getattr(optimizer, "overlap_comm", None),
+            "reduce_bucket_size": optimizer.reduce_bucket_size,
+            "buffers": made or [one.buffer.numel() for one in optimizer.ipg_buckets.values()],
+            "prefetched": getattr(optimizer, "prefetch_elements", None),
+            "whole": [p.ds_numel for p in getattr(optimizer, "persistent_parameters", ())],
+        }
+        write_json(path / f"{os.environ['RANK']}-{ENGINE_SETTINGS}", told)
+        return check(self, trainer)
+
+    Sharing.checked_engine = checked_engine  # type: ignore[method-assign]
+    DeepSpeedZeroOptimizer.setup_buckets = setup_buckets
+    ranks.probe(path)
+
+
+def zero_told_otherwise(path: Path) -> None:
+    """A probe of several ranks, of which one takes another bucket than it was told."""
+    from autotune.probe import ranks
+    from autotune.training.sharing import Sharing
+
+    check = Sharing.checked_engine
+
+    def checked_engine(self: Any, trainer: Any) -> str | None:
+        if os.environ["RANK"] == "1":
+            trainer.accelerator.deepspeed_engine_wrapped.engine.optimizer.reduce_bucket_size = 7
+        return check(self, trainer)
+
+    Sharing.checked_engine = checked_engine  # type: ignore[method-assign]
+    ranks.probe(path)
+
+
 RANK_FAULTS = {
     "rank_1_out_of_memory": (1, "oom", "can't allocate memory"),
     "rank_0_killed": (0, "crash", "ended by SIGKILL"),

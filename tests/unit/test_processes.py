@@ -15,7 +15,7 @@ from autotune.space.sharding import sharding_of
 from autotune.space.spaces import bind
 from autotune.surveying import refuse_untried
 from autotune.what_if import one_more_device
-from tests.unit.builders import make_facts, make_job
+from tests.unit.builders import make_facts, make_job, make_space
 
 
 def space(**fields):
@@ -101,8 +101,8 @@ def test_another_device_is_no_way_out_where_the_number_is_pinned():
 
 
 def test_the_file_with_auto_has_the_sizes_of_a_model_without_a_hidden_size():
-    job, bound = space(devices={"count": 2}, fixed={"distributed_type": "DEEPSPEED"})
+    job = make_job(devices={"count": 2}, fixed={"distributed_type": "DEEPSPEED"})
     facts = make_facts()
     facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, hidden_size=None))
-    text = auto_deepspeed(job, facts, bound.candidates[0])
+    text = auto_deepspeed(job, facts, make_space(job, facts).candidates[0])
     assert text is not None and '"allgather_bucket_size": 500000000' in text

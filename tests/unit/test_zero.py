@@ -1,5 +1,7 @@
 """What ZeRO leaves to each device of a record of one."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, live_bytes
@@ -37,9 +39,10 @@ def record():
     ]
 
 
-def use_of(stage, devices=8, config=None, hidden=1024):
+def use_of(stage, devices=8, config=None, hidden=1024, **fields):
     config = {"dtype": "float32"} if config is None else config
-    return live_bytes(divided(record(), zero_of(config, zero_stage(stage), devices, hidden)))
+    sharding = replace(zero_stage(stage), **fields)
+    return live_bytes(divided(record(), zero_of(config, sharding, devices, hidden)))
 
 
 def test_each_stage_divides_more():
@@ -56,6 +59,21 @@ def test_each_stage_divides_more():
     # A small model stays gathered.
     gathered = {"communication": bucket + GATHERED * WEIGHTS}
     assert three == {**two, "weights": WEIGHTS // 8, **gathered}
+
+
+def test_buckets_are_as_large_and_as_many_as_they_are_told_to_be():
+    def exchanged(stage, **fields):
+        parts = use_of(stage, **fields).parts
+        return parts["communication"] - (GATHERED * WEIGHTS if stage == 3 else 0)
+
+    small, width = 1000, 4
+    assert exchanged(2, reduce_bucket_size=small) == 2 * small * width
+    assert exchanged(1, reduce_bucket_size=small, overlap_comm=False) == small * width
+    assert exchanged(2, overlap_comm=False) == 1024**2 * width
+    # Larger than the model: the buckets are there, what stage 3 flattens is no more than it has.
+    large = WEIGHTS
+    assert exchanged(2, reduce_bucket_size=large) == 2 * large * width
+    assert exchanged(3, reduce_bucket_size=large) == large * width + WEIGHTS
 
 
 def test_the_step_is_that_of_a_device_s_part():
@@ -95,6 +113,7 @@ def test_generation_needs_all_weights_at_once():
 
 def test_of_a_large_model_only_so_many_weights_stay_gathered():
     events = [(ALLOCATE, 1, 40 * 2**30, "weights", "init", 0), (PHASE, "data", 0)]
-    zero = Zero(stage=3, devices=8, hidden=4096, half=True, wide=False)
+    zero = Zero(stage=3, devices=8, bucket=1000, half=True, wide=False)
     parts = live_bytes(divided(events, zero)).parts
-    assert parts == {"weights": 5 * 2**30, "communication": 2 * GATHERED * MAX_LIVE_PARAMETERS}
+    gathered = 2 * GATHERED * MAX_LIVE_PARAMETERS
+    assert parts == {"weights": 5 * 2**30, "communication": gathered + 2 * 1000}
