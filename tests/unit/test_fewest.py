@@ -80,4 +80,4 @@ def test_beside_a_server_one_device_is_not_enough(monkeypatch, tmp_path):
     fixed = {"use_vllm": True, "vllm_mode": "server"}
     job = make_job(method="grpo", max_length=None, reward_model_path="some/judge", fixed=fixed)
     assert [one.devices for one in fewest(job, shipped(), tmp_path, device="h100")] == [2]
-    assert asked == [(2, 2, "h100")]
+    assert asked == [(2, "h100")]
