@@ -73,3 +73,11 @@ def test_where_no_number_does_it_says_so(monkeypatch, tmp_path):
 def test_a_kind_of_gpu_must_be_named(device, tmp_path):
     with pytest.raises(UserError, match="kind of GPU"):
         fewest(make_job(), shipped(), tmp_path, device=device)
+
+
+def test_beside_a_server_one_device_is_not_enough(monkeypatch, tmp_path):
+    asked = plans(monkeypatch, 60 * GIB)
+    fixed = {"use_vllm": True, "vllm_mode": "server"}
+    job = make_job(method="grpo", max_length=None, reward_model_path="some/judge", fixed=fixed)
+    assert [one.devices for one in fewest(job, shipped(), tmp_path, device="h100")] == [2]
+    assert asked == [(2, "h100")]
