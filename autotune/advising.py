@@ -84,7 +84,6 @@ def advise(
     scratch: Path,
     *,
     device: str | None = None,
-    devices: int = 1,
 ) -> Advice:
     """Look for the shortest lists of changes that make a job fit.
 
@@ -92,7 +91,7 @@ def advise(
         UserError: the job or the kind of device cannot be.
         MachineError: the training stack cannot be run here.
     """
-    job, kind = placed(job, device, devices)
+    job, kind = placed(job, device)
     run = RunFolder(path=scratch)
     with servers(scratch, len(os.sched_getaffinity(0))) as started:
         facts = device_facts(survey(job, run, started[0]), kind)

@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
+from autotune.emit.consistency import commands_of
 from autotune.emit.launch_files import LaunchFiles, section
+from autotune.emit.started import ENDINGS
 from autotune.errors import Problem, UserError, user_error
 from autotune.methods import METHODS, Method
 
@@ -57,7 +59,14 @@ def read_launch(
         trainer_file=trains.name,
         accelerate_file=launch.name,
         deepspeed_file=f"{trains.name}: deepspeed" if inside else name,
+        commands=commands_of(_scripts(folder)),
     )
+
+
+def _scripts(folder: Path) -> dict[str, str]:
+    """The shell scripts of a folder, by their names."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
+    return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in paths}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -43,10 +43,11 @@ def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candida
     step = estimate.step_time_s + seconds
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
     note = f"{count} devices: {share}, at {what.link_bytes_per_s / 1e9:.0f} GB/s, none of it hidden"
-    tokens = estimate.tokens_per_s
+    tokens, parts = estimate.tokens_per_s, estimate.time_parts
     return dataclasses.replace(
         estimate,
         step_time_s=step,
+        time_parts=None if parts is None else dataclasses.replace(parts, exchange_s=seconds),
         tokens_per_s=None if tokens is None else tokens * estimate.step_time_s / step,
         notes=(*estimate.notes, note),
     )

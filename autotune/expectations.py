@@ -11,7 +11,7 @@ from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.closed_form import Dimensions, closed_form
 from autotune.estimate.estimates import Estimate, estimate_from_plain, estimated, prior_residual
 from autotune.estimate.memory import Residual, refined
-from autotune.estimate.path_speed import PathSpeed
+from autotune.estimate.path_speed import PathSpeed, Speed
 from autotune.estimate.protocol import EstimateReply, engine_is_traced
 from autotune.estimate.rollout_time import RolloutTime
 from autotune.exchanging import trained_parameters, with_exchange
@@ -21,6 +21,7 @@ from autotune.methods import METHODS
 from autotune.path_tasks import PathTask
 from autotune.probe.record import Record
 from autotune.probe.throughput import passes
+from autotune.serving import with_server
 from autotune.space.knobs import Candidate
 from autotune.space.processes import processes_of, rows_of_step
 from autotune.space.settings import settings
@@ -93,6 +94,8 @@ class Expectations:
         estimate = self.estimates.get(candidate.key)
         if estimate is None:
             return None
+        if estimate.server is not None and estimate.server.missing_bytes is not None:
+            return 1.0
         own = estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1)
         if not estimate.traced:
             residual = dataclasses.replace(
@@ -188,17 +191,35 @@ def estimates_of(
                     offloaded_bytes=estimate.offloaded_bytes,
                 )
                 once = beforehand(job, facts, candidate)
-                estimate = dataclasses.replace(
-                    estimate,
-                    step_time_s=expected.step_time_s,
-                    tokens_per_s=processes_of(candidate.values, job)
-                    * expected.tokens_per_s
-                    / (1 + once),
-                    time_parts=expected.parts,
-                )
+                processes = processes_of(candidate.values, job)
+                estimate = _at_speed(estimate, expected, processes, facts.device.kind, once)
             estimate = with_exchange(estimate, job, facts, candidate)
+            estimate = with_server(estimate, job, facts, candidate)
             found[candidate.key] = estimate
     return found
+
+
+def _at_speed(
+    estimate: Estimate, expected: Speed, processes: int, device_kind: str, once: float
+) -> Estimate:
+    """An estimate with the speed of each of several processes.
+
+    The rates of a CPU are those of all its cores, which its processes share; what it takes to
+    dispatch, each does beside the others.
+
+    Args:
+        once: what is computed beforehand, as a share of the training's time.
+    """
+    parts = expected.parts
+    if device_kind == "cpu":
+        parts = dataclasses.replace(parts.times(processes), overhead_s=parts.overhead_s)
+    slower = parts.total / expected.parts.total if expected.parts.total else 1.0
+    return dataclasses.replace(
+        estimate,
+        step_time_s=slower * expected.step_time_s,
+        tokens_per_s=processes * expected.tokens_per_s / slower / (1 + once),
+        time_parts=parts,
+    )
 
 
 def formulas_of(job: Job, facts: Facts, sharding: Sharding) -> tuple[str, ...]:

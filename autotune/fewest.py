@@ -71,7 +71,7 @@ def _tried(
     own = job.devices.model_copy(update={"count": count})
     job = job.model_copy(update={"devices": own})
     try:
-        made = plan(job, definition, folder, device=device, devices=count, told=told)
+        made = plan(job, definition, folder, device=device, told=told)
     except UserError as error:
         said = "; ".join(problem.what for problem in error.problems)
         return Tried(devices=count, plan=None, problem=said)

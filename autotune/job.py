@@ -4,9 +4,7 @@ The docstring under each field is its documentation: `docs/job.md` is generated 
 file is strict: unknown keys are refused, and all problems are reported at once with their line.
 """
 
-import contextlib
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -103,6 +101,11 @@ class Devices(_Strict):
     """Memory a candidate may use per device, such as `20GiB`. It is enforced in every probe (a
     real allocation failure past it; a probe that ends above it is `oom` too). Default: what is free
     at the start."""
+    host_memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
+    """Memory of the host that all processes may use together, such as `512GiB`: offloading moves
+    optimizer states and weights there. A probe that takes more is ended (`host_oom`). Default: what
+    is free at the start, less a twentieth; on a CPU, where it is the devices' own memory, and of
+    machines that are only planned for: no limit but this."""
 
 
 class Budget(_Strict):
@@ -271,30 +274,3 @@ class Job(_Strict):
     def plain(self) -> dict[str, Any]:
         """The job as plain YAML/JSON data, every field present."""
         return self.model_dump(mode="json")
-
-
-def resolve_path(text: str, base: Path) -> str:
-    """A path relative to the job file's folder, as an absolute one where it exists or must be one.
-
-    A name that exists below `base` is a path; so is anything that starts like one. The rest is
-    left as it is: a hub id.
-    """
-    looks_like_path = text.startswith((".", "/", "~")) or Path(text).suffix in {".json", ".jsonl"}
-    path = absolute_path(text, base)
-    return path if looks_like_path or exists(path) else text
-
-
-def absolute_path(text: str, base: Path) -> str:
-    """`text` as a path below `base`; `~` of a user who does not exist is taken as it stands."""
-    path = Path(text)
-    with contextlib.suppress(RuntimeError):
-        path = path.expanduser()
-    return str((base / path).absolute())
-
-
-def exists(path: str) -> bool:
-    """Whether there is such a file; a name that no file can have is no error."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False

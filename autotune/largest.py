@@ -35,7 +35,7 @@ class Largest:
     """The answer: the largest value that fits, and what it and the next one take.
 
     `value` is None where not even the smallest fits. `bounded`: larger ones were not tried.
-    `global_batch`: rows of the job's optimizer step; a larger micro-batch needs another job.
+    `most_rows`: of the job's optimizer step on a device; a larger micro-batch needs another job.
     """
 
     knob: str
@@ -45,7 +45,7 @@ class Largest:
     device: str
     limit_bytes: int
     bounded: bool
-    global_batch: int
+    most_rows: int
 
 
 def largest(
@@ -55,7 +55,6 @@ def largest(
     knob: str,
     *,
     device: str | None,
-    devices: int = 1,
 ) -> Largest:
     """Look for the largest value of a knob with which the job's default candidate fits.
 
@@ -63,7 +62,7 @@ def largest(
     meets the limit: each is one estimate.
     """
     run = RunFolder(path=scratch)
-    job, kind = placed(job, device, devices)
+    job, kind = placed(job, device)
     with servers(scratch, 1) as started:
         search = _Search(job, definition, run, started[0], knob, kind)
         return search.answer()
@@ -130,7 +129,7 @@ class _Search:
             device=self._facts.device.name,
             limit_bytes=self._limit,
             bounded=failed is None,
-            global_batch=self._default.global_batch,
+            most_rows=self._default.global_batch,
         )
 
     def _between(self, value: int, failed: int) -> int:

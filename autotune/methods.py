@@ -81,7 +81,7 @@ _ONLINE_REFUSES: Mapping[str, tuple[tuple[str | int, ...], str]] = {
         (),
         "say how many completions are generated together: `fixed: {generation_batch_size: ...}`",
     ),
-    "vllm_tensor_parallel_size": ((1,), "one device generates for itself; not built for several"),
+    "vllm_tensor_parallel_size": ((1,), "this search space has no such knob"),
     "use_transformers_continuous_batching": ((), "not supported yet"),
     "use_transformers_paged": ((), "not supported yet"),
 }

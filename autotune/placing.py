@@ -1,7 +1,6 @@
 """Where a plan is made for: a device that is here, or some of a kind that is not. Pure."""
 
 import dataclasses
-from typing import Any
 
 from autotune.errors import user_error
 from autotune.estimate.estimates import prior_residual
@@ -11,37 +10,26 @@ from autotune.job import Job
 from autotune.surveying import memory_limit
 
 
-def placed(job: Job, device: str | None, count: int = 1) -> tuple[Job, DeviceKind | None]:
+def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
     """The job as it can be surveyed here, and the kind of device to put in place of this one.
 
     Raises:
-        UserError: no such kind; or several, but none is named.
+        UserError: no such kind.
     """
-    if count > 1 and device in (None, "cpu"):
-        raise user_error(
-            "several devices are planned for by their kind only",
-            where="--devices",
-            hint="add --device with a GPU, such as h100",
-        )
     if device is None:
         return job, None
-    count = count if count > 1 else job.devices.count
-    if device == "cpu":
-        return _on(job, "cpu", count), None
     # What is looked at here is the model and the data; the device is put in afterwards.
-    return _on(job, "cpu", count), find_kind(device)
+    own = job.devices.model_copy(update={"kind": "cpu"})
+    here = job.model_copy(update={"devices": own})
+    return here, None if device == "cpu" else find_kind(device)
 
 
 def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
     """The facts with a device of `kind` in place of the one that is here."""
     if kind is None:
         return facts
-    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores))
-
-
-def _on(job: Job, kind: Any, count: int) -> Job:
-    devices = job.devices.model_copy(update={"kind": kind, "count": count})
-    return job.model_copy(update={"devices": devices})
+    # Of the machine that such devices are in nothing is known.
+    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores), host=None)
 
 
 def planned_limit(job: Job, facts: Facts) -> int:

@@ -85,7 +85,6 @@ def plan(
     scratch: Path,
     *,
     device: str | None = None,
-    devices: int = 1,
     only_default: bool = False,
     told: Told = nobody,
 ) -> Plan:
@@ -94,7 +93,6 @@ def plan(
     Args:
         scratch: a folder for the files of the survey and the traces.
         device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
-        devices: how many of them train together; 1: as many as the job says.
         only_default: the default candidate alone, pinned knobs as pinned.
         told: hears how many candidates are estimated.
 
@@ -103,7 +101,7 @@ def plan(
         MachineError: the training stack cannot be run here.
     """
     began = time.monotonic()
-    job, kind = placed(job, device, devices)
+    job, kind = placed(job, device)
     cache = PlanCache.of_user()
     run = RunFolder(path=scratch)
     facts, replies, cached = _remembered(job, definition, run, kind, cache, only_default, told)

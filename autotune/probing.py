@@ -11,7 +11,7 @@ from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace, bind
-from autotune.surveying import memory_limit, refuse_untried, survey
+from autotune.surveying import check_host_memory, memory_limit, refuse_untried, survey
 
 
 def probe_once(
@@ -23,6 +23,7 @@ def probe_once(
     with ProbeServer(run.log) as server:
         facts = survey(job, run, server)
         limit = memory_limit(job, facts.device)
+        check_host_memory(job, facts)
         candidate = bind(definition, job, facts).default()
         measurement = measure_candidate(
             server,

@@ -11,7 +11,7 @@ from autotune.space.definition import load_definition
 from autotune.units import format_bytes
 
 
-def ways_out(job: Job, *, device: str | None, devices: int, figures: bool) -> str:
+def ways_out(job: Job, *, device: str | None, figures: bool) -> str:
     """The hint: pin TRL, or train by another method.
 
     Args:
@@ -24,7 +24,7 @@ def ways_out(job: Job, *, device: str | None, devices: int, figures: bool) -> st
         if other is None:
             lines.append(f"  method: {method}  wants a batch that makes up groups")
         elif figures:
-            lines.append(f"  method: {method}  {_figures(other, device, devices)}")
+            lines.append(f"  method: {method}  {_figures(other, device)}")
         else:
             lines.append(f"  method: {method}")
     if figures:
@@ -32,14 +32,12 @@ def ways_out(job: Job, *, device: str | None, devices: int, figures: bool) -> st
     return "\n".join(lines)
 
 
-def _figures(job: Job, device: str | None, devices: int) -> str:
+def _figures(job: Job, device: str | None) -> str:
     """Peak and speed of TRL's defaults."""
     definition = load_definition(job.method)
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-plan-") as scratch:
-            made = plan(
-                job, definition, Path(scratch), device=device, devices=devices, only_default=True
-            )
+            made = plan(job, definition, Path(scratch), device=device, only_default=True)
     except AutotuneError as error:
         return f"cannot be planned: {error.problems[0].what}"
     ((candidate, estimate),) = made.ranked()

@@ -7,6 +7,7 @@ from typing import Any
 from autotune.errors import Problem, UserError, machine_error, user_error
 from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
+from autotune.facts.host import host
 from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.job import Job, NoData
 from autotune.methods import METHODS
@@ -40,9 +41,10 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
         facts = facts_from_plain(stored)
         # Measurements of one study share one limit: the free memory of the start stands.
         device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
-        return dataclasses.replace(facts, device=device)
+        return dataclasses.replace(facts, device=device, host=facts.host or host())
     model, data = _survey_in_child(job, run, server)
-    facts = Facts(model=model, data=data, device=device, stack=stack.installed(job.method))
+    installed = stack.installed(job.method)
+    facts = Facts(model=model, data=data, device=device, stack=installed, host=host())
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
     write_json(run.facts, facts.plain())
     return facts
@@ -169,6 +171,22 @@ def memory_limit(job: Job, device: devices.DeviceFacts) -> int:
             hint="lower it, or free memory first",
         )
     return job.devices.memory or device.free_bytes
+
+
+def check_host_memory(job: Job, facts: Facts) -> None:
+    """Hold what the job counts on against what the host has.
+
+    Raises:
+        MachineError: it has less free.
+    """
+    wanted, found = job.devices.host_memory, facts.host
+    if wanted is not None and found is not None and wanted > found.free_bytes:
+        raise machine_error(
+            f"{format_bytes(wanted)} of the host's memory were asked for, but only "
+            f"{format_bytes(found.free_bytes)} of {format_bytes(found.total_bytes)} are free",
+            where="devices.host_memory",
+            hint="lower it, or free memory first",
+        )
 
 
 def allowed_memory(job: Job, device: devices.DeviceFacts) -> int:

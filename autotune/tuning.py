@@ -32,7 +32,13 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.quantization import PACKAGE, not_installed
 from autotune.space.spaces import SearchSpace, bind
-from autotune.surveying import allowed_memory, memory_limit, refuse_untried, survey
+from autotune.surveying import (
+    allowed_memory,
+    check_host_memory,
+    memory_limit,
+    refuse_untried,
+    survey,
+)
 from autotune.too_little import process_alone, without_probes
 from autotune.yaml_file import to_yaml
 
@@ -123,6 +129,7 @@ def open_session(
     if missing := not_installed(job, facts):
         raise machine_error(missing, where="job", hint=f"pip install {PACKAGE}")
     limit = memory_limit(job, facts.device)
+    check_host_memory(job, facts)
     space = bind(definition, job, facts)
     keep_space(run, space)
     allowed = allowed_memory(job, facts.device)

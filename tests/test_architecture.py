@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Rooms from the ground up: a file may import from its own line and from the lines above it.
 LAYERS = (
-    ("errors", "units"),
+    ("errors", "units", "local_paths"),
     ("yaml_file", "job", "methods"),
     ("facts",),
     ("space",),
@@ -22,7 +22,7 @@ LAYERS = (
     ("run_folder", "plan_cache"),
     ("path_tasks",),
     ("counting",),
-    ("duration", "instead", "exchanging"),
+    ("duration", "instead", "exchanging", "serving"),
     ("recommend", "what_if", "search", "surveying", "expectations"),
     ("placing",),
     ("planning", "comparison"),
@@ -110,6 +110,7 @@ PURE = (
     "probe/repeats.py",
     "what_if.py",
     "instead.py",
+    "serving.py",
     "emit",
     "space",
     "probe/throughput.py",

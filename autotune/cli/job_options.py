@@ -61,14 +61,13 @@ def load(
     flags: dict[str, Any],
     *,
     device: str | None = None,
-    devices: int = 1,
     figures: bool = False,
 ) -> Any:
     """(Job, SpaceDefinition) of the options.
 
     Args:
         figures: whether, where TRL has no such trainer any more, the methods that could take its
-            place are planned, for `device` and `devices`.
+            place are planned, for `device`.
 
     Raises:
         UserError: the job cannot be, or not with this TRL.
@@ -86,7 +85,7 @@ def load(
     if why is not None:
         from autotune.replacing import ways_out
 
-        hint = ways_out(loaded, device=device, devices=devices, figures=figures)
+        hint = ways_out(loaded, device=device, figures=figures)
         raise user_error(why, where="method", hint=hint)
     for one in loaded.assumed:
         click.echo(f"assumed: {one}", err=True)

@@ -5,6 +5,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
 @click.option(
     "--devices",
     type=click.IntRange(min=1),
-    default=1,
-    help="How many; how the training is spread over them is searched.",
+    help="How many, in place of the job's; how the training is spread over them is searched.",
 )
 @click.option("--fits", is_flag=True, help="Only candidates that fit.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
@@ -37,17 +37,7 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
 @json_option
 @guarded
 def command(
-    job: Path | None,
-    sets: tuple[str, ...],
-    device: str | None,
-    devices: int,
-    fits: bool,
-    top: int | None,
-    maximum: str | None,
-    min_devices: bool,
-    advise: bool,
-    as_json: bool,
-    **flags: Any,
+    fits: bool, top: int | None, maximum: str | None, min_devices: bool, advise: bool, **asked: Any
 ) -> int:
     """Say what every candidate of JOB will take, before anything runs on the device.
 
@@ -56,30 +46,55 @@ def command(
     """
     if advise and (maximum is not None or fits or top):
         raise user_error("`--advise` goes with none of --max, --fits and --top", where="--advise")
-    if min_devices and (advise or maximum is not None or fits or top or devices > 1):
+    alone = not (advise or maximum is not None or fits or top or asked["devices"])
+    if min_devices and not alone:
         raise user_error("`--min-devices` goes with --device alone", where="--min-devices")
+    names = ("job", "sets", "device", "devices", "as_json")
+    named = {name: asked.pop(name) for name in names}
+    what = _Asked(**named, flags=asked)
     if min_devices:
-        return _fewest(job, sets, flags, device, as_json)
+        return _fewest(what)
     if maximum is not None:
-        return _largest(job, sets, flags, device, devices, maximum, as_json)
-    if advise:
-        return _advice(job, sets, flags, device, devices, as_json)
+        return _largest(what, maximum)
+    return _advice(what) if advise else _candidates(what, fits=fits, top=top)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The job as the options have it, and where it is planned for."""
+
+    job: Path | None
+    sets: tuple[str, ...]
+    flags: dict[str, Any]
+    device: str | None
+    devices: int | None
+    as_json: bool
+
+    def loaded(self) -> Any:
+        """(Job, SpaceDefinition)."""
+        sets = self.sets
+        if self.devices is not None:
+            sets = (*sets, f"devices.count={self.devices}")
+        sets = _sets(self.job, sets, self.flags, self.devices or 1)
+        return load(self.job, sets, self.flags, device=self.device, figures=True)
+
+
+def _candidates(asked: _Asked, *, fits: bool, top: int | None) -> int:
     from autotune.planning import plan
 
-    loaded, definition = _loaded(job, sets, flags, device, devices)
+    loaded, definition = asked.loaded()
     with _scratch() as folder, _shown() as told:
         made = plan(
             loaded,
             definition,
             folder,
-            device=device,
-            devices=devices,
-            only_default=job is None,
+            device=asked.device,
+            only_default=asked.job is None,
             told=told,
         )
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
     chosen = chosen[:top] if top else chosen
-    if as_json:
+    if asked.as_json:
         from autotune.report.plan import plan_plain
 
         print_json(plan_plain(made, chosen))
@@ -92,79 +107,46 @@ def command(
     return 0 if any(estimate.fits for estimate in made.estimates.values()) else 1
 
 
-def _fewest(
-    job: Path | None,
-    sets: tuple[str, ...],
-    flags: dict[str, Any],
-    device: str | None,
-    as_json: bool,
-) -> int:
+def _fewest(asked: _Asked) -> int:
     from autotune.fewest import fewest
     from autotune.report.fewest import fewest_lines, fewest_plain
 
-    loaded, definition = _loaded(job, sets, flags, device, 1)
+    loaded, definition = asked.loaded()
     with _scratch() as folder, _shown() as told:
-        tried = fewest(loaded, definition, folder, device=device, told=told)
-    if as_json:
+        tried = fewest(loaded, definition, folder, device=asked.device, told=told)
+    if asked.as_json:
         print_json(fewest_plain(tried))
     else:
         click.echo("\n".join(fewest_lines(tried)))
     return 0 if tried[-1].fits else 1
 
 
-def _largest(
-    job: Path | None,
-    sets: tuple[str, ...],
-    flags: dict[str, Any],
-    device: str | None,
-    devices: int,
-    maximum: str,
-    as_json: bool,
-) -> int:
+def _largest(asked: _Asked, maximum: str) -> int:
     from autotune.largest import largest
     from autotune.report.plan import largest_plain, largest_view
 
-    loaded, definition = _loaded(job, sets, flags, device, devices)
+    loaded, definition = asked.loaded()
     with _scratch() as folder:
-        answer = largest(loaded, definition, folder, maximum, device=device, devices=devices)
-    if as_json:
+        answer = largest(loaded, definition, folder, maximum, device=asked.device)
+    if asked.as_json:
         print_json(largest_plain(answer))
     else:
         click.echo(largest_view(answer))
     return 0 if answer.value is not None else 1
 
 
-def _advice(
-    job: Path | None,
-    sets: tuple[str, ...],
-    flags: dict[str, Any],
-    device: str | None,
-    devices: int,
-    as_json: bool,
-) -> int:
+def _advice(asked: _Asked) -> int:
     from autotune.advising import advise
     from autotune.report.advice import advice_lines, advice_plain
 
-    loaded, definition = _loaded(job, sets, flags, device, devices)
+    loaded, definition = asked.loaded()
     with _scratch() as folder:
-        advice = advise(loaded, definition, folder, device=device, devices=devices)
-    if as_json:
+        advice = advise(loaded, definition, folder, device=asked.device)
+    if asked.as_json:
         print_json(advice_plain(advice))
     else:
         click.echo("\n".join(advice_lines(advice)))
     return 0 if advice.fits or advice.ways else 1
-
-
-def _loaded(
-    job: Path | None,
-    sets: tuple[str, ...],
-    flags: dict[str, Any],
-    device: str | None,
-    devices: int,
-) -> Any:
-    """(Job, SpaceDefinition) to be planned for these devices."""
-    sets = _sets(job, sets, flags, devices)
-    return load(job, sets, flags, device=device, devices=devices, figures=True)
 
 
 @contextlib.contextmanager

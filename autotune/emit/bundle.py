@@ -17,7 +17,7 @@ from autotune.emit.vllm_server import serve_script, wants_server
 from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.methods import METHODS
+from autotune.methods import METHODS, Method
 from autotune.recommend import Recommendation, ranked_plain
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.deepspeed import auto_config, deepspeed_of
@@ -27,6 +27,7 @@ from autotune.space.precision import resolve_precision
 from autotune.space.processes import processes_of
 from autotune.space.settings import Settings, settings, threads
 from autotune.space.sharding import Sharding, sharding_of
+from autotune.space.vllm_server import Split, split_of
 from autotune.training.families import own_script
 
 SCHEMA = 1
@@ -79,6 +80,7 @@ def bundle_files(
             missing=missing_fields(chosen.config, METHODS[job.method]),
             first=SERVE_SCRIPT if wants_server(chosen.config) else None,
             processes=processes_of(candidate.values, job),
+            split=split_of(job, facts, candidate.values, processes_of(candidate.values, job)),
             assumed=job.assumed,
             verification=verification,
             costs=costs,
@@ -96,6 +98,7 @@ def _launched_files(
     method = METHODS[job.method]
     sharding = sharding_of(candidate.values, job.devices.count)
     missing = missing_fields(chosen.config, method)
+    split = split_of(job, facts, candidate.values, sharding.num_processes)
     return {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
         "accelerate.yaml": accelerate_config(
@@ -110,11 +113,12 @@ def _launched_files(
             threads=threads(facts, sharding.num_processes),
             missing=missing,
             sharding=sharding,
+            split=split,
         ),
-        **_several(job, facts, chosen, sharding, python),
+        **_several(job, facts, chosen, sharding, python, split),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
-            {SERVE_SCRIPT: serve_script(chosen.config, facts, python)}
+            {SERVE_SCRIPT: serve_script(chosen.config, facts, python, split)}
             if wants_server(chosen.config)
             else {}
         ),
@@ -122,13 +126,28 @@ def _launched_files(
 
 
 def _several(
-    job: Job, facts: Facts, chosen: Settings, sharding: Sharding, python: str
+    job: Job,
+    facts: Facts,
+    chosen: Settings,
+    sharding: Sharding,
+    python: str,
+    split: Split | None,
 ) -> dict[str, str]:
-    """What several processes want besides: DeepSpeed's file, and launches over several machines."""
+    """What several processes want besides: DeepSpeed's file, and launches over several machines; a
+    server that has some of the GPUs is on theirs."""
     if sharding.num_processes == 1:
         return {}
     method = METHODS[job.method]
-    files = {
+    files = {} if split is not None else _on_machines(method, facts, chosen, sharding, python)
+    deepspeed = deepspeed_of(sharding, chosen.config, facts)
+    return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
+
+
+def _on_machines(
+    method: Method, facts: Facts, chosen: Settings, sharding: Sharding, python: str
+) -> dict[str, str]:
+    """Launches over several machines."""
+    return {
         NODES_SCRIPT: nodes_script(
             method=method,
             python=python,
@@ -141,8 +160,6 @@ def _several(
             method=method, device_kind=facts.device.kind, processes=sharding.num_processes
         ),
     }
-    deepspeed = deepspeed_of(sharding, chosen.config, facts)
-    return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
 
 
 def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import yaml
 
-from autotune.emit import deepspeed_checks, launch_checks
+from autotune.emit import deepspeed_checks, launch_checks, server_checks
 from autotune.emit.launch_files import LaunchFiles
+from autotune.emit.started import ENDINGS, Started, started
 from autotune.errors import Problem
 from autotune.methods import Method
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
@@ -15,7 +16,7 @@ from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 
 def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
     """Everything that is wrong: where, what each file says, what to do."""
-    checks = (*launch_checks.CHECKS, *deepspeed_checks.CHECKS)
+    checks = (*launch_checks.CHECKS, *deepspeed_checks.CHECKS, *server_checks.CHECKS)
     return tuple(problem for check in checks for problem in check(files))
 
 
@@ -32,7 +33,18 @@ def of_bundle(texts: Mapping[str, str], method: Method) -> LaunchFiles:
         deepspeed=None if deepspeed is None else _mapping(json.loads(deepspeed)),
         method=method,
         trainer_file=method.config_file,
+        commands=commands_of(texts),
     )
+
+
+def commands_of(texts: Mapping[str, str]) -> tuple[Started, ...]:
+    """What scripts start.
+
+    Args:
+        texts: file name -> text; those that are no scripts are passed over.
+    """
+    scripts = sorted(name for name in texts if name.endswith(ENDINGS))
+    return tuple(one for name in scripts for one in started(name, texts[name]))
 
 
 def _mapping(data: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from autotune.methods import Method
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding import DEEPSPEED, Sharding
+from autotune.space.vllm_server import Split
 
 ALONE = Sharding()
 """One process."""
@@ -64,6 +65,23 @@ if [ "${{#devices[@]}}" -lt "$wanted" ]; then
     exit 2
 fi
 """
+_OF_THE_JOB = """\
+IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
+if [ "${{#devices[@]}}" -lt {first} ]; then
+    echo "launch.sh: {first} GPU(s) train, CUDA_VISIBLE_DEVICES names ${{#devices[@]}}" >&2
+    exit 2
+fi
+if [ "${{#devices[@]}}" -lt {all} ]; then # not those of the whole job: serve.sh keeps to its own
+    for gpu in "${{devices[@]:0:{first}}}"; do
+        if [[ " {own} " == *" $gpu "* ]]; then
+            echo "launch.sh: GPU $gpu generates (serve.sh has {own}): name others, or at least" \\
+                "{all} GPUs for both scripts, those that train first" >&2
+            exit 2
+        fi
+    done
+fi
+export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${{devices[*]:0:{first}}}")"
+"""
 
 
 def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
@@ -95,11 +113,14 @@ def asks(missing: Sequence[str]) -> str:
     return "".join(["missing=()\n", *each, _REFUSES, file])
 
 
-def _devices(environment: Mapping[str, str], processes: int) -> str:
+def _devices(environment: Mapping[str, str], processes: int, split: Split | None) -> str:
     """With one process, several visible GPUs would multiply the batch (transformers wraps the
-    model by itself); with several processes each wants one."""
+    model by itself); with several processes each wants one; beside a server none of its GPUs."""
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
+    if split is not None:
+        own, first = " ".join(map(str, split.generating)), len(split.training)
+        return _OF_THE_JOB.format(first=first, all=first + len(split.generating), own=own)
     if processes > 1:
         return enough_devices(str(processes))
     return 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device\n'
@@ -153,6 +174,7 @@ def launch_script(
     threads: int,
     missing: Sequence[str] = (),
     sharding: Sharding = ALONE,
+    split: Split | None = None,
 ) -> str:
     """The launch script as text.
 
@@ -163,6 +185,7 @@ def launch_script(
         threads: of each training process.
         missing: fields that the configuration lacks and a training needs.
         sharding: how the training is spread over processes, all on this machine.
+        split: which of the job's GPUs train, where a vLLM server has others of them.
     """
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
     if sharding.num_processes > 1:
@@ -176,7 +199,7 @@ def launch_script(
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
-{first}{_devices(environment, sharding.num_processes)}\
+{first}{_devices(environment, sharding.num_processes, split)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
 {told}\

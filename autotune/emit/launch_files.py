@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.emit.started import Started
 from autotune.errors import Problem
 from autotune.facts.stack import canonical_name
 from autotune.methods import Method
@@ -36,6 +37,7 @@ class LaunchFiles:
         accelerate: what `accelerate launch` reads.
         deepspeed: what DeepSpeed reads; None where there is no such file.
         method: of the training, where it is known.
+        commands: what scripts beside them start.
     """
 
     trainer: Mapping[str, Any]
@@ -45,6 +47,17 @@ class LaunchFiles:
     trainer_file: str = "the trainer's file"
     accelerate_file: str = "accelerate.yaml"
     deepspeed_file: str = "deepspeed.json"
+    commands: tuple[Started, ...] = ()
+
+    @property
+    def servers(self) -> list[Started]:
+        """vLLM servers that scripts start."""
+        return [one for one in self.commands if one.serves]
+
+    @property
+    def trainings(self) -> list[Started]:
+        """Trainings that scripts start."""
+        return [one for one in self.commands if not one.serves]
 
     @property
     def kind(self) -> str:

@@ -7,6 +7,7 @@ from autotune.duration import Work
 from autotune.emit.launch import data_kinds, flags
 from autotune.recommend import Ranked, Recommendation
 from autotune.space.knobs import value_label
+from autotune.space.vllm_server import Split
 from autotune.units import format_bytes, format_seconds
 
 NEEDS_VLLM = "It needs vLLM (`pip install trl[vllm]`), which was not run here unless it says so."
@@ -21,6 +22,7 @@ def readme(
     missing: Sequence[str],
     first: str | None,
     processes: int,
+    split: Split | None,
     assumed: Sequence[str],
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -32,6 +34,7 @@ def readme(
     Args:
         first: a script of the bundle that has to run beside the launch.
         processes: that train, one for each device.
+        split: which of the job's GPUs train, and which are that script's.
     """
     chosen = recommendation.chosen
     knobs = chosen.candidate.knobs
@@ -39,7 +42,7 @@ def readme(
         f"# {model}: recommended configuration",
         "",
         f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
-        *_how_to_launch(chosen, missing, first, processes),
+        *_how_to_launch(chosen, missing, first, processes, split),
         *(f"Not measured: {one}." for one in assumed),
         "",
         "## Why this one",
@@ -67,20 +70,33 @@ def readme(
 
 
 def _how_to_launch(
-    chosen: Ranked, missing: Sequence[str], first: str | None, processes: int
+    chosen: Ranked,
+    missing: Sequence[str],
+    first: str | None,
+    processes: int,
+    split: Split | None,
 ) -> list[str]:
-    several = (
-        f"It starts {processes} processes on this machine, one for each device. To spread them "
-        "over several machines, run `launch_nodes.sh` on each, or submit `launch.slurm`. "
-        "`autotune check FOLDER` says whether the files still agree after you changed one."
-    )
+    several = f"It starts {processes} processes on this machine, one for each device. "
+    if split is None:
+        several += "To spread them over several machines, run `launch_nodes.sh` on each, or "
+        several += "submit `launch.slurm`. "
+    several += "`autotune check FOLDER` says whether the files still agree after you changed one."
+    where = "on other GPUs (it says how)"
+    if split is not None:
+        trains, generates = (_listed(gpus) for gpus in (split.training, split.generating))
+        where = f"in a shell of its own: it generates on {generates}, while {trains} train"
+        where += "s" if len(split.training) == 1 else ""
     return [
-        *([f"Start `{first}` first, on other GPUs (it says how)."] if first else []),
+        *([f"Start `{first}` first, {where}."] if first else []),
         *([NEEDS_VLLM] if chosen.candidate.values.get("use_vllm") else []),
         f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
         *data_kinds(missing),
         *([several] if processes > 1 else []),
     ]
+
+
+def _listed(gpus: Sequence[int]) -> str:
+    return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
 def _others(recommendation: Recommendation) -> list[str]:

@@ -11,6 +11,7 @@ from autotune.estimate.paths import AT_MOST, UNTRACEABLE
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.record import ACTIVATIONS, GRADIENTS, OPTIMIZER, VLLM, WEIGHTS
 from autotune.estimate.speed import TimeParts
+from autotune.space.vllm_share import ServerNeeds, server_needs_from_plain
 
 MICRO_STEP = "micro-step"
 FRAGMENTATION, CONTEXT = "fragmentation", "context"
@@ -68,6 +69,9 @@ class Estimate:
     """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
+    server: ServerNeeds | None = None
+    """What a vLLM server needs of each of its own devices; None: there is none, or not of the
+    job's. All else is of the devices that train; `fits` is of both."""
 
     @property
     def vllm_bytes(self) -> int:
@@ -104,6 +108,7 @@ class Estimate:
             "at_most": self.at_most,
             "offloaded_bytes": self.offloaded_bytes,
             "missing_bytes": self.missing_bytes,
+            "server": None if self.server is None else self.server.plain(),
         }
 
 
@@ -111,11 +116,12 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     """The estimate that JSON data hold."""
     known = {field.name for field in dataclasses.fields(Estimate)}
     values = {name: value for name, value in data.items() if name in known}
-    parts = data.get("time_parts")
+    parts, server = data.get("time_parts"), data.get("server")
     values |= {
         "retries": data["allocator_retries"],
         "notes": tuple(data["notes"]),
         "time_parts": None if parts is None else TimeParts(**parts),
+        "server": None if server is None else server_needs_from_plain(server),
     }
     return Estimate(**values)
 

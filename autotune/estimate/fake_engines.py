@@ -54,7 +54,8 @@ def built_whole() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deepspeed_on_fake_tensors() -> Iterator[None]:
-    """No other rank answers whether it has the same lengths; the CPU's Adam computes nothing."""
+    """No other rank answers whether it has the same lengths; the CPU's Adam computes nothing, and
+    what exchanges through shared memory is not compiled: nobody is there."""
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -62,6 +63,8 @@ def _deepspeed_on_fake_tensors() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(real_accelerator, "ds_accelerator", CPU_Accelerator()))
         stack.enter_context(replaced(CPUAdamBuilder, "load", lambda *_, **__: _InPlace()))
+        backend = importlib.import_module("deepspeed.comm.torch")
+        stack.enter_context(replaced(backend, "build_shm_op", lambda: None))
         # `Module.to` is replaced already; what it cannot do on fake weights these could not either.
         for name, dtype in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
             stack.enter_context(replaced(torch.nn.Module, name, _cast(dtype)))

@@ -24,6 +24,7 @@ NOT_ON_THE_PATH = {
     *("dataloader_num_workers", "model_name_or_path", "dataset_text_field"),
     *("generation_batch_size", "local_rollout_forward_batch_size", "num_ppo_epochs"),
     *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enable_sleep_mode"),
+    "vllm_tensor_parallel_size",
 }
 
 UNTRACEABLE = {

@@ -20,7 +20,7 @@ from typing import Any
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.record import NOWHERE, Work, chunk
 
-TERMS = ("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s")
+TERMS = ("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s", "exchange_s")
 _ONLY_WHEN_TRACED = ("prim::", "profiler::")
 """Fake tensors dispatch these; real ones do not."""
 LOSS = chunk(0)
@@ -37,6 +37,7 @@ class TimeParts:
         memory_s: of operators that are bound by bandwidth.
         overhead_s: of the host, to dispatch.
         transfer_s: of copies between host and device (what offloads knows how much).
+        exchange_s: of what processes exchange; nothing hides it.
         overlapped: whether host, device and copies run beside each other (CUDA).
     """
 
@@ -45,6 +46,7 @@ class TimeParts:
     memory_s: float = 0.0
     overhead_s: float = 0.0
     transfer_s: float = 0.0
+    exchange_s: float = 0.0
     overlapped: bool = False
 
     @property
@@ -56,8 +58,8 @@ class TimeParts:
     def total(self) -> float:
         """Seconds in all."""
         if self.overlapped:
-            return max(self.device_s, self.overhead_s, self.transfer_s)
-        return self.device_s + self.overhead_s + self.transfer_s
+            return max(self.device_s, self.overhead_s, self.transfer_s) + self.exchange_s
+        return self.device_s + self.overhead_s + self.transfer_s + self.exchange_s
 
     def exposed(self) -> "TimeParts":
         """The same total as parts that add: of host and copies, what nothing else hides."""

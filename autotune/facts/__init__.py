@@ -5,18 +5,21 @@ from typing import Any
 
 from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts, DeviceProcess
+from autotune.facts.host import HostFacts
 from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.facts.stack import StackFacts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The model, the data, the device and the stack."""
+    """The model, the data, the device and the stack; the host, where the device is on this machine
+    or another's memory is known."""
 
     model: ModelFacts
     data: DataFacts
     device: DeviceFacts
     stack: StackFacts
+    host: HostFacts | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
@@ -36,4 +39,5 @@ def facts_from_plain(data: dict[str, Any]) -> Facts:
         data=DataFacts(**data["data"]),
         device=DeviceFacts(**device),
         stack=StackFacts(**stack),
+        host=HostFacts(**found) if (found := data.get("host")) else None,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import MachineError, machine_error
+from autotune.facts.host import host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,42 +89,15 @@ def _no_such_gpu(index: int, visible: int) -> MachineError:
 
 def cpu(processes: int = 1) -> DeviceFacts:
     """The CPU with the memory that a new process could get now, or each of several."""
-    memory = dict(_meminfo())
-    total, free = memory["MemTotal"], memory["MemAvailable"]
-    for limit, used in _cgroup_limits():
-        total, free = min(total, limit), min(free, max(limit - used, 0))
+    memory = host()
     return DeviceFacts(
         kind="cpu",
         index=0,
         name=_cpu_name(),
-        total_bytes=total // processes,
-        free_bytes=free // processes,
+        total_bytes=memory.total_bytes // processes,
+        free_bytes=memory.free_bytes // processes,
         cores=len(os.sched_getaffinity(0)),
     )
-
-
-def _meminfo() -> Iterator[tuple[str, int]]:
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        name, _, rest = line.partition(":")
-        yield name, int(rest.split()[0]) * 1024
-
-
-def _cgroup_limits() -> Iterator[tuple[int, int]]:
-    """(limit, used) of the memory control group, in the second version's files and the first's."""
-    for folder, limit_file, used_file in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            limit = int((Path(folder) / limit_file).read_text(encoding="ascii"))
-            used = int((Path(folder) / used_file).read_text(encoding="ascii"))
-            yield limit, max(used - _cached_bytes(Path(folder) / "memory.stat"), 0)
-
-
-def _cached_bytes(stat: Path) -> int:
-    """File pages of a control group that the kernel gives back when memory is asked for."""
-    figures = dict(line.split() for line in stat.read_text(encoding="ascii").splitlines())
-    return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
 
 
 def _cpu_name() -> str:

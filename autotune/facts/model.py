@@ -46,6 +46,9 @@ class ModelFacts:
     """Of keys and values in 16 bits, over all layers; None: not known of this architecture."""
     fixed_positions: bool = False
     """Whether the model fails beyond `max_positions`: it looks them up in a table."""
+    attention_heads: int | None = None
+    key_value_heads: int | None = None
+    """Both of a layer; None: its config does not say."""
 
 
 def model_from_plain(data: dict[str, Any]) -> ModelFacts:
@@ -80,6 +83,7 @@ def survey_model(
         check_labels(path, **kinds)
     config = model_config(path, method, **kinds)
     text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
     model = build_on_meta(config, method)
     attention, linear = _linear_modules(model)
     positions, fixed = _positions(model)
@@ -100,6 +104,8 @@ def survey_model(
         flash_attention=bool(getattr(model, "_supports_flash_attn", False)),
         cache_bytes_per_token=_cache_bytes(text),
         fixed_positions=fixed,
+        attention_heads=heads,
+        key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
     )
 
 

@@ -29,6 +29,7 @@ class Ending:
     strays: int
     seconds: float
     rss_at_stop_bytes: int | None = None
+    """Of the process of its session that held most when it was ended: a rank, where there are."""
     stop_reason: str | None = None
     events: tuple[dict[str, Any], ...] = ()
 

@@ -17,19 +17,16 @@ Why not `multiprocessing`'s forkserver: see docs/decisions/0002-own-forkserver.m
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
 import select
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from autotune.probe.descendants import adopt_orphans, die_with_parent, end_children
 
 
 class ForkServer:
@@ -44,8 +41,7 @@ class ForkServer:
 
     def serve(self, preload: list[str]) -> None:
         """Import `preload`, then answer requests until stdin closes."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         for module in preload:
             importlib.import_module(module)
         wake_in, wake_out = os.pipe()
@@ -63,7 +59,7 @@ class ForkServer:
         for pid in self._children:
             _kill_group(pid)
         self._children.clear()
-        self._end_strays()
+        end_children()
 
     def _tell(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -110,32 +106,11 @@ class ForkServer:
                     "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
                     "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                     "max_rss_bytes": usage.ru_maxrss * 1024,
-                    "strays": self._end_strays(),
+                    "strays": end_children(self._children),
                 }
             )
         if not self._children:
-            self._end_strays()
-
-    def _end_strays(self) -> int:
-        """Kill and reap what a finished child left behind; how many were still running."""
-        running = 0
-        deadline = time.monotonic() + 5.0
-        while strays := _own_children() - self._children:
-            for pid in strays:
-                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                    running += 1
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            if time.monotonic() > deadline:
-                break
-        return running
-
-
-def _own_children() -> set[int]:
-    tasks = Path("/proc/self/task")
-    texts = (task / "children" for task in tasks.iterdir())
-    return {int(pid) for text in texts for pid in text.read_text(encoding="ascii").split()}
+            end_children()
 
 
 def _kill_group(pid: int) -> None:
@@ -147,7 +122,7 @@ def _kill_group(pid: int) -> None:
 
 def _become_worker(server: int, folder: Path, private: tuple[int, ...]) -> None:
     os.setsid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != server:
         os._exit(71)
     signal.set_wakeup_fd(-1)

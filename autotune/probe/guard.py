@@ -1,10 +1,11 @@
 """Runs a command and ends it, and all it started, when the process that asked for it is gone.
 
-    python guard.py COMMAND ...
+    python -m autotune.probe.guard COMMAND ...
 
 The parent holds the other end of this process's standard input: when it closes, which is what a
-`kill -9` of the parent looks like from here, the whole process group is killed. The exit code is
-the command's own.
+`kill -9` of the parent looks like from here, everything that was started is killed, also what went
+into sessions of its own, as the ranks of torch's elastic launcher do: this process adopts them.
+What the command leaves behind when it ends is killed, too. The exit code is the command's own.
 """
 
 import contextlib
@@ -14,9 +15,12 @@ import signal
 import subprocess
 import sys
 
+from autotune.probe.descendants import adopt_orphans, end_children
+
 
 def main(command: list[str]) -> int:
     """Run `command` until it ends, or until standard input does."""
+    adopt_orphans()
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_out, False)
     signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
@@ -29,7 +33,9 @@ def main(command: list[str]) -> int:
         if wake_in in readable:
             os.read(wake_in, 4096)
         if 0 in readable and not os.read(0, 4096):
+            end_children()
             os.killpg(os.getpgrp(), signal.SIGKILL)
+    end_children()
     if process.returncode < 0:
         with contextlib.suppress(OSError):  # of SIGKILL there is nothing to restore
             signal.signal(-process.returncode, signal.SIG_DFL)

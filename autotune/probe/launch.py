@@ -3,7 +3,8 @@
 What is measured is what an outsider can see: when each line came out, the highest memory of any
 of its processes (resident size from the kernel's accounting; on a GPU what NVML says, sampled every
 0.2 s), and how it ended. It ends when its first process does: what that leaves in its process group
-is killed, and output is not waited for. A guard (`guard.py`) ends it all if we are killed.
+and beyond it is killed, and output is not waited for. A guard (`guard.py`) ends it all if we are
+killed.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from autotune.probe.ending import LaunchReport
 from autotune.probe.memory import process_status
 from autotune.probe.processes import session_peak_bytes
 
-GUARD = Path(__file__).with_name("guard.py")
+GUARD = "autotune.probe.guard"
 _POLL_S = 0.2
 _TERM_S = 5.0
 _DRAIN_S = 1.0
@@ -41,7 +42,7 @@ def launch(
     began = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARD), *command],
+            [sys.executable, "-P", "-m", GUARD, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -57,7 +58,7 @@ def launch(
                 meter.sample(process.pid)
                 timed_out = time.monotonic() - began > timeout_s
         finally:
-            _end_group(process.pid)
+            _end_group(process)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             output.drain()
@@ -146,15 +147,23 @@ def _ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _end_group(pid: int) -> None:
-    """Kill the group. A leader that still runs is asked first: it may have started processes in
-    groups of their own, as torch's elastic launcher does, and knows how to end them."""
-    if not _ended(pid):
-        _signal_group(pid, signal.SIGTERM)
-    deadline = time.monotonic() + _TERM_S
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End the guard and all it has under it. A command that still runs is asked first: it may know
+    how to end what it started. Then the guard is told to, which finds also what left the group."""
+    if not _ended(process.pid):
+        _signal_group(process.pid, signal.SIGTERM)
+    if not _ends_within(process.pid, _TERM_S):
+        assert process.stdin is not None
+        process.stdin.close()
+        _ends_within(process.pid, _TERM_S)
+    _signal_group(process.pid, signal.SIGKILL)
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
     while not _ended(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-    _signal_group(pid, signal.SIGKILL)
+    return _ended(pid)
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -145,7 +145,7 @@ def naming_the_rank(measurement: Measurement, folder: ProbeFolder, count: int) -
     failed, reason = measurement.failed_rank, measurement.reason
     if failed is None and (silent := read_json(folder.path / SILENT)) is not None:
         failed = int(silent["rank"])
-    if failed is None and measurement.outcome == "timeout":
+    if failed is None and measurement.outcome in ("timeout", "oom"):  # oom: where it hung
         done = [ProgressReader(rank_folder(folder.path, n).progress) for n in range(count)]
         late = behind([len(one.new_events()) for one in done])
         if late:

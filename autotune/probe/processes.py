@@ -52,6 +52,15 @@ def session_processor_seconds(leader: int) -> float:
     return sum(_ticks(fields[11:15]) for _, fields in _session(leader))
 
 
+def session_resident_bytes(leader: int) -> int | None:
+    """Resident memory now of that process of a session which holds most; None once all are gone.
+
+    Of a probe of several ranks that is the fullest rank: its leader only waits for them.
+    """
+    held = (resident_bytes(pid) for pid, _ in _session(leader))
+    return max((one for one in held if one is not None), default=None)
+
+
 def session_peak_bytes(leader: int) -> int:
     """The highest resident size that a living process of a session has had."""
     peak = 0

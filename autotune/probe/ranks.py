@@ -11,7 +11,6 @@ kernel chose, and that the first rank inherits: no other process can take it in 
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -21,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.probe import worker
+from autotune.probe.descendants import die_with_parent
 from autotune.probe.place import Place
 from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
 from autotune.probe.rank_files import SILENT, rank_folder
 from autotune.probe.worst_rank import merged
 
-_PR_SET_PDEATHSIG = 1
 HOST = "127.0.0.1"
 SETTLE_S = 0.3
 """Time for the ranks that break with the first one, before the others are killed."""
@@ -105,7 +104,7 @@ def _start(
 def _become_rank(supervisor: int, folder: ProbeFolder, request: ProbeRequest, place: Place) -> None:
     """Train, write the reply and end; never returns."""
     try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         if os.getppid() == supervisor:
             worker.probe(folder, request, place)
     finally:

@@ -21,8 +21,8 @@ from autotune.probe.ending import Ending, Limits, Watcher, lost
 from autotune.probe.logs import LogTail
 from autotune.probe.processes import (
     processor_seconds,
-    resident_bytes,
     session_processor_seconds,
+    session_resident_bytes,
 )
 from autotune.probe.progress import ProgressReader
 from autotune.probe.protocol import ProbeFolder
@@ -244,7 +244,7 @@ class _Watch:
         return reason
 
     def _end(self, why: str, reason: str | None) -> None:
-        self._rss = resident_bytes(self._pid)
+        self._rss = session_resident_bytes(self._pid)
         self._stop = (why, reason)
         self._kill_by = time.monotonic() + _KILL_S
         self._server.kill(self._pid)

@@ -20,6 +20,7 @@ from autotune.estimate.record import (
 )
 from autotune.largest import Largest
 from autotune.planning import Plan
+from autotune.report.splits import divisions, divisions_table
 from autotune.report.tables import describe
 from autotune.space.knobs import COMPLETION, RESPONSE, Candidate
 from autotune.space.vllm import SLEEP, USE
@@ -50,6 +51,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
             for one, estimate in chosen
         ],
         "counts": _counts(plan),
+        "divisions": [one.plain() for one in divisions(plan.ranked(), plan.devices)],
         "not_installed": plan.not_installed,
         "notes": list(plan.space.notes),
         "cached": plan.cached,
@@ -77,6 +79,10 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         yield _candidates_table(plan, chosen[:SHOWN])
         if len(chosen) > SHOWN:
             yield f"... and {len(chosen) - SHOWN} more (--top, --json)\n"
+    divided = divisions(plan.ranked(), plan.devices)
+    if divided:
+        yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
+        yield divisions_table(divided)
     if plan.not_installed:
         yield f"{escape(plan.not_installed)}: it can be planned, but not run.\n"
     for note in plan.space.notes:
@@ -89,7 +95,7 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         f"planned in {format_seconds(plan.seconds)}\n"
     )
     nearest = min(
-        (pair for pair in plan.ranked() if not pair[1].fits),
+        (pair for pair in plan.ranked() if pair[1].missing_bytes is not None),
         key=lambda pair: pair[1].peak_memory_bytes,
         default=None,
     )
@@ -113,10 +119,17 @@ def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
             format_bytes(estimate.peak_allocated_bytes),
             "-" if speed is None else f"{speed:.0f}",
             f"{estimate.p_oom:.2f}",
-            "yes" if estimate.fits else "no",
+            _fits(estimate),
             estimate.method,
         )
     return table
+
+
+def _fits(estimate: Estimate) -> str:
+    """Whether a candidate does; where its training does, what does not."""
+    if estimate.fits:
+        return "yes"
+    return "no" if estimate.missing_bytes is not None else "no: server"
 
 
 def _parts_table(estimate: Estimate) -> Table:
@@ -209,7 +222,7 @@ def largest_view(answer: Largest) -> str:
         return f"no {answer.knob} fits in {where}"
     takes = format_bytes(answer.estimate.peak_memory_bytes)
     more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
-    if answer.knob != "max_length" and answer.value > answer.global_batch:
-        more += f"; the job's own global batch is {answer.global_batch}"
+    if answer.knob != "max_length" and answer.value > answer.most_rows:
+        more += f"; the job's own global batch has {answer.most_rows} rows for a device"
     sure = f"it takes {takes}, p(oom) {answer.estimate.p_oom:.2f}"
     return f"{answer.knob}={answer.value} fits in {where} ({sure}); {more}"

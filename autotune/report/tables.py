@@ -15,19 +15,38 @@ from autotune.probe.record import Record
 from autotune.probe.repeats import QUIET, repeatability
 from autotune.report.advice import advice_lines
 from autotune.session import Result
-from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, value_label
+from autotune.space.knobs import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    NUM_PROCESSES,
+    TENSOR_PARALLEL,
+    Candidate,
+    value_label,
+)
 from autotune.space.sharding import DEEPSPEED, FSDP, STRATEGY_KNOBS, sharding_of
 from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
+
+_SPREAD = (NUM_PROCESSES, *STRATEGY_KNOBS)
+"""Knobs that `_spread` has words of its own for."""
 
 
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
     """A candidate in a few words: its batch, then the knobs that vary."""
     batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
-    others = [name for name in free if name not in (MICRO_BATCH, *STRATEGY_KNOBS)]
+    others = [name for name in free if name not in (MICRO_BATCH, *_SPREAD)]
     rest = [word for name in others if (word := _word(name, candidate[name]))]
-    spread = [strategy(candidate)] if any(name in STRATEGY_KNOBS for name in free) else []
-    return " ".join([batch, *spread, *rest])
+    return " ".join([batch, *_spread(candidate, free), *rest])
+
+
+def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
+    """How a candidate is spread, and over how many devices, where that varies."""
+    if not any(name in _SPREAD for name in free):
+        return []
+    if NUM_PROCESSES not in free:
+        return [strategy(candidate)]
+    alone = candidate[NUM_PROCESSES] == 1
+    return ["on 1"] if alone else [f"on {candidate[NUM_PROCESSES]}", strategy(candidate)]
 
 
 def strategy(candidate: Candidate) -> str:
@@ -57,6 +76,8 @@ def _word(name: str, value: object) -> str:
     if name in _FLAGS:
         return _FLAGS[name] if value else ""
     label = value_label(value)  # type: ignore[arg-type]
+    if name == TENSOR_PARALLEL:
+        return f"vllm on {label}"
     numbered = isinstance(value, int | float) or value is None or name == "lora_target_modules"
     return f"{name}={label}" if numbered else label
 

@@ -9,9 +9,10 @@ from autotune.facts import Facts
 from autotune.job import Job, KnobValue
 from autotune.space.batch import generation_batches, micro_batches, quarters
 from autotune.space.bucket_sizes import and_larger, as_transformers
-from autotune.space.knobs import COMPLETION, GENERATION_BATCH, VLLM_SHARE
+from autotune.space.knobs import COMPLETION, GENERATION_BATCH, TENSOR_PARALLEL, VLLM_SHARE
 from autotune.space.processes import process_counts
-from autotune.space.vllm import TRL_SHARE, needed_share
+from autotune.space.vllm import MODE, SERVER, TRL_SHARE, needed_share
+from autotune.space.vllm_server import searched_sizes, server_share
 from autotune.space.words import (
     AND_LARGER,
     AS_NEEDED,
@@ -21,6 +22,7 @@ from autotune.space.words import (
     JOB_MAX_LENGTH,
     ONE_EACH,
     QUARTERS,
+    SIZES,
     WHOLE_GROUPS,
 )
 
@@ -47,6 +49,10 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -
         return [job.global_batch_size]
     if word == ONE_EACH:
         return process_counts(job)
+    if word == SIZES:
+        return searched_sizes(job, facts)
+    if word == AS_NEEDED and SERVER in bound.get(MODE, ()):
+        return [server_share(job, facts)]
     if word == AS_NEEDED:
         return _shares(job, facts, bound)
     if word == AS_TRANSFORMERS:
@@ -62,11 +68,12 @@ def _shares(job: Job, facts: Facts, bound: Bound) -> list[float]:
             what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
             raise UserError(Problem(where="search_space", what=what))
     shares = {
-        needed_share(job, facts, max(together // processes, 1), length)
+        needed_share(job, facts, max(together // processes, 1), length, size)
         for processes in process_counts(job)
         for together in bound[GENERATION_BATCH]
         for length in bound[COMPLETION]
-        if isinstance(together, int) and isinstance(length, int)
+        for size in bound.get(TENSOR_PARALLEL, (1,))
+        if isinstance(together, int) and isinstance(length, int) and isinstance(size, int)
     }
     return sorted({TRL_SHARE if share is None else share for share in shares})
 

@@ -9,14 +9,21 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError, nearest
 from autotune.facts.stack import missing
-from autotune.job import Job, absolute_path, exists, resolve_path
+from autotune.job import Job
+from autotune.local_paths import absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
 from autotune.space.conditional import without_effect
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
-from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, VLLM_SHARE
+from autotune.space.knobs import (
+    ACCUMULATION,
+    GLOBAL_BATCH,
+    GROUP,
+    TENSOR_PARALLEL,
+    VLLM_SHARE,
+)
 from autotune.space.vllm import MODE, USE
 from autotune.space.words import COUNTS, COUNTS_FROM_ZERO, counts
 from autotune.yaml_file import parse_yaml
@@ -228,6 +235,10 @@ class _Loading(Draft):
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             what = f"`{VLLM_SHARE}: {as_yaml(share)}` must be a part, above 0 and at most 1"
             self._report(("fixed", VLLM_SHARE), what)
+        alone = job.fixed.get(USE) and job.devices.count == 1
+        if alone and job.fixed.get(TENSOR_PARALLEL, 1) != 1:
+            what = f"`{TENSOR_PARALLEL}: {as_yaml(job.fixed[TENSOR_PARALLEL])}` on one device"
+            self._report(("fixed", TENSOR_PARALLEL), what, "raise `devices.count`, or unpin it")
         for name in sorted({USE, MODE, VLLM_SHARE} & job.recipe.keys()):
             what = f"`{name}` cannot be tried with several values: probes would not differ"
             self._report(("recipe", name), what, f"pin it: `fixed: {{{name}: ...}}`")

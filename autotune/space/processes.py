@@ -1,12 +1,20 @@
 """How many processes train: one on each device that does. Pure."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import Problem
 from autotune.job import Job
 from autotune.space.batch import divisors, nearest_values
-from autotune.space.knobs import NUM_PROCESSES, Candidate
+from autotune.space.knobs import (
+    NUM_PROCESSES,
+    TENSOR_PARALLEL,
+    USE_VLLM,
+    VLLM_MODE,
+    VLLM_SERVER,
+    Candidate,
+)
 
 
 def processes_of(values: Mapping[str, Any], job: Job) -> int:
@@ -25,19 +33,45 @@ def process_counts(job: Job) -> list[int]:
     """Every number of processes that the job considers: what it pins or lists, else all devices.
 
     Fewer would only wait for work: with as many rows in an optimizer step, a process needs no less
-    memory where there are fewer of them.
+    memory where there are fewer of them. Beside a server that takes some of the devices it is every
+    number that leaves one, and that all global batches can be divided by; the largest first.
     """
     if NUM_PROCESSES in job.fixed:
         return [_whole(job.fixed[NUM_PROCESSES])]
-    return [_whole(one) for one in job.recipe.get(NUM_PROCESSES, [job.devices.count])]
+    if NUM_PROCESSES in job.recipe:
+        return [_whole(one) for one in job.recipe[NUM_PROCESSES]]
+    if not shares_with_server(job):
+        return [job.devices.count]
+    batches = [one for one in job.batches if isinstance(one, int)]
+    return [n for n in divisors(math.gcd(*batches) or 1) if n < job.devices.count][::-1]
+
+
+def shares_with_server(job: Job) -> bool:
+    """Whether a vLLM server takes some of the job's devices: where there are several."""
+    asked = job.fixed.get(USE_VLLM) is True and job.fixed.get(VLLM_MODE) == VLLM_SERVER
+    return asked and job.devices.count > 1
+
+
+def server_devices(values: Mapping[str, Any]) -> int:
+    """How many of a job's devices are a candidate's server's; 0: none, or others than the job's."""
+    if not values.get(USE_VLLM) or values.get(VLLM_MODE) != VLLM_SERVER:
+        return 0
+    return int(values.get(TENSOR_PARALLEL) or 0)
 
 
 def processes_problem(job: Job) -> Problem | None:
-    """More processes than devices."""
-    most = job.devices.count
+    """More processes than devices, or than a server leaves."""
+    taken = shares_with_server(job)
+    most = job.devices.count - taken
     above = [n for n in process_counts(job) if n > most]
     if not above:
         return None
+    if taken:
+        return Problem(
+            where=NUM_PROCESSES,
+            what=f"{above[0]} processes on {most + 1} devices leave none to the vLLM server",
+            hint=f"at most {most}; or `fixed: {{{VLLM_MODE}: colocate}}`",
+        )
     return Problem(
         where=NUM_PROCESSES,
         what=f"{above[0]} processes on {most} device(s): each needs one of its own",
@@ -52,7 +86,8 @@ def undivided(sequences: int, job: Job) -> Problem | None:
             continue
         less = sequences // count * count
         rows = " or ".join(str(n) for n in (less, less + count) if n)
-        fewer = nearest_values(count, [n for n in divisors(sequences) if n <= job.devices.count])
+        most = job.devices.count - shares_with_server(job)
+        fewer = nearest_values(count, [n for n in divisors(sequences) if n <= most])
         others = " or ".join(f"`fixed: {{{NUM_PROCESSES}: {n}}}`" for n in fewer)
         return Problem(
             where="global_batch_size",

@@ -18,6 +18,7 @@ from autotune.space.precision import resolve_precision
 from autotune.space.quantization import quantization
 from autotune.space.sharding import DEEPSPEED, KNOBS, Sharding, on_cpus, sharding_of
 from autotune.space.vllm import vllm_fields
+from autotune.space.vllm_server import left_to_the_server
 
 # What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
 # `methods.py`. The job's `training` overrides.
@@ -104,7 +105,8 @@ def eval_batch(job: Job, candidate: Candidate) -> int:
 
 
 def _knob_fields(candidate: Candidate) -> dict[str, Any]:
-    return {n: v for n, v in candidate.knobs.items() if n not in NOT_IN_THE_CONFIG}
+    left_out = NOT_IN_THE_CONFIG | left_to_the_server(candidate.values)
+    return {n: v for n, v in candidate.knobs.items() if n not in left_out}
 
 
 def _precision(job: Job, facts: Facts) -> dict[str, bool]:

@@ -36,6 +36,7 @@ from autotune.space.precision import resolve_precision
 from autotune.space.processes import processes_of
 from autotune.space.sharding import STRATEGY
 from autotune.space.vllm import share_problem
+from autotune.space.vllm_server import division_note, division_problem
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
 """Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
@@ -150,12 +151,13 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         raise UserError(
             Problem(where="job", what=f"no candidate is left: {reasons}", hint="unpin a knob")
         )
-    note = positions.note([candidate.values for candidate in candidates])
+    longest = positions.note([candidate.values for candidate in candidates])
+    told = (longest, division_note(job, facts))
     return SearchSpace(
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
         exclusions=exclusions,
-        notes=() if note is None else (note,),
+        notes=tuple(note for note in told if note is not None),
     )
 
 
@@ -279,6 +281,7 @@ class _Enumeration:
         elif (
             why := self._positions.problem(values)
             or completions_problem(self._job, self._known, values, sequences or 0)
+            or division_problem(self._job, self._facts, values)
             or share_problem(self._job, self._facts, values)
         ) is not None:
             self._exclude(why, len(self._knobs))

@@ -20,13 +20,21 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job import Job
-from autotune.space.knobs import COMPLETION, GENERATION_BATCH, VLLM_SHARE
+from autotune.space.knobs import (
+    COMPLETION,
+    GENERATION_BATCH,
+    TENSOR_PARALLEL,
+    USE_VLLM,
+    VLLM_MODE,
+    VLLM_SERVER,
+    VLLM_SHARE,
+)
 from autotune.space.processes import processes_of
 from autotune.space.vllm_share import VllmShare
 
-USE, MODE, SLEEP = "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"
+USE, MODE, SLEEP = USE_VLLM, VLLM_MODE, "vllm_enable_sleep_mode"
 MAX_LENGTH = "vllm_max_model_length"
-COLOCATE, SERVER = "colocate", "server"
+COLOCATE, SERVER = "colocate", VLLM_SERVER
 TRL_SHARE = 0.3
 """What TRL gives vLLM unless told otherwise."""
 PROFILED_TOKENS = 4096
@@ -34,6 +42,8 @@ VALUES_A_TOKEN = 16
 """Of the hidden size, which a pass holds at once for each token; assumed."""
 RUNTIME_BYTES = 1280 * 2**20
 """CUDA graphs, and what libraries take; assumed."""
+NCCL_BYTES = 400 * 2**20
+"""What NCCL takes where devices exchange what the parts of a layer compute; assumed."""
 ASLEEP_BYTES = 1024 * 2**20
 """What stays while it sleeps; assumed (774 MiB of a 1B model are reported by
 github.com/NVIDIA-NeMo/RL/issues/223)."""
@@ -54,39 +64,60 @@ def vllm_share(config: Mapping[str, Any], device_bytes: int) -> VllmShare | None
     return VllmShare(awake_bytes=awake, asleep_bytes=asleep)
 
 
-def needed_share(job: Job, facts: Facts, sequences: int, completion: int) -> float | None:
+def needed_share(
+    job: Job, facts: Facts, sequences: int, completion: int, size: int = 1
+) -> float | None:
     """The least share of a device's memory in which all its completions are generated at once.
 
     Args:
         sequences: completions of a generation on the device.
         completion: tokens of a full one.
+        size: devices that generate together, each with a part of the model.
 
     Returns:
         In hundredths, above 1 where the device is too small; None where it is not known how much
         a token takes in the cache.
     """
-    tokens = sequences * (facts.data.longest + completion)
-    return _share(facts, max(tokens, _longest_sequence(job, facts, completion)))
+    tokens = size * sequences * (facts.data.longest + completion)
+    return _share(facts, max(tokens, longest_sequence(job, facts, completion)), size)
 
 
-def least_share(job: Job, facts: Facts, completion: int) -> float | None:
+def least_share(job: Job, facts: Facts, completion: int, size: int = 1) -> float | None:
     """The least share with which vLLM can start: the cache holds the longest sequence that it must
     be ready for."""
-    return _share(facts, _longest_sequence(job, facts, completion))
+    return _share(facts, longest_sequence(job, facts, completion), size)
 
 
-def _share(facts: Facts, tokens: int) -> float | None:
-    a_token = facts.model.cache_bytes_per_token
-    if a_token is None:
+def _share(facts: Facts, tokens: int, size: int) -> float | None:
+    cached = cache_bytes(facts.model, tokens, size)
+    if cached is None:
         return None
-    wanted = _fixed_bytes(facts.model) + tokens * a_token
+    wanted = weights_bytes(facts.model, size) + cached + other_bytes(facts.model, size)
     return round(math.ceil(wanted / facts.device.total_bytes / STEP - 1e-9) * STEP, 2)
 
 
-def _fixed_bytes(model: ModelFacts) -> int:
-    """Weights in 16 bits, which vLLM makes of any, and what is assumed of the rest."""
-    pass_bytes = 2 * PROFILED_TOKENS * VALUES_A_TOKEN * (model.hidden_size or 4096)
-    return 2 * model.parameters + pass_bytes + RUNTIME_BYTES
+def weights_bytes(model: ModelFacts, size: int) -> int:
+    """A device's part of the weights, which vLLM keeps in 16 bits.
+
+    Args:
+        size: devices among which they are divided.
+    """
+    return -(-2 * model.parameters // size)
+
+
+def cache_bytes(model: ModelFacts, tokens: int, size: int) -> int | None:
+    """A device's part of the keys and values of so many tokens: that of its heads, of which there
+    may be fewer than devices. None: it is not known how much a token takes."""
+    if model.cache_bytes_per_token is None:
+        return None
+    divided = min(size, model.key_value_heads or size)
+    return -(-tokens * model.cache_bytes_per_token // divided)
+
+
+def other_bytes(model: ModelFacts, size: int, tokens: int = PROFILED_TOKENS) -> int:
+    """What is assumed of the rest: a pass over so many tokens, graphs, libraries."""
+    pass_bytes = 2 * tokens * VALUES_A_TOKEN * (model.hidden_size or 4096)
+    return pass_bytes + RUNTIME_BYTES + (NCCL_BYTES if size > 1 else 0)
 
 
 def max_model_length(job: Job, facts: Facts, completion: int) -> int | None:
@@ -99,7 +130,8 @@ def max_model_length(job: Job, facts: Facts, completion: int) -> int | None:
     return None if facts.data.sampled or evaluates else facts.data.longest + completion
 
 
-def _longest_sequence(job: Job, facts: Facts, completion: int) -> int:
+def longest_sequence(job: Job, facts: Facts, completion: int) -> int:
+    """Tokens of the longest sequence that the cache has to hold for vLLM to start."""
     known = max_model_length(job, facts, completion)
     return known or facts.model.max_positions or facts.data.longest + completion
 
@@ -114,17 +146,18 @@ def vllm_fields(job: Job, config: Mapping[str, Any], facts: Facts) -> dict[str, 
 
 def share_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | None:
     """Why a candidate's share cannot be; None: it can, or there is none."""
-    if VLLM_SHARE not in values:
+    if VLLM_SHARE not in values or values.get(MODE) == SERVER:
         return None
     share, completion = values[VLLM_SHARE], values[COMPLETION]
+    size = values.get(TENSOR_PARALLEL) or 1
     if VLLM_SHARE not in job.fixed:
         together = values[GENERATION_BATCH] // processes_of(values, job)
-        needed = needed_share(job, facts, max(together, 1), completion)
+        needed = needed_share(job, facts, max(together, 1), completion, size)
         if share != (TRL_SHARE if needed is None else needed):
             return "vLLM gets as much memory as the completions of a generation need"
     if share > 1:
         return "the weights and all completions of a generation do not fit in vLLM's memory"
-    least = least_share(job, facts, completion)
+    least = least_share(job, facts, completion, size)
     if least is not None and share < least:
         return f"vLLM cannot start with less than `{VLLM_SHARE}: {least}`"
     return None

@@ -1,7 +1,10 @@
-"""What vLLM has of a device that trains, beside what the training takes of it. Bytes. Pure; no
-imports, because both sides of a process boundary need it."""
+"""What vLLM has of a device that trains, beside what the training takes of it; and what it needs of
+devices of its own. Bytes. Pure; imports nothing of ours, because both sides of a process boundary
+need it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +37,44 @@ class VllmShare:
         if self.asleep_bytes is None:
             return self.awake_bytes
         return max(self.asleep_bytes, resident_bytes + self.awake_bytes - peak_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerNeeds:
+    """What a vLLM server needs of each of its devices.
+
+    Attributes:
+        devices: among which the model is divided.
+        weights_bytes: of its part of the model.
+        cache_bytes: of keys and values of all completions of a generation; None: it is not known
+            what a token takes.
+        other_bytes: of a profiling pass, CUDA graphs and libraries; assumed.
+        given_bytes: what it may take.
+    """
+
+    devices: int
+    weights_bytes: int
+    cache_bytes: int | None
+    other_bytes: int
+    given_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """All together."""
+        return self.weights_bytes + (self.cache_bytes or 0) + self.other_bytes
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """By how much that is too much; None: it fits."""
+        short = self.needed_bytes - self.given_bytes
+        return short if short > 0 else None
+
+    def plain(self) -> dict[str, int | None]:
+        """As JSON data, what follows from the rest beside it."""
+        own = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
+        return {**asdict(self), **own}
+
+
+def server_needs_from_plain(data: Mapping[str, Any]) -> ServerNeeds:
+    """The way back from `ServerNeeds.plain`."""
+    return ServerNeeds(**{field.name: data[field.name] for field in fields(ServerNeeds)})

@@ -11,6 +11,7 @@ from autotune.space.knobs import (
     NUM_PROCESSES,
     RESPONSE,
     ROLLOUT_CHUNK,
+    TENSOR_PARALLEL,
     VLLM_SHARE,
 )
 from autotune.space.sharding import BUCKET_SIZE, PERSISTENCE, PREFETCHED
@@ -22,9 +23,10 @@ WHOLE_GROUPS = "whole groups that divide the global batch"
 QUARTERS = "a device's part of the global batch, and a quarter of it"
 AS_NEEDED = "what the completions need"
 ONE_EACH = "one for each device"
+SIZES = "sizes among which vLLM can divide the model"
 AS_TRANSFORMERS = "what transformers fills in"
 AND_LARGER = "what transformers fills in, and larger"
-_SIZES = (AS_TRANSFORMERS, AND_LARGER)
+_BUCKETS = (AS_TRANSFORMERS, AND_LARGER)
 WORDS: dict[str, tuple[str, ...]] = {
     MICRO_BATCH: (DIVISORS,),
     "max_length": (JOB_MAX_LENGTH,),
@@ -33,14 +35,15 @@ WORDS: dict[str, tuple[str, ...]] = {
     ROLLOUT_CHUNK: (QUARTERS,),
     VLLM_SHARE: (AS_NEEDED,),
     NUM_PROCESSES: (ONE_EACH,),
-    BUCKET_SIZE: _SIZES,
-    PREFETCHED: _SIZES,
-    PERSISTENCE: _SIZES,
+    TENSOR_PARALLEL: (SIZES,),
+    BUCKET_SIZE: _BUCKETS,
+    PREFETCHED: _BUCKETS,
+    PERSISTENCE: _BUCKETS,
 }
 """The words that the values of a knob may be."""
 COUNTS = (
     *(MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION),
-    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, NUM_PROCESSES, BUCKET_SIZE),
+    *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, NUM_PROCESSES, TENSOR_PARALLEL, BUCKET_SIZE),
 )
 """Knobs that are whole numbers above 0."""
 COUNTS_FROM_ZERO = (PREFETCHED, PERSISTENCE)

@@ -169,6 +169,61 @@ launch(["bash", "-c", f"echo $$ > '{{home}}/pids'; kill -INT {{os.getpid()}}; sl
     assert os.getpid() not in noted(tmp_path)
 
 
+def test_a_timeout_kills_what_left_the_group_of_a_command_that_does_not_end_it(
+    tmp_path: Path,
+) -> None:
+    script = (
+        f"trap '' TERM; setsid sleep 60 & echo $! > '{tmp_path}/pids'; while :; do sleep 1; done"
+    )
+    report = bash(tmp_path, script, timeout_s=0.5)
+    assert (report.timed_out, report.exit_code) == (True, -9)
+    assert still_running(noted(tmp_path)) == []
+
+
+RANK = """
+import os, pathlib, time
+pathlib.Path(f"rank-{os.environ['RANK']}").write_text(f"{os.getpid()} {os.getsid(0)}")
+time.sleep(300)
+"""
+
+
+def test_ranks_in_sessions_of_their_own_end_when_the_one_who_asked_is_killed(
+    tmp_path: Path,
+) -> None:
+    """torch's elastic launcher starts them so, under `accelerate launch` of several processes."""
+    (tmp_path / "rank.py").write_text(RANK)
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from autotune.probe.launch import launch\n"
+        "launch([sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2',\n"
+        "        '--master-port', '0', 'rank.py'],\n"
+        "       log=Path('log'), environment={}, timeout_s=300, gpus=())\n"
+    )
+    asker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    files = [tmp_path / f"rank-{rank}" for rank in range(2)]
+    deadline = time.monotonic() + 120
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < deadline and asker.poll() is None
+        time.sleep(0.05)
+    told = [[int(word) for word in file.read_text().split()] for file in files]
+    assert all(pid == session for pid, session in told)  # as it is thought to be
+    started = descendants(asker.pid)
+    assert {pid for pid, _ in told} < started
+    asker.kill()
+    asker.wait()
+    assert still_running(sorted(started), within_s=10) == []
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that `pid` has started, and those that they have."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
 def test_a_launch_ends_when_the_one_who_asked_is_killed(tmp_path: Path) -> None:
     """`kill -9` of us: nobody is left to end what we started, but the guard."""
     code = (

@@ -135,8 +135,6 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(spy), os.environ.get("PYTHONPATH", "")]),
         "RANK_SPY": str(seen),
-        # What DeepSpeed compiles at first use, it compiles once.
-        "TORCH_EXTENSIONS_DIR": str(material / "compiled"),
         **({"CPUS_AS_GPUS": "1"} if strategy == "fsdp2" else {}),
         **({"NODES": "1", "MAIN_PORT": "0"} if nodes else {}),
     }

@@ -252,13 +252,27 @@ def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(pl
         assert sum(estimate["parts"].values()) == estimate["peak_memory_bytes"]
         assert "of a step are exchange, at 450 GB/s" in estimate["notes"][-1]
     assert plans("--device", "h200", "--devices", "2")["device"]["count"] == 2
+    four = ("--set", "devices.count=4")
+    assert plans("--device", "h200", *four, "--devices", "1")["device"]["count"] == 1
+
+
+def test_how_few_devices_would_do_is_told_with_a_way_to_use_them(plans: Plans) -> None:
+    asked = ("plan", "job.yaml", "--device", "h200", "--min-devices")
+    answer = json.loads(plans.command(*asked, "--json"))
+    assert answer["devices"] == 1
+    (tried,) = answer["tried"]
+    assert tried["fits"] and tried["knobs"]["per_device_train_batch_size"]
+    assert plans.command(*asked).startswith("1 device: ")
+    pinned = ("--set", "num_processes=1")
+    assert "`num_processes` is what is looked for" in plans.refused(*asked, *pinned)
 
 
 def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) -> None:
     refused = plans.refused("plan", "job.yaml", "--device", "h200", "--devices", "3")
     assert "8 rows cannot be divided among 3 devices" in refused
     assert "the nearest batches that can are 6 or 9" in refused
-    assert "by their kind only" in plans.refused("plan", "job.yaml", "--devices", "2")
+    alone = ("--device", "h200", "--min-devices", "--devices", "2")
+    assert "goes with --device alone" in plans.refused("plan", "job.yaml", *alone)
     assert "a job is needed" in plans.refused("plan", "--max-length", "64")
     assert "a length is needed" in plans.refused("plan", "--model", "model/config.json")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autotune.probe.memory import process_status
 from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
 
 
@@ -90,6 +91,7 @@ RANK_FAULTS = {
     "rank_1_out_of_memory": (1, "oom", "can't allocate memory"),
     "rank_0_killed": (0, "crash", "ended by SIGKILL"),
     "rank_1_hangs": (1, "timeout", "behind the others"),
+    "rank_1_hangs_near_its_limit": (1, "oom", "hung while holding"),
     "rank_1_raises": (1, "crash", "a fault of its own"),
 }
 """Worker: (the rank to be named, the outcome, what is said of it)."""
@@ -114,6 +116,20 @@ def rank_0_killed(path: Path) -> None:
 def rank_1_hangs(path: Path) -> None:
     """Rank 1 never comes to the next collective."""
     _with_fault(path, 1, lambda: time.sleep(600))
+
+
+def rank_1_hangs_near_its_limit(path: Path) -> None:
+    """Rank 1 holds nearly all that it may, and goes no further: a refused thread looks so."""
+    limit = (read_json(path / "request.json") or {})["memory_limit_bytes"]
+
+    def fault() -> None:
+        import torch
+
+        data = torch.ones(int(0.9 * limit) - process_status("VmRSS"), dtype=torch.uint8)
+        time.sleep(600)
+        del data
+
+    _with_fault(path, 1, fault)
 
 
 def rank_1_raises(path: Path) -> None:

@@ -241,6 +241,21 @@ def _grpo_server() -> Case:
     return replace(case, facts=make_facts("cuda", source="/data/prompts"))
 
 
+def _grpo_split() -> Case:
+    """Four of eight GPUs train, two generate, two are idle."""
+    divided = {"num_processes": 4, "vllm_tensor_parallel_size": 2, "generation_batch_size": 16}
+    divided |= {"distributed_type": "DEEPSPEED", "zero_stage": 3}
+    server = {"vllm_mode": "server", "vllm_gpu_memory_utilization": 0.9}
+    case = _online("grpo", "full", use_vllm=True, **server, **divided)
+    facts = make_facts("cuda", source="/data/prompts")
+    devices = case.job.devices.model_copy(update={"kind": "cuda", "count": 8})
+    return replace(
+        case,
+        job=case.job.model_copy(update={"devices": devices}),
+        facts=replace(facts, device=replace(facts.device, index=0, peers=tuple(range(1, 8)))),
+    )
+
+
 def _ppo(tuning: str = "lora", **values: Any) -> Case:
     adapters = {"lora_r": 8, "lora_target_modules": "attention", "copy_reference": False}
     case = _online("ppo", tuning, **adapters, **values)
@@ -294,6 +309,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "grpo": _grpo,
     "grpo_vllm": _grpo_vllm,
     "grpo_server": _grpo_server,
+    "grpo_split": _grpo_split,
     "rloo": _rloo,
     "ppo": _ppo,
     "ppo_qlora": _ppo_qlora,

@@ -11,6 +11,8 @@ import pytest
 from bundle_cases import CASES
 from test_launch_script import bundle, launch, make_spy
 
+from autotune.checking import read_launch
+from autotune.emit.consistency import disagreements
 from autotune.space.deepspeed import NVME_PATH
 
 SRUN = """\
@@ -96,10 +98,70 @@ def test_the_server_takes_no_gpu_that_trains(tmp_path):
     spy = make_spy(tmp_path / "spy")
     for gpu in ("0", "3", "4,2"):
         refused = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=gpu)
-        assert (refused.returncode, "GPUs 0 1 2 3 train" in refused.stderr) == (2, True)
+        assert (refused.returncode, "trains on 0 1 2 3" in refused.stderr) == (2, True)
     seen = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES="4,5")
     assert flag(seen["argv"], "--tensor-parallel-size") == "2"
     assert "CUDA_VISIBLE_DEVICES=4,5 bash serve.sh" in script.read_text(encoding="utf-8")
+
+
+def seen_gpus(script: Path, tmp_path: Path, given: str | None):
+    """The GPUs of what a script starts, or what it says when it starts nothing."""
+    told = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    spy = make_spy(tmp_path / "spy")
+    seen = launch(script, cwd=tmp_path, PYTHON=str(spy), **told)
+    return seen["environment"]["CUDA_VISIBLE_DEVICES"] if isinstance(seen, dict) else seen.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "trains", "generates"),
+    [
+        (None, "0,1,2,3", "4,5"),
+        # The whole job's, as a scheduler lists them: both take theirs from the same list.
+        ("0,1,2,3,4,5,6,7", "0,1,2,3", "4,5"),
+        ("7,6,5,4,3,2", "7,6,5,4", "3,2"),
+        ("GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f", "GPU-a,GPU-b,GPU-c,GPU-d", "GPU-e,GPU-f"),
+    ],
+)
+def test_of_the_jobs_gpus_each_script_takes_its_own(given, trains, generates, tmp_path):
+    launches = bundle(tmp_path / "bundle", "grpo_split")
+    assert seen_gpus(launches, tmp_path, given) == trains
+    assert seen_gpus(launches.with_name("serve.sh"), tmp_path, given) == generates
+    assert not launches.with_name("launch_nodes.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "said"),
+    [
+        ("launch.sh", "2,3,4,5", "GPU 4 generates (serve.sh has 4 5)"),
+        ("launch.sh", "0,1,2", "4 GPU(s) train, CUDA_VISIBLE_DEVICES names 3"),
+        ("serve.sh", "3,4", "GPU 3 trains (launch.sh trains on 0 1 2 3)"),
+        ("serve.sh", "4,5,6", "2 GPU(s) generate, but CUDA_VISIBLE_DEVICES names 3"),
+        ("serve.sh", "0,1,2,3,4,0", "GPU 0 trains"),
+    ],
+)
+def test_a_gpu_never_trains_and_generates(script, given, said, tmp_path):
+    launches = bundle(tmp_path / "bundle", "grpo_split")
+    assert said in seen_gpus(launches.with_name(script), tmp_path, given)
+
+
+def test_gpus_that_are_named_for_one_script_are_taken(tmp_path):
+    launches = bundle(tmp_path / "bundle", "grpo_split")
+    assert seen_gpus(launches, tmp_path, "3,2,1,0") == "3,2,1,0"
+    assert seen_gpus(launches.with_name("serve.sh"), tmp_path, "7,6") == "7,6"
+
+
+def test_a_split_that_was_changed_by_hand_is_refused(tmp_path):
+    folder = bundle(tmp_path / "bundle", "grpo_split").parent
+    script = folder / "serve.sh"
+    text = script.read_text(encoding="utf-8")
+    assert disagreements(read_launch(folder)) == ()
+    script.write_text(text.replace("DEVICES-4,5}", "DEVICES-3,4}"), encoding="utf-8")
+    (problem,) = disagreements(read_launch(folder))
+    assert problem.where == "serve.sh: CUDA_VISIBLE_DEVICES"
+    assert "3 would do both" in problem.what
+    script.write_text(text.replace("-size 2", "-size 4"), encoding="utf-8")
+    (problem,) = disagreements(read_launch(folder))
+    assert problem.where == "serve.sh: --tensor-parallel-size"
 
 
 def test_nothing_is_started_before_the_placeholders_are_filled_in(tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.errors import MachineError
-from autotune.facts import devices
+from autotune.facts import devices, host
 
 
 class FakeNvml:
@@ -98,11 +98,11 @@ def test_the_cpu_has_memory_and_cores():
 def test_a_control_group_bounds_what_the_cpu_has(monkeypatch):
     whole = devices.cpu()
     limit, used = whole.total_bytes // 4, whole.total_bytes // 5
-    monkeypatch.setattr(devices, "_cgroup_limits", lambda: iter([(limit, used)]))
+    monkeypatch.setattr(host, "_cgroup_limits", lambda: iter([(limit, used)]))
     bounded = devices.cpu()
     assert bounded.total_bytes == limit
     assert bounded.free_bytes <= limit - used
-    monkeypatch.setattr(devices, "_cgroup_limits", lambda: iter([(limit, 2 * limit)]))
+    monkeypatch.setattr(host, "_cgroup_limits", lambda: iter([(limit, 2 * limit)]))
     assert devices.cpu().free_bytes == 0
 
 

@@ -276,3 +276,26 @@ def test_an_upper_bound_leaves_no_candidate_out():
     told = replace(hopeless, estimates={**hopeless.estimates, key: bound})
     assert left_out(hopeless) == [1]
     assert left_out(told) == []
+
+
+@pytest.mark.parametrize(("kind", "slower"), [("cpu", 2), ("cuda", 1)])
+def test_processes_on_a_cpu_share_its_cores_and_on_gpus_none(tmp_path, kind, slower):
+    """The rates of a CPU are those of all cores: two processes together are as fast as one."""
+    facts = make_facts(kind)
+    strategy = {"distributed_type": "MULTI_CPU" if kind == "cpu" else "MULTI_GPU"}
+    estimates = []
+    for count, candidate in ((1, make_candidate(1, 8)), (2, make_candidate(1, 4, **strategy))):
+        job = make_job(devices={"count": count})
+        (task,) = tasks_of(job, facts, [candidate], tmp_path)
+        found = estimates_of([task], [reply([point()])], job, facts, LIMIT, ceilings=CEILINGS)
+        estimates.append(found[candidate.key])
+    alone, both = estimates
+    own = both.time_parts
+    assert own.memory_s == pytest.approx(slower * alone.time_parts.memory_s * 5 / 9)
+    assert both.step_time_s == pytest.approx(own.total)
+    # The rows of a step are as many; the device's work of an optimizer step comes on top of each.
+    if kind == "cpu":
+        assert both.tokens_per_s < 1.1 * alone.tokens_per_s
+    else:
+        assert own.exchange_s > 0
+        assert own.total == pytest.approx(replace(own, exchange_s=0.0).total + own.exchange_s)

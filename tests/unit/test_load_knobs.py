@@ -6,7 +6,7 @@ import pytest
 from loading import load, problems
 
 from autotune.errors import UserError
-from autotune.job import resolve_path
+from autotune.local_paths import resolve_path
 from autotune.space.load import load_job
 
 

@@ -212,8 +212,9 @@ def test_a_launch_generates_as_few_together_as_fitted(parts, together):
 def test_a_server_takes_nothing_of_the_device_that_trains():
     job, known = grpo(vllm_mode="server"), facts()
     candidate = space_of(job, known).default()
-    assert "vllm_gpu_memory_utilization" not in candidate.values
     config = settings(job, known, candidate, "out").config
+    assert candidate["vllm_gpu_memory_utilization"] == 0.9  # of the server's own GPUs
+    assert "vllm_gpu_memory_utilization" not in config
     assert vllm_share(config, known.device.total_bytes) is None
 
 

@@ -12,12 +12,14 @@ if [[ -z "${CUDA_VISIBLE_DEVICES:-}" ]]; then
     exit 2
 fi
 IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+trains=(3)
 for gpu in "${gpus[@]}"; do
-    if [[ "$gpu" == 3 ]]; then
-        echo "serve.sh: GPU 3 trains (launch.sh): name others" >&2
+    if [[ " ${trains[*]} " == *" $gpu "* ]]; then
+        echo "serve.sh: GPU $gpu trains (launch.sh trains on ${trains[*]}): name others" >&2
         exit 2
     fi
 done
+export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${gpus[*]}")"
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${PYTHON:-$python}" -m vllm.entrypoints.cli.main serve /models/small \
     --host 127.0.0.1 \

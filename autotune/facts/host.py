@@ -1,0 +1,64 @@
+"""The memory of the machine that the devices are in, for all its processes together. Bytes."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.job import Job
+
+KEPT_FREE = 0.05
+"""Share of what is free that probes leave alone: at the last byte it is the kernel that ends
+processes, and not always ours. Chosen, not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What the machine has, and what of it new processes could get."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def host() -> HostFacts:
+    """This machine as it is now, within the control group that this process is in."""
+    memory = dict(_meminfo())
+    total, free = memory["MemTotal"], memory["MemAvailable"]
+    for limit, used in _cgroup_limits():
+        total, free = min(total, limit), min(free, max(limit - used, 0))
+    return HostFacts(total_bytes=total, free_bytes=free)
+
+
+def host_limit(job: Job, device_kind: str, found: HostFacts | None) -> int | None:
+    """What all processes of a job may take of the host together; None: there is no such limit.
+
+    On a CPU the device is the host, and each process has a limit of its own: there only what the
+    job says counts. Of a machine that is not here (`found` is None) nothing else is known.
+    """
+    if job.devices.host_memory is not None or found is None or device_kind == "cpu":
+        return job.devices.host_memory
+    return int(found.free_bytes * (1 - KEPT_FREE))
+
+
+def _meminfo() -> Iterator[tuple[str, int]]:
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(":")
+        yield name, int(rest.split()[0]) * 1024
+
+
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
+    """(limit, used) of the memory control group, in the second version's files and the first's."""
+    for folder, limit_file, used_file in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((Path(folder) / limit_file).read_text(encoding="ascii"))
+            used = int((Path(folder) / used_file).read_text(encoding="ascii"))
+            yield limit, max(used - _cached_bytes(Path(folder) / "memory.stat"), 0)
+
+
+def _cached_bytes(stat: Path) -> int:
+    """File pages of a control group that the kernel gives back when memory is asked for."""
+    figures = dict(line.split() for line in stat.read_text(encoding="ascii").splitlines())
+    return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)

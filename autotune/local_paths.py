@@ -1,0 +1,31 @@
+"""Paths as a job file has them: relative to its folder, or names that are no paths at all."""
+
+import contextlib
+from pathlib import Path
+
+
+def resolve_path(text: str, base: Path) -> str:
+    """A path relative to the job file's folder, as an absolute one where it exists or must be one.
+
+    A name that exists below `base` is a path; so is anything that starts like one. The rest is
+    left as it is: a hub id.
+    """
+    looks_like_path = text.startswith((".", "/", "~")) or Path(text).suffix in {".json", ".jsonl"}
+    path = absolute_path(text, base)
+    return path if looks_like_path or exists(path) else text
+
+
+def absolute_path(text: str, base: Path) -> str:
+    """`text` as a path below `base`; `~` of a user who does not exist is taken as it stands."""
+    path = Path(text)
+    with contextlib.suppress(RuntimeError):
+        path = path.expanduser()
+    return str((base / path).absolute())
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file; a name that no file can have is no error."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
