@@ -37,7 +37,7 @@ def probe_request(
     """What the child is asked."""
     chosen = settings(job, facts, candidate, output_dir)
     share = vllm_share(chosen.config, facts.device.total_bytes)
-    sharding = sharding_of(candidate.values, job.devices.count)
+    sharding = sharding_of(candidate.values, job.devices.total)
     return ProbeRequest(
         method=job.method,
         config=chosen.config,
