@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.space.fsdp import fsdp_fields
 from autotune.space.sharding import DATA_PARALLEL, DEEPSPEED, FSDP, NONE, Sharding
 
 
@@ -42,7 +43,7 @@ def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -
         del values["mixed_precision"]
         values["deepspeed_config"] = _deepspeed(sharding)
     if kind == FSDP:
-        values["fsdp_config"] = _fsdp(sharding)
+        values["fsdp_config"] = fsdp_fields(sharding)
     return "# Written by autotune.\n" + yaml.safe_dump(values, sort_keys=True)
 
 
@@ -52,17 +53,4 @@ def _deepspeed(sharding: Sharding) -> dict[str, Any]:
         "deepspeed_config_file": DEEPSPEED_FILE,
         "deepspeed_multinode_launcher": "standard",
         "zero3_init_flag": sharding.zero_stage == 3,
-    }
-
-
-def _fsdp(sharding: Sharding) -> dict[str, Any]:
-    """FSDP of version 2, a unit for each layer; the trainer's own checkpointing stays in charge."""
-    return {
-        "fsdp_activation_checkpointing": False,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_cpu_ram_efficient_loading": True,
-        "fsdp_offload_params": sharding.offload_param_device == "cpu",
-        "fsdp_reshard_after_forward": sharding.fsdp_reshard_after_forward,
-        "fsdp_state_dict_type": "FULL_STATE_DICT",
-        "fsdp_version": 2,
     }

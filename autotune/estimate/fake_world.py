@@ -18,6 +18,7 @@ from accelerate.utils import DistributedType
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import training_args
 
+from autotune.space.fsdp import fsdp_environment
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
 from autotune.training.hooks import replaced
 
@@ -30,14 +31,12 @@ def launched(sharding: Sharding, rank: int) -> dict[str, str]:
     if sharding.distributed_type == DEEPSPEED:
         own |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
     if sharding.distributed_type == FSDP:
-        own |= {
-            "ACCELERATE_USE_FSDP": "true",
-            "FSDP_VERSION": "2",
-            "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-            "FSDP_RESHARD_AFTER_FORWARD": str(sharding.fsdp_reshard_after_forward).lower(),
-            "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
-            "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",  # the models are made without storage
+        # The models are made without storage: nothing is loaded, nothing is saved.
+        unlike = {
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
+        own |= fsdp_environment(sharding, **unlike)
     return own
 
 

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.probe.place import Place
+from autotune.space.fsdp import fsdp_environment
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding, fsdp_name, zero_name
 
 TIMEOUT = timedelta(hours=1)
@@ -63,13 +64,7 @@ def engine_environment(sharding: Sharding) -> dict[str, str]:
     if sharding.distributed_type == DEEPSPEED:
         return {"ACCELERATE_USE_DEEPSPEED": "true"}
     if sharding.distributed_type == FSDP:
-        return {
-            "ACCELERATE_USE_FSDP": "true",
-            "FSDP_VERSION": "2",
-            "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-            "FSDP_RESHARD_AFTER_FORWARD": str(sharding.fsdp_reshard_after_forward).lower(),
-            "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-        }
+        return fsdp_environment(sharding)
     return {}
 
 
