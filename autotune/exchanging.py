@@ -7,7 +7,7 @@ from typing import Any
 from autotune.estimate.communication import Exchanged, exchange_s
 from autotune.estimate.estimates import Estimate
 from autotune.facts import Facts
-from autotune.facts.device_kinds import kind_of
+from autotune.facts.device_kinds import Interconnect, kind_of
 from autotune.job import Job
 from autotune.space.knobs import Candidate
 from autotune.space.processes import processes_of
@@ -17,6 +17,8 @@ from autotune.space.sharding import DATA_PARALLEL, NONE, sharding_of
 UNKNOWN_LINK = 2e10
 """Bytes/s between two devices, or device and host, where the table has none: PCIe 4.0 x16, less a
 fifth."""
+UNKNOWN_NETWORK = 12.5e9
+"""Bytes/s between machines, of each machine, where the table has none: 100 Gb/s Ethernet."""
 NOT_COUNTED = "the time to exchange gradients and weights is not counted"
 
 
@@ -42,7 +44,9 @@ def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candida
     seconds = exchange_s(sharding, what, candidate.gradient_accumulation_steps)
     step = estimate.step_time_s + seconds
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
-    note = f"{count} devices: {share}, at {what.link_bytes_per_s / 1e9:.0f} GB/s, none of it hidden"
+    where = f" on {job.devices.nodes} machines" if job.devices.nodes > 1 else ""
+    rate = f"{what.link_bytes_per_s / 1e9:.0f} GB/s"
+    note = f"{count} devices{where}: {share}, at {rate}, none of it hidden"
     tokens, parts = estimate.tokens_per_s, estimate.time_parts
     return dataclasses.replace(
         estimate,
@@ -60,17 +64,32 @@ def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
     wide = config.get("dtype", "float32") == "float32"
     trained = trained_parameters(job, facts, config)
     narrow = 4 if wide and not half else 2
-    copies = sharding_of(candidate.values, job.devices.count).distributed_type in (
+    copies = sharding_of(candidate.values, job.devices.total).distributed_type in (
         *DATA_PARALLEL,
         NONE,
     )
     kind = kind_of(facts.device.name, facts.device.total_bytes)
     links = kind.interconnect if kind is not None else None
-    between = links and (links.nvlink_bytes_per_s or links.pcie_bytes_per_s)
     return Exchanged(
         weights=narrow * facts.model.parameters,
         gradients=(4 if wide and copies else narrow) * trained,
         trained=trained,
-        link_bytes_per_s=between or UNKNOWN_LINK,
+        link_bytes_per_s=_between_devices(links, job, processes_of(candidate.values, job)),
         host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
     )
+
+
+def _between_devices(links: Interconnect | None, job: Job, processes: int) -> float:
+    """Bytes per second that each device sends to the next one, in one direction.
+
+    Over several machines as many rings are laid as a machine has network cards, each through
+    another one (NCCL's channels), so that all of a machine's cards together are what its devices'
+    own links are held against; the slower of the two counts.
+    """
+    inside = links and (links.nvlink_bytes_per_s or links.pcie_bytes_per_s)
+    inside = inside or UNKNOWN_LINK
+    if job.devices.nodes == 1:
+        return inside
+    own = links and links.network_bytes_per_s
+    machine = own * processes / job.devices.nodes if own else UNKNOWN_NETWORK
+    return min(inside, machine)

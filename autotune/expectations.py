@@ -168,7 +168,7 @@ def estimates_of(
     """The estimate of each candidate, by its key: by trace, or by formula where there is none."""
     found = {}
     for task, reply in zip(tasks, replies, strict=True):
-        devices = job.devices.count
+        devices = job.devices.total
         known = residual or prior_residual(facts.device.kind, reply.process_bytes, devices)
         speed: PathSpeed | RolloutTime | None = None
         if ceilings is not None and reply.problem is None:

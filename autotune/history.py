@@ -115,7 +115,7 @@ def subject(job: Job, facts: Facts) -> str:
     """Of what a row speaks: rows of another subject are of no use."""
     model = facts.model
     shape = (model.model_type, model.parameters, model.hidden_size, model.layers, model.vocab_size)
-    several = [job.devices.count] if job.devices.count > 1 else []
+    several = [job.devices.total] if job.devices.total > 1 else []
     where = [facts.device.name, facts.device.cores, *several]
     return json.dumps([*shape, job.method, job.tuning, *where])
 

@@ -94,6 +94,8 @@ class Devices(_Strict):
     is spread over them (DDP, ZeRO, FSDP2, offloading) is searched, by request over how many of them
     (`num_processes`) too: `search_spaces/sharding.yaml`.
     """
+    nodes: int = Field(default=1, ge=1)
+    """Number of machines with `count` devices each, for plans: several are planned, not probed."""
     index: int = Field(default=0, ge=0)
     """Which GPU (of several the first), as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is
     set, which of those that it lists."""
@@ -101,6 +103,12 @@ class Devices(_Strict):
     """Memory a candidate may use per device, such as `20GiB`. It is enforced in every probe (a
     real allocation failure past it; a probe that ends above it is `oom` too). Default: what is free
     at the start."""
+
+    @property
+    def total(self) -> int:
+        """Devices of all machines."""
+        return self.nodes * self.count
+
     host_memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
     """Memory of the host that all processes may use together, such as `512GiB`: offloading moves
     optimizer states and weights there. A probe that takes more is ended (`host_oom`). Default: what

@@ -65,7 +65,7 @@ def path_tasks(
             "optim": optim,
             **_beside(config, facts),
         }
-        shared = sharding_of(candidate.values, job.devices.count)
+        shared = sharding_of(candidate.values, job.devices.total)
         groups.setdefault((traced.key, shared), []).append((candidate, traced, point, config))
     return [
         _task(job, facts, members, rows=rows, limit=limit, cache=cache)
@@ -100,7 +100,7 @@ def _task(
 ) -> PathTask:
     points, places = unique(point for _, _, point, _ in members)
     first = members[0][1]
-    sharding = sharding_of(members[0][0].values, job.devices.count)
+    sharding = sharding_of(members[0][0].values, job.devices.total)
     request = EstimateRequest(
         method=job.method,
         config=dict(first.config),

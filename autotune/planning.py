@@ -53,7 +53,7 @@ class Plan:
 
     Attributes:
         limit_bytes: what a process may take on the device.
-        devices: how many train together.
+        devices: how many train together, on `nodes` machines.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
         not_installed: what the job needs to be run that is not here, as a sentence; None: nothing.
@@ -67,6 +67,7 @@ class Plan:
     seconds: float
     cached: bool
     not_installed: str | None = None
+    nodes: int = 1
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
         """Candidates that fit first; the fastest first where speed is known, else the leanest."""
@@ -118,7 +119,8 @@ def plan(
         space=space,
         estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings),
         limit_bytes=limit,
-        devices=job.devices.count,
+        devices=job.devices.total,
+        nodes=job.devices.nodes,
         seconds=round(time.monotonic() - began, 3),
         cached=cached,
         not_installed=not_installed(job, facts),

@@ -56,6 +56,13 @@ def refuse_untried(job: Job) -> None:
     Raises:
         UserError: a method, or a way of generating, that no probe divides among ranks.
     """
+    if job.devices.nodes > 1:
+        raise user_error(
+            f"probes run on one machine; devices.nodes is {job.devices.nodes}",
+            where="devices.nodes",
+            hint="plan it (`autotune plan --device h100 --devices 8 --nodes 2`); a bundle that was "
+            "tuned on one machine can be launched over several (`launch_nodes.sh`)",
+        )
     if max(process_counts(job)) == 1:
         return
     what = None

@@ -126,6 +126,8 @@ def one_more_device(job: Job) -> Iterator[Change]:
     batch, now = job.global_batch_size, job.devices.count
     if not METHODS[job.method].online or not isinstance(batch, int) or NUM_PROCESSES in job.fixed:
         return
+    if job.devices.nodes > 1:
+        return
     count = next((n for n in range(now + 1, MOST_DEVICES + 1) if batch % n == 0), None)
     if count is not None:
         devices = job.devices.model_copy(update={"count": count})

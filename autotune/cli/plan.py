@@ -27,6 +27,9 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
     type=click.IntRange(min=1),
     help="How many, in place of the job's; how the training is spread over them is searched.",
 )
+@click.option(
+    "--nodes", type=click.IntRange(min=1), help="On how many machines, each with so many devices."
+)
 @click.option("--fits", is_flag=True, help="Only candidates that fit.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
 @click.option(
@@ -46,10 +49,10 @@ def command(
     """
     if advise and (maximum is not None or fits or top):
         raise user_error("`--advise` goes with none of --max, --fits and --top", where="--advise")
-    alone = not (advise or maximum is not None or fits or top or asked["devices"])
+    alone = not (advise or maximum is not None or fits or top or asked["devices"] or asked["nodes"])
     if min_devices and not alone:
         raise user_error("`--min-devices` goes with --device alone", where="--min-devices")
-    names = ("job", "sets", "device", "devices", "as_json")
+    names = ("job", "sets", "device", "devices", "nodes", "as_json")
     named = {name: asked.pop(name) for name in names}
     what = _Asked(**named, flags=asked)
     if min_devices:
@@ -68,6 +71,7 @@ class _Asked:
     flags: dict[str, Any]
     device: str | None
     devices: int | None
+    nodes: int | None
     as_json: bool
 
     def loaded(self) -> Any:
@@ -75,7 +79,9 @@ class _Asked:
         sets = self.sets
         if self.devices is not None:
             sets = (*sets, f"devices.count={self.devices}")
-        sets = _sets(self.job, sets, self.flags, self.devices or 1)
+        if self.nodes is not None:
+            sets = (*sets, f"devices.nodes={self.nodes}")
+        sets = _sets(self.job, sets, self.flags, (self.devices or 1) * (self.nodes or 1))
         return load(self.job, sets, self.flags, device=self.device, figures=True)
 
 

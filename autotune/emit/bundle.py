@@ -93,7 +93,7 @@ def _launched_files(
     """What the launch reads; files that contradict each other are refused."""
     moved = scaling(job, candidate)
     method = METHODS[job.method]
-    sharding = sharding_of(candidate.values, job.devices.count)
+    sharding = sharding_of(candidate.values, job.devices.total)
     missing = missing_fields(chosen.config, method)
     split = split_of(job, facts, candidate.values, sharding.num_processes)
     files = {
@@ -166,7 +166,7 @@ def _on_machines(
 def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:
     """DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text; None
     where DeepSpeed does not train the candidate."""
-    sharding = sharding_of(candidate.values, job.devices.count)
+    sharding = sharding_of(candidate.values, job.devices.total)
     config = settings(job, facts, candidate, "").config
     deepspeed = deepspeed_of(sharding, config, facts, auto_config)
     return None if deepspeed is None else _as_written(deepspeed)

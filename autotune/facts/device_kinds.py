@@ -28,10 +28,15 @@ _GENERIC_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
-    """The links of a GPU, in bytes per second in one direction; None: none, or not known."""
+    """The links of a GPU, in bytes per second in one direction; None: none, or not known.
+
+    `network_bytes_per_s` is its part of the network between machines, in the usual server of its
+    kind.
+    """
 
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +186,7 @@ def _kind(row: Mapping[str, Any]) -> DeviceKind:
         interconnect=Interconnect(
             nvlink_bytes_per_s=links["nvlink_bytes_per_s"],
             pcie_bytes_per_s=links["pcie_bytes_per_s"],
+            network_bytes_per_s=links.get("network_bytes_per_s"),
         ),
         also_reported_as=tuple(row.get("also_reported_as", ())),
         source=tuple(row["source"]),

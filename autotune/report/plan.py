@@ -41,6 +41,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
             "kind": device.kind,
             "name": device.name,
             "count": plan.devices,
+            "nodes": plan.nodes,
             "total_bytes": device.total_bytes,
             "limit_bytes": plan.limit_bytes,
             "capability": device.capability,
@@ -89,9 +90,10 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         yield f"note: {escape(note)}\n"
     counts = _counts(plan)
     each = f"each of {plan.devices} " if plan.devices > 1 else ""
+    where = f" in {plan.nodes} machines" if plan.nodes > 1 else ""
     yield (
         f"{counts['fit']} of {counts['candidates']} candidates fit in "
-        f"{format_bytes(plan.limit_bytes)} on {each}{plan.facts.device.name}; "
+        f"{format_bytes(plan.limit_bytes)} on {each}{plan.facts.device.name}{where}; "
         f"planned in {format_seconds(plan.seconds)}\n"
     )
     nearest = min(

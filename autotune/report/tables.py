@@ -28,6 +28,7 @@ from autotune.space.spaces import SearchSpace
 from autotune.units import format_bytes, format_seconds
 
 _SPREAD = (NUM_PROCESSES, *STRATEGY_KNOBS)
+"""Knobs that `_spread` has words of its own for."""
 
 
 def describe(candidate: Candidate, free: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ FACT_NAMES = frozenset(
         "job.precision",
         "device.kind",
         "device.count",
+        "device.nodes",
         "model.sdpa",
         "model.flash_attention",
         "data.rows",

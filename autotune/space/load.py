@@ -235,7 +235,7 @@ class _Loading(Draft):
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             what = f"`{VLLM_SHARE}: {as_yaml(share)}` must be a part, above 0 and at most 1"
             self._report(("fixed", VLLM_SHARE), what)
-        alone = job.fixed.get(USE) and job.devices.count == 1
+        alone = job.fixed.get(USE) and job.devices.total == 1
         if alone and job.fixed.get(TENSOR_PARALLEL, 1) != 1:
             what = f"`{TENSOR_PARALLEL}: {as_yaml(job.fixed[TENSOR_PARALLEL])}` on one device"
             self._report(("fixed", TENSOR_PARALLEL), what, "raise `devices.count`, or unpin it")

@@ -19,7 +19,7 @@ from autotune.space.knobs import (
 
 def processes_of(values: Mapping[str, Any], job: Job) -> int:
     """Processes of a candidate with these values: one a device, where no knob says otherwise."""
-    number = values.get(NUM_PROCESSES, job.devices.count)
+    number = values.get(NUM_PROCESSES, job.devices.total)
     assert isinstance(number, int)
     return number
 
@@ -41,15 +41,15 @@ def process_counts(job: Job) -> list[int]:
     if NUM_PROCESSES in job.recipe:
         return [_whole(one) for one in job.recipe[NUM_PROCESSES]]
     if not shares_with_server(job):
-        return [job.devices.count]
+        return [job.devices.total]
     batches = [one for one in job.batches if isinstance(one, int)]
-    return [n for n in divisors(math.gcd(*batches) or 1) if n < job.devices.count][::-1]
+    return [n for n in divisors(math.gcd(*batches) or 1) if n < job.devices.total][::-1]
 
 
 def shares_with_server(job: Job) -> bool:
     """Whether a vLLM server takes some of the job's devices: where there are several."""
     asked = job.fixed.get(USE_VLLM) is True and job.fixed.get(VLLM_MODE) == VLLM_SERVER
-    return asked and job.devices.count > 1
+    return asked and job.devices.total > 1
 
 
 def server_devices(values: Mapping[str, Any]) -> int:
@@ -60,9 +60,11 @@ def server_devices(values: Mapping[str, Any]) -> int:
 
 
 def processes_problem(job: Job) -> Problem | None:
-    """More processes than devices, or than a server leaves."""
+    """More processes than devices, or than a server leaves; or no equal number on each machine."""
+    if job.devices.nodes > 1 and (problem := _machines_problem(job)) is not None:
+        return problem
     taken = shares_with_server(job)
-    most = job.devices.count - taken
+    most = job.devices.total - taken
     above = [n for n in process_counts(job) if n > most]
     if not above:
         return None
@@ -79,6 +81,26 @@ def processes_problem(job: Job) -> Problem | None:
     )
 
 
+def _machines_problem(job: Job) -> Problem | None:
+    """What several machines cannot share."""
+    nodes = job.devices.nodes
+    if job.fixed.get(USE_VLLM) is True:
+        return Problem(
+            where="devices.nodes",
+            what=f"vLLM is planned on one machine, and devices.nodes is {nodes}",
+            hint="leave one of them out",
+        )
+    odd = [n for n in process_counts(job) if n % nodes]
+    if not odd:
+        return None
+    near = nearest_values(odd[0], [nodes * n for n in range(1, job.devices.count + 1)])
+    return Problem(
+        where=NUM_PROCESSES,
+        what=f"{odd[0]} processes cannot be spread evenly over {nodes} machines",
+        hint=f"choose {' or '.join(str(n) for n in near)}",
+    )
+
+
 def undivided(sequences: int, job: Job) -> Problem | None:
     """Rows of a global batch that some number of processes cannot share equally, with what can."""
     for count in process_counts(job):
@@ -86,7 +108,7 @@ def undivided(sequences: int, job: Job) -> Problem | None:
             continue
         less = sequences // count * count
         rows = " or ".join(str(n) for n in (less, less + count) if n)
-        most = job.devices.count - shares_with_server(job)
+        most = job.devices.total - shares_with_server(job)
         fewer = nearest_values(count, [n for n in divisors(sequences) if n <= most])
         others = " or ".join(f"`fixed: {{{NUM_PROCESSES}: {n}}}`" for n in fewer)
         return Problem(

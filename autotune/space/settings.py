@@ -50,7 +50,7 @@ class Settings:
 def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> Settings:
     """What the stack has to be told to train this candidate."""
     fields = frozenset(facts.stack.training_fields)
-    sharding = sharding_of(candidate.values, job.devices.count)
+    sharding = sharding_of(candidate.values, job.devices.total)
     config: dict[str, Any] = {
         **DEFAULTS,
         **METHODS[job.method].defaults,

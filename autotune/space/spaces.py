@@ -108,7 +108,8 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "job.tuning": job.tuning,
         "job.precision": resolve_precision(job, facts.device)[0],
         "device.kind": facts.device.kind,
-        "device.count": job.devices.count,
+        "device.count": job.devices.total,
+        "device.nodes": job.devices.nodes,
         "model.sdpa": facts.model.sdpa,
         "model.flash_attention": facts.model.flash_attention,
         "data.rows": facts.data.rows,
@@ -192,12 +193,12 @@ def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
 def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
     """Several processes need knobs that say how they share a training (PPO is planned with whole
     copies only)."""
-    if job.devices.count == 1 or definition.knob(STRATEGY) or METHODS[job.method].value_model:
+    if job.devices.total == 1 or definition.knob(STRATEGY) or METHODS[job.method].value_model:
         return
     raise UserError(
         Problem(
             where=definition.name,
-            what=f"this space does not say how {job.devices.count} devices share a training",
+            what=f"this space does not say how {job.devices.total} devices share a training",
             hint="add the line `include: sharding.yaml` to it",
         )
     )

@@ -55,7 +55,7 @@ def searched_sizes(job: Job, facts: Facts) -> list[int]:
     """The tensor-parallel sizes that a job's vLLM may have: colocated 1, others by request."""
     if job.fixed.get(MODE) != SERVER:
         return [1]
-    return sizes(facts.model, job.devices.count - min(process_counts(job)))
+    return sizes(facts.model, job.devices.total - min(process_counts(job)))
 
 
 def sizes(model: ModelFacts, most: int) -> list[int]:
@@ -83,7 +83,7 @@ def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str |
     size = values.get(TENSOR_PARALLEL)
     if not size:
         return None
-    processes, most = processes_of(values, job), job.devices.count
+    processes, most = processes_of(values, job), job.devices.total
     if values.get(MODE) != SERVER and processes % size:
         return f"{processes} processes are no whole number of vLLM's groups of {size}"
     if server_devices(values) and processes + size > most:
@@ -93,7 +93,7 @@ def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str |
 
 def division_note(job: Job, facts: Facts) -> str | None:
     """Why some ways to divide the devices between training and a server are no candidates."""
-    most = job.devices.count
+    most = job.devices.total
     if not shares_with_server(job):
         return None
     why = [f"{most} processes would leave it none"]

@@ -26,7 +26,7 @@ ONE_EACH = "one for each device"
 SIZES = "sizes among which vLLM can divide the model"
 AS_TRANSFORMERS = "what transformers fills in"
 AND_LARGER = "what transformers fills in, and larger"
-_SIZES = (AS_TRANSFORMERS, AND_LARGER)
+_BUCKETS = (AS_TRANSFORMERS, AND_LARGER)
 WORDS: dict[str, tuple[str, ...]] = {
     MICRO_BATCH: (DIVISORS,),
     "max_length": (JOB_MAX_LENGTH,),
@@ -35,10 +35,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     ROLLOUT_CHUNK: (QUARTERS,),
     VLLM_SHARE: (AS_NEEDED,),
     NUM_PROCESSES: (ONE_EACH,),
-    BUCKET_SIZE: _SIZES,
-    PREFETCHED: _SIZES,
-    PERSISTENCE: _SIZES,
     TENSOR_PARALLEL: (SIZES,),
+    BUCKET_SIZE: _BUCKETS,
+    PREFETCHED: _BUCKETS,
+    PERSISTENCE: _BUCKETS,
 }
 """The words that the values of a knob may be."""
 COUNTS = (

@@ -13,7 +13,7 @@ from test_launch_script import bundle, launch, make_spy
 
 from autotune.checking import read_launch
 from autotune.emit.consistency import disagreements
-from autotune.space.deepspeed import NVME_PATH
+from autotune.space.sharding import NVME_PATH
 
 SRUN = """\
 #!/bin/bash
