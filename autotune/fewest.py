@@ -10,6 +10,7 @@ from autotune.job import Job
 from autotune.planning import Plan, plan
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import NUM_PROCESSES
+from autotune.space.processes import shares_with_server
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -38,7 +39,8 @@ def fewest(
 ) -> list[Tried]:
     """Plans for 1, 2, 4, ... devices up to the first number on which something fits.
 
-    Numbers among which the global batch cannot be divided exactly are passed over, and say so.
+    Beside a vLLM server one is not enough. Numbers among which the global batch cannot be divided
+    exactly are passed over, and say so.
 
     Raises:
         UserError: no kind of GPU is named; or the job cannot be on any number of devices.
@@ -56,13 +58,19 @@ def fewest(
             hint=f"leave `{NUM_PROCESSES}` out of the job",
         )
     tried: list[Tried] = []
-    for count in COUNTS:
+    for count in COUNTS[1:] if served(job) else COUNTS:
         tried.append(_tried(job, definition, scratch / str(count), device, count, told))
         if tried[-1].fits:
             break
     if all(one.plan is None for one in tried):
         raise user_error(tried[0].problem or "nothing can be planned", where="--min-devices")
     return tried
+
+
+def served(job: Job) -> bool:
+    """Whether a vLLM server needs one of the devices for itself."""
+    two = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 2})})
+    return shares_with_server(two)
 
 
 def _tried(

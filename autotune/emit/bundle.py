@@ -62,15 +62,12 @@ def bundle_files(
     """
     candidate = recommendation.chosen.candidate
     chosen = settings(job, facts, candidate, output_dir)
+    processes = processes_of(candidate.values, job)
     measured = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
     costs = recipe_costs(measured, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
-    launched = _launched_files(job, facts, chosen, candidate, python)
-    problems = disagreements(of_bundle(launched, METHODS[job.method]))
-    if problems:
-        raise UserError(*problems)
     return {
-        **launched,
+        **_launched_files(job, facts, chosen, candidate, python),
         "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
@@ -79,8 +76,8 @@ def bundle_files(
             work=work_of(chosen.config),
             missing=missing_fields(chosen.config, METHODS[job.method]),
             first=SERVE_SCRIPT if wants_server(chosen.config) else None,
-            processes=processes_of(candidate.values, job),
-            split=split_of(job, facts, candidate.values, processes_of(candidate.values, job)),
+            processes=processes,
+            split=split_of(job, facts, candidate.values, processes),
             assumed=job.assumed,
             verification=verification,
             costs=costs,
@@ -93,13 +90,13 @@ def bundle_files(
 def _launched_files(
     job: Job, facts: Facts, chosen: Settings, candidate: Candidate, python: str
 ) -> dict[str, str]:
-    """What the launch reads."""
+    """What the launch reads; files that contradict each other are refused."""
     moved = scaling(job, candidate)
     method = METHODS[job.method]
     sharding = sharding_of(candidate.values, job.devices.total)
     missing = missing_fields(chosen.config, method)
     split = split_of(job, facts, candidate.values, sharding.num_processes)
-    return {
+    files = {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
         "accelerate.yaml": accelerate_config(
             device_kind=facts.device.kind,
@@ -123,6 +120,10 @@ def _launched_files(
             else {}
         ),
     }
+    problems = disagreements(of_bundle(files, method))
+    if problems:
+        raise UserError(*problems)
+    return files
 
 
 def _several(

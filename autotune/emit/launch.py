@@ -161,9 +161,7 @@ def sharding_flags(sharding: Sharding) -> list[str]:
 
 def disk(sharding: Sharding) -> str:
     """What refuses a launch that has nowhere to keep what is kept on disk."""
-    if "nvme" not in (sharding.offload_optimizer_device, sharding.offload_param_device):
-        return ""
-    return _ON_DISK
+    return _ON_DISK if sharding.on_disk else ""
 
 
 def launch_script(

@@ -15,6 +15,23 @@ NODES_SCRIPT, SLURM_SCRIPT = "launch_nodes.sh", "launch.slurm"
 GPUS_OF_A_MACHINE = 8
 """What a Slurm job is asked for by default: machines of at most so many."""
 
+_REFUSALS = """\
+if [ "$nodes" = 1 ]; then
+    machine_rank="${MACHINE_RANK:-0}" main_address="${MAIN_ADDRESS:-127.0.0.1}"
+fi
+wrong=()
+[ "$machine_rank" != FILL_IN ] || wrong+=("say which machine this is: MACHINE_RANK=0 on the first")
+[ "$main_address" != FILL_IN ] || wrong+=("name the first machine: MAIN_ADDRESS=HOST")
+if [[ ! "$nodes" =~ ^[1-9][0-9]*$ ]] || ((processes % nodes)); then
+    wrong+=("$processes processes cannot be spread evenly over $nodes machines: set NODES")
+fi
+if [ "${#wrong[@]}" -gt 0 ]; then
+    printf 'launch_nodes.sh: %s\\n' "${wrong[@]}" >&2
+    exit 2
+fi
+"""
+"""Lines that end the script, with every reason at once."""
+
 
 def nodes_script(
     *,
@@ -44,19 +61,7 @@ machine_rank="${{MACHINE_RANK:-FILL_IN}}"  # FILL_IN: 0 on the first machine, 1 
 main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the first machine
 nodes="${{NODES:-2}}"
 processes={sharding.num_processes}  # of all machines together: the batch was tuned for so many
-if [ "$nodes" = 1 ]; then
-    machine_rank="${{MACHINE_RANK:-0}}" main_address="${{MAIN_ADDRESS:-127.0.0.1}}"
-fi
-wrong=()
-[ "$machine_rank" != FILL_IN ] || wrong+=("say which machine this is: MACHINE_RANK=0 on the first")
-[ "$main_address" != FILL_IN ] || wrong+=("name the first machine: MAIN_ADDRESS=HOST")
-if [[ ! "$nodes" =~ ^[1-9][0-9]*$ ]] || ((processes % nodes)); then
-    wrong+=("$processes processes cannot be spread evenly over $nodes machines: set NODES")
-fi
-if [ "${{#wrong[@]}}" -gt 0 ]; then
-    printf '{NODES_SCRIPT}: %s\\n' "${{wrong[@]}}" >&2
-    exit 2
-fi
+{_REFUSALS}\
 {asks(missing)}{disk(sharding)}{exports(kept)}{_own_devices(environment)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\

@@ -37,7 +37,6 @@ def readme(
         split: which of the job's GPUs train, and which are that script's.
     """
     chosen = recommendation.chosen
-    knobs = chosen.candidate.knobs
     lines = [
         f"# {model}: recommended configuration",
         "",
@@ -59,14 +58,18 @@ def readme(
         "",
         "## The knobs",
         "",
-        "| knob | value |",
-        "|---|---|",
-        *[f"| `{name}` | `{value_label(knobs[name])}` |" for name in sorted(knobs)],
+        *_knobs(chosen),
     ]
     for knob, values in costs.items():
         lines += ["", f"## What each `{knob}` costs", "", *_costs(values)]
     lines += _others(recommendation)
     return "\n".join(lines) + "\n"
+
+
+def _knobs(chosen: Ranked) -> list[str]:
+    knobs = chosen.candidate.knobs
+    rows = [f"| `{name}` | `{value_label(knobs[name])}` |" for name in sorted(knobs)]
+    return ["| knob | value |", "|---|---|", *rows]
 
 
 def _how_to_launch(

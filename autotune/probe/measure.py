@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.facts import Facts, devices
 from autotune.job import Job
+from autotune.probe.disk import own_folder
 from autotune.probe.ending import Ending, Limits, Watcher, signal_name
 from autotune.probe.progress import ProgressReader
 from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
@@ -72,10 +73,11 @@ def measure(
     if busy is not None:
         return busy
     folder.path.mkdir(parents=True, exist_ok=True)
-    write_json(folder.request, request.plain())
     clear_ranks(folder.path)
     kills_before = kernel_oom_kills()
-    ending = server.run(folder, WORKER, limits, watch)
+    with own_folder(request) as asked:
+        write_json(folder.request, asked.plain())
+        ending = server.run(folder, WORKER, limits, watch)
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
     killed = kernel_oom_kills() > kills_before

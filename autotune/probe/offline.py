@@ -5,6 +5,7 @@ from typing import Any
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.protocol import ProbeFolder, ProbeRequest, Unsupported
 from autotune.probe.throughput import Before, Throughput, passes
+from autotune.probe.trained import configured, told
 
 
 def train_offline(
@@ -24,13 +25,9 @@ def train_offline(
     # Gradients are in memory during the worst micro-batch exactly if there is one before it.
     shown = min(accumulation, 2)
     sharing = Sharing.of(request, shown)
-    overrides = {
-        **trains.overrides,
-        **sharing.overrides,
-        "gradient_accumulation_steps": shown,
-        "output_dir": str(folder.scratch),
-    }
-    _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
+    training, model = configured(
+        trains, request, sharing, folder.scratch, gradient_accumulation_steps=shown
+    )
     batching = batching_of(
         request.method, request.config, global_batch=request.global_batch, seed=request.seed
     )
@@ -54,13 +51,10 @@ def train_offline(
     trainer.train()
     assert meter.result is not None
     return {
-        "engine": sharing.checked_engine(trainer),
+        **told(meter, sharing, trainer),
         "micro_steps_measured": len(meter.steps),
         "tokens_per_epoch": steps.tokens_per_epoch,
         "before_training_s_per_token": before.seconds_per_token or None,
-        "last_loss": meter.last_loss,
-        "gradient_norm": meter.gradient_norm,
-        "processor_wait_share": meter.processor_wait_share,
     }, meter.result
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.protocol import ProbeFolder, ProbeRequest
 from autotune.probe.rollout_speed import RolloutSpeed
+from autotune.probe.trained import configured, told
 
 
 def train_online(
@@ -26,12 +27,7 @@ def train_online(
     lengths = Rows(request.rows, request.method).longest
     plan = rollout_plan(lengths, rollout, request.rows_total)
     order = plan.timed + plan.longest * rollout.rounds + plan.timed * MAX_CYCLES
-    overrides = {
-        **trains.overrides,
-        **sharing.overrides,
-        "output_dir": str(folder.scratch),
-    }
-    _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
+    training, model = configured(trains, request, sharing, folder.scratch)
     training.max_steps = rollout.steps * (WARM_UP_CYCLES + MAX_CYCLES)
     progress.tell("planned", rounds=len(order) // rollout.prompts)
     stages.enter("build")
@@ -52,12 +48,9 @@ def train_online(
         trains.train(trainer)
     assert meter.result is not None
     return {
-        "engine": sharing.checked_engine(trainer),
+        **told(meter, sharing, trainer),
         "micro_steps_measured": meter.micro_steps,
         "tokens_per_epoch": plan.tokens_per_epoch,
-        "last_loss": meter.last_loss,
-        "gradient_norm": meter.gradient_norm,
-        "processor_wait_share": meter.processor_wait_share,
         "generation_parts": getattr(getattr(trainer, "vllm_generation", None), "parts", None),
         **meter.peaks,
     }, meter.result

@@ -12,6 +12,8 @@ from typing import Any
 from autotune.probe.record import Record, counts_as_probe, excess_bytes
 from autotune.search.leaner_strategy import divides_more_than_it_must
 from autotune.space.knobs import COMPLETION, MICRO_BATCH, RESPONSE, Candidate
+from autotune.space.processes import server_devices
+from autotune.space.vllm_server import left_to_the_server
 
 LEANER: Mapping[str, Callable[[Any], float]] = {
     MICRO_BATCH: float,
@@ -103,10 +105,24 @@ def needs_what_is_not_installed(
     return f"probe {record.number} found that `optim: {optim}` is not installed"
 
 
+def only_its_server_is_another(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """Probes run the training alone: beside a server of another size it is the same."""
+    ours, theirs = candidate.knobs, record.candidate.knobs
+    if not server_devices(ours) or ours.keys() != theirs.keys():
+        return None
+    changed = candidate.differences(record.candidate).keys()
+    if changed and changed <= left_to_the_server(ours):
+        return f"probe {record.number} trained the same, beside a server of another size"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     takes_no_less_than_one_that_ran_out,
     saves_memory_that_is_there,
     needs_what_is_not_installed,
+    only_its_server_is_another,
 )
 
 

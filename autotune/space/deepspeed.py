@@ -27,8 +27,6 @@ from autotune.space.bucket_sizes import as_transformers
 from autotune.space.sharding import BUCKET_SIZE, DEEPSPEED, PERSISTENCE, PREFETCHED, Sharding
 
 FILE = "deepspeed.json"
-NVME_PATH = "/local_nvme"
-"""Where states are kept on disk, unless told otherwise: the folder of DeepSpeed's own examples."""
 CPU_ADAMW = ("adamw_torch", "adamw_torch_fused")
 """Values of `optim` that an offloaded optimizer really stands for: torch's AdamW."""
 FILLED_BY_TRAINER = (
@@ -49,7 +47,6 @@ def deepspeed_config(
     *,
     device_kind: str,
     vocab_size: int | None = None,
-    nvme_path: str = NVME_PATH,
 ) -> dict[str, Any]:
     """The file as data, every value resolved.
 
@@ -59,7 +56,6 @@ def deepspeed_config(
         hidden_size: of the model; None: it has none, and sizes are DeepSpeed's defaults.
         device_kind: `cuda` or `cpu`; only for GPUs is memory pinned, unless it is said.
         vocab_size: of the model, where weights are kept on disk: the largest is the embedding.
-        nvme_path: a folder on an NVMe disk, where states are kept on disk.
     """
     file: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config["per_device_train_batch_size"],
@@ -69,13 +65,13 @@ def deepspeed_config(
         "fp16": _fp16(bool(config.get("fp16"))),
         "zero_optimization": {
             **_zero(sharding, hidden_size),
-            **_offload(sharding, device_kind, (hidden_size or 0) * (vocab_size or 0), nvme_path),
+            **_offload(sharding, device_kind, (hidden_size or 0) * (vocab_size or 0)),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": True,
         "wall_clock_breakdown": False,
     }
-    if "nvme" in (sharding.offload_optimizer_device, sharding.offload_param_device):
+    if sharding.on_disk:
         file["aio"] = {
             "block_size": 1_048_576,
             "queue_depth": 8,
@@ -177,9 +173,7 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
     }
 
 
-def _offload(
-    sharding: Sharding, device_kind: str, largest: int, nvme_path: str
-) -> dict[str, dict[str, Any]]:
+def _offload(sharding: Sharding, device_kind: str, largest: int) -> dict[str, dict[str, Any]]:
     """Where optimizer states and weights are kept while they are not used.
 
     Args:
@@ -192,14 +186,14 @@ def _offload(
         sections["offload_optimizer"] = {"device": device, "pin_memory": pinned}
         if device == "nvme":
             # Of each weight: itself, its gradient and two moments.
-            sections["offload_optimizer"] |= {"nvme_path": nvme_path, "buffer_count": 4}
+            sections["offload_optimizer"] |= {"nvme_path": sharding.nvme_path, "buffer_count": 4}
     if sharding.offload_param_device != "none":
         device = sharding.offload_param_device
         sections["offload_param"] = {"device": device, "pin_memory": pinned}
         if device == "nvme":
             part = -(-largest // sharding.num_processes)
             sections["offload_param"] |= {
-                "nvme_path": nvme_path,
+                "nvme_path": sharding.nvme_path,
                 "buffer_count": 5,
                 "buffer_size": max(PARAM_BUFFER, part),
                 "max_in_cpu": 1_000_000_000,

@@ -14,12 +14,15 @@ OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_de
 RESHARD = "fsdp_reshard_after_forward"
 BUCKET_SIZE, PREFETCHED = "reduce_bucket_size", "stage3_prefetch_bucket_size"
 PERSISTENCE = "stage3_param_persistence_threshold"
-ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory")
+ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory", "nvme_path")
 """Fields of DeepSpeed's own file."""
 STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
 """What is divided, and where it is kept."""
 KNOBS = (NUM_PROCESSES, *STRATEGY_KNOBS, *ZERO_FIELDS)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
+
+NVME_PATH = "/local_nvme"
+"""Where states are kept on disk, unless told otherwise: the folder of DeepSpeed's own examples."""
 
 Offload = Literal["none", "cpu", "nvme"]
 
@@ -34,13 +37,14 @@ class Sharding:
         zero_stage: of DeepSpeed: 1, 2 or 3; else 0.
         fsdp_reshard_after_forward: of FSDP: whether gathered weights are let go of after the
             forward pass.
-        overlap_comm: of DeepSpeed, as the four below: whether gradients are exchanged while others
+        overlap_comm: of DeepSpeed, as the five below: whether gradients are exchanged while others
             are computed.
         reduce_bucket_size: elements of gradients that are exchanged at a time, and of updated
             weights; here and below None: what follows from the model (`space/bucket_sizes.py`).
         stage3_prefetch_bucket_size: elements of weights that are gathered ahead.
         stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
         pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
+        nvme_path: folder for what is offloaded to `nvme`.
     """
 
     distributed_type: str = NONE
@@ -54,6 +58,7 @@ class Sharding:
     stage3_prefetch_bucket_size: int | None = None
     stage3_param_persistence_threshold: int | None = None
     pin_memory: bool | None = None
+    nvme_path: str = NVME_PATH
 
     @property
     def divides_weights(self) -> bool:
@@ -64,6 +69,11 @@ class Sharding:
     def offloads(self) -> bool:
         """Whether anything is kept off the device."""
         return {self.offload_optimizer_device, self.offload_param_device} != {"none"}
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether anything is kept on an NVMe disk."""
+        return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""

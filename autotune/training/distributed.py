@@ -10,6 +10,7 @@ Runs in a child only.
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,6 +83,21 @@ def overrides(
     if not cuda:
         told |= {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
     return told
+
+
+def disk_problem(sharding: Sharding) -> str | None:
+    """Why nothing can be kept on disk; None: it can, or nothing is to be."""
+    if not sharding.on_disk:
+        return None
+    folder = Path(sharding.nvme_path)
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        return f"no folder {folder} to write to: name one with `fixed: {{nvme_path: ...}}`"
+    from deepspeed.accelerator import get_accelerator
+
+    builder = get_accelerator().create_op_builder("AsyncIOBuilder")
+    if builder is None or not builder.is_compatible():
+        return "DeepSpeed's async I/O wants libaio with its headers (on Debian `libaio-dev`)"
+    return None
 
 
 def agreed(wanted: bool) -> bool:

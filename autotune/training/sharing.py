@@ -34,8 +34,10 @@ class Sharing:
         sharding = request.shared
         if sharding.num_processes == 1:
             return cls()
-        from autotune.training.distributed import overrides
+        from autotune.training.distributed import disk_problem, overrides
 
+        if (problem := disk_problem(sharding)) is not None:
+            raise Unsupported(problem)
         deepspeed = request.deepspeed
         if deepspeed is not None and accumulation is not None:
             deepspeed = {**deepspeed, ACCUMULATION: accumulation}

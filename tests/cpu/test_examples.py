@@ -63,6 +63,23 @@ def test_all_completions_of_a_batch_can_be_generated_at_once(autotune: Command) 
     assert candidate["fits"] and candidate["estimate"]["method"] == "scaled trace"
 
 
+def test_eight_gpus_are_divided_between_training_and_a_server(autotune: Command) -> None:
+    one = ["--set", "per_device_train_batch_size=1", "--set", "gradient_checkpointing=true"]
+    one += ["--set", "num_processes=4", "--device", "h100"]
+    found = plan(autotune, "grpo-7b-lora/split.yaml", *one)
+    splits = found["divisions"]
+    assert [(s["training"], s["generating"], s["idle"]) for s in splits] == [
+        (4, 4, 0),
+        (4, 2, 2),
+        (4, 1, 3),
+    ]
+    assert all(s["fit"] == s["candidates"] == 1 for s in splits)
+    (note,) = found["notes"]
+    assert "8 processes would leave it none" in note
+    weights = [s["server"]["weights_bytes"] for s in splits]
+    assert weights[2] == 2 * weights[1] == 4 * weights[0] == 2 * found["model"]["parameters"]
+
+
 def test_ppo_takes_far_more_than_methods_without_a_value_model(autotune: Command) -> None:
     one = ["--set", "recipe.dtype=[bfloat16]", "--set", "per_device_train_batch_size=4"]
     one += ["--set", "gradient_checkpointing=true", "--device", "memory=40GiB"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
 
 from autotune.probe import measure as measuring
 from autotune.probe.ending import Limits
@@ -88,6 +89,23 @@ def test_all_of_them_compute_the_same(two: Bench, measured: dict[str, Measuremen
     assert len(losses["DDP"]) == 12
     for name, found in losses.items():
         assert found == pytest.approx(losses["DDP"], rel=1e-4), name
+
+
+def test_states_are_kept_on_a_disk_or_the_reason_is_told(
+    two: Bench, measured: dict[str, Measurement], tmp_path: Path
+) -> None:
+    knobs = {**STRATEGIES["ZeRO-3"], "offload_optimizer_device": "nvme"}
+    nowhere = probe(two, "nowhere", **knobs, nvme_path=str(tmp_path / "not there"))
+    assert nowhere.outcome == "unsupported" and "not there" in nowhere.reason
+    one = probe(two, "on disk", **knobs, nvme_path=str(tmp_path))
+    if not AsyncIOBuilder().is_compatible():
+        assert one.outcome == "unsupported" and "libaio" in one.reason
+        return
+    assert one.outcome == "ok", (one.reason, one.failure)
+    assert one.engine == "ZeRO-3, optimizer on nvme"
+    assert not list(tmp_path.glob("*")), "a probe leaves nothing on the disk"
+    known, found = (_losses(two.run.path / "probes" / name)[:12] for name in ("ZeRO-3", "on disk"))
+    assert found == pytest.approx(known, rel=1e-4)
 
 
 @pytest.mark.parametrize("fault", RANK_FAULTS)

@@ -146,7 +146,8 @@ def test_a_comparison_is_told_in_sentences_and_in_json():
     assert "estimated fastest is 3.1% slower" in ranks
     plain = json.loads(json.dumps(found.plain(), allow_nan=False))
     assert set(plain.pop("speed_factors")) == {
-        *("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s")
+        *("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s"),
+        "exchange_s",
     }
     assert plain.pop("speed_residual") == speed.residual
     assert plain == {

@@ -94,10 +94,8 @@ def test_memory_is_pinned_for_gpus_alone(device_kind, pinned):
 
 
 def test_a_process_reads_its_part_of_the_largest_weight_from_disk_at_once():
-    parts = sharding(processes=2, offload_param_device="nvme")
-    file = deepspeed_config(
-        parts, FLAT, 4096, device_kind="cuda", vocab_size=150_000, nvme_path="/fast"
-    )
+    parts = sharding(processes=2, offload_param_device="nvme", nvme_path="/fast")
+    file = deepspeed_config(parts, FLAT, 4096, device_kind="cuda", vocab_size=150_000)
     section = file["zero_optimization"]["offload_param"]
     assert section["buffer_size"] == 4096 * 150_000 // 2
     assert section["nvme_path"] == "/fast"

@@ -74,3 +74,17 @@ def test_a_missing_package_is_missing_for_every_candidate_that_needs_it():
     assert reasons(make_candidate(2, 8, optim="adafactor"), failed) is None
     other = record(4, bad("unsupported", failure={"type": "ValueError"}), failed.candidate)
     assert reasons(make_candidate(2, 8, optim="adamw_8bit"), other) is None
+
+
+def test_a_server_of_another_size_is_beside_the_same_training():
+    pinned = {"use_vllm": True, "vllm_mode": "server"}
+    two = make_candidate(4, 4, vllm_tensor_parallel_size=2, **pinned)
+    four = make_candidate(4, 4, vllm_tensor_parallel_size=4, **pinned)
+    why = reasons(four, record(2, ok(100, GIB), two))
+    assert why == "probe 2 trained the same, beside a server of another size"
+    larger = make_candidate(8, 2, vllm_tensor_parallel_size=4, **pinned)
+    assert reasons(larger, record(2, ok(100, GIB), two)) is None
+    # Colocated it takes another part of each device.
+    beside = {"use_vllm": True, "vllm_mode": "colocate"}
+    one, other = (make_candidate(4, 4, vllm_tensor_parallel_size=n, **beside) for n in (1, 2))
+    assert reasons(other, record(2, ok(100, GIB), one)) is None

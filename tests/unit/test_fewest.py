@@ -16,8 +16,9 @@ def plans(monkeypatch, room):
     """Plans in which every candidate takes 80 GiB over as many devices; an odd batch at 4."""
     asked = []
 
-    def plan(job, definition, folder, *, device, devices, told):
-        asked.append((job.devices.count, devices, device))
+    def plan(job, definition, folder, *, device, told):
+        devices = job.devices.count
+        asked.append((devices, device))
         if devices == 4:
             raise user_error("16 rows cannot be divided among 4 devices", where="job")
         space = make_space(make_job(), make_facts("cuda"))
@@ -46,7 +47,7 @@ def test_the_first_number_on_which_something_fits_ends_it(monkeypatch, tmp_path)
     tried = fewest(make_job(), shipped(), tmp_path, device="h100")
     assert [one.devices for one in tried] == [1, 2, 4, 8]
     assert [one.fits for one in tried] == [False, False, False, True]
-    assert asked == [(n, n, "h100") for n in (1, 2, 4, 8)]
+    assert asked == [(n, "h100") for n in (1, 2, 4, 8)]
     lines = list(fewest_lines(tried))
     assert lines[0].startswith("1 device: nothing fits; the least takes 80 GiB of 12 GiB on each")
     assert lines[2] == "4 devices: cannot be: 16 rows cannot be divided among 4 devices"
@@ -72,3 +73,11 @@ def test_where_no_number_does_it_says_so(monkeypatch, tmp_path):
 def test_a_kind_of_gpu_must_be_named(device, tmp_path):
     with pytest.raises(UserError, match="kind of GPU"):
         fewest(make_job(), shipped(), tmp_path, device=device)
+
+
+def test_beside_a_server_one_device_is_not_enough(monkeypatch, tmp_path):
+    asked = plans(monkeypatch, 60 * GIB)
+    fixed = {"use_vllm": True, "vllm_mode": "server"}
+    job = make_job(method="grpo", max_length=None, reward_model_path="some/judge", fixed=fixed)
+    assert [one.devices for one in fewest(job, shipped(), tmp_path, device="h100")] == [2]
+    assert asked == [(2, "h100")]
