@@ -166,6 +166,7 @@ def cases() -> Iterator[Case]:
     for strategy in ("zero 1", "zero 2", "zero 3"):
         yield Case(strategy=strategy, bucket=12 * HIDDEN**2, accumulation=2)
         yield Case(strategy=strategy, bucket=HIDDEN**2 // 8, overlaps=False)
+    yield Case(strategy="zero 1", overlaps=False, accumulation=2)
 
 
 def write_model(name: str, folder: Path) -> None:

@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks.sharding_exactness.cases import Case
+from benchmarks.sharding_exactness.cases import HIDDEN, Case
 from benchmarks.sharding_exactness.run import compare
 
 ACCUMULATING = Case(strategy="zero 1", accumulation=2)
 """The last rank holds gradients that the first has let go of: it needs 8% more."""
 OFFLOADED = Case(strategy="zero 3, all off", checkpointing=True)
 SHARDED = Case(strategy="fsdp", lora=True, model="qwen2")
-CASES = (ACCUMULATING, OFFLOADED, SHARDED)
+WIDE = Case(strategy="zero 2", bucket=12 * HIDDEN**2, accumulation=2)
+"""Two buckets of a whole layer each, in place of two of a matrix."""
+CASES = (ACCUMULATING, OFFLOADED, SHARDED, WIDE)
 ENGINES = {
     ACCUMULATING: ("DEEPSPEED", "DeepSpeedEngine", "AdamW"),
     OFFLOADED: ("DEEPSPEED", "DeepSpeedEngine", "DeepSpeedCPUAdam"),
     SHARDED: ("FSDP", "FSDPPeftModelForCausalLM", "AdamW"),
+    WIDE: ("DEEPSPEED", "DeepSpeedEngine", "AdamW"),
 }
 
 pytestmark = [
