@@ -68,6 +68,8 @@ class Estimate:
     """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
+    continued_sigma: float = 0.0
+    """Relative standard deviation of what follows from fewer layers of an engine."""
 
     @property
     def vllm_bytes(self) -> int:
@@ -103,6 +105,7 @@ class Estimate:
             "p_oom": round(self.p_oom, 4),
             "at_most": self.at_most,
             "offloaded_bytes": self.offloaded_bytes,
+            "continued_sigma": self.continued_sigma,
             "missing_bytes": self.missing_bytes,
         }
 
@@ -161,6 +164,7 @@ def estimated(
     parts[CONTEXT] = round(expected) - reserved
     if replaced:
         residual = _less_sure(residual)
+    residual = residual.with_noise(point.sigma)
     p_oom = residual.probability_above(own, left)
     missing = max(round(expected) - limit_bytes, 1) if p_oom >= 0.5 else None
     if point.oom and not replaced:
@@ -182,6 +186,7 @@ def estimated(
         missing_bytes=missing,
         at_most=any(name in AT_MOST for name in replaced),
         offloaded_bytes=offloaded,
+        continued_sigma=point.sigma,
     )
 
 
