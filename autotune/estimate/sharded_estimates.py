@@ -8,6 +8,7 @@ micro-batches only the smallest and the largest. The others, and all layers, fol
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.estimate import memory
 from autotune.estimate.depths import at_depth, depths
@@ -74,7 +75,7 @@ class ShardedEstimates(Persevering):
         if key not in self._runs:
             same = [one for one in self._request.points if (one.accumulates, one.optim) == key]
             chosen = self._chosen([self._data.worst(one) for one in same])
-            steps = [self._opening(), *map(_micro_batch, chosen)]
+            steps = [self._opening, *map(_micro_batch, chosen)]
             whole = self._depths == (self._request.layers,)
             traces = [
                 traced(
@@ -89,6 +90,7 @@ class ShardedEstimates(Persevering):
             self._runs[key] = _Run(worsts=chosen, traces=traces)
         return self._runs[key]
 
+    @cached_property
     def _opening(self) -> MicroBatch:
         """One short row; the same whatever else is planned."""
         longest = max(max(self._data.worst(point).lengths) for point in self._request.points)
@@ -156,7 +158,7 @@ class ShardedEstimates(Persevering):
         """The work of each traced micro-step with all layers, that of the short row first."""
         weights = at_depth(self._depths, self._request.layers)
         found: dict[tuple[int, int, bool], ShapeWork] = {}
-        short = max(self._opening().lengths)
+        short = max(self._opening.lengths)
         for run in self._runs.values():
             opening = Worst(lengths=(short,) * self._per_row, labelled=0, flat=run.worsts[0].flat)
             for place, worst in [(None, opening), *enumerate(run.worsts)]:

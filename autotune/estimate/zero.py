@@ -10,8 +10,7 @@ gathers all of them to generate (`ds3_gather_for_generation`) or to give them to
 Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zero/config.py`
 (overlapping buckets are two); transformers' `integrations/deepspeed.py` (a bucket of the hidden
 size squared). Known error: see `docs/estimates.md`. DeepSpeed itself is traced by
-`sharded_estimates.py`; this is for what is not: methods that generate, and models of more layers
-than are traced whole.
+`sharded_estimates.py`; this is for what is not: methods that generate.
 """
 
 from collections.abc import Iterator, Mapping
