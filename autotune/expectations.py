@@ -12,7 +12,8 @@ from autotune.estimate.closed_form import Dimensions, closed_form
 from autotune.estimate.estimates import Estimate, estimate_from_plain, estimated, prior_residual
 from autotune.estimate.memory import Residual, refined
 from autotune.estimate.path_speed import PathSpeed, Speed
-from autotune.estimate.protocol import EstimateReply, engine_is_traced
+from autotune.estimate.paths import engine_is_traced
+from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.rollout_time import RolloutTime
 from autotune.exchanging import trained_parameters, with_exchange
 from autotune.facts import Facts
@@ -101,6 +102,7 @@ class Expectations:
             residual = dataclasses.replace(
                 residual, relative_sigma=max(residual.relative_sigma, own)
             )
+        residual = residual.with_noise(estimate.continued_sigma if estimate.traced else 0.0)
         left = self.limit_bytes - estimate.vllm_bytes
         return residual.probability_above(estimate.own_reserved_bytes, left)
 
@@ -181,7 +183,7 @@ def estimates_of(
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
                 point, layers = reply.points[place], facts.model.layers or 1
-                formulas = formulas_of(job, facts, sharding_of(candidate.values, devices))
+                formulas = formulas_of(job, sharding_of(candidate.values, devices))
                 estimate = estimated(point, replaced + formulas, known, limit, layers)
             if speed is not None:
                 expected = speed.speed(
@@ -222,12 +224,11 @@ def _at_speed(
     )
 
 
-def formulas_of(job: Job, facts: Facts, sharding: Sharding) -> tuple[str, ...]:
-    """What of a way to spread a training is not traced, by the names of its fields: of deep models,
-    and of methods that generate."""
+def formulas_of(job: Job, sharding: Sharding) -> tuple[str, ...]:
+    """What of a way to spread a training is not traced, by the names of its fields: of methods that
+    generate."""
     kind = sharding.distributed_type
-    traced = engine_is_traced(kind, facts.model.layers or 0) and not METHODS[job.method].online
-    if kind not in (DEEPSPEED, FSDP) or traced:
+    if kind not in (DEEPSPEED, FSDP) or engine_is_traced(job.method, kind):
         return ()
     own = "zero_stage" if sharding.distributed_type == DEEPSPEED else STRATEGY
     return (own, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))

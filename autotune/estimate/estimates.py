@@ -72,6 +72,8 @@ class Estimate:
     server: ServerNeeds | None = None
     """What a vLLM server needs of each of its own devices; None: there is none, or not of the
     job's. All else is of the devices that train; `fits` is of both."""
+    continued_sigma: float = 0.0
+    """Relative standard deviation of what follows from fewer layers of an engine."""
 
     @property
     def vllm_bytes(self) -> int:
@@ -107,6 +109,7 @@ class Estimate:
             "p_oom": round(self.p_oom, 4),
             "at_most": self.at_most,
             "offloaded_bytes": self.offloaded_bytes,
+            "continued_sigma": self.continued_sigma,
             "missing_bytes": self.missing_bytes,
             "server": None if self.server is None else self.server.plain(),
         }
@@ -167,6 +170,7 @@ def estimated(
     parts[CONTEXT] = round(expected) - reserved
     if replaced:
         residual = _less_sure(residual)
+    residual = residual.with_noise(point.sigma)
     p_oom = residual.probability_above(own, left)
     missing = max(round(expected) - limit_bytes, 1) if p_oom >= 0.5 else None
     if point.oom and not replaced:
@@ -188,6 +192,7 @@ def estimated(
         missing_bytes=missing,
         at_most=any(name in AT_MOST for name in replaced),
         offloaded_bytes=offloaded,
+        continued_sigma=point.sigma,
     )
 
 

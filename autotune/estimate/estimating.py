@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from autotune.estimate.paths import engine_is_traced
 from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point, PointReply
 from autotune.methods import METHODS
 from autotune.probe.progress import Progress
@@ -77,7 +78,7 @@ def _answer(request: EstimateRequest, held: int, began: float, progress: Progres
             policy=rollouts.policy,
             seconds=round(time.monotonic() - began, 3),
         )
-    if request.spread:
+    if engine_is_traced(request.method, (request.sharding or {}).get("distributed_type")):
         from autotune.estimate.sharded_estimates import ShardedEstimates
 
         spread = ShardedEstimates(request)

@@ -7,6 +7,7 @@ launcher and accelerate would have set is set here. Runs in a child only.
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,19 @@ def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
             yield
     finally:
         _forget_state()
-        torch.distributed.destroy_process_group()
+        _leave()
         os.environ.clear()
         os.environ.update(before)
+
+
+def _leave() -> None:
+    """Destroy the process group, and what DeepSpeed keeps of it: the next trace has its own."""
+    deepspeed: Any = sys.modules.get("deepspeed.comm.comm")
+    if deepspeed is not None and deepspeed.cdb is not None:
+        deepspeed.destroy_process_group()
+        deepspeed.cdb = None
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _forget_state() -> None:

@@ -124,6 +124,10 @@ class Residual:
     covariance: float = 0.0
     measurements: int = 0
 
+    def with_noise(self, relative: float) -> "Residual":
+        """The same, for estimates that scatter by so much more."""
+        return replace(self, relative_sigma=math.hypot(self.relative_sigma, relative))
+
     def corrected(self, estimate_bytes: float) -> float:
         """What is to be expected of an estimate of the allocator's bytes."""
         return (1 + self.bias) * estimate_bytes + self.offset_bytes

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.methods import METHODS
+from autotune.space.sharding import DEEPSPEED, FSDP
+
 NOT_ON_THE_PATH = {
     *(
         "learning_rate",
@@ -70,6 +73,11 @@ class TracedConfig:
 
 SAME_STATE = ("adamw_torch_fused", "adamw_torch")
 """Optimizers that keep the same state: one is traced, of the others only their own step."""
+
+
+def engine_is_traced(method: str, distributed_type: str | None) -> bool:
+    """Whether DeepSpeed or FSDP itself is traced; not where the method generates."""
+    return distributed_type in (DEEPSPEED, FSDP) and not METHODS[method].online
 
 
 def optimizer_apart(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:

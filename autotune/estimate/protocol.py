@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.probe.protocol import Message
-from autotune.space.sharding import DEEPSPEED, FSDP
 from autotune.space.vllm_share import VllmShare
 
 POINT = "point"
@@ -143,16 +142,6 @@ class Point(Message):
         return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
-MOST_LAYERS = 8
-"""Of a model whose engine is traced: traces of engines have all its layers (a 7B model on 8 GPUs
-took minutes for each point); of deeper ones a formula divides the trace of one device."""
-
-
-def engine_is_traced(distributed_type: str | None, layers: int) -> bool:
-    """Whether DeepSpeed or FSDP itself is traced, where the method does not generate."""
-    return distributed_type in (DEEPSPEED, FSDP) and layers <= MOST_LAYERS
-
-
 @dataclass(frozen=True, kw_only=True)
 class EstimateRequest(Message):
     """Estimate the points of one path: one traced trainer, many micro-batches.
@@ -192,11 +181,6 @@ class EstimateRequest(Message):
     sharding: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None
 
-    @property
-    def spread(self) -> bool:
-        """Whether the engine that divides the training is traced."""
-        return engine_is_traced((self.sharding or {}).get("distributed_type"), self.layers)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PointReply(Message):
@@ -209,6 +193,7 @@ class PointReply(Message):
         sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
         masked: whether the micro-batches of the sample are padded.
         host_bytes: what offloading puts into the host's memory for this device.
+        sigma: relative standard deviation of what was continued from fewer layers of an engine.
         method: `trace`, `scaled trace` (see `templates.py`) or `whole trace` where that failed.
     """
 
@@ -225,6 +210,7 @@ class PointReply(Message):
     masked: bool
     method: str
     host_bytes: int = 0
+    sigma: float = 0.0
     rollout: dict[str, list[Any]] | None = None
     """Where completions are generated: the work of one prefill, of one mean decoding pass, of one
     scoring, update and optimizer step, each as rows of `Work` and how often; the sample is then

@@ -1,125 +1,205 @@
 """What the points of one path take where DeepSpeed or FSDP spread a training. Runs in a child only.
 
-Each point is traced as it is, with all its layers: what engines gather and exchange goes by sizes
-of buckets, not by layers, so nothing is scaled from fewer.
+The engine itself is traced: of a deep model with a few layers at two depths, and of many
+micro-batches only the smallest and the largest. The others, and all layers, follow moment by moment
+(`moments.py`). Where layers or traces are not alike, all layers are traced; then each micro-batch.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.estimate import memory
-from autotune.estimate.host_bytes import divided_by_place, since_training
+from autotune.estimate.depths import at_depth, depths
 from autotune.estimate.path_data import PathData
-from autotune.estimate.protocol import (
-    EstimateRequest,
-    MicroBatch,
-    Point,
-    PointReply,
-    ShapeWork,
-    TraceReply,
-    TraceRequest,
-)
-from autotune.estimate.record import Event, Work, counted_rows, live_bytes, work_from_plain
+from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
+from autotune.estimate.polynomial import lagrange
+from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
+from autotune.estimate.record import counted_rows
 from autotune.estimate.shapes import Worst, histogram
-from autotune.estimate.trace import trace_steps
-from autotune.estimate.trace_cache import TraceCache
+from autotune.estimate.sharded_traces import SIGMA, Continued, Depth, traced, work_of_all
+from autotune.estimate.work_at_depth import work_at_depth
 from autotune.methods import METHODS
-from autotune.space.sharding import Sharding, worst_rank
+from autotune.space.sharding import Sharding
+
+MOST_SIZES = 3
+"""So many micro-batches of a kind are traced as they are."""
+_Kind = tuple[bool, bool, int]
+"""Padded or not, flat or not, tokens of the longest row where they are not flat."""
 
 
-class ShardedEstimates:
-    """Answers for the points of one path, each traced when it is asked for."""
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What is traced together: micro-batches, at each of the depths."""
+
+    worsts: list[Worst]
+    traces: list[Depth]
+
+
+class ShardedEstimates(Persevering):
+    """Answers for the points of one path, each run of traces made when it is asked for."""
 
     def __init__(self, request: EstimateRequest) -> None:
+        super().__init__()
         self._request = request
-        self._sharding = Sharding(**request.sharding or {})
         self._data = PathData(request)
-        self._replies: dict[object, TraceReply] = {}
-        self._shapes: dict[tuple[int, int, bool], ShapeWork] = {}
-        self._optimizer_work: dict[str, list[list[object]]] = {}
-        self.policy: dict[str, int] = {}
+        self._per_row = METHODS[request.method].sequences
+        self._runs: dict[tuple[bool, str | None], _Run] = {}
+        self._depths: tuple[int, ...] = ()
+
+    @property
+    def policy(self) -> dict[str, int]:
+        """Reads of values that nothing is known of, by operator: how often they were guessed."""
+        found: dict[str, int] = {}
+        for run in self._runs.values():
+            for one in run.traces:
+                found |= one.policy
+        return found
+
+    # -- what to trace
+
+    def trace(self) -> None:
+        """Choose the depths; runs are traced when a point asks for them."""
+        layers, sharding = self._request.layers, Sharding(**self._request.sharding or {})
+        adapters = bool(self._request.config.get("use_peft"))
+        few = depths(layers, sharding, adapters=adapters)
+        self._depths = few if self.way == FEW_LAYERS else (layers,)
+
+    def forget(self) -> None:
+        """Traces with other layers are of no use any more."""
+        self._runs.clear()
+
+    def _run(self, point: Point) -> _Run:
+        key = (point.accumulates, point.optim)
+        if key not in self._runs:
+            same = [one for one in self._request.points if (one.accumulates, one.optim) == key]
+            chosen = self._chosen([self._data.worst(one) for one in same])
+            steps = [self._opening, *map(_micro_batch, chosen)]
+            whole = self._depths == (self._request.layers,)
+            traces = [
+                traced(
+                    self._request,
+                    None if whole else layers,
+                    steps,
+                    accumulates=point.accumulates,
+                    optim=point.optim,
+                )
+                for layers in self._depths
+            ]
+            self._runs[key] = _Run(worsts=chosen, traces=traces)
+        return self._runs[key]
+
+    @cached_property
+    def _opening(self) -> MicroBatch:
+        """One short row; the same whatever else is planned."""
+        longest = max(max(self._data.worst(point).lengths) for point in self._request.points)
+        return MicroBatch(lengths=(max(longest // 4, 8),) * self._per_row)
+
+    def _chosen(self, worsts: Sequence[Worst]) -> list[Worst]:
+        """The micro-batches that are traced, the smallest first."""
+        kinds: dict[_Kind, dict[int, Worst]] = {}
+        for worst in sorted(worsts, key=lambda worst: worst.size):
+            kinds.setdefault(_kind(worst), {})[worst.size] = worst
+        found: list[Worst] = []
+        direct = self.way == DIRECT or METHODS[self._request.method].loops_over_rows
+        for kind, same in kinds.items():
+            sizes = list(same) if direct else _ends(list(same), flat=kind[1])
+            found += [same[size] for size in sizes]
+        return sorted(found, key=lambda worst: (worst.size, worst.lengths))
+
+    # -- answers
 
     def point(self, point: Point) -> PointReply:
         """What one point takes, on the device and on the host."""
-        worst = self._data.worst(point)
-        reply = self._reply(worst, point)
-        events = since_training([tuple(event) for event in reply.events])
-        device: list[Event] = events
-        host: list[Event] = []
-        if self._request.cuda is not None:
-            device, host = divided_by_place(events)
-        limit = self._request.limit_bytes
-        replay = (
-            memory.on_cpu(device, limit)
-            if self._request.cuda is None
-            else memory.replayed(device, limit, expandable_segments=point.expandable_segments)
+        return self.persevere(lambda: self._point(point))
+
+    def _point(self, point: Point) -> PointReply:
+        run, worst = self._run(point), self._data.worst(point)
+        expandable = point.expandable_segments
+        if worst in run.worsts and len(run.traces) == 1:
+            step = run.traces[0].steps[run.worsts.index(worst)]
+            limit = self._request.limit_bytes
+            if self._request.cuda is None:
+                replay = memory.on_cpu(step.device, limit)
+            else:
+                replay = memory.replayed(step.device, limit, expandable_segments=expandable)
+            return self._told(point, replay, step.host_bytes)
+        continued = self._continued(run, worst)
+        replay = continued.replay(expandable=expandable)
+        told = self._told(point, replay, continued.host_bytes)
+        return dataclasses.replace(told, method="scaled trace", sigma=SIGMA)
+
+    def _continued(self, run: _Run, worst: Worst) -> Continued:
+        places = [n for n, one in enumerate(run.worsts) if _kind(one) == _kind(worst)]
+        if worst in run.worsts:
+            places = [run.worsts.index(worst)]
+        elif len(places) > 1 and run.worsts[places[0]].size == 1:
+            places = places[1:]  # one row alone takes another way through the program
+        return Continued(
+            steps=[[one.steps[place] for place in places] for one in run.traces],
+            sizes=lagrange([run.worsts[place].size for place in places], worst.size),
+            depths=at_depth(self._depths, self._request.layers),
+            request=self._request,
         )
+
+    def _told(self, point: Point, replay: memory.Replay, host: int) -> PointReply:
         return PointReply(
             **replay.told(),
-            host_bytes=live_bytes(host).peak_bytes,
+            host_bytes=host,
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
             method="trace",
         )
 
+    # -- what a step computes
+
     def shapes(self) -> list[ShapeWork]:
-        """The work of each traced micro-step."""
-        return list(self._shapes.values())
+        """The work of each traced micro-step with all layers, that of the short row first."""
+        weights = at_depth(self._depths, self._request.layers)
+        found: dict[tuple[int, int, bool], ShapeWork] = {}
+        short = max(self._opening.lengths)
+        for run in self._runs.values():
+            opening = Worst(lengths=(short,) * self._per_row, labelled=0, flat=run.worsts[0].flat)
+            for place, worst in [(None, opening), *enumerate(run.worsts)]:
+                rows = 1 if worst.flat else len(worst.lengths)
+                length = sum(worst.lengths) if worst.flat else max(worst.lengths)
+                found[rows, length, worst.padded] = ShapeWork(
+                    rows=rows,
+                    length=length,
+                    masked=worst.padded,
+                    flat=worst.flat,
+                    work=counted_rows(work_of_all(run.traces, weights, place)),
+                )
+        return list(found.values())
 
     def optimizer_work(self) -> dict[str, list[list[object]]]:
         """The work of an optimizer step on this device, by optimizer."""
-        return self._optimizer_work
-
-    def _reply(self, worst: Worst, point: Point) -> TraceReply:
-        key = (worst, point.accumulates, point.optim)
-        if key not in self._replies:
-            asked = self._asked(worst, point)
-            cache = TraceCache(self._request)
-            reply = cache.known(asked, TraceReply) or cache.keep(asked, trace_steps)
-            self.policy |= reply.policy
-            self._note_work(worst, point, reply)
-            self._replies[key] = dataclasses.replace(reply, micro_work=[], optimizer_work=[])
-        return self._replies[key]
-
-    def _asked(self, worst: Worst, point: Point) -> TraceRequest:
-        """A first optimizer step of one short row, which makes the states; then the worst one."""
-        per_row = METHODS[self._request.method].sequences
-        config = self._request.config
-        if point.optim is not None:
-            config = {**config, "optim": point.optim}
-        rows = max(len(worst.lengths) // per_row, 1)
-        counted = max(sum(worst.lengths) - len(worst.lengths), 1)
-        return TraceRequest(
-            method=self._request.method,
-            config={**config, "per_device_train_batch_size": rows},
-            model_path=self._request.model_path,
-            layers=None,
-            cuda=self._request.cuda,
-            steps=[
-                MicroBatch(lengths=(max(max(worst.lengths) // 4, 8),) * per_row),
-                MicroBatch(lengths=worst.lengths, labelled=min(worst.labelled / counted, 1.0)),
-            ],
-            accumulation=2 if point.accumulates else 1,
-            seed=self._request.seed,
-            sharding=self._request.sharding,
-            rank=worst_rank(self._sharding),
-            deepspeed=self._request.deepspeed,
-        )
-
-    def _note_work(self, worst: Worst, point: Point, reply: TraceReply) -> None:
-        works = _works(reply.micro_work[-1])
-        size = (1 if worst.flat else len(worst.lengths), max(worst.lengths), worst.padded)
-        self._shapes[size] = ShapeWork(
-            rows=size[0],
-            length=sum(worst.lengths) if worst.flat else size[1],
-            masked=worst.padded,
-            flat=worst.flat,
-            work=counted_rows((work, 1) for work in works),
-        )
-        optimizer = counted_rows((work, 1) for work in _works(reply.optimizer_work))
-        self._optimizer_work.setdefault("", optimizer)
-        if point.optim is not None:
-            self._optimizer_work[point.optim] = optimizer
+        weights = at_depth(self._depths, self._request.layers)
+        found: dict[str, list[list[object]]] = {}
+        for (_, optim), run in self._runs.items():
+            works = work_at_depth([one.optimizer_work for one in run.traces], weights)
+            found.setdefault(optim or "", counted_rows(works.items()))
+        if found:
+            found.setdefault("", next(iter(found.values())))
+        return found
 
 
-def _works(rows: list[object]) -> list[Work]:
-    return [work_from_plain(row) for row in rows]  # type: ignore[arg-type]
+def _kind(worst: Worst) -> _Kind:
+    return worst.padded, worst.flat, 0 if worst.flat else max(worst.lengths)
+
+
+def _ends(sizes: list[int], *, flat: bool) -> list[int]:
+    """Of sizes in order those that the others lie between; masks of flat ones grow with the square
+    of their tokens. One row alone is another way through the program."""
+    if len(sizes) <= MOST_SIZES:
+        return sizes
+    if flat:
+        return [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
+    alone = sizes[: sizes[0] == 1]
+    return [*alone, sizes[len(alone)], sizes[-1]]
+
+
+def _micro_batch(worst: Worst) -> MicroBatch:
+    counted = max(sum(worst.lengths) - len(worst.lengths), 1)
+    return MicroBatch(lengths=worst.lengths, labelled=min(worst.labelled / counted, 1.0))

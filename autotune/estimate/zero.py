@@ -11,7 +11,7 @@ Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zer
 (`setup_buckets`: one of the whole size whatever the model's, and another one where communication
 overlaps) and `stage3.py` (one, and what is scattered from it flattened once more). Known error: see
 `docs/estimates.md`. DeepSpeed itself is traced by `sharded_estimates.py`; this is for what is not:
-methods that generate, and models of more layers than are traced whole.
+methods that generate.
 """
 
 from collections.abc import Iterator, Mapping

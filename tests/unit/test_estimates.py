@@ -14,6 +14,7 @@ from autotune.estimate.estimates import (
     FRAGMENTATION,
     GUESSED_SIGMA,
     Estimate,
+    estimate_from_plain,
     estimated,
     prior_residual,
 )
@@ -135,6 +136,18 @@ def test_a_guess_is_less_certain_than_a_trace(reply, residual, limit, layers):
             assert guess.sigma_bytes >= sure.sigma_bytes
             assert guess.parts == sure.parts
     assert (sure.method, sure.notes) == (reply.method, ())
+
+
+def test_what_follows_from_fewer_layers_scatters_more():
+    residual = Residual(offset_bytes=0, relative_sigma=0.04, sigma_bytes=0)
+    whole, continued = (
+        estimated(point({"weights": 9900 * MIB}, sigma=sigma), (), residual, 20 * GIB, 32)
+        for sigma in (0.0, 0.03)
+    )
+    assert whole.peak_memory_bytes == continued.peak_memory_bytes == 10_000 * MIB
+    assert (whole.sigma_bytes, continued.sigma_bytes) == (400 * MIB, 500 * MIB)
+    assert continued.traced
+    assert estimate_from_plain({**continued.plain(), "fits": True}) == continued
 
 
 @given(points(), RESIDUALS, LAYERS)

@@ -157,6 +157,14 @@ def test_a_guess_is_less_easily_hopeless_than_a_trace():
     assert 0.5 < guess.probability_of_oom(one, PRIOR) < 0.95 < sure.probability_of_oom(one, PRIOR)
 
 
+def test_what_follows_from_fewer_layers_is_less_easily_hopeless_however_many_probes_there_were():
+    sure, continued = expected(21), expected(21, continued_sigma=0.1)
+    exact = replace(PRIOR, relative_sigma=0.001, sigma_bytes=0.1 * GIB)
+    one = CANDIDATES[0]
+    likely = continued.probability_of_oom(one, exact)
+    assert 0.5 < likely < 0.95 < sure.probability_of_oom(one, exact)
+
+
 # -- JSON
 
 

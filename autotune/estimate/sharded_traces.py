@@ -1,0 +1,211 @@
+"""Traces of a training that DeepSpeed or FSDP spread: a few depths, a few micro-batches.
+
+Runs in a child only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autotune.estimate import memory
+from autotune.estimate.depths import most_gathered
+from autotune.estimate.host_bytes import divided_by_place
+from autotune.estimate.moments import Moments, between, most_of, peak_of
+from autotune.estimate.moments import moments as moments_of
+from autotune.estimate.polynomial import Weights
+from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
+from autotune.estimate.record import (
+    COMMUNICATION,
+    Event,
+    MemoryUse,
+    Work,
+    live_bytes,
+    work_from_plain,
+)
+from autotune.estimate.resizing import Irregular
+from autotune.estimate.step_records import step_records
+from autotune.estimate.trace import trace_steps
+from autotune.estimate.trace_cache import TraceCache
+from autotune.estimate.work_at_depth import work_at_depth
+from autotune.methods import METHODS
+from autotune.space.sharding import Sharding, worst_rank
+
+GAPS = 0.06
+"""Of what comes with more layers: as much is lost between blocks of fixed segments
+(`benchmarks/sharding_depths`: 4 to 10% of FSDP2 and ZeRO, none with the optimizer offloaded)."""
+
+SIGMA = 0.03
+"""How far reserved bytes are off that follow from few layers (`benchmarks/sharding_depths`)."""
+
+
+@dataclass
+class Step:
+    """One traced optimizer step, after a first one; apart what is on the device and on the host."""
+
+    device: list[Event]
+    host: list[Event]
+    granule: int
+    work: list[Work]
+    _replays: dict[bool, memory.Replay] = field(default_factory=dict)
+
+    @cached_property
+    def moments(self) -> Moments:
+        """On the device."""
+        return moments_of(self.device, self.granule)
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """The most on the host."""
+        return live_bytes(self.host).peak_bytes
+
+    def gap(self, *, expandable: bool) -> int:
+        """What an allocator holds beyond the peak. Bytes."""
+        if expandable not in self._replays:
+            self._replays[expandable] = memory.replayed(
+                self.device, None, expandable_segments=expandable
+            )
+        replay = self._replays[expandable]
+        return replay.reserved_bytes - replay.use.peak_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    """What was traced with so many layers: the steps in the order in which they were asked for.
+
+    Attributes:
+        opening_work: of the first step's micro-step, which is one short row.
+    """
+
+    layers: int
+    steps: list[Step]
+    opening_work: list[Work]
+    optimizer_work: list[Work]
+    policy: dict[str, int]
+
+
+def traced(
+    request: EstimateRequest,
+    layers: int | None,
+    steps: Sequence[MicroBatch],
+    *,
+    accumulates: bool,
+    optim: str | None,
+) -> Depth:
+    """Trace the steps one behind the other, the first of them as the opening.
+
+    Args:
+        layers: None: all.
+
+    Raises:
+        Irregular: fewer layers cannot stand for all.
+    """
+    sharding = Sharding(**request.sharding or {})
+    per_row = METHODS[request.method].sequences
+    config = request.config if optim is None else {**request.config, "optim": optim}
+    asked = TraceRequest(
+        method=request.method,
+        config={
+            **config,
+            "per_device_train_batch_size": max(len(one.lengths) // per_row for one in steps),
+        },
+        model_path=request.model_path,
+        layers=layers,
+        cuda=request.cuda,
+        steps=list(steps),
+        accumulation=2 if accumulates else 1,
+        seed=request.seed,
+        sharding=request.sharding,
+        rank=worst_rank(sharding),
+        deepspeed=request.deepspeed,
+    )
+    cache = TraceCache(request)
+    reply = cache.known(asked, TraceReply) or cache.keep(asked, trace_steps)
+    if layers is not None and reply.layers != layers:
+        raise Irregular("it cannot be told where the model's layers are")
+    works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
+    records = step_records([tuple(event) for event in reply.events])
+    return Depth(
+        layers=layers or request.layers,
+        steps=[
+            _step(events, work, on_cuda=request.cuda is not None)
+            for events, work in zip(records, works[1:], strict=True)
+        ],
+        opening_work=works[0],
+        optimizer_work=[work_from_plain(row) for row in reply.optimizer_work],
+        policy=reply.policy,
+    )
+
+
+def _step(events: list[Event], work: list[Work], *, on_cuda: bool) -> Step:
+    if not on_cuda:
+        return Step(device=events, host=[], granule=memory.CPU_GRANULE, work=work)
+    device, host = divided_by_place(events)
+    return Step(device=device, host=host, granule=memory.CUDA_GRANULE, work=work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """A micro-batch at the model's own depth, from others and from fewer layers.
+
+    Attributes:
+        steps: of each depth the traced micro-batches that this one lies between.
+        sizes: their weights. depths: those of the depths.
+    """
+
+    steps: Sequence[Sequence[Step]]
+    sizes: Weights
+    depths: Weights
+    request: EstimateRequest
+
+    @cached_property
+    def use(self) -> MemoryUse:
+        """The peak on the device. Irregular: the traces do not have the same moments."""
+        known = [between([one.moments for one in steps], self.sizes) for steps in self.steps]
+        if len(known) == 1:
+            return peak_of(known[0])
+        most = most_gathered(self.request.deepspeed, self.request.config)
+        if most is not None:
+            most = max(most, *(most_of(one, COMMUNICATION) for one in known))
+        return peak_of(between(known, self.depths, most))
+
+    @property
+    def host_bytes(self) -> int:
+        """The most on the host."""
+        return self.depths.between(
+            [self.sizes.between([one.host_bytes for one in steps]) for steps in self.steps]
+        )
+
+    def replay(self, *, expandable: bool) -> memory.Replay:
+        """As an allocator would tell it, held to the request's limit.
+
+        What it holds beyond the peak is that of the deepest trace, and of fixed segments a part of
+        what more layers bring. Where only that is beyond the limit, it is taken to give it back.
+        """
+        peak, limit = self.use.peak_bytes, self.request.limit_bytes
+        reserved = peak
+        if self.request.cuda is not None:
+            deepest = self.steps[-1]
+            traced = self.sizes.between([peak_of(one.moments).peak_bytes for one in deepest])
+            reserved += self.sizes.between([one.gap(expandable=expandable) for one in deepest])
+            reserved += 0 if expandable else round(GAPS * max(peak - traced, 0))
+        beyond = limit is not None and reserved > limit
+        missing = peak - limit if limit is not None and peak > limit else None
+        gives_back = beyond and missing is None
+        return memory.Replay(
+            use=self.use,
+            reserved_bytes=limit if gives_back and limit is not None else reserved,
+            retries=int(gives_back),
+            missing_bytes=missing,
+        )
+
+
+def work_of_all(
+    traces: Sequence[Depth], weights: Weights, place: int | None
+) -> list[tuple[Work, int]]:
+    """The work of a micro-step with all layers.
+
+    Args:
+        place: which of the traced steps; None: the opening.
+    """
+    known = [one.opening_work if place is None else one.steps[place].work for one in traces]
+    return list(work_at_depth(known, weights).items())

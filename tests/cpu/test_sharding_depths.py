@@ -1,0 +1,100 @@
+"""Estimates of an engine from traces of few layers, held against traces with all of them.
+
+A child does both, as a plan's does; the micro-batch lies between two that are traced.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.probe.ending import Limits
+from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.probe.runner import ProbeServer
+from autotune.space.sharding import Sharding
+from tests.cpu.conftest import LLAMA
+from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, model_folder, write_rows
+from tests.cpu.test_sharded_estimates import BF16, deepspeed
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 15
+WORKER = "tests.cpu.test_sharding_depths:compare"
+SHARDINGS: dict[str, dict[str, Any]] = {
+    "fsdp": {"distributed_type": "FSDP", "num_processes": 8},
+    "zero 2": {"distributed_type": "DEEPSPEED", "num_processes": 2, "zero_stage": 2},
+}
+
+
+def compare(path: Path) -> None:
+    """The child: what a plan's child says of a point, and what it would say with all layers."""
+    from autotune.estimate.persevering import DIRECT
+    from autotune.estimate.sharded_estimates import ShardedEstimates
+
+    folder = ProbeFolder(path=path)
+    asked: dict[str, Any] = read_json(folder.request) or {}
+    sharding = Sharding(**asked["sharding"])
+    largest = Case(config=BF16, rows=5, cuda=CUDA)
+    request = estimate_request(largest, asked["model"], write_rows(largest, path / "rows"))
+    smallest = estimate_request(dataclasses.replace(largest, rows=2), asked["model"], request.rows)
+    request = dataclasses.replace(
+        request,
+        layers=LAYERS,
+        points=[*request.points, smallest.points[0]],
+        sharding=sharding.plain(),
+        deepspeed=deepspeed(sharding),
+    )
+    point = request.points[2]
+    few = ShardedEstimates(request)
+    found: dict[str, Any] = {"few": few.point(point).plain(), "few work": _work(few)}
+    whole = ShardedEstimates(dataclasses.replace(request, points=[point]))
+    whole.way = DIRECT
+    found |= {"whole": whole.point(point).plain(), "whole work": _work(whole)}
+    found["largest"] = few.point(request.points[0]).plain()["peak_allocated_bytes"]
+    write_json(folder.reply, found)
+
+
+def _work(estimates: Any) -> list[list[int]]:
+    """Operators, FLOPs and moved bytes of the opening's micro-step, and of the optimizer step."""
+    rows = [estimates.shapes()[0].work, estimates.optimizer_work()[""]]
+    return [
+        [sum(row[-1] * (row[at] if at else 1) for row in one) for at in (None, 4, 5)]
+        for one in rows
+    ]
+
+
+@pytest.fixture(scope="module")
+def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("depths")
+    model = model_folder(place / "model", LLAMA, LAYERS)
+    found = {}
+    for number, (name, sharding) in enumerate(SHARDINGS.items()):
+        folder = ProbeFolder(path=place / str(number))
+        folder.path.mkdir()
+        write_json(folder.request, {"model": str(model), "sharding": sharding})
+        server.run(folder, WORKER, Limits(wall_s=900, stall_s=900))
+        reply = read_json(folder.reply)
+        assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
+        found[name] = reply
+    return found
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_few_layers_and_other_micro_batches_tell_the_peak_with_all(
+    replies: dict[str, Any], name: str
+) -> None:
+    few, whole = replies[name]["few"], replies[name]["whole"]
+    assert (few["method"], whole["method"]) == ("scaled trace", "trace")
+    assert few["peak_allocated_bytes"] == pytest.approx(whole["peak_allocated_bytes"], rel=0.01)
+    assert few["peak_allocated_bytes"] < replies[name]["largest"]
+    assert sum(few["parts"].values()) == few["peak_allocated_bytes"]
+    assert few["host_bytes"] == pytest.approx(whole["host_bytes"], rel=0.01, abs=1)
+    assert few["phase"] == whole["phase"]
+    assert few["phases"] == pytest.approx(whole["phases"], rel=0.03)
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_the_work_is_that_of_all_layers(replies: dict[str, Any], name: str) -> None:
+    for few, whole in zip(replies[name]["few work"], replies[name]["whole work"], strict=True):
+        assert few == pytest.approx(whole, rel=0.02)
