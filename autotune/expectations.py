@@ -16,6 +16,7 @@ from autotune.estimate.protocol import EstimateReply, engine_is_traced
 from autotune.estimate.rollout_time import RolloutTime
 from autotune.exchanging import trained_parameters, with_exchange
 from autotune.facts import Facts
+from autotune.hosting import with_host
 from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.path_tasks import PathTask
@@ -106,13 +107,22 @@ class Expectations:
         out = {
             candidate.key
             for candidate in candidates
-            if not self._at_most(candidate)
+            if self.beyond_host(candidate.key)
+            or not self._at_most(candidate)
             and (self.probability_of_oom(candidate, residual) or 0.0) > HOPELESS
         }
         if len(out) == len(candidates) and candidates:
-            leanest = min(candidates, key=lambda c: self.estimates[c.key].peak_memory_bytes)
-            out.discard(leanest.key)
+            out.discard(min(candidates, key=self._leanness).key)
         return frozenset(out)
+
+    def beyond_host(self, key: str) -> bool:
+        """Whether a candidate is as good as certain to take more of the host than there is."""
+        estimate = self.estimates.get(key)
+        return estimate is not None and (estimate.p_host_oom or 0.0) > HOPELESS
+
+    def _leanness(self, candidate: Candidate) -> tuple[bool, int]:
+        estimate = self.estimates[candidate.key]
+        return self.beyond_host(candidate.key), estimate.peak_memory_bytes
 
     def _at_most(self, candidate: Candidate) -> bool:
         estimate = self.estimates.get(candidate.key)
@@ -189,7 +199,17 @@ def estimates_of(
                     time_parts=expected.parts,
                 )
             estimate = with_exchange(estimate, job, facts, candidate)
-            found[candidate.key] = estimate
+            engine = (
+                reply.problem is None and task.request.spread and not METHODS[job.method].online
+            )
+            found[candidate.key] = with_host(
+                estimate,
+                job,
+                facts,
+                candidate,
+                process_bytes=reply.process_bytes or TYPICAL_PROCESS,
+                traced_bytes=reply.points[place].host_bytes if engine else None,
+            )
     return found
 
 

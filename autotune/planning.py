@@ -22,6 +22,7 @@ from autotune.estimate.tabled_ceilings import ceilings_of_kind
 from autotune.expectations import estimates_of
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
+from autotune.facts.host import host_limit
 from autotune.job import Job
 from autotune.path_tasks import PathTask, path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
@@ -53,6 +54,7 @@ class Plan:
 
     Attributes:
         limit_bytes: what a process may take on the device.
+        host_limit_bytes: what all processes may take of the host; None: nothing is known of that.
         devices: how many train together.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
@@ -67,6 +69,7 @@ class Plan:
     seconds: float
     cached: bool
     not_installed: str | None = None
+    host_limit_bytes: int | None = None
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
         """Candidates that fit first; the fastest first where speed is known, else the leanest."""
@@ -124,6 +127,7 @@ def plan(
         seconds=round(time.monotonic() - began, 3),
         cached=cached,
         not_installed=not_installed(job, facts),
+        host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
     )
 
 
