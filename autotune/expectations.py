@@ -7,38 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.estimate.calibration import Coefficients, calibrated
-from autotune.estimate.ceilings import Ceilings
-from autotune.estimate.closed_form import Dimensions, closed_form
-from autotune.estimate.estimates import Estimate, estimate_from_plain, estimated, prior_residual
+from autotune.estimate.estimates import Estimate, estimate_from_plain, prior_residual
 from autotune.estimate.memory import Residual, refined
-from autotune.estimate.path_speed import PathSpeed, Speed
-from autotune.estimate.paths import engine_is_traced
 from autotune.estimate.protocol import EstimateReply
-from autotune.estimate.rollout_time import RolloutTime
-from autotune.exchanging import trained_parameters, with_exchange
 from autotune.facts import Facts
-from autotune.job import Job
-from autotune.methods import METHODS
-from autotune.path_tasks import PathTask
+from autotune.path_estimates import TYPICAL_PROCESS
 from autotune.probe.record import Record
-from autotune.probe.throughput import passes
-from autotune.serving import with_server
 from autotune.space.knobs import Candidate
-from autotune.space.processes import processes_of, rows_of_step
-from autotune.space.settings import settings
-from autotune.space.sharding import (
-    DEEPSPEED,
-    FSDP,
-    OPTIMIZER_OFFLOAD,
-    STRATEGY,
-    Sharding,
-    sharding_of,
-)
-from autotune.space.vllm import vllm_share
-from autotune.training.rounds import completion_length
 
-TYPICAL_PROCESS = 450 * 2**20
-"""What a process with the stack holds (447 MiB were seen), where no child could tell."""
 HOPELESS = 0.95
 """Candidates that run out of memory with more than this probability are never probed."""
 
@@ -117,13 +93,22 @@ class Expectations:
         out = {
             candidate.key
             for candidate in candidates
-            if not self._at_most(candidate)
+            if self.beyond_host(candidate.key)
+            or not self._at_most(candidate)
             and (self.probability_of_oom(candidate, residual) or 0.0) > HOPELESS
         }
         if len(out) == len(candidates) and candidates:
-            leanest = min(candidates, key=lambda c: self.estimates[c.key].peak_memory_bytes)
-            out.discard(leanest.key)
+            out.discard(min(candidates, key=self._leanness).key)
         return frozenset(out)
+
+    def beyond_host(self, key: str) -> bool:
+        """Whether a candidate is as good as certain to take more of the host than there is."""
+        estimate = self.estimates.get(key)
+        return estimate is not None and (estimate.p_host_oom or 0.0) > HOPELESS
+
+    def _leanness(self, candidate: Candidate) -> tuple[bool, int]:
+        estimate = self.estimates[candidate.key]
+        return self.beyond_host(candidate.key), estimate.peak_memory_bytes
 
     def _at_most(self, candidate: Candidate) -> bool:
         estimate = self.estimates.get(candidate.key)
@@ -155,143 +140,3 @@ def prior_of(replies: Collection[EstimateReply], facts: Facts) -> Residual:
     """What is assumed of a process before any was measured."""
     held = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
     return prior_residual(facts.device.kind, held)
-
-
-def estimates_of(
-    tasks: Sequence[PathTask],
-    replies: Sequence[EstimateReply],
-    job: Job,
-    facts: Facts,
-    limit: int,
-    *,
-    ceilings: Ceilings | None = None,
-    residual: Residual | None = None,
-) -> dict[str, Estimate]:
-    """The estimate of each candidate, by its key: by trace, or by formula where there is none."""
-    found = {}
-    for task, reply in zip(tasks, replies, strict=True):
-        devices = job.devices.total
-        known = residual or prior_residual(facts.device.kind, reply.process_bytes, devices)
-        speed: PathSpeed | RolloutTime | None = None
-        if ceilings is not None and reply.problem is None:
-            online = METHODS[job.method].online
-            speed = RolloutTime(ceilings) if online else PathSpeed(reply, ceilings)
-        for candidate, replaced, place in zip(
-            task.candidates, task.replaced, task.places, strict=True
-        ):
-            if reply.problem is not None:
-                estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
-            else:
-                point, layers = reply.points[place], facts.model.layers or 1
-                formulas = formulas_of(job, sharding_of(candidate.values, devices))
-                estimate = estimated(point, replaced + formulas, known, limit, layers)
-            if speed is not None:
-                expected = speed.speed(
-                    task.request.points[place],
-                    reply.points[place],
-                    candidate.gradient_accumulation_steps,
-                    offloaded_bytes=estimate.offloaded_bytes,
-                )
-                once = beforehand(job, facts, candidate)
-                processes = processes_of(candidate.values, job)
-                estimate = _at_speed(estimate, expected, processes, facts.device.kind, once)
-            estimate = with_exchange(estimate, job, facts, candidate)
-            estimate = with_server(estimate, job, facts, candidate)
-            found[candidate.key] = estimate
-    return found
-
-
-def _at_speed(
-    estimate: Estimate, expected: Speed, processes: int, device_kind: str, once: float
-) -> Estimate:
-    """An estimate with the speed of each of several processes.
-
-    The rates of a CPU are those of all its cores, which its processes share; what it takes to
-    dispatch, each does beside the others.
-
-    Args:
-        once: what is computed beforehand, as a share of the training's time.
-    """
-    parts = expected.parts
-    if device_kind == "cpu":
-        parts = dataclasses.replace(parts.times(processes), overhead_s=parts.overhead_s)
-    slower = parts.total / expected.parts.total if expected.parts.total else 1.0
-    return dataclasses.replace(
-        estimate,
-        step_time_s=slower * expected.step_time_s,
-        tokens_per_s=processes * expected.tokens_per_s / slower / (1 + once),
-        time_parts=parts,
-    )
-
-
-def formulas_of(job: Job, sharding: Sharding) -> tuple[str, ...]:
-    """What of a way to spread a training is not traced, by the names of its fields: of methods that
-    generate."""
-    kind = sharding.distributed_type
-    if kind not in (DEEPSPEED, FSDP) or engine_is_traced(job.method, kind):
-        return ()
-    own = "zero_stage" if sharding.distributed_type == DEEPSPEED else STRATEGY
-    return (own, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
-
-
-def beforehand(job: Job, facts: Facts, candidate: Candidate) -> float:
-    """What is computed once before the training, as a share of the training's time.
-
-    The forward passes of a reference over the data, as a part of those of a micro-step: a third
-    for DPO (a quarter with checkpointing), a half for KTO, which has two. Known error: it counts
-    passes, not times; probes measure it.
-    """
-    config = settings(job, facts, candidate, "out").config
-    if not config.get("precompute_ref_log_probs"):
-        return 0.0
-    often = passes(config, rows_of_step(candidate, job), facts.data.rows)
-    # Forward passes; a backward pass is two, and with checkpointing three.
-    forward = 2 if candidate.values.get("loss_type") == "kto" else 1
-    backward = 3 if candidate.values.get("gradient_checkpointing") else 2
-    return forward / (forward + backward) / often
-
-
-def by_formula(
-    job: Job, facts: Facts, candidate: Candidate, residual: Residual, limit: int, why: str
-) -> Estimate:
-    """The estimate of a candidate that could not be traced; `why` not."""
-    # The knobs by their own names: this version of the stack may call a field something else.
-    config = {**settings(job, facts, candidate, "out").config, **candidate.values}
-    model, length = facts.model, facts.data.longest
-    if isinstance(cut := config.get("max_length"), int):
-        full = config.get("packing") or facts.data.sampled
-        length = cut if full else min(length, cut)
-    if METHODS[job.method].online:
-        length += completion_length(config)
-    share = vllm_share(config, facts.device.total_bytes)
-    judged = METHODS[job.method].value_model  # and by a reward model, both taken to be as large
-    words = model.vocab_size or 32000
-    hidden, layers = model.hidden_size or 1024, model.layers or 1
-    size = Dimensions(
-        parameters=model.parameters * (1 + has_reference(job, config) + 2 * judged),
-        trained=trained_parameters(job, facts, config) + judged * model.parameters,
-        layers=layers,
-        hidden=hidden,
-        heads=max(hidden // 128, 1),
-        vocabulary=1 if METHODS[job.method].classifier else words,
-        tokens=METHODS[job.method].sequences * candidate.micro_batch * length,
-        length=candidate.micro_batch * length if config.get("padding_free") else length,
-        fused_head=facts.stack.fused_head,
-        # In float32, and three times while those of the next update are put together.
-        kept_logits_bytes=3 * 4 * candidate.global_batch * completion_length(config) * words
-        if judged
-        else 0,
-        vllm=share,
-        judges=2 * judged * model.parameters,
-    )
-    return closed_form(config, size, residual, limit, why)
-
-
-def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
-    """Whether a model of its own is kept as the reference."""
-    if METHODS[job.method].value_model:
-        return job.tuning == "full" or bool(config.get("copy_reference"))
-    if METHODS[job.method].online:
-        return bool(config.get("beta")) and job.tuning == "full"
-    precomputed = config.get("precompute_ref_log_probs")
-    return bool(METHODS[job.method].reference) and job.tuning == "full" and not precomputed

@@ -19,10 +19,11 @@ from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.estimates import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.tabled_ceilings import ceilings_of_kind
-from autotune.expectations import estimates_of
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
+from autotune.facts.host import host_limit
 from autotune.job import Job
+from autotune.path_estimates import estimates_of
 from autotune.path_tasks import PathTask, path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache, reply_from_plain
@@ -53,6 +54,7 @@ class Plan:
 
     Attributes:
         limit_bytes: what a process may take on the device.
+        host_limit_bytes: what all processes may take of the host; None: nothing is known of that.
         devices: how many train together, on `nodes` machines.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
@@ -68,6 +70,7 @@ class Plan:
     cached: bool
     not_installed: str | None = None
     nodes: int = 1
+    host_limit_bytes: int | None = None
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
         """Candidates that fit first; the fastest first where speed is known, else the leanest."""
@@ -124,6 +127,7 @@ def plan(
         seconds=round(time.monotonic() - began, 3),
         cached=cached,
         not_installed=not_installed(job, facts),
+        host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
     )
 
 

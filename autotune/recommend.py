@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
 
 from autotune.probe.protocol import Measurement
-from autotune.probe.record import Record, excess_bytes
+from autotune.probe.record import Record, excess_bytes, host_shortfall
 from autotune.probe.repeats import pooled, repeatability
 from autotune.space.knobs import Candidate
 from autotune.space.leanness import expected_leanness
@@ -280,7 +279,11 @@ def _nothing_fits(
         _, excess, nearest = min(short, key=lambda one: expected_leanness(one[2].candidate))
     else:
         return NothingFits(
-            nearest=None, short_bytes=None, short_is_lower_bound=True, rejected=rejected
+            nearest=None,
+            short_bytes=None,
+            short_is_lower_bound=True,
+            rejected=rejected,
+            why=host_shortfall(records),
         )
     return NothingFits(
         nearest=nearest,
@@ -288,12 +291,3 @@ def _nothing_fits(
         short_is_lower_bound=not ran,
         rejected=rejected,
     )
-
-
-def ranked_plain(one: Ranked) -> dict[str, Any]:
-    """A ranked candidate as JSON data."""
-    return {
-        "probe": one.number,
-        "knobs": one.candidate.knobs,
-        "measurement": asdict(one.measurement),
-    }

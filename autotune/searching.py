@@ -25,6 +25,7 @@ from autotune.space.settings import settings
 MAX_BUSY = 3
 BUSY_WAIT_S = 5.0
 CANNOT_FIT = "its estimate is beyond the memory that is there"
+BEYOND_HOST = "its estimate is beyond the host's memory"
 
 
 def search(session: Session) -> str:
@@ -90,9 +91,13 @@ def reasons_against(
     """The same of a run that was made before; without `expectations`, by its probes alone."""
     hopeless = expectations.hopeless(candidates, records) if expectations else ()
     probed = {record.candidate.key for record in records if counts_as_probe(record)}
+    why = {
+        key: BEYOND_HOST if expectations and expectations.beyond_host(key) else CANNOT_FIT
+        for key in sorted(hopeless)
+    }
     speeds = expectations.speeds() if expectations else None
     return {
-        **{key: CANNOT_FIT for key in sorted(hopeless) if key not in probed},
+        **{key: reason for key, reason in why.items() if key not in probed},
         **dominated(candidates, records, allowed_bytes, speeds),
     }
 

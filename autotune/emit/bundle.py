@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from autotune.duration import work_of
@@ -18,7 +19,7 @@ from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job import Job
 from autotune.methods import METHODS, Method
-from autotune.recommend import Recommendation, ranked_plain
+from autotune.recommend import Ranked, Recommendation
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.deepspeed import auto_config, deepspeed_of
 from autotune.space.knobs import Candidate
@@ -194,10 +195,10 @@ def recommendation_plain(
         "versions": facts.stack.versions,
         "precision": {"value": precision, "reason": why},
         "assumed": list(job.assumed),
-        "chosen": ranked_plain(recommendation.chosen),
+        "chosen": _ranked(recommendation.chosen),
         "reasons": list(recommendation.reasons),
-        "ties": [ranked_plain(one) for one in recommendation.ties],
-        "runners_up": [ranked_plain(one) for one in recommendation.runners_up],
+        "ties": [_ranked(one) for one in recommendation.ties],
+        "runners_up": [_ranked(one) for one in recommendation.runners_up],
         "rejected": {why: list(numbers) for why, numbers in recommendation.rejected.items()},
         "allowed_bytes": recommendation.allowed_bytes,
         "passed_over": {str(n): why for n, why in recommendation.passed_over.items()},
@@ -208,3 +209,11 @@ def recommendation_plain(
 
 def _json(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _ranked(one: Ranked) -> dict[str, Any]:
+    return {
+        "probe": one.number,
+        "knobs": one.candidate.knobs,
+        "measurement": asdict(one.measurement),
+    }

@@ -44,7 +44,8 @@ class Estimate:
         method: how it was found; `adjusted trace` where a knob could not be traced.
         notes: what that means.
         p_oom: probability that it runs out of the memory it may take.
-        fits: the replay under the limit went through, and it is more likely than not.
+        fits: the replay under the limit went through, and it is more likely than not; the same of
+            the host's memory.
         sigma_bytes: standard deviation of the expected peak.
     """
 
@@ -74,6 +75,12 @@ class Estimate:
     job's. All else is of the devices that train; `fits` is of both."""
     continued_sigma: float = 0.0
     """Relative standard deviation of what follows from fewer layers of an engine."""
+    host_bytes: int | None = None
+    """What all processes take of the host together (`hosting.py`); None: the device is the host."""
+    p_host_oom: float | None = None
+    """Probability that this is more than they may take; None: nothing is known of that."""
+    host_missing_bytes: int | None = None
+    """What the host lacks, where it is more likely than not that it does."""
 
     @property
     def vllm_bytes(self) -> int:
@@ -112,6 +119,9 @@ class Estimate:
             "continued_sigma": self.continued_sigma,
             "missing_bytes": self.missing_bytes,
             "server": None if self.server is None else self.server.plain(),
+            "host_bytes": self.host_bytes,
+            "p_host_oom": None if self.p_host_oom is None else round(self.p_host_oom, 4),
+            "host_missing_bytes": self.host_missing_bytes,
         }
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.probe.host_memory import HostUse
+
 Watcher = Callable[[dict[str, Any]], str | None]
 """Sees each progress event; a text that it returns ends the child, and is the reason."""
 
@@ -20,7 +22,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a child ended: `why` is exited, wall, stall, stopped or lost."""
+    """How a child ended: `why` is exited, wall, stall, stopped, host (its memory) or lost."""
 
     why: str
     exit_code: int | None
@@ -32,6 +34,8 @@ class Ending:
     """Of the process of its session that held most when it was ended: a rank, where there are."""
     stop_reason: str | None = None
     events: tuple[dict[str, Any], ...] = ()
+    host: HostUse = HostUse()
+    """What was seen of the host's memory, where it was watched."""
 
 
 @dataclass(frozen=True, kw_only=True)

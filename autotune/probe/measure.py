@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts import Facts, devices
+from autotune.facts.host import host_limit
 from autotune.job import Job
 from autotune.probe.disk import own_folder
 from autotune.probe.ending import Ending, Limits, Watcher, signal_name
+from autotune.probe.host_memory import HostMeter, HostUse
 from autotune.probe.progress import ProgressReader
 from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
 from autotune.probe.rank_files import SILENT, clear_ranks, rank_folder
@@ -50,6 +52,7 @@ def probe_request(
         sharding=sharding.plain(),
         deepspeed=deepspeed_of(sharding, chosen.config, facts),
         memory_limit_bytes=limit,
+        host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
         threads=threads(facts, sharding.num_processes),
         rows=str(rows),
         rows_total=facts.data.rows,
@@ -77,17 +80,31 @@ def measure(
     kills_before = kernel_oom_kills()
     with own_folder(request) as asked:
         write_json(folder.request, asked.plain())
-        ending = server.run(folder, WORKER, limits, watch)
+        ending = server.run(folder, WORKER, limits, watch, host_meter(request))
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
     killed = kernel_oom_kills() > kills_before
     measurement = name_outcome(ending, read_json(folder.reply), request, kernel_killed=killed)
     if request.shared.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
         measurement = naming_the_rank(measurement, folder, request.shared.num_processes)
-    measurement = dataclasses.replace(measurement, seconds=round(ending.seconds, 4))
+    measurement = dataclasses.replace(
+        measurement,
+        seconds=round(ending.seconds, 4),
+        host_peak_bytes=ending.host.peak_bytes,
+        host_loading_peak_bytes=ending.host.loading_bytes,
+        host_limit_bytes=ending.host.limit_bytes,
+    )
     if measurement.outcome != "ok" or ending.why != "exited":
         write_json(folder.path / "measurement.json", measurement.plain())
     return measurement
+
+
+def host_meter(request: ProbeRequest) -> HostMeter | None:
+    """What watches the host's memory; None where a process on the CPU has it as its device."""
+    ranks = request.shared.num_processes > 1
+    if request.device_kind == "cpu" and not ranks and request.host_limit_bytes is None:
+        return None
+    return HostMeter(request.host_limit_bytes, ranks=ranks)
 
 
 def measure_candidate(
@@ -164,6 +181,8 @@ def name_outcome(
     ending: Ending, reply: Any | None, request: ProbeRequest, *, kernel_killed: bool = False
 ) -> Measurement:
     """The measurement of a probe that ended as `ending` says and left `reply`."""
+    if ending.why == "host":
+        return _beyond_host(ending.host, request)
     if ending.why == "stopped":
         return _stopped(ending)
     if ending.why == "wall":
@@ -201,6 +220,18 @@ def _stopped(ending: Ending) -> Measurement:
     )
 
 
+def _beyond_host(use: HostUse, request: ProbeRequest) -> Measurement:
+    count = request.shared.num_processes
+    who = f"{count} processes" if count > 1 else "the process"
+    held, limit = format_bytes(use.peak_bytes or 0), format_bytes(use.limit_bytes or 0)
+    return Measurement(
+        outcome="host_oom",
+        reason=f"{who} took {held} of the host's memory while {use.when}; the limit is {limit}",
+        memory_limit_bytes=request.memory_limit_bytes,
+        missing_bytes=use.missing_bytes,
+    )
+
+
 def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
     held, limit = ending.rss_at_stop_bytes, request.process_limit_bytes
     if request.device_kind == "cpu" and held and limit and held >= NEAR_LIMIT * limit:
@@ -228,7 +259,7 @@ def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measu
     if (name == "SIGKILL" and kernel_killed) or (near and name in _DEATHS_BY_MEMORY):
         who = "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
         return Measurement(
-            outcome="oom",
+            outcome="host_oom" if request.device_kind == "cuda" else "oom",
             reason=f"{name} {who}, holding {format_bytes(held or 0)}",
             memory_limit_bytes=request.memory_limit_bytes,
             inferred=True,

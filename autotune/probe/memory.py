@@ -173,21 +173,3 @@ class CudaMemory:
 
     def lift(self) -> None:
         """Nothing to do: the reply needs no GPU memory."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is an allocation failure of a device or of the host."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    if isinstance(error, ImportError):  # a library that no longer fits
-        return "failed to map segment" in text or "Cannot allocate memory" in text
-    return isinstance(error, RuntimeError | OSError) and (
-        "can't allocate memory" in text
-        or "std::bad_alloc" in text
-        or "out of memory" in text
-        or "STATUS_ALLOC_FAILED" in text  # cuBLAS and cuDNN, which allocate for themselves
-        or "Cannot allocate memory" in text
-    )

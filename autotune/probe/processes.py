@@ -47,6 +47,20 @@ def _session(leader: int) -> Iterator[tuple[int, list[str]]]:
                 yield int(entry.name), fields
 
 
+def session_members(leader: int) -> list[int]:
+    """The processes of a session that run the same program as its leader: ranks and what loads
+    their data, but no compiler that one of them has started."""
+    own = _program(leader)
+    return [pid for pid, _ in _session(leader) if own is not None and _program(pid) == own]
+
+
+def _program(pid: int) -> str | None:
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:  # gone, or somebody else's
+        return None
+
+
 def session_processor_seconds(leader: int) -> float:
     """Processor time of a whole session, with what its processes have waited for."""
     return sum(_ticks(fields[11:15]) for _, fields in _session(leader))

@@ -20,6 +20,7 @@ from autotune.space.vllm_share import VllmShare
 OUTCOMES = (
     "ok",
     "oom",
+    "host_oom",
     "timeout",
     "crash",
     "unstable",
@@ -28,7 +29,8 @@ OUTCOMES = (
     "stopped",
     "interrupted",
 )
-"""How a probe can end. `stopped`: it could not win any more. `interrupted`: the run was ended."""
+"""How a probe can end. `oom`: the device's memory ran out, `host_oom`: the host's. `stopped`: it
+could not win any more. `interrupted`: the run was ended."""
 
 
 class Unsupported(Exception):
@@ -138,6 +140,8 @@ class ProbeRequest(Message):
     """NVML's numbers of the GPUs of the other ranks."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's configuration, exactly as the bundle would have it."""
+    host_limit_bytes: int | None = None
+    """What all processes may take of the host's memory together; None: any amount."""
 
     @property
     def shared(self) -> Sharding:
@@ -218,6 +222,12 @@ class Measurement(Message):
     reserved_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     missing_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    """What all processes took of the host together (`probe/host_memory.py`); None: it was not
+    looked at, as on a CPU with one process, where it is the device."""
+    host_loading_peak_bytes: int | None = None
+    """The same until the first step began."""
+    host_limit_bytes: int | None = None
     allocator_retries: int | None = None
     micro_steps_measured: int = 0
     last_loss: float | None = None

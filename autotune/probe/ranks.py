@@ -136,7 +136,8 @@ def _first_failure(ranks: dict[int, int], folders: list[ProbeFolder]) -> RankEnd
 def first_of(endings: list[RankEnding], folders: list[ProbeFolder]) -> RankEnding:
     """The failure that the others followed: memory that ran out, whatever the others died of; else
     a death without a word; else the earliest reply."""
-    full = [one for one in endings if one.reply is not None and one.reply.get("outcome") == "oom"]
+    memory = ("oom", "host_oom")
+    full = [one for one in endings if one.reply is not None and one.reply.get("outcome") in memory]
     silent = [one for one in endings if one.reply is None]
     if silent and not full:
         return silent[0]

@@ -1,9 +1,11 @@
 """A probe in the record: its candidate, how it ended, by how much it missed its memory. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.probe.protocol import Measurement
 from autotune.space.knobs import Candidate
+from autotune.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +37,16 @@ def counts_as_probe(record: Record) -> bool:
     """Whether a record is a probe that came to an end of its own."""
     measurement = record.measurement
     return measurement is not None and measurement.outcome not in {"busy", "interrupted"}
+
+
+def host_shortfall(records: Sequence[Record]) -> str | None:
+    """What the host lacked, where its memory is what ran out; None where it did not."""
+    out = [(r.number, r.measurement) for r in records if r.measurement is not None]
+    out = [(number, m) for number, m in out if m.outcome == "host_oom"]
+    if not out:
+        return None
+    number, nearest = min(out, key=lambda one: (one[1].missing_bytes or 2**62, one[0]))
+    if nearest.missing_bytes is None:
+        return f"the host's memory ran out (probe {number})"
+    short = format_bytes(nearest.missing_bytes)
+    return f"the host's memory ran out: nearest was probe {number}, at least {short} short"

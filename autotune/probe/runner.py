@@ -1,8 +1,9 @@
 """The parent's side: start a child, watch it, end it, and say how it ended.
 
-Every process this project starts is started here. A child is watched in four ways: it exits; it
-outlives its time; it stops making progress while using no processor (a hang); or the caller has
-seen enough of its progress (a probe that cannot win). Whatever happens becomes an `Ending`.
+Every process this project starts is started here. A child is watched in five ways: it exits; it
+outlives its time; it stops making progress while using no processor (a hang); it takes more of the
+host's memory than it may; or the caller has seen enough of its progress (a probe that cannot win).
+Whatever happens becomes an `Ending`.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from typing import Any, Self
 
 from autotune.errors import machine_error
 from autotune.probe.ending import Ending, Limits, Watcher, lost
+from autotune.probe.host_memory import HostMeter, HostUse
 from autotune.probe.logs import LogTail
 from autotune.probe.processes import (
     processor_seconds,
@@ -100,9 +102,18 @@ class ProbeServer:
         process.stdout.close()
 
     def run(
-        self, folder: ProbeFolder, worker: str, limits: Limits, watch: Watcher | None = None
+        self,
+        folder: ProbeFolder,
+        worker: str,
+        limits: Limits,
+        watch: Watcher | None = None,
+        host: HostMeter | None = None,
     ) -> Ending:
-        """Run `worker` on `folder` in a child of its own until it ends, one way or another."""
+        """Run `worker` on `folder` in a child of its own until it ends, one way or another.
+
+        Args:
+            host: watches what it takes of the host's memory, and may end it.
+        """
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.reply.unlink(missing_ok=True)
         folder.progress.unlink(missing_ok=True)
@@ -115,7 +126,7 @@ class ProbeServer:
             if started is None:
                 self.close()
                 return lost(0.0)
-            return _Watch(self, folder, int(started["pid"]), limits, watch).until_end()
+            return _Watch(self, folder, int(started["pid"]), limits, watch, host).until_end()
         except BaseException:
             self.close()  # and the child with it; what it would still say is not for the next run
             raise
@@ -166,9 +177,10 @@ class _Watch:
         pid: int,
         limits: Limits,
         watch: Watcher | None,
+        host: HostMeter | None,
     ):
         self._server, self._pid = server, pid
-        self._limits, self._watch = limits, watch
+        self._limits, self._watch, self._host = limits, watch, host
         self._reader = ProgressReader(folder.progress)
         self._logs = (LogTail(folder.stdout), LogTail(folder.stderr))
         self._events: list[dict[str, Any]] = []
@@ -209,6 +221,7 @@ class _Watch:
             seconds=time.monotonic() - self._began,
             rss_at_stop_bytes=self._rss,
             events=tuple(self._events),
+            host=HostUse() if self._host is None else self._host.use,
         )
 
     def _look(self) -> None:
@@ -219,7 +232,9 @@ class _Watch:
             self._processor_s, self._heard, self._session_s = processor, now, None
         elif now - self._heard > 0.5 * self._limits.stall_s:
             self._hear_session(now)
-        if reason is not None:
+        if self._host is not None and self._host.passed(self._pid):
+            self._end("host", None)
+        elif reason is not None:
             self._end("stopped", reason)
         elif now - self._began > self._limits.wall_s:
             self._end("wall", None)
@@ -239,6 +254,8 @@ class _Watch:
         for event in self._reader.new_events():
             self._heard = time.monotonic()
             self._events.append(event)
+            if self._host is not None:
+                self._host.heard(event)
             if deciding and reason is None and self._watch is not None:
                 reason = self._watch(event)
         return reason

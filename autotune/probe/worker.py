@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.methods import METHODS
-from autotune.probe.memory import CpuMemory, CudaMemory, is_out_of_memory
+from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.offline import train_offline
 from autotune.probe.online import train_online
+from autotune.probe.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
 from autotune.probe.place import Place
 from autotune.probe.protocol import (
     Failure,
@@ -134,7 +135,7 @@ def _failed(
     stages: Stages,
     error: BaseException,
 ) -> Measurement:
-    outcome = _outcome_of(error, stages.current)
+    outcome = outcome_of(error, stages.current, request.device_kind)
     failure = Failure(
         type=type(error).__name__,
         message=str(error)[:4000],
@@ -143,6 +144,8 @@ def _failed(
     )
     figures = with_vllm(memory.figures(), request) if memory is not None else {}
     missing = memory.missing_bytes(error) if memory is not None and outcome == "oom" else None
+    if outcome == "host_oom":
+        missing = missing_on_host(error)
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return Measurement(
         outcome=outcome,
@@ -154,15 +157,15 @@ def _failed(
     )
 
 
-def _outcome_of(error: BaseException, stage: str) -> str:
-    """The outcome an exception stands for.
+def outcome_of(error: BaseException, stage: str, device_kind: str) -> str:
+    """The outcome an exception stands for. On a CPU the host's memory is the device's.
 
     What is not installed is told wherever it is asked for (optimizers, when training begins). A
     refusal while the trainer is put together is the stack's own word that it cannot do this;
     the same exception types during training are crashes.
     """
     if is_out_of_memory(error):
-        return "oom"
+        return "host_oom" if device_kind == "cuda" and is_of_the_host(error) else "oom"
     if type(error).__name__ == "NotFinite":
         return "unstable"
     refusals = (ValueError, NotImplementedError, TypeError)

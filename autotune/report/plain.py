@@ -67,7 +67,7 @@ def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
 def probe_counts(records: tuple[Record, ...]) -> dict[str, int]:
     """How many probes there were, and how they ended."""
     outcomes = [r.measurement.outcome for r in records if r.measurement and counts_as_probe(r)]
-    ok, oom = outcomes.count("ok"), outcomes.count("oom")
+    ok, oom = outcomes.count("ok"), outcomes.count("oom") + outcomes.count("host_oom")
     return {"total": len(outcomes), "ok": ok, "oom": oom, "other": len(outcomes) - ok - oom}
 
 

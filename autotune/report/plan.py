@@ -44,6 +44,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
             "nodes": plan.nodes,
             "total_bytes": device.total_bytes,
             "limit_bytes": plan.limit_bytes,
+            "host_limit_bytes": plan.host_limit_bytes,
             "capability": device.capability,
         },
         "model": {"name": plan.facts.model.name, "parameters": plan.facts.model.parameters},
@@ -108,7 +109,9 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
 def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
     free = [knob.name for knob in plan.space.free_knobs]
     table = Table(box=None, pad_edge=False)
-    for name in ("candidate", "peak", "+-", "reserved", "allocated", "tokens/s", "p(oom)", "fits"):
+    hosted = any(one.p_host_oom is not None for one in plan.estimates.values())
+    names = ["candidate", "peak", "+-", "reserved", "allocated", "tokens/s", "p(oom)"]
+    for name in (*names, *(("host", "p(host)") if hosted else ()), "fits"):
         table.add_column(name, justify="left" if name == "candidate" else "right")
     table.add_column("method")
     for candidate, estimate in chosen:
@@ -121,6 +124,7 @@ def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
             format_bytes(estimate.peak_allocated_bytes),
             "-" if speed is None else f"{speed:.0f}",
             f"{estimate.p_oom:.2f}",
+            *((format_bytes(estimate.host_bytes or 0), _share(estimate)) if hosted else ()),
             _fits(estimate),
             estimate.method,
         )
@@ -131,7 +135,13 @@ def _fits(estimate: Estimate) -> str:
     """Whether a candidate does; where its training does, what does not."""
     if estimate.fits:
         return "yes"
-    return "no" if estimate.missing_bytes is not None else "no: server"
+    if estimate.missing_bytes is not None:
+        return "no"
+    return "no: host" if estimate.host_missing_bytes is not None else "no: server"
+
+
+def _share(estimate: Estimate) -> str:
+    return "-" if estimate.p_host_oom is None else f"{estimate.p_host_oom:.2f}"
 
 
 def _parts_table(estimate: Estimate) -> Table:
@@ -148,10 +158,17 @@ def _parts_table(estimate: Estimate) -> Table:
         table.add_row("step time", format_seconds(estimate.step_time_s))
         table.add_row("tokens/s", f"{estimate.tokens_per_s:.0f}")
     table.add_row("p(oom)", f"{estimate.p_oom:.3f}")
+    if estimate.host_bytes is not None:
+        table.add_row("host, all processes", format_bytes(estimate.host_bytes))
+    if estimate.p_host_oom is not None:
+        table.add_row("p(host oom)", f"{estimate.p_host_oom:.3f}")
     return table
 
 
 def _why_not(candidate: Candidate, estimate: Estimate, fused_head: bool) -> str:
+    if estimate.missing_bytes is None and estimate.host_missing_bytes is not None:
+        short = format_bytes(estimate.host_missing_bytes)
+        return f"The leanest that does not fit is {short} of the host's memory short.\n"
     largest = max(estimate.parts, key=lambda name: estimate.parts[name])
     missing = estimate.missing_bytes or 0
     short = f"{format_bytes(missing)} short" if missing >= LITTLE else "hardly too large"

@@ -86,6 +86,9 @@ def describe_measurement(measurement: Measurement) -> str:
     """How a probe ended, in a line."""
     if measurement.outcome == "oom" and measurement.missing_bytes is not None:
         return f"oom: at least {format_bytes(measurement.missing_bytes)} short"
+    if measurement.outcome == "host_oom" and measurement.missing_bytes is not None:
+        short = format_bytes(measurement.missing_bytes)
+        return f"host_oom: at least {short} of the host's memory short"
     if measurement.outcome != "ok":
         return f"{measurement.outcome}: {measurement.reason}"
     noise = measurement.relative_uncertainty

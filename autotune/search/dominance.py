@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.probe.record import Record, counts_as_probe, excess_bytes
 from autotune.search.leaner_strategy import divides_more_than_it_must
-from autotune.space.knobs import COMPLETION, MICRO_BATCH, RESPONSE, Candidate
+from autotune.space.knobs import ACCUMULATION, COMPLETION, MICRO_BATCH, RESPONSE, Candidate
 from autotune.space.processes import server_devices
 from autotune.space.vllm_server import left_to_the_server
 
@@ -58,6 +58,20 @@ def takes_no_less_than_one_that_ran_out(
         return None
     word = "ran out of memory" if measurement.outcome == "oom" else "took more than it may"
     return f"probe {record.number} {word}, and this takes no less"
+
+
+def keeps_no_less_on_the_host(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """Where the host's memory ran out, a larger micro-batch of the same candidate is no way out:
+    what is offloaded is as large or larger. Other knobs may move memory to the host or off it."""
+    measurement = record.measurement
+    assert measurement is not None
+    if measurement.outcome != "host_oom" or candidate.micro_batch < record.candidate.micro_batch:
+        return None
+    if set(candidate.differences(record.candidate)) - {MICRO_BATCH, ACCUMULATION}:
+        return None
+    return f"probe {record.number} ran the host out of memory, and this keeps no less there"
 
 
 def _no_less(name: str, candidate: Candidate, failed: Candidate) -> bool:
@@ -120,6 +134,7 @@ def only_its_server_is_another(
 
 RULES: tuple[Rule, ...] = (
     takes_no_less_than_one_that_ran_out,
+    keeps_no_less_on_the_host,
     saves_memory_that_is_there,
     needs_what_is_not_installed,
     only_its_server_is_another,
@@ -159,4 +174,4 @@ def dominated(
     return reasons
 
 
-_TELL = ("ok", "oom", "unsupported")
+_TELL = ("ok", "oom", "host_oom", "unsupported")

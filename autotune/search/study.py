@@ -4,13 +4,14 @@ Every trial carries its whole candidate and measurement as attributes, so nothin
 whoever opens the study. How an outcome ends its trial:
 
     ok                       COMPLETE, value = tokens/s
-    oom, stopped, timeout,   PRUNED: they say something of the candidate, and are not tried again
-    crash, unstable, unsupported
+    oom, host_oom, stopped,  PRUNED: they say something of the candidate, and are not tried again
+    timeout, crash, unstable, unsupported
     busy, interrupted        FAIL: they say nothing of the candidate, which may be tried again
 
 The constraint `memory` is the bytes by which a candidate exceeds what it may use (<= 0: it fits);
-`runs` is violated by more than any memory can be where a candidate does not run at all (TPE adds
-violations up, so one that only lacks memory counts as nearer).
+`host_memory` those that the host lacked, where its memory ran out; `runs` is violated by more than
+any memory can be where a candidate does not run at all (TPE adds violations up, so one that only
+lacks memory counts as nearer).
 """
 
 import math
@@ -132,6 +133,8 @@ class Study:
         excess = excess_bytes(measurement, self._allowed)
         if excess is not None:
             trial.set_constraint("memory", excess)
+        if measurement.outcome == "host_oom":
+            trial.set_constraint("host_memory", float(measurement.missing_bytes or 1))
         if measurement.outcome in _NOT_RUNNING:
             trial.set_constraint("runs", NEVER_RUNS)
         if measurement.outcome == "ok":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from trl.generation.vllm_generation import VLLMGeneration
 
-from autotune.probe.memory import is_out_of_memory
+from autotune.probe.out_of_memory import is_out_of_memory
 from autotune.training.hooks import replaced, require
 
 Ids = list[list[int]]

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from autotune.estimate.memory import Residual
-from autotune.expectations import by_formula
+from autotune.path_estimates import by_formula
 from autotune.planning import plan
 from autotune.space.load import load_job
 

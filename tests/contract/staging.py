@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.probe.ending import Ending, Limits, Watcher
+from autotune.probe.host_memory import HostMeter
 from autotune.probe.protocol import ProbeFolder
 from autotune.probe.runner import ProbeServer
 
@@ -28,6 +29,7 @@ class Stage:
         wall_s: float = 30.0,
         stall_s: float = 30.0,
         watch: Watcher | None = None,
+        host: HostMeter | None = None,
         **settings: Any,
     ) -> Ending:
         """Run one stub in this stage's folder."""
@@ -35,7 +37,7 @@ class Stage:
         text = json.dumps(settings)
         (self.folder.path / "settings.json").write_text(text, encoding="utf-8")
         limits = Limits(wall_s=wall_s, stall_s=stall_s)
-        return self.server.run(self.folder, f"stubs:{worker}", limits, watch)
+        return self.server.run(self.folder, f"stubs:{worker}", limits, watch, host)
 
     def pids(self) -> list[int]:
         """The processes that the stub says were there."""

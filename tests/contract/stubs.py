@@ -5,6 +5,7 @@ that must be gone afterwards, one a line.
 """
 
 import json
+import mmap
 import os
 import resource
 import signal
@@ -93,6 +94,42 @@ def holds_and_sleeps(folder: Path) -> None:
     data = hold(settings(folder)["bytes"])
     time.sleep(FOREVER_S)
     del data
+
+
+def loads_then_trains(folder: Path) -> None:
+    """Holds much, then its first step begins, with little; it stays until it has been looked at."""
+    data = hold(settings(folder)["loading"])
+    time.sleep(1.0)
+    del data
+    progress(folder, b'{"event": "step", "n": 0}\n')
+    data = hold(settings(folder)["training"])
+    time.sleep(1.0)
+    del data
+
+
+def forks_while_holding(folder: Path) -> None:
+    """Private pages that its children have from it, and memory that all of them share."""
+    private, count = hold(settings(folder)["private"]), settings(folder)["children"]
+    shared = mmap.mmap(-1, settings(folder)["shared"])
+    children = []
+    for _ in range(count):
+        pid = os.fork()
+        if pid == 0:
+            touched = shared[:: resource.getpagesize()]
+            time.sleep(1.5)
+            os._exit(len(touched) % 2)
+        children.append(pid)
+    touched = shared[:: resource.getpagesize()]
+    for pid in children:
+        os.waitpid(pid, 0)
+    del private, touched
+
+
+def starts_a_large_program(folder: Path) -> None:
+    """One that is no Python, and holds as much as it is told to in a shell's variable."""
+    size = settings(folder)["bytes"]
+    text = f"x=$(head -c {size} /dev/zero | tr '\\0' x); sleep 1"
+    subprocess.run(["bash", "-c", text], check=True)
 
 
 def holds_and_is_killed(folder: Path) -> None:

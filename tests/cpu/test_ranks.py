@@ -123,6 +123,21 @@ def test_a_rank_that_fails_ends_the_probe_by_its_name(
     assert not _still_running(Path(two.run.path))
 
 
+def test_ranks_that_take_more_of_the_host_than_they_may_are_ended_by_that_name(
+    two: Bench,
+) -> None:
+    """A limit as the job has it, below what two processes with the stack take."""
+    limit = 2**29
+    devices = two.job.devices.model_copy(update={"host_memory": limit})
+    job = two.job.model_copy(update={"devices": devices})
+    one = probe(replace(two, job=job), "host", **STRATEGIES["ZeRO-2, optimizer on cpu"])
+    assert one.outcome == "host_oom", (one.reason, one.failure)
+    assert one.host_limit_bytes == limit
+    assert one.missing_bytes == (one.host_peak_bytes or 0) - limit > 0
+    assert one.reason.startswith("2 processes took ") and "while loading" in one.reason
+    assert not _still_running(Path(two.run.path))
+
+
 def _losses(folder: Path) -> list[float]:
     """Of rank 0, micro-step by micro-step: two optimizer steps and more."""
     lines = (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.facts import devices
-from autotune.probe.memory import CudaMemory, is_out_of_memory
+from autotune.probe.memory import CudaMemory
+from autotune.probe.out_of_memory import is_out_of_memory
 
 GIB = 2**30
 

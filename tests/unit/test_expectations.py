@@ -12,12 +12,8 @@ from autotune.estimate.estimates import CONTEXT, GUESSED_SIGMA, estimated
 from autotune.estimate.memory import Residual
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.estimate.record import ACTIVATIONS, WEIGHTS
-from autotune.expectations import (
-    Expectations,
-    estimates_of,
-    expectations_from_plain,
-    prior_of,
-)
+from autotune.expectations import Expectations, expectations_from_plain, prior_of
+from autotune.path_estimates import estimates_of
 from autotune.path_tasks import path_tasks
 from autotune.probe.record import Record
 

@@ -1,0 +1,71 @@
+"""Whose memory ran out, by the exception that says so: the device's or the host's."""
+
+import linecache
+import re
+import traceback
+
+from autotune.facts.host import host
+
+_WANTED = re.compile(r"tried to allocate (\d+) bytes")
+"""Of torch's allocator of the CPU."""
+_HOST_SAYS = (
+    "can't allocate memory",  # torch's allocator of the CPU
+    "std::bad_alloc",
+    "Cannot allocate memory",  # the C library's text of ENOMEM
+    "failed to map segment",  # a library that no longer fits
+    "in pin memory thread",  # the loader's, as torch's ExceptionWrapper tells of it
+)
+_DEVICE_SAYS = ("Tried to allocate", "STATUS_ALLOC_FAILED")
+"""torch's caching allocator; cuBLAS and cuDNN, which allocate for themselves."""
+_PINNING = "pin_memory"
+_INNERMOST = 2
+"""Frames in which a call that pins memory is looked for: its own, and torch's around it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception is an allocation failure of a device or of the host."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    if isinstance(error, ImportError):
+        return "failed to map segment" in text or "Cannot allocate memory" in text
+    return isinstance(error, RuntimeError | OSError) and (
+        "can't allocate memory" in text
+        or "std::bad_alloc" in text
+        or "out of memory" in text
+        or "STATUS_ALLOC_FAILED" in text
+        or "Cannot allocate memory" in text
+    )
+
+
+def is_of_the_host(error: BaseException) -> bool:
+    """Whether memory that ran out in a job on GPUs was the host's.
+
+    Where pinned memory cannot be had (cudaHostAlloc), CUDA says "out of memory" and no more, as it
+    does where a device is full outside torch's allocator: then the call that failed decides.
+    """
+    text = str(error)
+    if any(said in text for said in _DEVICE_SAYS):
+        return False
+    if isinstance(error, MemoryError) or any(said in text for said in _HOST_SAYS):
+        return True
+    return any(_PINNING in called for called in _last_calls(error))
+
+
+def _last_calls(error: BaseException) -> list[str]:
+    """Name and source of the innermost frames; a call may be several lines long."""
+    found = []
+    for frame in traceback.extract_tb(error.__traceback__)[-_INNERMOST:]:
+        first = frame.lineno or 0
+        numbers = range(first, (frame.end_lineno or first) + 1)
+        lines = [linecache.getline(frame.filename, number) for number in numbers]
+        found.append(" ".join([frame.name, *lines]))
+    return found
+
+
+def missing_on_host(error: BaseException) -> int | None:
+    """How far beyond what was free a refused allocation went; None where it does not tell."""
+    match = _WANTED.search(str(error))
+    return None if match is None else max(int(match[1]) - host().free_bytes, 1)
