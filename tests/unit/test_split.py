@@ -21,6 +21,7 @@ from autotune.space.processes import process_counts
 from autotune.space.settings import settings
 from autotune.space.spaces import bind
 from autotune.space.vllm_server import server_needs, size_problem, sizes
+from autotune.surveying import refuse_untried
 
 GRPO = "method: grpo\nreward_funcs: [get_soft_overlong_punishment]\nglobal_batch_size: 64\n"
 EIGHT = "devices: {kind: cuda, count: 8}\n"
@@ -218,6 +219,13 @@ def test_each_division_says_which_side_does_not_fit_and_by_how_much():
     assert "training: the leanest is 3 GiB short on each GPU; server: 2.1 GiB short" in lines[-1]
     assert "weights 14.2 GiB, caches 7 GiB" in lines[-1]
     assert lines[1].split()[:3] == ["4", "4", "0"]
+
+
+def test_a_run_probes_splits_of_which_one_gpu_trains():
+    refuse_untried(grpo(count=2))
+    refuse_untried(grpo(num_processes=1))
+    with pytest.raises(UserError, match="`use_vllm` is probed on one device"):
+        refuse_untried(grpo())
 
 
 def test_a_split_is_told_in_a_few_words():
