@@ -72,6 +72,7 @@ class Case:
     method: str = "sft"
     bucket: int = HIDDEN**2
     overlaps: bool = True
+    hpz: int = 1
 
     @property
     def name(self) -> str:
@@ -81,6 +82,7 @@ class Case:
         words += ["checkpointing"] * self.checkpointing
         words += [f"a bucket of {self.bucket}"] * (self.bucket != HIDDEN**2)
         words += ["no overlap"] * (not self.overlaps)
+        words += [f"weights again among {self.hpz}"] * (self.hpz > 1)
         return ", ".join([*words, *[f"{self.accumulation} micro-steps"] * (self.accumulation > 1)])
 
     @property
@@ -134,6 +136,8 @@ class Case:
             "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
             "stage3_param_persistence_threshold": 10 * HIDDEN,
         }
+        if self.hpz > 1:
+            zero["zero_hpz_partition_size"] = self.hpz
         if sharding.offload_optimizer_device != "none":
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
         if sharding.offload_param_device != "none":
@@ -167,6 +171,7 @@ def cases() -> Iterator[Case]:
         yield Case(strategy=strategy, bucket=12 * HIDDEN**2, accumulation=2)
         yield Case(strategy=strategy, bucket=HIDDEN**2 // 8, overlaps=False)
     yield Case(strategy="zero 1", overlaps=False, accumulation=2)
+    yield Case(strategy="zero 3", ranks=4, hpz=2)
 
 
 def write_model(name: str, folder: Path) -> None:
