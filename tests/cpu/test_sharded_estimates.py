@@ -121,7 +121,9 @@ def test_what_is_offloaded_is_on_the_host_and_not_on_the_device(replies: dict[st
 
 def test_the_work_of_a_step_is_told_as_well(replies: dict[str, Any]) -> None:
     for name in ("fsdp", "zero 3"):
-        (shape,) = replies[name]["shapes"]
-        assert shape["rows"] == 2
+        short, shape = replies[name]["shapes"]
+        assert (short["rows"], shape["rows"]) == (1, 2)
+        assert short["length"] < shape["length"]
+        assert short["work"]
         assert shape["work"]
         assert replies[name]["optimizer_work"][""]
