@@ -123,6 +123,16 @@ def test_a_rank_that_fails_ends_the_probe_by_its_name(
     assert not _still_running(Path(two.run.path))
 
 
+def test_the_host_memory_of_all_ranks_is_told(two: Bench) -> None:
+    """Beside what each rank takes: loading apart, and no more than the ranks have together."""
+    one = probe(two, "told", distributed_type="MULTI_CPU")
+    assert one.outcome == "ok", (one.reason, one.failure)
+    together = sum(rank["peak_memory_bytes"] for rank in one.ranks)
+    assert one.host_limit_bytes is None
+    assert 2**28 < (one.host_loading_peak_bytes or 0) <= (one.host_peak_bytes or 0)
+    assert 0.5 * together < (one.host_peak_bytes or 0) <= together
+
+
 def test_ranks_that_take_more_of_the_host_than_they_may_are_ended_by_that_name(
     two: Bench,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.estimate.offloaded import Kept, offloaded_bytes
 from autotune.probe.ending import Limits
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 from autotune.probe.runner import ProbeServer
@@ -117,6 +118,16 @@ def test_what_is_offloaded_is_on_the_host_and_not_on_the_device(replies: dict[st
     assert "optimizer" in here["parts"]
     assert "optimizer" not in there["parts"]
     assert there["peak_allocated_bytes"] < here["peak_allocated_bytes"]
+
+
+def test_the_formula_of_what_is_offloaded_is_the_trace(replies: dict[str, Any]) -> None:
+    """In bfloat16, with accumulation; small weights are padded to whole parts."""
+    name = "zero 3, all off"
+    weights = replies["alone"]["points"][0]["parts"]["weights"] / 2
+    largest = LLAMA["vocab_size"] * LLAMA["hidden_size"]
+    kept = Kept(parameters=weights, trained=weights, width=2, largest=largest, accumulates=True)
+    formula = offloaded_bytes(Sharding(**SHARDINGS[name]), kept)
+    assert replies[name]["points"][0]["host_bytes"] == pytest.approx(formula, rel=0.03)
 
 
 def test_the_work_of_a_step_is_told_as_well(replies: dict[str, Any]) -> None:
