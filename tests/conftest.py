@@ -29,10 +29,10 @@ def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _of_all_workers(tmp_path_factory, "plan-cache")
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What DeepSpeed compiles at first use (minutes), one test run compiles once."""
-    return _of_all_workers(tmp_path_factory, "compiled")
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(_of_all_workers(tmp_path_factory, "compiled"))
 
 
 def _of_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
@@ -43,16 +43,13 @@ def _of_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path
 
 
 @pytest.fixture(autouse=True)
-def own_home(
-    tmp_path: Path, plan_cache: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def own_home(tmp_path: Path, plan_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test can touch the user's home or caches, nor reach for the hub."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("AUTOTUNE_CACHE", str(plan_cache))
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(compiled))
     monkeypatch.setenv("HF_HOME", str(home / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -24,7 +24,9 @@ from trl import (
 from autotune.facts.model import model_class, model_config
 from autotune.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
+from autotune.space.sharding import FSDP
 from autotune.training.batches import Batching
+from autotune.training.first_rank import whole_on_first_rank
 from autotune.training.hooks import require
 from autotune.training.quantized import (
     is_quantized,
@@ -177,17 +179,23 @@ class Family:
     def random_model(
         self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
     ) -> Any:
-        """The model of the same shape with random weights, made on `device` itself."""
+        """The model of the same shape with random weights, made on `device` itself; where FSDP
+        divides it, on the host."""
         config = model_config(
             request.model_path,
             self.method,
             trust_remote_code=training.trust_remote_code,
             **_revision(request, model.model_revision),
         )
+
+        def made(place: str) -> Any:
+            return from_config(config, request.model_path, self.method, model, place)
+
+        if request.shared.distributed_type == FSDP and device != "meta":
+            return whole_on_first_rank(made)
         if device == "meta" or not is_quantized(model):
-            return from_config(config, request.model_path, self.method, model, device)
-        bare = from_config(config, request.model_path, self.method, model, "meta")
-        return quantize_empty(bare, model, device)
+            return made(device)
+        return quantize_empty(made("meta"), model, device)
 
 
 def from_config(config: Any, path: str, method: str, model: ModelConfig, device: str) -> Any:

@@ -104,12 +104,11 @@ def open_bench(folder: Path, server: ProbeServer, config: dict[str, Any], sets: 
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[ProbeServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeServer]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     log = tmp_path_factory.mktemp("server") / "server.log"
-    environment = {"PYTHONPATH": path, "TORCH_EXTENSIONS_DIR": str(compiled)}
-    with ProbeServer(log, environment=environment) as running:
+    with ProbeServer(log, environment={"PYTHONPATH": path}) as running:
         yield running
 
 

@@ -28,7 +28,7 @@ PINS = {
 }
 """Only the micro-batch is left to vary: one path, four candidates."""
 LONGEST = 100
-SMALL, SMALL_CPU = 1024 * MIB, 900 * MIB
+SMALL, SMALL_CPU = 1024 * MIB, 960 * MIB
 SHORT: list[str] = []
 """What a run on the CPU adds to the job."""
 """Enough for a micro-batch of one row of the logits below, and not for one of eight."""

@@ -155,3 +155,31 @@ def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
 
     StepMeter.on_step_begin = on_step_begin  # type: ignore[method-assign]
     ranks.probe(path)
+
+
+class Loaded(Exception):
+    """The training would begin."""
+
+
+def notes_loading(path: Path) -> None:
+    """Each rank writes down by how much its memory grew at most while the model, the trainer and
+    the engine were made, and goes no further."""
+    from autotune.probe import ranks
+    from autotune.probe.meters import StepMeter
+    from autotune.training.family import Family
+
+    make, before = Family.trainer, [0]
+
+    def trainer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
+        before[0] = process_status("VmHWM")
+        return make(self, *args, **kwargs)
+
+    def on_train_begin(*_: Any, **__: Any) -> None:
+        grown = process_status("VmHWM") - before[0]
+        write_json(path / f"loading-{os.environ['RANK']}.json", grown)
+        raise Loaded
+
+    Family.trainer = trainer  # type: ignore[method-assign]
+    StepMeter.on_train_begin = on_train_begin  # type: ignore[method-assign]
+    ranks.probe(path)
