@@ -76,6 +76,7 @@ CHILD_ONLY = {
     "estimate/bench_clock.py",
     "estimate/bench_operators.py",
     "training/distributed.py",
+    "training/first_rank.py",
 }
 CHILD_FUNCTIONS = {
     "facts/model.py",
