@@ -57,13 +57,22 @@ def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candida
     )
 
 
+def is_wide(config: Mapping[str, Any]) -> bool:
+    """Whether weights are in float32."""
+    return bool(config.get("dtype", "float32") == "float32")
+
+
+def computed_bytes(config: Mapping[str, Any]) -> int:
+    """Bytes of a weight in the type that is computed in."""
+    half = bool(config.get("bf16") or config.get("fp16"))
+    return 4 if is_wide(config) and not half else 2
+
+
 def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
     """What is exchanged for a candidate."""
     config = settings(job, facts, candidate, "out").config
-    half = bool(config.get("bf16") or config.get("fp16"))
-    wide = config.get("dtype", "float32") == "float32"
+    wide, narrow = is_wide(config), computed_bytes(config)
     trained = trained_parameters(job, facts, config)
-    narrow = 4 if wide and not half else 2
     copies = sharding_of(candidate.values, job.devices.total).distributed_type in (
         *DATA_PARALLEL,
         NONE,

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.candidate_estimates import TYPICAL_PROCESS
 from autotune.estimate.calibration import Coefficients, calibrated
 from autotune.estimate.estimates import Estimate, estimate_from_plain, prior_residual
 from autotune.estimate.memory import Residual, refined
 from autotune.estimate.protocol import EstimateReply
 from autotune.facts import Facts
-from autotune.path_estimates import TYPICAL_PROCESS
 from autotune.probe.record import Record
 from autotune.space.knobs import Candidate
 

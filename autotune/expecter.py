@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 
+from autotune.candidate_estimates import estimates_of
 from autotune.counting import Told, nobody
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.memory import Residual
 from autotune.expectations import Expectations, expectations_from_plain, prior_of
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.path_estimates import estimates_of
 from autotune.path_tasks import PathTask, path_tasks
 from autotune.placing import allocator_limit
 from autotune.plan_cache import PlanCache

@@ -15,7 +15,7 @@ import dataclasses
 from autotune.estimate.estimates import Estimate
 from autotune.estimate.memory import Residual
 from autotune.estimate.offloaded import Kept, offloaded_bytes, pinned_excess_bytes
-from autotune.exchanging import trained_parameters
+from autotune.exchanging import computed_bytes, trained_parameters
 from autotune.facts import Facts
 from autotune.facts.host import host_limit
 from autotune.job import Job
@@ -76,14 +76,12 @@ def kept_on_host(job: Job, facts: Facts, candidate: Candidate, traced_bytes: int
     if not sharding.offloads:
         return 0
     config = settings(job, facts, candidate, "out").config
-    wide = config.get("dtype", "float32") == "float32"
-    half = bool(config.get("bf16") or config.get("fp16")) or not wide
     trained = trained_parameters(job, facts, config)
     words, hidden = facts.model.vocab_size or 0, facts.model.hidden_size or 0
     kept = Kept(
         parameters=facts.model.parameters,
         trained=trained,
-        width=2 if half else 4,
+        width=computed_bytes(config),
         largest=min(words * hidden, trained),
         accumulates=candidate.gradient_accumulation_steps > 1,
     )

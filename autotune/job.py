@@ -104,16 +104,16 @@ class Devices(_Strict):
     real allocation failure past it; a probe that ends above it is `oom` too). Default: what is free
     at the start."""
 
-    @property
-    def total(self) -> int:
-        """Devices of all machines."""
-        return self.nodes * self.count
-
     host_memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
     """Memory of the host that all processes may use together, such as `512GiB`: offloading moves
     optimizer states and weights there. A probe that takes more is ended (`host_oom`). Default: what
     is free at the start, less a twentieth; on a CPU, where it is the devices' own memory, and of
     machines that are only planned for: no limit but this."""
+
+    @property
+    def total(self) -> int:
+        """Devices of all machines."""
+        return self.nodes * self.count
 
 
 class Budget(_Strict):

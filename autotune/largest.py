@@ -4,13 +4,13 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.candidate_estimates import estimates_of
 from autotune.errors import user_error
 from autotune.estimate.estimates import Estimate
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job import Job
 from autotune.methods import METHODS
-from autotune.path_estimates import estimates_of
 from autotune.path_tasks import path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache

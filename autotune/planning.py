@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.candidate_estimates import estimates_of
 from autotune.counting import Count, TaskCount, Told, nobody
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.estimates import Estimate
@@ -23,7 +24,6 @@ from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.facts.host import host_limit
 from autotune.job import Job
-from autotune.path_estimates import estimates_of
 from autotune.path_tasks import PathTask, path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache, reply_from_plain

@@ -23,7 +23,7 @@ LAYERS = (
     ("path_tasks",),
     ("counting",),
     ("duration", "instead", "exchanging", "serving", "hosting"),
-    ("path_estimates",),
+    ("candidate_estimates",),
     ("recommend", "what_if", "search", "surveying", "expectations"),
     ("placing",),
     ("planning", "comparison"),

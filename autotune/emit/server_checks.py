@@ -6,11 +6,10 @@ from urllib.parse import urlsplit
 
 from autotune.emit.launch_files import LaunchFiles, number, shown
 from autotune.emit.started import GPUS, Started
+from autotune.emit.vllm_server import PORT
 from autotune.errors import Problem
 from autotune.space.vllm import MODE, SERVER, USE
 
-PORT = 8000
-"""Of vLLM's server and of TRL's trainers, unless told otherwise."""
 SIZES = ("tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size")
 """Flags of a server whose product is the number of its GPUs."""
 

@@ -25,6 +25,8 @@ _TRAINS = (
     *((f"trl.scripts.{name}",) for name in _METHODS),
 )
 _SAYS = ("echo", "printf", "#SBATCH")
+_BEFORE = ("export", "exec", "env", "nohup", "then", "do", "else")
+"""Words before a command."""
 Words = Sequence[str]
 
 
@@ -101,9 +103,6 @@ def _environment(words: Words) -> tuple[str | None, list[str]]:
         if word.startswith(f"{GPUS}="):
             own = word.partition("=")[2]
     return own, rest
-
-
-_BEFORE = ("export", "exec", "env", "nohup", "then", "do", "else")
 
 
 def _gpus(own: str | None, words: Words) -> tuple[str, ...] | None:

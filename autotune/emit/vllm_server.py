@@ -9,6 +9,8 @@ from autotune.space.vllm import MAX_LENGTH, MODE, SERVER, USE
 from autotune.space.vllm_server import Split
 
 FILE = "serve.sh"
+PORT = 8000
+"""Of vLLM's server and of TRL's trainers, unless told otherwise."""
 
 _OTHERS = """\
 # Written by autotune: the vLLM server that generates for launch.sh. Start it first, on GPUs that do
@@ -81,7 +83,7 @@ python={shlex.quote(python)}
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${{PYTHON:-$python}}" -m vllm.entrypoints.cli.main serve {_quoted(config)} \\
     --host {shlex.quote(str(config.get("vllm_server_host", "127.0.0.1")))} \\
-    --port {config.get("vllm_server_port", 8000)} \\
+    --port {config.get("vllm_server_port", PORT)} \\
     --tensor-parallel-size {size}{flags} \\
     --weight-transfer-config '{{"backend": "nccl"}}' \\
     --logprobs-mode processed_logprobs --max-logprobs -1 "$@"

@@ -14,19 +14,19 @@ from autotune.estimate.protocol import EstimateRequest
 from autotune.estimate.record import (
     ALLOCATE,
     COMMUNICATION,
+    DATA,
     GRADIENTS,
     MOVE,
     NOWHERE,
     PHASE,
     Event,
+    training_start,
 )
 from autotune.estimate.zero import divided, zero_of
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 _FIRST_ID = 1 << 43
-_TRAINING = "data"
-"""The phase before which the trainer has wrapped its model."""
 
 
 def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
@@ -42,7 +42,7 @@ def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
 
 def with_buckets(events: list[Event]) -> list[Event]:
     """The record of one device as that of one of several."""
-    start = next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == _TRAINING), 0)
+    start = training_start(events)
     made = [
         (ALLOCATE, _FIRST_ID + n, size, COMMUNICATION, "bucket", NOWHERE)
         for n, size in enumerate(buckets(gradient_sizes(events)))
@@ -59,7 +59,7 @@ def gradient_sizes(events: Iterable[Event]) -> list[int]:
             sizes[event[1]] = int(event[2])
         elif event[0] == MOVE and event[2] == GRADIENTS:
             found.append(sizes.get(event[1], 0))
-        elif event[0] == PHASE and event[1] == _TRAINING and found:
+        elif event[0] == PHASE and event[1] == DATA and found:
             break
     return found
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.estimate.polynomial import Weights, lagrange
+from autotune.estimate.zero import MAX_LIVE_PARAMETERS
 from autotune.space.sharding import Sharding
 
 FEWEST, APART, MOST_APART = 6, 2, 8
 """From six layers on there are all kinds of moments."""
-MAX_LIVE = 10**9
-"""DeepSpeed's `stage3_max_live_parameters`, unless told otherwise. Elements."""
 
 
 def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...]:
@@ -46,4 +45,4 @@ def most_gathered(deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any]
     if zero.get("stage") != 3:
         return None
     half = bool(config.get("bf16") or config.get("fp16"))
-    return int(zero.get("stage3_max_live_parameters", MAX_LIVE)) * (2 if half else 4)
+    return int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS)) * (2 if half else 4)

@@ -9,11 +9,10 @@ from typing import Any
 from autotune.estimate.memory import Residual
 from autotune.estimate.paths import AT_MOST, UNTRACEABLE
 from autotune.estimate.protocol import PointReply
-from autotune.estimate.record import ACTIVATIONS, GRADIENTS, OPTIMIZER, VLLM, WEIGHTS
+from autotune.estimate.record import ACTIVATIONS, GRADIENTS, MICRO_STEP, OPTIMIZER, VLLM, WEIGHTS
 from autotune.estimate.speed import TimeParts
 from autotune.space.vllm_share import ServerNeeds, server_needs_from_plain
 
-MICRO_STEP = "micro-step"
 FRAGMENTATION, CONTEXT = "fragmentation", "context"
 MIB = 2**20
 CUDA_PRIOR = Residual(

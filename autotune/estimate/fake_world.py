@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed
-from accelerate import PartialState
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedType
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import training_args
 
-from autotune.space.fsdp import fsdp_environment
-from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
+from autotune.space.sharding import DEEPSPEED, Sharding
+from autotune.training.distributed import STATE_IS_THERE, engine_environment, state_on_cpu
 from autotune.training.hooks import replaced
 
 
@@ -30,22 +28,13 @@ def launched(sharding: Sharding, rank: int) -> dict[str, str]:
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count}
     own |= {"LOCAL_WORLD_SIZE": count, "ACCELERATE_TORCH_DEVICE": "cpu"}
     if sharding.distributed_type == DEEPSPEED:
-        own |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
-    if sharding.distributed_type == FSDP:
-        # The models are made without storage: nothing is loaded, nothing is saved.
-        unlike = {
-            "fsdp_cpu_ram_efficient_loading": False,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
-        own |= fsdp_environment(sharding, **unlike)
-    return own
-
-
-def state_of_rank(sharding: Sharding, backend: str) -> None:
-    """accelerate's state of this rank. It takes FSDP for GPUs only, until it is told otherwise."""
-    PartialState(backend=backend)
-    if sharding.distributed_type == FSDP:
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        own["DS_ACCELERATOR"] = "cpu"
+    # The models are made without storage: nothing is loaded, nothing is saved.
+    unlike = {
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    return own | engine_environment(sharding, **unlike)
 
 
 def spread_config(
@@ -53,10 +42,10 @@ def spread_config(
 ) -> dict[str, Any]:
     """A flat configuration for a rank whose state is there already.
 
-    With `use_cpu` accelerate would make plain DDP of it. The sizes of batches in DeepSpeed's JSON
-    are those of the configuration; a trace of fp16 is one of bf16.
+    The sizes of batches in DeepSpeed's JSON are those of the configuration; a trace of fp16 is one
+    of bf16.
     """
-    spread = {**config, "use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    spread = {**config, **STATE_IS_THERE}
     if deepspeed is not None:
         own = {name: value for name, value in deepspeed.items() if name != "train_batch_size"}
         own["train_micro_batch_size_per_gpu"] = config["per_device_train_batch_size"]
@@ -78,7 +67,7 @@ def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
         "fake", rank=rank, world_size=sharding.num_processes, store=FakeStore()
     )
     try:
-        state_of_rank(sharding, "fake")
+        state_on_cpu(sharding, "fake")
         # transformers lets no CPU compute in 16 bits unless it is told `use_cpu`.
         with replaced(training_args, "is_torch_bf16_gpu_available", lambda: True):
             yield

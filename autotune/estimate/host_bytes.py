@@ -2,10 +2,7 @@
 
 from collections.abc import Iterable
 
-from autotune.estimate.record import ALLOCATE, FREE, HOST, MOVE, PHASE, Event
-
-TRAINING = "data"
-"""The phase before which a trainer has its engine."""
+from autotune.estimate.record import ALLOCATE, HOST, MOVE, PHASE, Event, live_after, training_start
 
 
 def since_training(events: list[Event]) -> list[Event]:
@@ -14,17 +11,8 @@ def since_training(events: list[Event]) -> list[Event]:
     How an engine comes by its part of a model is another matter for a trace, which makes the model
     whole without storage, than for a job, which reads weights.
     """
-    start = next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == TRAINING), 0)
-    live: dict[int, Event] = {}
-    for event in events[:start]:
-        if event[0] == ALLOCATE:
-            live[event[1]] = event
-        elif event[0] == FREE:
-            live.pop(event[1], None)
-        elif event[0] == MOVE and event[1] in live:
-            made = live[event[1]]
-            live[event[1]] = (*made[:3], event[2], *made[4:])
-    return [*live.values(), *events[start:]]
+    start = training_start(events)
+    return [*live_after(events[:start], {}).values(), *events[start:]]
 
 
 def on_host(events: Iterable[Event]) -> set[int]:

@@ -13,17 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.polynomial import Weights
-from autotune.estimate.record import (
-    ALLOCATE,
-    COMMUNICATION,
-    FREE,
-    MOVE,
-    PARTS,
-    PHASE,
-    TEMPORARIES,
-    Event,
-    MemoryUse,
-)
+from autotune.estimate.record import ALLOCATE, COMMUNICATION, PARTS, PHASE, Event, Live, MemoryUse
 from autotune.estimate.resizing import ENDS, Irregular
 
 Place = tuple[str | int, ...]
@@ -51,34 +41,12 @@ Moments = dict[Key, Moment]
 
 def moments(events: Sequence[Event], granule: int = 1) -> Moments:
     """The moments of a record, each storage rounded up to `granule` bytes."""
-    keys = _keys(events)
-    sizes: dict[int, int] = {}
-    part_of: dict[int, str] = {}
-    parts = dict.fromkeys(PARTS, 0)
-    live, phase = 0, ""
-    most: dict[Key, int] = {}
+    live, most = Live(granule), dict[Key, int]()
     found: Moments = {}
-    for event, key in zip(events, keys, strict=True):
-        kind, storage = event[0], event[1]
-        if kind == ALLOCATE:
-            size = -(-event[2] // granule) * granule
-            sizes[storage], part_of[storage] = size, event[3]
-            parts[event[3]] += size
-            live += size
-            if live > most.get(key, -1):
-                most[key] = live
-                found[key] = Moment(parts=dict(parts), phase=phase, operator=event[4])
-        elif kind == FREE:
-            size = sizes.pop(storage, 0)
-            live -= size
-            parts[part_of.get(storage, TEMPORARIES)] -= size
-        elif kind == MOVE:
-            size = sizes.get(storage, 0)
-            parts[part_of[storage]] -= size
-            parts[event[2]] += size
-            part_of[storage] = event[2]
-        else:
-            phase = storage
+    for event, key in zip(events, _keys(events), strict=True):
+        if live.take(event) and live.total > most.get(key, -1):
+            most[key] = live.total
+            found[key] = Moment(parts=dict(live.parts), phase=live.phase, operator=event[4])
     return found
 
 

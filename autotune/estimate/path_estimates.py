@@ -10,7 +10,7 @@ from autotune.estimate.path_data import PathData
 from autotune.estimate.paths import optimizer_alone
 from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
-from autotune.estimate.record import Event, MemoryUse, counted_rows, grown, live_bytes
+from autotune.estimate.record import STEP, Event, MemoryUse, counted_rows, grown, live_bytes
 from autotune.estimate.resizing import SMALLEST, Irregular
 from autotune.estimate.shapes import (
     LossChunks,
@@ -21,7 +21,7 @@ from autotune.estimate.shapes import (
     sizes_to_trace,
     smallest_with_chunks,
 )
-from autotune.estimate.templates import STEP, passing_of_step
+from autotune.estimate.templates import passing_of_step
 from autotune.estimate.tracing import Traces
 from autotune.facts.stack import fused_head
 from autotune.methods import METHODS

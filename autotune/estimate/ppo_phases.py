@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from trl.experimental.ppo import ppo_trainer
 
 from autotune.estimate.decoding import GENERATION
+from autotune.estimate.record import MICRO_STEP
 from autotune.estimate.rollout_phases import SCORING, Phases
 from autotune.estimate.trace import inner_model
 from autotune.training.hooks import replaced
@@ -164,7 +165,7 @@ class PpoPhases(Phases):
             self._watch.on_pre_optimizer_step()
             result = step(*args, **kwargs)
             self._watch.on_optimizer_step()
-            self._tracer.enter_phase("micro-step")  # what it logs is part of it
+            self._tracer.enter_phase(MICRO_STEP)  # what it logs is part of it
             self._tracer.works = update
             return result
 

@@ -12,11 +12,13 @@ program an event happened: 0 none, `layer(i)`, or `chunk(j)` of a loss that is c
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any
 
 ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
+DATA, MICRO_STEP, STEP = "data", "micro-step", "step"
+"""Phases of a training: its batches are fetched, a micro-step, the optimizer's step."""
 NOWHERE = 0
 SCRATCH = " scratch"
 """Ends the operator's name where a kernel allocates inside."""
@@ -123,54 +125,87 @@ def work_from_plain(row: Sequence[Any]) -> Work:
     return Work(**{**values, "dims": tuple(values["dims"])})
 
 
-def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
-    """The peak of the live bytes over a record, each storage rounded up to `granule` bytes."""
-    sizes: dict[int, int] = {}
-    part_of: dict[int, str] = {}
-    parts = dict.fromkeys(PARTS, 0)
-    phases: dict[str, int] = {}
-    live = peak = 0
-    phase, operator, at = "", "", ""
-    at_peak: dict[str, int] = {}
-    for event in events:
+class Live:
+    """What is live as a record goes on, by part; each storage rounded up to `granule` bytes."""
+
+    def __init__(self, granule: int = 1) -> None:
+        self.total = 0
+        self.parts = dict.fromkeys(PARTS, 0)
+        self.phase = ""
+        self._granule = granule
+        self._held: dict[int, tuple[int, str]] = {}
+
+    def take(self, event: Event) -> bool:
+        """Go on by one event; whether something came to life."""
         kind, key = event[0], event[1]
         if kind == ALLOCATE:
-            size = -(-event[2] // granule) * granule
-            sizes[key], part_of[key] = size, event[3]
-            parts[event[3]] += size
-            live += size
-            if live > phases.get(phase, 0):
-                phases[phase] = live
-            if live > peak:
-                peak, operator, at, at_peak = live, event[4], phase, dict(parts)
-        elif kind == FREE:
-            size = sizes.pop(key, 0)
-            live -= size
-            parts[part_of.get(key, TEMPORARIES)] -= size
+            size, part = -(-event[2] // self._granule) * self._granule, event[3]
+            self._held[key] = size, part
+            self.parts[part] += size
+            self.total += size
+            return True
+        if kind == FREE:
+            size, part = self._held.pop(key, (0, TEMPORARIES))
+            self.total -= size
+            self.parts[part] -= size
         elif kind == MOVE:
-            size = sizes.get(key, 0)
-            parts[part_of[key]] -= size
-            parts[event[2]] += size
-            part_of[key] = event[2]
+            size, part = self._held.get(key, (0, TEMPORARIES))
+            self.parts[part] -= size
+            self.parts[event[2]] += size
+            self._held[key] = size, event[2]
         else:
-            phase = key
+            self.phase = key
+        return False
+
+
+def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
+    """The peak of the live bytes over a record, each storage rounded up to `granule` bytes."""
+    live, peak = Live(granule), 0
+    phases: dict[str, int] = {}
+    operator, at = "", ""
+    at_peak: dict[str, int] = {}
+    for event in events:
+        if not live.take(event):
+            continue
+        if live.total > phases.get(live.phase, 0):
+            phases[live.phase] = live.total
+        if live.total > peak:
+            peak, operator, at, at_peak = live.total, event[4], live.phase, dict(live.parts)
     kept = {name: size for name, size in at_peak.items() if size}
     return MemoryUse(peak_bytes=peak, parts=kept, operator=operator, phase=at, phases=phases)
 
 
 def live_at(events: Iterable[Event], phase: str) -> int:
     """The most that is live where a phase begins. Bytes."""
-    sizes: dict[int, int] = {}
-    live = most = 0
+    live, most = Live(), 0
+    for event in events:
+        if event[0] == PHASE and event[1] == phase:
+            most = max(most, live.total)
+        live.take(event)
+    return most
+
+
+def live_after(events: Iterable[Event], before: Mapping[int, Event]) -> dict[int, Event]:
+    """What is live after the events, as allocations with the part that they are in by then.
+
+    Args:
+        before: what is live before them, by storage.
+    """
+    live = dict(before)
     for event in events:
         if event[0] == ALLOCATE:
-            sizes[event[1]] = event[2]
-            live += event[2]
+            live[event[1]] = event
         elif event[0] == FREE:
-            live -= sizes.pop(event[1], 0)
-        elif event[0] == PHASE and event[1] == phase:
-            most = max(most, live)
-    return most
+            live.pop(event[1], None)
+        elif event[0] == MOVE and event[1] in live:
+            made = live[event[1]]
+            live[event[1]] = (*made[:3], event[2], *made[4:])
+    return live
+
+
+def training_start(events: Iterable[Event]) -> int:
+    """Where the first batch is fetched: before that a trainer puts its models together."""
+    return next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == DATA), 0)
 
 
 def allocations(events: Iterable[Event]) -> Iterator[tuple[int, int]]:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from autotune.estimate import record
 from autotune.estimate.decoding import DECODE, GENERATION
 from autotune.estimate.protocol import RolloutTraceRequest
+from autotune.estimate.record import MICRO_STEP
 from autotune.estimate.trace import inner_model
 from autotune.estimate.tracer import Tracer
 from autotune.estimate.watch import Watch
@@ -159,7 +160,7 @@ class GroupPhases(Phases):
             real = config["gradient_accumulation_steps"]
             with replaced(args, "gradient_accumulation_steps", real):
                 output = score(*given, **kwargs)
-            self._tracer.enter_phase("micro-step")
+            self._tracer.enter_phase(MICRO_STEP)
             self._tracer.works = update
             return output
 

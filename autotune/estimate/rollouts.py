@@ -27,6 +27,7 @@ from autotune.estimate.protocol import (
 from autotune.estimate.record import (
     NOWHERE,
     PHASE,
+    STEP,
     TEMPORARIES,
     VLLM,
     Event,
@@ -39,7 +40,7 @@ from autotune.estimate.record import (
 )
 from autotune.estimate.resizing import SMALLEST, Irregular, with_layers
 from autotune.estimate.rollout_trace import trace_rollout
-from autotune.estimate.templates import STEP, Shape, Template, passing_of_step
+from autotune.estimate.templates import Shape, Template, passing_of_step
 from autotune.estimate.trace_cache import TraceCache
 from autotune.estimate.tracing import gradient_bytes
 from autotune.methods import METHODS

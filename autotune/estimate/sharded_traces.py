@@ -98,25 +98,7 @@ def traced(
     Raises:
         Irregular: fewer layers cannot stand for all.
     """
-    sharding = Sharding(**request.sharding or {})
-    per_row = METHODS[request.method].sequences
-    config = request.config if optim is None else {**request.config, "optim": optim}
-    asked = TraceRequest(
-        method=request.method,
-        config={
-            **config,
-            "per_device_train_batch_size": max(len(one.lengths) // per_row for one in steps),
-        },
-        model_path=request.model_path,
-        layers=layers,
-        cuda=request.cuda,
-        steps=list(steps),
-        accumulation=2 if accumulates else 1,
-        seed=request.seed,
-        sharding=request.sharding,
-        rank=worst_rank(sharding),
-        deepspeed=request.deepspeed,
-    )
+    asked = _asked(request, layers, steps, accumulates=accumulates, optim=optim)
     cache = TraceCache(request)
     reply = cache.known(asked, TraceReply) or cache.keep(asked, trace_steps)
     if layers is not None and reply.layers != layers:
@@ -132,6 +114,33 @@ def traced(
         opening_work=works[0],
         optimizer_work=[work_from_plain(row) for row in reply.optimizer_work],
         policy=reply.policy,
+    )
+
+
+def _asked(
+    request: EstimateRequest,
+    layers: int | None,
+    steps: Sequence[MicroBatch],
+    *,
+    accumulates: bool,
+    optim: str | None,
+) -> TraceRequest:
+    """As the rank that needs most memory."""
+    per_row = METHODS[request.method].sequences
+    config = request.config if optim is None else {**request.config, "optim": optim}
+    rows = max(len(one.lengths) // per_row for one in steps)
+    return TraceRequest(
+        method=request.method,
+        config={**config, "per_device_train_batch_size": rows},
+        model_path=request.model_path,
+        layers=layers,
+        cuda=request.cuda,
+        steps=list(steps),
+        accumulation=2 if accumulates else 1,
+        seed=request.seed,
+        sharding=request.sharding,
+        rank=worst_rank(Sharding(**request.sharding or {})),
+        deepspeed=request.deepspeed,
     )
 
 

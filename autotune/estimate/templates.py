@@ -14,10 +14,20 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from autotune.estimate.polynomial import Weights, lagrange
-from autotune.estimate.record import ALLOCATE, FREE, NOWHERE, PHASE, Event, Work, chunk
+from autotune.estimate.record import (
+    ALLOCATE,
+    DATA,
+    FREE,
+    MICRO_STEP,
+    NOWHERE,
+    PHASE,
+    STEP,
+    Event,
+    Work,
+    chunk,
+)
 from autotune.estimate.resizing import ENDS, Irregular, with_chunks, with_layers
 
-MICRO_STEP, STEP, DATA = "micro-step", "step", "data"
 CHUNKS = 2 * ENDS + 1
 OWN, OWN_OF_OTHER = 1 << 40, 1 << 41
 """Ids from here on are a step's own; those below are of what was there before."""

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from autotune.estimate import record
+from autotune.estimate.record import DATA, MICRO_STEP, STEP
 from autotune.estimate.tracer import Tracer
 
 
@@ -44,7 +45,7 @@ class Watch(transformers.TrainerCallback):
     def begin(self) -> None:
         """A micro-step begins."""
         self._micro_steps += 1
-        self._tracer.enter_phase("micro-step")
+        self._tracer.enter_phase(MICRO_STEP)
         self._tracer.works = [] if self._micro_steps in self._last else None
 
     def end(self, following: str) -> None:
@@ -57,15 +58,15 @@ class Watch(transformers.TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """The batches of the first step are fetched next."""
-        self._tracer.enter_phase("data")
+        self._tracer.enter_phase(DATA)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """The batches of the next step are fetched next."""
-        self._tracer.enter_phase("data")
+        self._tracer.enter_phase(DATA)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Gradients are clipped; the optimizer steps next."""
-        self._tracer.enter_phase("step")
+        self._tracer.enter_phase(STEP)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """The optimizer has its state now."""

@@ -29,12 +29,13 @@ from autotune.estimate.record import (
     NOWHERE,
     OPTIMIZER,
     PHASE,
+    STEP,
     TEMPORARIES,
     WEIGHTS,
     Event,
     live_bytes,
+    training_start,
 )
-from autotune.estimate.templates import STEP
 from autotune.space.bucket_sizes import as_transformers
 from autotune.space.sharding import BUCKET_SIZE, Sharding
 
@@ -45,8 +46,6 @@ GATHERED = 2
 whose truth was too high: torch's profiler does not see what gloo's threads free (docs/log.md)."""
 LASTING = (WEIGHTS, GRADIENTS, OPTIMIZER)
 _FIRST_ID, _GATHERED_ID = 1 << 44, 1 << 45
-_TRAINING = "data"
-"""The phase before which the trainer has wrapped its model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,7 @@ def divided(events: list[Event], zero: Zero) -> list[Event]:
         else event
         for event in events
     ]
-    start = next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == _TRAINING), 0)
+    start = training_start(events)
     trained = zero.narrowed * gradients / zero.width
     gathered = min(zero.narrowed * weights, MAX_LIVE_PARAMETERS * zero.width)
     training = _own_steps(

@@ -8,15 +8,16 @@ from autotune.facts.host import host
 
 _WANTED = re.compile(r"tried to allocate (\d+) bytes")
 """Of torch's allocator of the CPU."""
-_HOST_SAYS = (
-    "can't allocate memory",  # torch's allocator of the CPU
-    "std::bad_alloc",
-    "Cannot allocate memory",  # the C library's text of ENOMEM
-    "failed to map segment",  # a library that no longer fits
-    "in pin memory thread",  # the loader's, as torch's ExceptionWrapper tells of it
-)
-_DEVICE_SAYS = ("Tried to allocate", "STATUS_ALLOC_FAILED")
-"""torch's caching allocator; cuBLAS and cuDNN, which allocate for themselves."""
+_ENOMEM, _UNMAPPED = "Cannot allocate memory", "failed to map segment"
+"""The C library's text of ENOMEM; a library that no longer fits."""
+_CPU_SAYS = ("can't allocate memory", "std::bad_alloc", _ENOMEM)
+"""torch's allocator of the CPU, and what is below it."""
+_HOST_SAYS = (*_CPU_SAYS, _UNMAPPED, "in pin memory thread")
+"""The last is the loader's, as torch's ExceptionWrapper tells of it."""
+_LIBRARIES_SAY = "STATUS_ALLOC_FAILED"
+"""cuBLAS and cuDNN, which allocate for themselves."""
+_DEVICE_SAYS = ("Tried to allocate", _LIBRARIES_SAY)
+"""The first is torch's caching allocator."""
 _PINNING = "pin_memory"
 _INNERMOST = 2
 """Frames in which a call that pins memory is looked for: its own, and torch's around it."""
@@ -30,14 +31,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     if isinstance(error, ImportError):
-        return "failed to map segment" in text or "Cannot allocate memory" in text
-    return isinstance(error, RuntimeError | OSError) and (
-        "can't allocate memory" in text
-        or "std::bad_alloc" in text
-        or "out of memory" in text
-        or "STATUS_ALLOC_FAILED" in text
-        or "Cannot allocate memory" in text
-    )
+        return _UNMAPPED in text or _ENOMEM in text
+    told = (*_CPU_SAYS, "out of memory", _LIBRARIES_SAY)
+    return isinstance(error, RuntimeError | OSError) and any(said in text for said in told)
 
 
 def is_of_the_host(error: BaseException) -> bool:

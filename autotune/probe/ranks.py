@@ -80,8 +80,6 @@ def _start(
     with socket.create_server((HOST, 0)) as listener:
         for rank, own in enumerate(folders):
             own.path.mkdir(parents=True, exist_ok=True)
-            for old in (own.reply, own.progress):
-                old.unlink(missing_ok=True)
             place = Place(
                 rank=rank,
                 count=len(folders),

@@ -26,6 +26,9 @@ from autotune.space.sharding import DEEPSPEED, FSDP, Sharding, fsdp_name, zero_n
 
 TIMEOUT = timedelta(hours=1)
 """Of a collective; who hangs is found and ended by the parent long before."""
+STATE_IS_THERE = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+"""Fields of the trainer of a rank on the CPU, whose state is made before it. With `use_cpu`
+accelerate would make plain DDP of it."""
 
 
 def join(place: Place, sharding: Sharding, *, cuda: bool) -> None:
@@ -54,17 +57,26 @@ def join(place: Place, sharding: Sharding, *, cuda: bool) -> None:
         backend, store=store, rank=place.rank, world_size=place.count, timeout=TIMEOUT
     )
     if not cuda and sharding.distributed_type in (DEEPSPEED, FSDP):
-        state = PartialState(backend="gloo")
-        if sharding.distributed_type == FSDP:
-            state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        state_on_cpu(sharding, "gloo")
 
 
-def engine_environment(sharding: Sharding) -> dict[str, str]:
-    """The variables by which `accelerate launch` chooses what spreads a training."""
+def state_on_cpu(sharding: Sharding, backend: str) -> None:
+    """accelerate's state of this rank. It takes FSDP for GPUs only, until it is told otherwise."""
+    PartialState(backend=backend)
+    if sharding.distributed_type == FSDP:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def engine_environment(sharding: Sharding, **own: Any) -> dict[str, str]:
+    """The variables by which `accelerate launch` chooses what spreads a training.
+
+    Args:
+        own: fields of accelerate's `fsdp_config` that are to be others.
+    """
     if sharding.distributed_type == DEEPSPEED:
         return {"ACCELERATE_USE_DEEPSPEED": "true"}
     if sharding.distributed_type == FSDP:
-        return fsdp_environment(sharding)
+        return fsdp_environment(sharding, **own)
     return {}
 
 
@@ -76,7 +88,7 @@ def overrides(
         return {}
     told: dict[str, Any] = {"deepspeed": deepspeed} if deepspeed is not None else {}
     if not cuda:
-        told |= {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+        told |= STATE_IS_THERE
     return told
 
 

@@ -12,8 +12,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from autotune.candidate_estimates import by_formula
 from autotune.estimate.memory import Residual
-from autotune.path_estimates import by_formula
 from autotune.planning import plan
 from autotune.space.load import load_job
 

@@ -20,11 +20,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from autotune.candidate_estimates import estimates_of
 from autotune.errors import user_error
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job import Job
-from autotune.path_estimates import estimates_of
 from autotune.path_tasks import path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache

@@ -9,7 +9,6 @@ Each point gets a child of its own, which asks every estimator and then trains t
 of the real trainer under torch's profiler.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -23,12 +22,12 @@ sys.path.insert(0, str(ROOT))
 from autotune.probe.ending import Limits  # noqa: E402
 from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
 from autotune.probe.runner import ProbeServer  # noqa: E402
+from benchmarks.command import done_in, run_and_tell  # noqa: E402
 from benchmarks.estimate_exactness import models  # noqa: E402
 from benchmarks.estimate_exactness.cases import Case  # noqa: E402
 from benchmarks.estimate_exactness.run import (  # noqa: E402
     IMPORTED,
     about_this_run,
-    rows_of,
     server_environment,
 )
 from benchmarks.peers.points import LARGE, QWEN_05B, points  # noqa: E402
@@ -53,7 +52,7 @@ def compare(case: Case, server: ProbeServer, scratch: Path) -> dict[str, Any]:
 
 def run(results: Path) -> None:
     """Run what `results` does not hold yet, and add to it."""
-    known = {row["name"] for row in rows_of(results) if "failure" not in row}
+    known = done_in(results)
     about = about_this_run()
     models.CONFIGS[LARGE] = QWEN_05B
     with tempfile.TemporaryDirectory(prefix="peers-") as name:
@@ -124,15 +123,7 @@ def line(name: str, rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run, then write and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
-    options = parser.parse_args()
-    if not options.table:
-        run(options.results)
-    text = table(rows_of(options.results))
-    options.results.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
+    run_and_tell(__doc__, HERE, run, table)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ python benchmarks/sharding_depths/run.py           # goes on where it was stoppe
 python benchmarks/sharding_depths/run.py --table   # results.md from results.jsonl again
 """
 
-import argparse
 import json
 import logging
 import os
@@ -23,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-from benchmarks.estimate_exactness.run import about_this_run, rows_of  # noqa: E402
+from benchmarks.command import done_in, failures, run_and_tell  # noqa: E402
+from benchmarks.estimate_exactness.run import about_this_run  # noqa: E402
 from benchmarks.sharding_depths.cases import (  # noqa: E402
     ASKED,
     MODELS,
@@ -128,10 +128,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         spent = " / ".join(f"{s:.0f}" for s in row["cpu_s"])
         depths = ", ".join(map(str, row["depths"]))
         text += f"| {row['name']} | {depths} | {cells} | {spent} |\n"
-    for row in rows:
-        if "failure" in row:
-            text += f"\nFailed: {row['name']}: {row['failure'].strip().splitlines()[-1]}\n"
-    return text
+    return text + failures(rows)
 
 
 def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -143,33 +140,29 @@ def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
     return f"| {name} | {len(rows)} | " + " | ".join(cells) + " |\n"
 
 
+def run(results: Path) -> None:
+    """Compare what is missing, each combination in a process of its own."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    import deepspeed  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    known, about = done_in(results), about_this_run()
+    with tempfile.TemporaryDirectory(prefix="sharding-depths-") as scratch:
+        for name in MODELS:
+            write_model(name, Path(scratch, "models", name))
+        for number, case in enumerate(one for one in cases() if one.name not in known):
+            row = in_fork(case, Path(scratch, "models"), Path(scratch, str(number)))
+            row = {"name": case.name, "case": case.plain(), **row, "about": about}
+            with results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(case.name, row.get("failure") or row["few"][:3], row.get("whole"), flush=True)
+
+
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
-    options = parser.parse_args()
-    if not options.table:
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        import deepspeed  # noqa: F401
-        import torch
-
-        torch.set_num_threads(1)
-        known = {row["name"] for row in rows_of(options.results) if "failure" not in row}
-        about = about_this_run()
-        with tempfile.TemporaryDirectory(prefix="sharding-depths-") as scratch:
-            for name in MODELS:
-                write_model(name, Path(scratch, "models", name))
-            for number, case in enumerate(one for one in cases() if one.name not in known):
-                row = in_fork(case, Path(scratch, "models"), Path(scratch, str(number)))
-                row = {"name": case.name, "case": case.plain(), **row, "about": about}
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(case.name, row.get("failure") or row["few"][:3], row.get("whole"), flush=True)
-    text = table(rows_of(options.results))
-    options.results.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
+    run_and_tell(__doc__, HERE, run, table)
 
 
 if __name__ == "__main__":

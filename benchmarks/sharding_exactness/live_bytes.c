@@ -3,6 +3,10 @@
    torch's profiler does not see what gloo's threads free: a tensor whose last owner is a finished
    collective would count for ever. Loaded with LD_PRELOAD; counted is what libc10.so asks of
    posix_memalign. A hash table of addresses, open addressing, one lock.
+
+   gloo's thread lets go of a finished collective's tensors a moment after the waiting thread has
+   gone on; on a busy core that moment is long. So a new peak is noted after a pause in which that
+   thread can run: what a rank takes then does not depend on who was first.
 */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,6 +15,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
+
+#define PAUSE_US 3000
 
 extern void *__libc_memalign(size_t alignment, size_t size);
 extern void __libc_free(void *address);
@@ -21,6 +28,7 @@ static size_t sizes[SLOTS];
 static void *const gone = (void *)1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t live, peak, noted;
+static int training;
 
 static unsigned slot_of(void *address) {
     uint64_t mixed = (uint64_t)(uintptr_t)address * 0x9E3779B97F4A7C15ull;
@@ -42,6 +50,10 @@ int posix_memalign(void **out, size_t alignment, size_t size) {
     if (!made) return ENOMEM;
     *out = made;
     if (!asked_by_torch(__builtin_return_address(0))) return 0;
+    pthread_mutex_lock(&lock);
+    int pauses = training && live + size > peak;
+    pthread_mutex_unlock(&lock);
+    if (pauses) usleep(PAUSE_US);
     pthread_mutex_lock(&lock);
     unsigned slot = slot_of(made);
     while (addresses[slot] && addresses[slot] != gone) slot = (slot + 1) & (SLOTS - 1);
@@ -76,6 +88,7 @@ size_t autotune_peak_bytes(void) {
     pthread_mutex_lock(&lock);
     size_t found = peak;
     peak = live;
+    training = 1;
     pthread_mutex_unlock(&lock);
     return found;
 }

@@ -28,7 +28,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from autotune.estimate.data_parallel import with_buckets  # noqa: E402
-from autotune.estimate.fake_world import launched, spread_config, state_of_rank  # noqa: E402
+from autotune.estimate.fake_world import launched, spread_config  # noqa: E402
 from autotune.estimate.host_bytes import divided_by_place, since_training  # noqa: E402
 from autotune.estimate.protocol import TraceRequest  # noqa: E402
 from autotune.estimate.record import live_bytes  # noqa: E402
@@ -40,6 +40,7 @@ from autotune.estimate.trace import (  # noqa: E402
     trace_steps,
 )
 from autotune.space.sharding import DATA_PARALLEL, Sharding, worst_rank  # noqa: E402
+from autotune.training.distributed import state_on_cpu  # noqa: E402
 from autotune.training.families import family  # noqa: E402
 from benchmarks.sharding_exactness.cases import Case  # noqa: E402
 
@@ -73,7 +74,7 @@ def real_rank(request: TraceRequest, rank: int, port: int) -> dict[str, Any]:
         config = trace_config(request, Path(scratch))
         if sharding.distributed_type not in DATA_PARALLEL:
             torch.distributed.init_process_group("gloo")
-            state_of_rank(sharding, "gloo")
+            state_on_cpu(sharding, "gloo")
             config = spread_config(config, request.deepspeed, Path(scratch))
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))

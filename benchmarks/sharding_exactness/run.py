@@ -6,7 +6,6 @@
 Needs a C compiler (`live_bytes.c`), as DeepSpeed's Adam for the CPU does.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,7 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.estimate_exactness.run import about_this_run, rows_of  # noqa: E402
+from benchmarks.command import done_in, failures, run_and_tell  # noqa: E402
+from benchmarks.estimate_exactness.run import about_this_run  # noqa: E402
 from benchmarks.sharding_exactness.cases import (  # noqa: E402
     MODELS,
     STRATEGIES,
@@ -72,10 +72,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         text += f"| {row['name']} | {sizes} | {row['error']:+.4%} | {place} |\n"
     times = [statistics.median(row[key] for row in done) for key in ("trace_s", "real_s")]
     text += f"\nSeconds, median: {times[0]:.1f} to trace, {times[1]:.1f} for real.\n"
-    for row in rows:
-        if "failure" in row:
-            text += f"\nFailed: {row['name']}: {row['failure'].strip().splitlines()[-1]}\n"
-    return text
+    return text + failures(rows)
 
 
 def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -89,20 +86,16 @@ def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
     return f"| {name} | {len(rows)} | {cells} | {signed:+.4%} |\n"
 
 
+def run(results: Path) -> None:
+    """Compare what is missing."""
+    known = done_in(results)
+    with tempfile.TemporaryDirectory(prefix="sharding-exactness-") as scratch:
+        compare([case for case in cases() if case.name not in known], results, Path(scratch))
+
+
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
-    options = parser.parse_args()
-    if not options.table:
-        known = {row["name"] for row in rows_of(options.results) if "failure" not in row}
-        with tempfile.TemporaryDirectory(prefix="sharding-exactness-") as scratch:
-            missing = [case for case in cases() if case.name not in known]
-            compare(missing, options.results, Path(scratch))
-    text = table(rows_of(options.results))
-    options.results.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
+    run_and_tell(__doc__, HERE, run, table)
 
 
 if __name__ == "__main__":

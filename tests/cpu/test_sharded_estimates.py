@@ -85,21 +85,27 @@ def answer(path: Path) -> None:
     estimate(path)
 
 
-@pytest.fixture(scope="module")
-def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    place = tmp_path_factory.mktemp("sharded")
-    model = model_folder(place / "model", LLAMA, LAYERS)
+def replies_of(
+    server: ProbeServer, place: Path, worker: str, shardings: dict[str, dict[str, Any]], layers: int
+) -> dict[str, Any]:
+    """What a child says of a model of so many layers, for each way to spread its training."""
+    model = model_folder(place / "model", LLAMA, layers)
     found = {}
-    for number, (name, sharding) in enumerate(SHARDINGS.items()):
+    for number, (name, sharding) in enumerate(shardings.items()):
         folder = ProbeFolder(path=place / str(number))
         folder.path.mkdir()
         write_json(folder.request, {"model": str(model), "sharding": sharding})
-        server.run(folder, WORKER, Limits(wall_s=900, stall_s=120))
+        server.run(folder, worker, Limits(wall_s=900, stall_s=900))
         reply = read_json(folder.reply)
         assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
-        assert reply["problem"] is None, folder.stderr.read_text(encoding="utf-8")[-3000:]
+        assert reply.get("problem") is None, folder.stderr.read_text(encoding="utf-8")[-3000:]
         found[name] = reply
     return found
+
+
+@pytest.fixture(scope="module")
+def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return replies_of(server, tmp_path_factory.mktemp("sharded"), WORKER, SHARDINGS, LAYERS)
 
 
 def test_what_lasts_is_divided_among_the_devices(replies: dict[str, Any]) -> None:

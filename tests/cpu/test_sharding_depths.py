@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from autotune.probe.ending import Limits
 from autotune.probe.protocol import ProbeFolder, read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.space.sharding import Sharding
-from tests.cpu.conftest import LLAMA
-from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, model_folder, write_rows
-from tests.cpu.test_sharded_estimates import BF16, deepspeed
+from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, write_rows
+from tests.cpu.test_sharded_estimates import BF16, deepspeed, replies_of
 
 pytestmark = pytest.mark.slow
 
@@ -66,18 +64,7 @@ def _work(estimates: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    place = tmp_path_factory.mktemp("depths")
-    model = model_folder(place / "model", LLAMA, LAYERS)
-    found = {}
-    for number, (name, sharding) in enumerate(SHARDINGS.items()):
-        folder = ProbeFolder(path=place / str(number))
-        folder.path.mkdir()
-        write_json(folder.request, {"model": str(model), "sharding": sharding})
-        server.run(folder, WORKER, Limits(wall_s=900, stall_s=900))
-        reply = read_json(folder.reply)
-        assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
-        found[name] = reply
-    return found
+    return replies_of(server, tmp_path_factory.mktemp("depths"), WORKER, SHARDINGS, LAYERS)
 
 
 @pytest.mark.parametrize("name", SHARDINGS)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from builders import GIB, bad, make_candidate, make_facts, make_job, ok
 
+from autotune.candidate_estimates import estimates_of
 from autotune.estimate.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate
 from autotune.estimate.closed_form import Dimensions, logits_held
 from autotune.estimate.estimates import CONTEXT, GUESSED_SIGMA, estimated
@@ -13,7 +14,6 @@ from autotune.estimate.memory import Residual
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.estimate.record import ACTIVATIONS, WEIGHTS
 from autotune.expectations import Expectations, expectations_from_plain, prior_of
-from autotune.path_estimates import estimates_of
 from autotune.path_tasks import path_tasks
 from autotune.probe.record import Record
 

@@ -60,11 +60,12 @@ def estimates_of(
         for candidate, replaced, place in zip(
             task.candidates, task.replaced, task.places, strict=True
         ):
+            sharding = sharding_of(candidate.values, devices)
+            formulas = formulas_of(job, sharding)
             if reply.problem is not None:
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
                 point, layers = reply.points[place], facts.model.layers or 1
-                formulas = formulas_of(job, sharding_of(candidate.values, devices))
                 estimate = estimated(point, replaced + formulas, known, limit, layers)
             if speed is not None:
                 expected = speed.speed(
@@ -73,12 +74,10 @@ def estimates_of(
                     candidate.gradient_accumulation_steps,
                     offloaded_bytes=estimate.offloaded_bytes,
                 )
-                once = beforehand(job, facts, candidate)
-                processes = processes_of(candidate.values, job)
-                estimate = _at_speed(estimate, expected, processes, facts.device.kind, once)
+                estimate = _at_speed(estimate, expected, job, facts, candidate)
             estimate = with_exchange(estimate, job, facts, candidate)
             estimate = with_server(estimate, job, facts, candidate)
-            kind = sharding_of(candidate.values, devices).distributed_type
+            kind = sharding.distributed_type
             engine = reply.problem is None and engine_is_traced(job.method, kind)
             found[candidate.key] = with_host(
                 estimate,
@@ -92,19 +91,17 @@ def estimates_of(
 
 
 def _at_speed(
-    estimate: Estimate, expected: Speed, processes: int, device_kind: str, once: float
+    estimate: Estimate, expected: Speed, job: Job, facts: Facts, candidate: Candidate
 ) -> Estimate:
     """An estimate with the speed of each of several processes.
 
     The rates of a CPU are those of all its cores, which its processes share; what it takes to
     dispatch, each does beside the others.
-
-    Args:
-        once: what is computed beforehand, as a share of the training's time.
     """
-    parts = expected.parts
-    if device_kind == "cpu":
+    parts, processes = expected.parts, processes_of(candidate.values, job)
+    if facts.device.kind == "cpu":
         parts = dataclasses.replace(parts.times(processes), overhead_s=parts.overhead_s)
+    once = beforehand(job, facts, candidate)
     slower = parts.total / expected.parts.total if expected.parts.total else 1.0
     return dataclasses.replace(
         estimate,
