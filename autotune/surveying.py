@@ -54,7 +54,7 @@ def refuse_untried(job: Job) -> None:
     """What can be planned on several devices, but not be trained by probes.
 
     Raises:
-        UserError: a method, or a way of generating, that no probe divides among ranks.
+        UserError: several machines, or a method that no probe divides among ranks.
     """
     if job.devices.nodes > 1:
         raise user_error(
@@ -65,14 +65,9 @@ def refuse_untried(job: Job) -> None:
         )
     if max(process_counts(job)) == 1:
         return
-    what = None
     if METHODS[job.method].value_model:
-        what = f"`method: {job.method}` is probed on one device"
-    elif job.fixed.get("use_vllm"):
-        what = "`use_vllm` is probed on one device"
-    if what is not None:
         raise user_error(
-            f"{what}; devices.count is {job.devices.count}",
+            f"`method: {job.method}` is probed on one device; devices.count is {job.devices.count}",
             where="devices.count",
             hint="plan it: `autotune plan`, with `--device h100 --devices 8` for one",
         )

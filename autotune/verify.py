@@ -91,8 +91,9 @@ def _rehearse(
     log, output = run.verification / "launch.log", run.verification / "output"
     steps = rehearsal.steps
     expected_s = steps * (chosen.measurement.step_time_s or 0.0)
-    parts = chosen.measurement.generation_parts or 1
-    flags = _flags(run.verification / "data", output, steps, job, facts, config, parts)
+    processes = processes_of(chosen.candidate.values, job)
+    fewer = _fewer_together(config, chosen.measurement.generation_parts or 1, processes)
+    flags = _flags(run.verification / "data", output, steps, job, facts, config, fewer)
     report = launch(
         ["bash", str(run.launch), *flags],
         log=log,
@@ -153,12 +154,12 @@ def _flags(
     job: Job,
     facts: Facts,
     given: dict[str, Any],
-    parts: int = 1,
+    fewer: dict[str, int],
 ) -> list[str]:
     """What the rehearsal changes of the bundle's configuration, which is `given`.
 
     Args:
-        parts: into how many the probe had to divide a generation that vLLM will make at once.
+        fewer: how many completions are generated at once, where vLLM's place is taken.
     """
     changed: dict[str, Any] = {
         "dataset_name": data,
@@ -185,17 +186,17 @@ def _flags(
         changed |= {"num_sample_generations": 1, "full_responses": "true"}
         if not given.get("reward_model_path"):
             changed["reward_model_path"] = given["model_name_or_path"]
-    changed |= _generating(given, facts, parts)
+    changed |= _generating(given, facts, fewer)
     return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
 
 
-def _generating(given: dict[str, Any], facts: Facts, parts: int) -> dict[str, Any]:
+def _generating(given: dict[str, Any], facts: Facts, fewer: dict[str, int]) -> dict[str, Any]:
     """The changes where completions are generated."""
     changed: dict[str, Any] = {}
     real = vllm_runs(given, facts)
     if given.get("use_vllm") and not real:
         changed["use_vllm"] = "false"
-        changed |= _fewer_together(given, parts)
+        changed |= fewer
     length = given.get("max_completion_length")
     if length is not None:  # completions do not end early, as in the probe
         least = "min_tokens" if real else "min_new_tokens"
@@ -207,11 +208,16 @@ def _generating(given: dict[str, Any], facts: Facts, parts: int) -> dict[str, An
     return changed
 
 
-def _fewer_together(given: dict[str, Any], parts: int) -> dict[str, int]:
-    """A generation batch of which each part fits, where all at once did not."""
+def _fewer_together(given: dict[str, Any], parts: int, processes: int) -> dict[str, int]:
+    """A generation batch of which each part fits, where all at once did not.
+
+    Args:
+        parts: into how many the probe had to divide a generation that vLLM will make at once.
+    """
     if parts == 1:
         return {}
     whole = given["generation_batch_size"]
-    least = math.lcm(given["per_device_train_batch_size"], given["num_generations"])
+    rows = given["per_device_train_batch_size"] * processes
+    least = math.lcm(rows, given["num_generations"])
     fitting = [n for n in range(least, whole, least) if whole % n == 0 and n * parts <= whole]
     return {"generation_batch_size": max(fitting, default=least)}

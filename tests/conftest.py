@@ -30,9 +30,11 @@ def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What DeepSpeed compiles at first use (minutes), one test run compiles once."""
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(_of_all_workers(tmp_path_factory, "compiled"))
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What DeepSpeed compiles at first use (minutes), one test run compiles once, in here."""
+    folder = _of_all_workers(tmp_path_factory, "compiled")
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    return folder
 
 
 def _of_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:

@@ -12,6 +12,7 @@ PEAKS = (
     "update_peak_bytes",
     "resident_bytes",
     "allocator_retries",
+    "generation_parts",
 )
 OF_EACH = ("peak_memory_bytes", "allocated_peak_bytes", "tokens_per_s", "last_loss", "stages_s")
 

@@ -133,6 +133,11 @@ def engine_of(trainer: Any) -> str:
     return "DDP" if isinstance(trainer.model_wrapped, DistributedDataParallel) else "nothing"
 
 
+def in_unison(trainer: Any) -> bool:
+    """Whether ranks generate in step, because none has the whole model."""
+    return engine_of(trainer).startswith(("ZeRO-3", "FSDP"))
+
+
 def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
     """Settings that DeepSpeed's engine has otherwise than it was told, in words; None: none.
 

@@ -14,9 +14,15 @@ import torch
 from trl.generation.vllm_generation import VLLMGeneration
 
 from autotune.probe.out_of_memory import is_out_of_memory
+from autotune.probe.protocol import Unsupported
+from autotune.training.distributed import in_unison
 from autotune.training.hooks import replaced, require
 
 Ids = list[list[int]]
+TOO_LARGE = (
+    "transformers' generation, which takes vLLM's place in a probe, does not fit on ranks that "
+    "generate in step: what the training takes beside vLLM was not measured"
+)
 
 
 class StandIn(VLLMGeneration):
@@ -49,7 +55,11 @@ class StandIn(VLLMGeneration):
         return prompts, completions, [[[even]] * len(ids) for ids in completions], None
 
     def _halved(self, prompts: Ids) -> Ids:
-        """All at once; where that does not fit, half of them after the other half."""
+        """All at once; where that does not fit, half of them after the other half.
+
+        Raises:
+            Unsupported: it does not fit on a rank whose peers wait for it at every token.
+        """
         try:
             made = self._by_transformers(prompts)
             self._calls += 1
@@ -57,6 +67,8 @@ class StandIn(VLLMGeneration):
         except (RuntimeError, MemoryError) as error:
             if len(prompts) == 1 or not is_out_of_memory(error):
                 raise
+            if in_unison(self._trainer):
+                raise Unsupported(TOO_LARGE) from error
         gc.collect()
         torch.cuda.empty_cache()
         half = len(prompts) // 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from autotune.facts import Facts
 from autotune.job import Job
@@ -116,6 +117,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeServer]:
 def bench(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     lengths = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
     return open_bench(tmp_path_factory.mktemp("a 0 ü"), server, LLAMA, [lengths])
+
+
+COMPILE = """
+from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
+for builder in (ShareMemCommBuilder, CPUAdamBuilder):
+    builder().load()
+"""
+
+
+@pytest.fixture(scope="session")
+def deepspeed_compiled(compiled: Path) -> None:
+    """What DeepSpeed's ranks compile at first use is there: one that waited for another test's
+    compiler would be taken for one that hangs."""
+    with FileLock(compiled / "of all tests.lock"):
+        if not (compiled / "done").exists():
+            environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+            subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
+            (compiled / "done").touch()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from autotune.probe.protocol import Measurement
 from autotune.recommend import Ranked, Recommendation
 from tests.unit.builders import make_candidate, make_facts, make_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
 
 HIDDEN, VOCABULARY = 64, 509
 RATES = [1e-3, 7.5e-4, 5e-4, 2.5e-4]
@@ -139,14 +140,15 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
         **({"NODES": "1", "MAIN_PORT": "0"} if nodes else {}),
     }
     script = moved / ("launch_nodes.sh" if nodes else "launch.sh")
-    done = subprocess.run(
-        ["bash", str(script), "--max_steps", "4"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    with socket.create_server(("127.0.0.1", 0)) as somebody:  # whose port it is told to take
+        done = subprocess.run(
+            ["bash", str(script), "--max_steps", "4"],
+            cwd=folder,
+            env={**environment, "MASTER_PORT": str(somebody.getsockname()[1])},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((seen / str(rank)).read_text()) for rank in (0, 1)]
     with safe_open(folder / "trained" / "model.safetensors", "pt") as saved:
@@ -211,6 +213,24 @@ def test_whole_weights_are_saved(strategy, runs):
     shapes = runs(strategy).shapes
     assert shapes["model.embed_tokens.weight"] == [VOCABULARY, HIDDEN]
     assert shapes == runs("ddp").shapes
+
+
+def test_a_taken_port_ends_a_launch_over_machines_with_its_name(material, tmp_path):
+    """On one machine accelerate takes another port; machines have to agree on one."""
+    write_bundle(tmp_path / "bundle", material, "zero2")
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = str(somebody.getsockname()[1])
+        place = {"NODES": "2", "MACHINE_RANK": "0", "MAIN_ADDRESS": "127.0.0.1", "MAIN_PORT": port}
+        done = subprocess.run(
+            ["bash", str(tmp_path / "bundle" / "launch_nodes.sh"), "--max_steps", "4"],
+            env={**os.environ, **place},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1
+    assert f"port `{port}`, but another process is utilizing it" in done.stderr
+    assert not (tmp_path / "trained").exists()
 
 
 @pytest.mark.parametrize("method", OTHERS_LAUNCHED)

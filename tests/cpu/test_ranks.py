@@ -22,6 +22,8 @@ from tests.cpu.stand_ins import give_tokenizer
 from tests.cpu.test_run import assert_launched, probes_of, write_job
 from tests.cpu.workers import RANK_FAULTS
 
+pytestmark = pytest.mark.usefixtures("deepspeed_compiled")
+
 MODEL = {**LLAMA, "hidden_size": 128, "intermediate_size": 320}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "DDP": {"distributed_type": "MULTI_CPU"},
@@ -123,8 +125,10 @@ def test_a_rank_that_fails_ends_the_probe_by_its_name(
     assert not _still_running(Path(two.run.path))
 
 
-def test_the_host_memory_of_all_ranks_is_told(two: Bench) -> None:
-    """Beside what each rank takes: loading apart, and no more than the ranks have together."""
+def test_the_host_memory_of_all_ranks_is_told(two: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what each rank takes: loading apart, and no more than the ranks have together. The
+    port in the surroundings is taken, which is nothing to ranks that bring their own."""
+    monkeypatch.setattr(measuring, "WORKER", "tests.cpu.workers:with_a_taken_port")
     one = probe(two, "told", distributed_type="MULTI_CPU")
     assert one.outcome == "ok", (one.reason, one.failure)
     together = sum(rank["peak_memory_bytes"] for rank in one.ranks)
@@ -179,7 +183,14 @@ OTHERS: dict[str, tuple[list[str], dict[str, Any]]] = {
             "beta=0.04",
             "max_length=null",
         ],
-        {"distributed_type": "DEEPSPEED", "zero_stage": 3, "generation_batch_size": 16},
+        # vLLM has a device of its own: its place is taken by generation on the ranks.
+        {
+            "distributed_type": "DEEPSPEED",
+            "zero_stage": 3,
+            "generation_batch_size": 16,
+            "use_vllm": True,
+            "vllm_mode": "server",
+        },
     ),
 }
 

@@ -28,6 +28,7 @@ ENGINES = {
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("deepspeed_compiled"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="counts allocations with a C library"),
 ]
 

@@ -15,7 +15,7 @@ from autotune.probe.runner import ProbeServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 from tests.cpu.workers import ENGINE_SETTINGS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
 
 HIDDEN = 128
 MODEL = {**LLAMA, "hidden_size": HIDDEN, "intermediate_size": 320}

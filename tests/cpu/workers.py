@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,15 @@ def rank_1_raises(path: Path) -> None:
     _with_fault(path, 1, fault)
 
 
+def with_a_taken_port(path: Path) -> None:
+    """Two ranks where the rendezvous port that the surroundings name is somebody else's."""
+    from autotune.probe import ranks
+
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(somebody.getsockname()[1])}
+        ranks.probe(path)
+
+
 def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
     """A probe of several ranks; in one of them something happens in its second optimizer step."""
     from autotune.probe import ranks
@@ -157,29 +167,40 @@ def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
     ranks.probe(path)
 
 
-class Loaded(Exception):
-    """The training would begin."""
+class Stepped(Exception):
+    """The first optimizer step is done."""
 
 
-def notes_loading(path: Path) -> None:
-    """Each rank writes down by how much its memory grew at most while the model, the trainer and
-    the engine were made, and goes no further."""
+def notes_growth(path: Path) -> None:
+    """Each rank writes down by how much its memory grew at most until the model was there, until
+    the engine was, and after a first optimizer step; it goes no further."""
     from autotune.probe import ranks
     from autotune.probe.meters import StepMeter
     from autotune.training.family import Family
 
-    make, before = Family.trainer, [0]
+    make, begin = Family.trainer, StepMeter.on_train_begin
+    before, grown = [0], {}
+
+    def note(when: str) -> None:
+        grown[when] = process_status("VmHWM") - before[0]
 
     def trainer(self: Any, *args: Any, **kwargs: Any) -> Any:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
         before[0] = process_status("VmHWM")
-        return make(self, *args, **kwargs)
+        made = make(self, *args, **kwargs)
+        note("model")
+        return made
 
-    def on_train_begin(*_: Any, **__: Any) -> None:
-        grown = process_status("VmHWM") - before[0]
-        write_json(path / f"loading-{os.environ['RANK']}.json", grown)
-        raise Loaded
+    def on_train_begin(*args: Any, **kwargs: Any) -> None:
+        note("engine")
+        begin(*args, **kwargs)
+
+    def on_step_end(*_: Any, **__: Any) -> None:
+        note("step")
+        write_json(path / f"growth-{os.environ['RANK']}.json", grown)
+        raise Stepped
 
     Family.trainer = trainer  # type: ignore[method-assign]
     StepMeter.on_train_begin = on_train_begin  # type: ignore[method-assign]
+    StepMeter.on_step_end = on_step_end  # type: ignore[method-assign]
     ranks.probe(path)

@@ -88,10 +88,10 @@ def test_the_devices_that_train_are_the_first_ones(tmp_path):
 
 
 def test_what_is_probed_on_one_device_only_may_have_others_idle():
-    job = make_job(method="grpo", devices={"count": 2}, fixed={"use_vllm": True})
-    with pytest.raises(UserError, match="use_vllm"):
+    job = make_job(method="ppo", devices={"count": 2})
+    with pytest.raises(UserError, match="ppo"):
         refuse_untried(job)
-    refuse_untried(job.model_copy(update={"fixed": {"use_vllm": True, "num_processes": 1}}))
+    refuse_untried(job.model_copy(update={"fixed": {"num_processes": 1}}))
 
 
 def test_another_device_is_no_way_out_where_the_number_is_pinned():
