@@ -85,6 +85,7 @@ def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
         trained=trained,
         link_bytes_per_s=_between_devices(links, job, processes_of(candidate.values, job)),
         host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
+        machines=job.devices.nodes,
     )
 
 

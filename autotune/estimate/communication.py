@@ -18,6 +18,12 @@ ADAM_BYTES = 28
 """That an update of one float32 parameter reads and writes: weight, gradient, two moments."""
 HOST_BYTES_PER_S = 5e10
 """Assumed share of the host's memory bandwidth that one process updates with."""
+STATE_BYTES = 16
+"""Of one parameter on a disk, read and written once a step: weight, two moments, and the gradient
+that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
+DISK_READS, DISK_WRITES = 6.5e9, 3.5e9
+"""Bytes per second of a machine's disk, assumed to be one of PCIe 4.0 with four lanes (Samsung
+PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +36,7 @@ class Exchanged:
         trained: how many parameters have one.
         link_bytes_per_s: between devices, in one direction.
         host_bytes_per_s: between a device and its host.
+        machines: that all processes are on, each with a disk of its own.
     """
 
     weights: float
@@ -37,6 +44,7 @@ class Exchanged:
     trained: float
     link_bytes_per_s: float
     host_bytes_per_s: float
+    machines: int = 1
 
 
 def sent_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
@@ -66,7 +74,20 @@ def moved_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
     return seconds
 
 
+def disk_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """Seconds of one optimizer step for what is kept on disk: states and gradients there and back
+    once; weights read for each pass, and written once."""
+    reads = writes = 0.0
+    if sharding.offload_optimizer_device == "nvme":
+        reads = writes = STATE_BYTES * what.trained
+    if sharding.offload_param_device == "nvme":
+        reads += accumulation * 2 * what.weights
+        writes += what.weights
+    return (reads / DISK_READS + writes / DISK_WRITES) / what.machines
+
+
 def exchange_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
     """Seconds of one optimizer step that all of it takes."""
     sent = sent_bytes(sharding, what, accumulation)
-    return sent / what.link_bytes_per_s + moved_s(sharding, what, accumulation)
+    moved = moved_s(sharding, what, accumulation) + disk_s(sharding, what, accumulation)
+    return sent / what.link_bytes_per_s + moved

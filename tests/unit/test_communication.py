@@ -6,8 +6,12 @@ import pytest
 
 from autotune.estimate.communication import (
     ADAM_BYTES,
+    DISK_READS,
+    DISK_WRITES,
     HOST_BYTES_PER_S,
+    STATE_BYTES,
     Exchanged,
+    disk_s,
     exchange_s,
     moved_s,
     sent_bytes,
@@ -67,6 +71,21 @@ def test_what_is_on_the_host_is_copied_and_updated_there():
     assert moved_s(away, WHAT, 1) == pytest.approx(copies + update)
     both = dataclasses.replace(away, offload_param_device="cpu")
     assert moved_s(both, WHAT, 2) == pytest.approx((2 + 1) * 4 / 2 / 8 + update + 2 * 2 * 8 / 2 / 8)
+
+
+def test_what_is_on_disk_is_read_and_written_by_all_processes_of_a_machine_together():
+    away = dataclasses.replace(ways()["3"], offload_optimizer_device="nvme")
+    states = STATE_BYTES * GIB * (1 / DISK_READS + 1 / DISK_WRITES)
+    assert disk_s(dataclasses.replace(away, offload_optimizer_device="cpu"), WHAT, 1) == 0
+    assert disk_s(away, WHAT, 4) == pytest.approx(states)
+    assert exchange_s(away, WHAT, 1) == pytest.approx(
+        sent_bytes(away, WHAT, 1) / GIB + moved_s(away, WHAT, 1) + states
+    )
+    both = dataclasses.replace(away, offload_param_device="nvme")
+    weights = 8 * GIB * (4 * 2 / DISK_READS + 1 / DISK_WRITES)
+    assert disk_s(both, WHAT, 4) == pytest.approx(states + weights)
+    two = dataclasses.replace(WHAT, machines=2)
+    assert disk_s(both, two, 4) == pytest.approx((states + weights) / 2)
 
 
 def several(**knobs):
