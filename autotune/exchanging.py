@@ -9,6 +9,7 @@ from autotune.estimate.estimates import Estimate
 from autotune.facts import Facts
 from autotune.facts.device_kinds import Interconnect, kind_of
 from autotune.job import Job
+from autotune.methods import METHODS
 from autotune.space.knobs import Candidate
 from autotune.space.processes import processes_of
 from autotune.space.settings import settings
@@ -41,7 +42,9 @@ def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candida
         return dataclasses.replace(estimate, notes=notes)
     sharding = sharding_of(candidate.values, count)
     what = exchanged(job, facts, candidate)
-    seconds = exchange_s(sharding, what, candidate.gradient_accumulation_steps)
+    seconds = optimizer_steps(candidate) * exchange_s(
+        sharding, what, candidate.gradient_accumulation_steps
+    )
     step = estimate.step_time_s + seconds
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
     where = f" on {job.devices.nodes} machines" if job.devices.nodes > 1 else ""
@@ -55,6 +58,13 @@ def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candida
         tokens_per_s=None if tokens is None else tokens * estimate.step_time_s / step,
         notes=(*estimate.notes, note),
     )
+
+
+def optimizer_steps(candidate: Candidate) -> int:
+    """In one step as its trainer counts: PPO's is an update, in which each pass over the responses
+    ends with one (search_spaces/ppo.yaml)."""
+    asked = candidate.values.get("num_ppo_epochs")
+    return asked if isinstance(asked, int) else 1
 
 
 def is_wide(config: Mapping[str, Any]) -> bool:
@@ -73,6 +83,8 @@ def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
     config = settings(job, facts, candidate, "out").config
     wide, narrow = is_wide(config), computed_bytes(config)
     trained = trained_parameters(job, facts, config)
+    if METHODS[job.method].value_model:  # trained whole, taken to be as large as the policy
+        trained += facts.model.parameters
     copies = sharding_of(candidate.values, job.devices.total).distributed_type in (
         *DATA_PARALLEL,
         NONE,

@@ -18,6 +18,7 @@ bundle/           what is emitted
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -154,7 +155,8 @@ class RunFolder:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             hint = "choose another folder"
             if self.exists():
-                hint = f"go on with it by `autotune run --resume {self.path}`, or {hint}"
+                own = shlex.quote(str(self.path))
+                hint = f"go on with it by `autotune run --resume {own}`, or {hint}"
             raise user_error("the folder is not empty", where=str(self.path), hint=hint)
         self.write_text(self.job, job_yaml)
         write_json(self.run, dict(info))

@@ -10,13 +10,11 @@ from autotune.facts.data import DataFacts
 from autotune.facts.host import host
 from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.job import Job, NoData
-from autotune.methods import METHODS
 from autotune.probe.ending import Limits
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest, read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
-from autotune.space.processes import process_counts
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.survey:survey"
@@ -54,7 +52,7 @@ def refuse_untried(job: Job) -> None:
     """What can be planned on several devices, but not be trained by probes.
 
     Raises:
-        UserError: several machines, or a method that no probe divides among ranks.
+        UserError: several machines.
     """
     if job.devices.nodes > 1:
         raise user_error(
@@ -62,14 +60,6 @@ def refuse_untried(job: Job) -> None:
             where="devices.nodes",
             hint="plan it (`autotune plan --device h100 --devices 8 --nodes 2`); a bundle that was "
             "tuned on one machine can be launched over several (`launch_nodes.sh`)",
-        )
-    if max(process_counts(job)) == 1:
-        return
-    if METHODS[job.method].value_model:
-        raise user_error(
-            f"`method: {job.method}` is probed on one device; devices.count is {job.devices.count}",
-            where="devices.count",
-            hint="plan it: `autotune plan`, with `--device h100 --devices 8` for one",
         )
 
 

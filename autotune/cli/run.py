@@ -1,5 +1,6 @@
 """`autotune run`."""
 
+import shlex
 import time
 from contextlib import closing
 from pathlib import Path
@@ -69,7 +70,8 @@ def command(
     else:
         click.echo("\n".join(result_lines(result, str(run.bundle))))
     if result.outcome == "interrupted":
-        click.echo(f"interrupted; go on with: autotune run --resume {run.path}", err=True)
+        folder = shlex.quote(str(run.path))
+        click.echo(f"interrupted; go on with: autotune run --resume {folder}", err=True)
         return EXIT_INTERRUPTED
     return EXIT_DONE if result.outcome == "recommended" else EXIT_NOTHING_FITS
 

@@ -13,7 +13,6 @@ from typing import Any
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
-from autotune.methods import METHODS
 from autotune.space.batch import TRL_ROLLOUT_BATCH, accumulation
 from autotune.space.batch_problems import batch_problems
 from autotune.space.completions import completions_problem
@@ -191,9 +190,8 @@ def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
 
 
 def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
-    """Several processes need knobs that say how they share a training (PPO is planned with whole
-    copies only)."""
-    if job.devices.total == 1 or definition.knob(STRATEGY) or METHODS[job.method].value_model:
+    """Several processes need knobs that say how they share a training."""
+    if job.devices.total == 1 or definition.knob(STRATEGY):
         return
     raise UserError(
         Problem(

@@ -125,12 +125,14 @@ def engine_of(trainer: Any) -> str:
             "none" if one is None else str(getattr(one.device, "value", one.device)) for one in away
         ]
         return zero_name(engine.zero_optimization_stage(), *devices)
-    modules = [one for one in trainer.model_wrapped.modules() if isinstance(one, FSDPModule)]
+    # PPOTrainer has what it wrapped as its model.
+    wrapped = getattr(trainer, "model_wrapped", None) or trainer.model
+    modules = [one for one in wrapped.modules() if isinstance(one, FSDPModule)]
     if modules:
         # The outermost, and the head, keep their weights between the passes in any case.
         groups = [one._get_fsdp_state()._fsdp_param_group for one in modules]
         return fsdp_name(any(one and one.post_forward_mesh_info is not None for one in groups))
-    return "DDP" if isinstance(trainer.model_wrapped, DistributedDataParallel) else "nothing"
+    return "DDP" if isinstance(wrapped, DistributedDataParallel) else "nothing"
 
 
 def in_unison(trainer: Any) -> bool:

@@ -195,6 +195,16 @@ OTHERS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
+def test_of_ppo_each_rank_has_whole_copies(server: ProbeServer, tmp_path: Path) -> None:
+    lengths = "dataset={lengths: {max: 30, p50: 10, p99: 25, rows: 60}}"
+    sets = ["method=ppo", lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=16"]
+    sets += ["response_length=12", "max_length=null", "num_ppo_epochs=1"]
+    one = probe(open_bench(tmp_path / "bench", server, LLAMA, sets), "ppo")
+    assert one.outcome == "ok", (one.reason, one.failure)
+    assert one.engine == "DDP" and len(one.ranks) == 2
+    assert one.completions_per_s == pytest.approx(16 / (one.step_time_s or 0))
+
+
 @pytest.mark.parametrize("method", OTHERS)
 def test_other_trainers_are_divided_too(server: ProbeServer, tmp_path: Path, method: str) -> None:
     """A reference beside the policy; generation from weights that no rank has whole."""

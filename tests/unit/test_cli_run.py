@@ -1,6 +1,7 @@
 """`autotune run`: how a run starts, goes on and ends. The search itself is left out."""
 
 import json
+import shlex
 
 import pytest
 from builders import ok
@@ -36,7 +37,9 @@ def test_a_run_begins_with_its_job_resolved_in_its_folder(nasty_dir, tuned):
     out = nasty_dir / "out"
     result = call("run", write_job(nasty_dir), "--out", out, "--budget", "3")
     assert result.exit_code == 130
-    assert result.stderr == f"interrupted; go on with: autotune run --resume {out}\n"
+    assert (
+        result.stderr == f"interrupted; go on with: autotune run --resume {shlex.quote(str(out))}\n"
+    )
     ((job, run, storage),) = tuned.calls
     assert (run.path, storage) == (out, None)
     assert load_job(run.job)[0] == job
@@ -57,7 +60,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path, tuned):
     before = {path.name: path.read_bytes() for path in run.path.iterdir()}
     stderr = refused("run", tmp_path / "job.yaml", "--out", run.path)
     assert f"error: {run.path}: the folder is not empty" in stderr
-    assert f"hint: go on with it by `autotune run --resume {run.path}`" in stderr
+    assert f"hint: go on with it by `autotune run --resume {shlex.quote(str(run.path))}`" in stderr
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before
     assert tuned.calls == []
 

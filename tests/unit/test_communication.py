@@ -110,6 +110,19 @@ def test_a_step_is_longer_by_what_is_exchanged_and_says_so():
     assert exchanged(job, facts, three).link_bytes_per_s == UNKNOWN_LINK  # of `some device`
 
 
+def test_ppo_exchanges_the_value_models_gradients_too_after_each_pass_over_the_responses():
+    facts = make_facts("cuda")
+    job, once = several(distributed_type="MULTI_GPU", num_ppo_epochs=1)
+    _, often = several(distributed_type="MULTI_GPU", num_ppo_epochs=4)
+    ppo = job.model_copy(update={"method": "ppo"})
+    assert exchanged(ppo, facts, once).trained == 2 * exchanged(job, facts, once).trained
+    before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    one, four = (
+        with_exchange(before, ppo, facts, each).step_time_s - 1.0 for each in (once, often)
+    )
+    assert four == pytest.approx(4 * one)
+
+
 def test_of_one_device_nothing_and_of_cpus_nothing_is_known():
     before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
     assert with_exchange(before, make_job(), make_facts("cuda"), make_candidate()) is before

@@ -13,7 +13,6 @@ from autotune.space.processes import rows_of_step
 from autotune.space.settings import settings
 from autotune.space.sharding import sharding_of
 from autotune.space.spaces import bind
-from autotune.surveying import refuse_untried
 from autotune.what_if import one_more_device
 from tests.unit.builders import make_facts, make_job, make_space
 
@@ -85,13 +84,6 @@ def test_the_devices_that_train_are_the_first_ones(tmp_path):
         assert shown == [str(1 + n) for n in range(count)]
         request = probe_request(job, facts, one, rows=tmp_path, output_dir="out", limit=None)
         assert (request.shared.num_processes, request.global_batch) == (count, 16)
-
-
-def test_what_is_probed_on_one_device_only_may_have_others_idle():
-    job = make_job(method="ppo", devices={"count": 2})
-    with pytest.raises(UserError, match="ppo"):
-        refuse_untried(job)
-    refuse_untried(job.model_copy(update={"fixed": {"num_processes": 1}}))
 
 
 def test_another_device_is_no_way_out_where_the_number_is_pinned():

@@ -91,7 +91,12 @@ def test_spaces_take_the_knobs_of_several_devices_in():
         definition = load_definition(method)
         assert all(knob in definition.knobs for knob in shared.knobs), method
         assert all(rule in definition.rules for rule in shared.rules), method
-    assert not set(KNOBS) & {knob.name for knob in load_definition("ppo").knobs}
+    own = {knob.name: knob for knob in load_definition("ppo").knobs if knob.name in KNOBS}
+    assert set(own) == {"num_processes", "distributed_type"}
+    assert own["distributed_type"].values == {
+        "cpu": ["MULTI_CPU", "NO"],
+        "cuda": ["MULTI_GPU", "NO"],
+    }
 
 
 SPACE = """
@@ -120,11 +125,11 @@ def test_one_process_shares_nothing():
     assert not several.offloads
 
 
-def test_what_no_probe_divides_is_refused():
-    job = make_job().model_copy(update={"method": "ppo", "reward_funcs": []})
+def test_several_machines_are_refused():
+    job = make_job()
     refuse_untried(job)
-    several = job.devices.model_copy(update={"count": 2})
-    with pytest.raises(UserError, match="`method: ppo` is probed on one device"):
+    several = job.devices.model_copy(update={"count": 2, "nodes": 2})
+    with pytest.raises(UserError, match="probes run on one machine"):
         refuse_untried(job.model_copy(update={"devices": several}))
 
 

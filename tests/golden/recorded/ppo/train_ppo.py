@@ -6,10 +6,12 @@
 The file holds fields of TRL's PPOConfig, ModelConfig and ScriptArguments. Needs TRL up to 1.12, the
 last that has PPO. What PPOTrainer passes over is done here: checkpointing, mixed precision,
 `max_steps` (its steps are updates: one generation, trained on `num_ppo_epochs` times), the order
-of the rows, adapters on a base in 4 bits.
+of the rows, adapters on a base in 4 bits, saving from several processes.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +55,31 @@ class PPOScriptArguments(ScriptArguments):
         default=False,
         metadata={"help": "Whether code that comes with models is run."},
     )
+
+
+class SavingTrainer(PPOTrainer):
+    """Saves among several processes, too: PPOTrainer takes what DDP has wrapped for its models, and
+    lacks what transformers' Trainer asks of itself there."""
+
+    model: Any
+    is_distributed_loading_by_transformers = False
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """The policy."""
+        with self._unwrapped():
+            super().save_model(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with self._unwrapped():
+            super()._save_checkpoint(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _unwrapped(self) -> Iterator[None]:
+        wrapped, self.model = self.model, self.accelerator.unwrap_model(self.model)
+        try:
+            yield
+        finally:
+            self.model = wrapped
 
 
 def main() -> None:
@@ -176,7 +203,7 @@ def make_trainer(
     if adapters is not None:
         # PPOTrainer would cast norms and head of a 4-bit policy apart, and could not generate then.
         models = {**models, "model": get_peft_model(models["model"], adapters)}
-    trainer = PPOTrainer(
+    trainer = SavingTrainer(
         args=training,
         processing_class=tokenizer,
         train_dataset=rows,
