@@ -29,6 +29,11 @@ _CHECKED_IN = (
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.utils",
 )
+_CHECKED_FOR_OVERFLOW = (
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+)
+_LOOKING_FOR_OVERFLOW = "has_inf_or_nan"
 _RESIZING = ("alloc_storage", "free_storage")
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _DEFAULT_MESH = "_init_default_mesh"
@@ -54,8 +59,9 @@ def built_whole() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deepspeed_on_fake_tensors() -> Iterator[None]:
-    """No other rank answers whether it has the same lengths; the CPU's Adam computes nothing, and
-    what exchanges through shared memory is not compiled: nobody is there."""
+    """No other rank answers whether it has the same lengths; no gradient overflows, which would
+    have the optimizer step left out; the CPU's Adam computes nothing, and what exchanges through
+    shared memory is not compiled: nobody is there."""
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -73,11 +79,26 @@ def _deepspeed_on_fake_tensors() -> Iterator[None]:
             for name in _SAME_ON_ALL:
                 if hasattr(module, name):
                     stack.enter_context(replaced(module, name, lambda *_, **__: None))
+        for path in _CHECKED_FOR_OVERFLOW:
+            module = importlib.import_module(path)
+            if hasattr(module, _LOOKING_FOR_OVERFLOW):  # else `ShardedWatch` sees what is left out
+                finite = _finite(getattr(module, _LOOKING_FOR_OVERFLOW))
+                stack.enter_context(replaced(module, _LOOKING_FOR_OVERFLOW, finite))
         yield
 
 
 def _cast(dtype: torch.dtype) -> Callable[[Any], Any]:
     return lambda module: module.to(dtype)
+
+
+def _finite(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """It looks, with what that takes, and finds nothing; a fake tensor's answer is not known."""
+
+    def finite(tensor: torch.Tensor) -> torch.Tensor:
+        look(tensor)
+        return torch.zeros((), dtype=torch.bool, device=tensor.device)
+
+    return finite
 
 
 class _InPlace:

@@ -8,9 +8,9 @@ of the gradients); in stages 1 and 2 also one gradient as large as the largest w
 
 Source: DeepSpeed 0.19.8, `runtime/zero/stage_1_and_2.py` (`cpu_offload`) and `stage3.py`
 (`offload_optimizer`, `offload_param`). Stage 3 is held against a trace of the engine
-(`tests/cpu/test_sharded_estimates.py`: within 3%). Known error: for stage 2 in bfloat16 it said 449
-kB where the trace of a tiny model on 8 ranks had 320; why is not known. Not modelled: the buffers
-of what is kept on NVMe.
+(`tests/cpu/test_sharded_estimates.py`: within 3%). Known error: in stage 2 a weight that is cut
+between two ranks keeps the whole of its gradient (`tests/cpu/test_public_tables.py`: 5% too low for
+a tiny model on 8 ranks). Not modelled: the buffers of what is kept on NVMe.
 
 On GPUs these buffers, but for the moments, are pinned (`space/deepspeed.py`), and torch's allocator
 of pinned memory rounds each up to a power of two (`ATen/core/CachingHostAllocator.h`). Counted are

@@ -53,6 +53,11 @@ class ShardedWatch(Watch):
             if last:
                 super(ShardedWatch, self).end("step")
             result = own_step(*args, **kwargs)
+            if getattr(engine, "skipped_steps", 0):
+                raise RuntimeError(
+                    "DeepSpeed left an optimizer step out: it took values that nobody knows for an "
+                    "overflow"
+                )
             if last:
                 self._stepped = True
                 self._count()
