@@ -61,7 +61,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One combination; in float32, because transformers refuses `bf16` without a GPU."""
+    """One combination; in float32, or with weights in float32 and bf16 (`half`), which transformers
+    would refuse without a GPU (`ranks.py`)."""
 
     strategy: str
     ranks: int = 2
@@ -73,6 +74,7 @@ class Case:
     bucket: int = HIDDEN**2
     overlaps: bool = True
     hpz: int = 1
+    half: bool = False
 
     @property
     def name(self) -> str:
@@ -83,6 +85,7 @@ class Case:
         words += [f"a bucket of {self.bucket}"] * (self.bucket != HIDDEN**2)
         words += ["no overlap"] * (not self.overlaps)
         words += [f"weights again among {self.hpz}"] * (self.hpz > 1)
+        words += ["bf16"] * self.half
         return ", ".join([*words, *[f"{self.accumulation} micro-steps"] * (self.accumulation > 1)])
 
     @property
@@ -99,7 +102,7 @@ class Case:
             "per_device_train_batch_size": 2,
             "gradient_accumulation_steps": self.accumulation,
             "max_length": 128,
-            "bf16": False,
+            "bf16": self.half,
             "dtype": "float32",
             "optim": "adamw_torch",
             "attn_implementation": "sdpa",
@@ -109,7 +112,8 @@ class Case:
             config["loss_type"] = "nll"
         if self.lora:
             config |= {"use_peft": True, "lora_r": 16, "lora_target_modules": ["all-linear"]}
-        lengths = (128, 96) if self.method == "sft" else (128, 96, 128, 96)
+        longest = 16 if self.half else 128  # this CPU multiplies in bf16 slowly
+        lengths = (longest, 3 * longest // 4) * (1 if self.method == "sft" else 2)
         step = MicroBatch(lengths=lengths)
         return TraceRequest(
             method=self.method,
@@ -147,6 +151,7 @@ class Case:
             "gradient_accumulation_steps": self.accumulation,
             "gradient_clipping": 1.0,
             "zero_optimization": zero,
+            **({"bf16": {"enabled": True}} if self.half else {}),
         }
 
     def plain(self) -> dict[str, Any]:
@@ -156,7 +161,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks;
-    some with other methods, some with other buckets."""
+    some with other methods, some with other buckets, some in bf16."""
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, ranks=4, model="qwen2")
         yield Case(strategy=strategy, ranks=4, model="qwen2", lora=True, checkpointing=True)
@@ -172,6 +177,9 @@ def cases() -> Iterator[Case]:
         yield Case(strategy=strategy, bucket=HIDDEN**2 // 8, overlaps=False)
     yield Case(strategy="zero 1", overlaps=False, accumulation=2)
     yield Case(strategy="zero 3", ranks=4, hpz=2)
+    for strategy in STRATEGIES:
+        yield Case(strategy=strategy, half=True, accumulation=2)
+        yield Case(strategy=strategy, half=True, ranks=4, lora=True, checkpointing=True)
 
 
 def write_model(name: str, folder: Path) -> None:

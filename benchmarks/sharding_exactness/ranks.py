@@ -26,6 +26,7 @@ logging.disable(logging.WARNING)
 import deepspeed  # noqa: E402, F401
 import torch  # noqa: E402
 import transformers  # noqa: E402
+import transformers.training_args as arguments  # noqa: E402
 
 from autotune.estimate.data_parallel import with_buckets  # noqa: E402
 from autotune.estimate.fake_world import launched, spread_config  # noqa: E402
@@ -45,6 +46,7 @@ from autotune.training.families import family  # noqa: E402
 from benchmarks.sharding_exactness.cases import Case  # noqa: E402
 
 PORT, LIMIT_S = 29600, 300
+arguments.is_torch_bf16_gpu_available = lambda: True  # else `bf16` is refused on a CPU
 PRELOADED = ctypes.CDLL(None)
 
 
