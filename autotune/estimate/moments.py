@@ -12,8 +12,20 @@ is up to that much too low (`benchmarks/sharding_depths`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.estimate.depths import Most
 from autotune.estimate.polynomial import Weights
-from autotune.estimate.record import ALLOCATE, COMMUNICATION, PARTS, PHASE, Event, Live, MemoryUse
+from autotune.estimate.record import (
+    ALLOCATE,
+    COMMUNICATION,
+    GRADIENTS,
+    PARTS,
+    PHASE,
+    STEP,
+    TEMPORARIES,
+    Event,
+    Live,
+    MemoryUse,
+)
 from autotune.estimate.resizing import ENDS, Irregular
 
 Place = tuple[str | int, ...]
@@ -115,13 +127,11 @@ def _sweeps(runs: Sequence[int]) -> list[list[int]]:
     return sweeps
 
 
-def between(
-    known: Sequence[Moments], weights: Weights, most_gathered: int | None = None
-) -> Moments:
+def between(known: Sequence[Moments], weights: Weights, most: Most | None = None) -> Moments:
     """The moments at another size or depth than those that are known.
 
     Args:
-        most_gathered: where weights are gathered ahead, the bytes at which that is stopped.
+        most: what there is at most, whatever the lines say.
 
     Raises:
         Irregular: the known ones do not have the same moments.
@@ -130,18 +140,27 @@ def between(
         return known[0]
     if any(one.keys() != known[0].keys() for one in known[1:]):
         raise Irregular("the traces do not have the same moments")
-    return {key: _mixed([one[key] for one in known], weights, most_gathered) for key in known[-1]}
+    return {key: _mixed([one[key] for one in known], weights, most) for key in known[-1]}
 
 
-def _mixed(same: Sequence[Moment], weights: Weights, most_gathered: int | None) -> Moment:
+def _mixed(same: Sequence[Moment], weights: Weights, most: Most | None) -> Moment:
     total = weights.between([one.live_bytes for one in same])
     parts = {part: weights.between([one.parts[part] for one in same]) for part in PARTS}
-    if most_gathered is not None:
+    if most is not None:
         seen = max(one.parts[COMMUNICATION] for one in same)
-        held = min(parts[COMMUNICATION], max(seen, most_gathered))
-        total -= parts[COMMUNICATION] - held
-        parts[COMMUNICATION] = held
+        held = _held(parts, same[-1].phase, max(seen, most.gathered), most.stepped)
+        total -= sum(parts[part] - size for part, size in held.items())
+        parts |= held
     return Moment(parts=_adding_up(parts, total), phase=same[-1].phase, operator=same[-1].operator)
+
+
+def _held(parts: Mapping[str, int], phase: str, gathered: int, stepped: int) -> dict[str, int]:
+    """What grows no further with the layers. (A first step makes the states too, which is taken for
+    less than it is by this; it is below a later one, which has them from the start.)"""
+    held = {COMMUNICATION: min(parts[COMMUNICATION], gathered)}
+    if phase == STEP and parts[GRADIENTS] > stepped:
+        held[TEMPORARIES] = parts[TEMPORARIES] * stepped // parts[GRADIENTS]
+    return held
 
 
 def _adding_up(parts: dict[str, int], total: int) -> dict[str, int]:

@@ -4,11 +4,11 @@ Runs in a child only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autotune.estimate import memory
-from autotune.estimate.depths import most_gathered
+from autotune.estimate.depths import most_at_once, stepping_at_once
 from autotune.estimate.host_bytes import divided_by_place
 from autotune.estimate.moments import Moments, between, most_of, peak_of
 from autotune.estimate.moments import moments as moments_of
@@ -140,7 +140,7 @@ def _asked(
         seed=request.seed,
         sharding=request.sharding,
         rank=worst_rank(Sharding(**request.sharding or {})),
-        deepspeed=request.deepspeed,
+        deepspeed=request.deepspeed if layers is None else stepping_at_once(request.deepspeed),
     )
 
 
@@ -171,9 +171,10 @@ class Continued:
         known = [between([one.moments for one in steps], self.sizes) for steps in self.steps]
         if len(known) == 1:
             return peak_of(known[0])
-        most = most_gathered(self.request.deepspeed, self.request.config)
+        most = most_at_once(self.request.deepspeed, self.request.config)
         if most is not None:
-            most = max(most, *(most_of(one, COMMUNICATION) for one in known))
+            seen = max(most_of(one, COMMUNICATION) for one in known)
+            most = replace(most, gathered=max(most.gathered, seen))
         return peak_of(between(known, self.depths, most))
 
     @property

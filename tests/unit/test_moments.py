@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.estimate.depths import at_depth, depths, most_gathered
+from autotune.estimate.depths import Most, at_depth, depths, most_at_once, stepping_at_once
 from autotune.estimate.moments import between, moments, most_of, peak_of
 from autotune.estimate.polynomial import lagrange
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, Event, Work, layer, live_bytes
@@ -60,8 +60,20 @@ def test_weights_are_not_fetched_ahead_without_end() -> None:
     assert most_of(known[1], "communication") == 88
     assert most_of(between(known, weights), "communication") == 220
     whole = moments(program(20, gathered=11))
-    assert most_of(between(known, weights, 100), "communication") == 100
-    assert peak_of(between(known, weights, 100)) == peak_of(whole)
+    most = Most(gathered=100, stepped=10**6)
+    assert most_of(between(known, weights, most), "communication") == 100
+    assert peak_of(between(known, weights, most)) == peak_of(whole)
+
+
+def test_a_step_of_stage_3_takes_no_more_than_for_one_group_of_weights() -> None:
+    known, weights = [moments(program(n)) for n in (6, 8)], lagrange([6, 8], 40)
+    free, held = (
+        peak_of(between(known, weights, Most(gathered=10**6, stepped=stepped))).phases
+        for stepped in (10**6, 200)
+    )
+    gradients, made = 20 * 40, 50 * 40 - 100
+    assert held["step"] == free["step"] - made + made * 200 // gradients
+    assert held["micro-step"] == free["micro-step"]
 
 
 def test_a_part_that_shrinks_is_never_less_than_nothing() -> None:
@@ -95,13 +107,25 @@ def test_gradients_that_are_parted_need_traces_as_far_apart_as_there_are_ranks()
     assert depths(0, Sharding(), adapters=True) == (0,)  # it cannot be told how many there are
 
 
-def test_what_stage_3_gathers_at_most_follows_from_its_file() -> None:
-    zero = {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1000}}
-    assert most_gathered(zero, {"bf16": True}) == 2000
-    assert most_gathered(zero, {}) == 4000
-    assert most_gathered({"zero_optimization": {"stage": 3}}, {"bf16": True}) == 2 * 10**9
-    assert most_gathered({"zero_optimization": {"stage": 2}}, {"bf16": True}) is None
-    assert most_gathered(None, {}) is None
+def test_what_stage_3_has_at_once_follows_from_its_file() -> None:
+    sizes = {"stage3_max_live_parameters": 1000, "sub_group_size": 300}
+    zero = {"zero_optimization": {"stage": 3, **sizes}}
+    assert most_at_once(zero, {"bf16": True}) == Most(gathered=2000, stepped=600)
+    assert most_at_once(zero, {}) == Most(gathered=4000, stepped=1200)
+    billions = Most(gathered=2 * 10**9, stepped=2 * 10**9)
+    assert most_at_once({"zero_optimization": {"stage": 3}}, {"bf16": True}) == billions
+    assert most_at_once({"zero_optimization": {"stage": 2}}, {"bf16": True}) is None
+    assert most_at_once(None, {}) is None
+
+
+def test_few_layers_of_stage_3_are_updated_in_one_group() -> None:
+    file = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "sub_group_size": 300}}
+    told = stepping_at_once(file)
+    assert told is not None and told["gradient_clipping"] == 1.0
+    assert told["zero_optimization"]["sub_group_size"] > 10**12
+    elsewhere = {"stage": 3, "sub_group_size": 300, "offload_optimizer": {"device": "cpu"}}
+    for other in (None, {"zero_optimization": {"stage": 2}}, {"zero_optimization": elsewhere}):
+        assert stepping_at_once(other) == other
 
 
 def test_each_step_has_a_record_without_the_others() -> None:
