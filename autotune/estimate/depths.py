@@ -48,10 +48,12 @@ class Most:
             all the same, so that there may be a little more.
         stepped: gradients whose weights an optimizer's step updates together; the next come when
             these are done. A group may have one more weight than fits.
+        widened: the same gradients in float32, as a step makes them.
     """
 
     gathered: int
     stepped: int
+    widened: int
 
 
 def most_at_once(deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Most | None:
@@ -60,9 +62,11 @@ def most_at_once(deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any])
     if zero.get("stage") != 3:
         return None
     width = 2 if config.get("bf16") or config.get("fp16") else 4
+    group = int(zero.get("sub_group_size", SUB_GROUP))
     return Most(
         gathered=int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS)) * width,
-        stepped=int(zero.get("sub_group_size", SUB_GROUP)) * width,
+        stepped=group * width,
+        widened=group * 4,
     )
 
 

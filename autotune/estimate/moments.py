@@ -170,6 +170,18 @@ def _adding_up(parts: dict[str, int], total: int) -> dict[str, int]:
     return {**parts, largest: max(rest, 0)}
 
 
+def with_room_between_groups(known: Moments, most: Most) -> int:
+    """What an optimizer's step in several groups of weights holds at most, free room included.
+
+    The place that a group's gradient had is too small for that of a larger group, and the states of
+    the last one go into it. How much stays free hangs on the sizes of the groups, up to a gradient
+    of one, which is taken (`benchmarks/sharding_depths`). Bytes; 0 where there is one group.
+    """
+    steps = [one for one in known.values() if one.phase == STEP]
+    in_groups = [one.live_bytes for one in steps if one.parts[GRADIENTS] > most.stepped]
+    return max(in_groups) + most.widened if in_groups else 0
+
+
 def most_of(known: Moments, part: str) -> int:
     """The most of one part at any moment. Bytes."""
     return max((one.parts[part] for one in known.values()), default=0)

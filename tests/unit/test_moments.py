@@ -3,7 +3,13 @@
 import pytest
 
 from autotune.estimate.depths import Most, at_depth, depths, most_at_once, stepping_at_once
-from autotune.estimate.moments import between, moments, most_of, peak_of
+from autotune.estimate.moments import (
+    between,
+    moments,
+    most_of,
+    peak_of,
+    with_room_between_groups,
+)
 from autotune.estimate.polynomial import lagrange
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, Event, Work, layer, live_bytes
 from autotune.estimate.resizing import Irregular
@@ -60,20 +66,22 @@ def test_weights_are_not_fetched_ahead_without_end() -> None:
     assert most_of(known[1], "communication") == 88
     assert most_of(between(known, weights), "communication") == 220
     whole = moments(program(20, gathered=11))
-    most = Most(gathered=100, stepped=10**6)
+    most = Most(gathered=100, stepped=10**6, widened=10**6)
     assert most_of(between(known, weights, most), "communication") == 100
     assert peak_of(between(known, weights, most)) == peak_of(whole)
 
 
 def test_a_step_of_stage_3_takes_no_more_than_for_one_group_of_weights() -> None:
     known, weights = [moments(program(n)) for n in (6, 8)], lagrange([6, 8], 40)
-    free, held = (
-        peak_of(between(known, weights, Most(gathered=10**6, stepped=stepped))).phases
-        for stepped in (10**6, 200)
-    )
+    all_at_once = Most(gathered=10**6, stepped=10**6, widened=2 * 10**6)
+    in_groups = Most(gathered=10**6, stepped=200, widened=400)
+    free = between(known, weights, all_at_once)
+    held = between(known, weights, in_groups)
     gradients, made = 20 * 40, 50 * 40 - 100
-    assert held["step"] == free["step"] - made + made * 200 // gradients
-    assert held["micro-step"] == free["micro-step"]
+    step = peak_of(free).phases["step"] - made + made * 200 // gradients
+    assert peak_of(held).phases == {**peak_of(free).phases, "step": step}
+    assert with_room_between_groups(held, in_groups) == step + 400
+    assert with_room_between_groups(free, all_at_once) == 0
 
 
 def test_a_part_that_shrinks_is_never_less_than_nothing() -> None:
@@ -110,9 +118,9 @@ def test_gradients_that_are_parted_need_traces_as_far_apart_as_there_are_ranks()
 def test_what_stage_3_has_at_once_follows_from_its_file() -> None:
     sizes = {"stage3_max_live_parameters": 1000, "sub_group_size": 300}
     zero = {"zero_optimization": {"stage": 3, **sizes}}
-    assert most_at_once(zero, {"bf16": True}) == Most(gathered=2000, stepped=600)
-    assert most_at_once(zero, {}) == Most(gathered=4000, stepped=1200)
-    billions = Most(gathered=2 * 10**9, stepped=2 * 10**9)
+    assert most_at_once(zero, {"bf16": True}) == Most(gathered=2000, stepped=600, widened=1200)
+    assert most_at_once(zero, {}) == Most(gathered=4000, stepped=1200, widened=1200)
+    billions = Most(gathered=2 * 10**9, stepped=2 * 10**9, widened=4 * 10**9)
     assert most_at_once({"zero_optimization": {"stage": 3}}, {"bf16": True}) == billions
     assert most_at_once({"zero_optimization": {"stage": 2}}, {"bf16": True}) is None
     assert most_at_once(None, {}) is None
