@@ -148,19 +148,23 @@ def _mixed(same: Sequence[Moment], weights: Weights, most: Most | None) -> Momen
     parts = {part: weights.between([one.parts[part] for one in same]) for part in PARTS}
     if most is not None:
         seen = max(one.parts[COMMUNICATION] for one in same)
-        held = _held(parts, same[-1].phase, max(seen, most.gathered), most.stepped)
+        held = {COMMUNICATION: min(parts[COMMUNICATION], max(seen, most.gathered))}
+        if same[-1].phase == STEP and parts[GRADIENTS] > most.stepped:
+            held[TEMPORARIES] = _made_by_a_group(parts, same[0].parts, most.stepped)
         total -= sum(parts[part] - size for part, size in held.items())
         parts |= held
     return Moment(parts=_adding_up(parts, total), phase=same[-1].phase, operator=same[-1].operator)
 
 
-def _held(parts: Mapping[str, int], phase: str, gathered: int, stepped: int) -> dict[str, int]:
-    """What grows no further with the layers. (A first step makes the states too, which is taken for
-    less than it is by this; it is below a later one, which has them from the start.)"""
-    held = {COMMUNICATION: min(parts[COMMUNICATION], gathered)}
-    if phase == STEP and parts[GRADIENTS] > stepped:
-        held[TEMPORARIES] = parts[TEMPORARIES] * stepped // parts[GRADIENTS]
-    return held
+def _made_by_a_group(whole: Mapping[str, int], few: Mapping[str, int], stepped: int) -> int:
+    """What a step makes beside so many gradients: on the line through few layers and all of them.
+
+    A first step makes the states too, which this takes for less than they are; it is below a later
+    one, which has them from the start.
+    """
+    more = whole[GRADIENTS] - few[GRADIENTS]
+    slope = (whole[TEMPORARIES] - few[TEMPORARIES]) / more if more else 0.0
+    return max(round(whole[TEMPORARIES] - slope * (whole[GRADIENTS] - stepped)), 0)
 
 
 def _adding_up(parts: dict[str, int], total: int) -> dict[str, int]:
