@@ -33,6 +33,9 @@ SIZES = {
 }
 """Of stage 3, in weights: those of five layers at once, as of a large model."""
 
+CLOSE = {"fsdp": 0.03, "zero 3": 0.01}
+"""Of phases. With one group of weights for any depth, stage 3's step would be 2.6% too high."""
+
 
 def compare(path: Path) -> None:
     """The child: what a plan's child says of a point, and what it would say with all layers."""
@@ -89,7 +92,7 @@ def test_few_layers_and_other_micro_batches_tell_the_peak_with_all(
     assert sum(few["parts"].values()) == few["peak_allocated_bytes"]
     assert few["host_bytes"] == pytest.approx(whole["host_bytes"], rel=0.01, abs=1)
     assert few["phase"] == whole["phase"]
-    assert few["phases"] == pytest.approx(whole["phases"], rel=0.03)
+    assert few["phases"] == pytest.approx(whole["phases"], rel=CLOSE[name])
 
 
 @pytest.mark.parametrize("name", SHARDINGS)
