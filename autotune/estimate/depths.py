@@ -7,12 +7,15 @@ the same one, so that the line has the right slope.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from autotune.estimate.offloaded import SUB_GROUP
 from autotune.estimate.polynomial import Weights, lagrange
 from autotune.estimate.zero import MAX_LIVE_PARAMETERS
 from autotune.space.sharding import Sharding
 
+_ALL = 10**15
 FEWEST, APART, MOST_APART = 6, 2, 8
 """From six layers on there are all kinds of moments."""
 
@@ -36,13 +39,41 @@ def at_depth(known: tuple[int, ...], layers: int) -> Weights:
     return lagrange(known, layers)
 
 
-def most_gathered(deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any]) -> int | None:
-    """Bytes of gathered weights from which on DeepSpeed's stage 3 fetches none ahead; None: not it.
+@dataclass(frozen=True, kw_only=True)
+class Most:
+    """What DeepSpeed's stage 3 has at once, however many layers there are. Bytes.
 
-    What is needed at once is gathered all the same, so that there may be a little more.
+    Attributes:
+        gathered: weights from which on none are fetched ahead. What is needed at once is gathered
+            all the same, so that there may be a little more.
+        stepped: gradients whose weights an optimizer's step updates together; the next come when
+            these are done. A group may have one more weight than fits.
+        widened: the same gradients in float32, as a step makes them.
     """
+
+    gathered: int
+    stepped: int
+    widened: int
+
+
+def most_at_once(deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Most | None:
+    """As DeepSpeed's file says; None: not stage 3."""
     zero = (deepspeed or {}).get("zero_optimization", {})
     if zero.get("stage") != 3:
         return None
-    half = bool(config.get("bf16") or config.get("fp16"))
-    return int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS)) * (2 if half else 4)
+    width = 2 if config.get("bf16") or config.get("fp16") else 4
+    group = int(zero.get("sub_group_size", SUB_GROUP))
+    return Most(
+        gathered=int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS)) * width,
+        stepped=group * width,
+        widened=group * 4,
+    )
+
+
+def stepping_at_once(deepspeed: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """DeepSpeed's file with one group for an optimizer's step on this device, so that what the step
+    takes grows with each layer alike."""
+    zero = (deepspeed or {}).get("zero_optimization", {})
+    if deepspeed is None or zero.get("stage") != 3 or "offload_optimizer" in zero:
+        return None if deepspeed is None else dict(deepspeed)
+    return {**deepspeed, "zero_optimization": {**zero, "sub_group_size": _ALL}}

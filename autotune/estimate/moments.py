@@ -12,8 +12,20 @@ is up to that much too low (`benchmarks/sharding_depths`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.estimate.depths import Most
 from autotune.estimate.polynomial import Weights
-from autotune.estimate.record import ALLOCATE, COMMUNICATION, PARTS, PHASE, Event, Live, MemoryUse
+from autotune.estimate.record import (
+    ALLOCATE,
+    COMMUNICATION,
+    GRADIENTS,
+    PARTS,
+    PHASE,
+    STEP,
+    TEMPORARIES,
+    Event,
+    Live,
+    MemoryUse,
+)
 from autotune.estimate.resizing import ENDS, Irregular
 
 Place = tuple[str | int, ...]
@@ -115,13 +127,11 @@ def _sweeps(runs: Sequence[int]) -> list[list[int]]:
     return sweeps
 
 
-def between(
-    known: Sequence[Moments], weights: Weights, most_gathered: int | None = None
-) -> Moments:
+def between(known: Sequence[Moments], weights: Weights, most: Most | None = None) -> Moments:
     """The moments at another size or depth than those that are known.
 
     Args:
-        most_gathered: where weights are gathered ahead, the bytes at which that is stopped.
+        most: what there is at most, whatever the lines say.
 
     Raises:
         Irregular: the known ones do not have the same moments.
@@ -130,18 +140,31 @@ def between(
         return known[0]
     if any(one.keys() != known[0].keys() for one in known[1:]):
         raise Irregular("the traces do not have the same moments")
-    return {key: _mixed([one[key] for one in known], weights, most_gathered) for key in known[-1]}
+    return {key: _mixed([one[key] for one in known], weights, most) for key in known[-1]}
 
 
-def _mixed(same: Sequence[Moment], weights: Weights, most_gathered: int | None) -> Moment:
+def _mixed(same: Sequence[Moment], weights: Weights, most: Most | None) -> Moment:
     total = weights.between([one.live_bytes for one in same])
     parts = {part: weights.between([one.parts[part] for one in same]) for part in PARTS}
-    if most_gathered is not None:
+    if most is not None:
         seen = max(one.parts[COMMUNICATION] for one in same)
-        held = min(parts[COMMUNICATION], max(seen, most_gathered))
-        total -= parts[COMMUNICATION] - held
-        parts[COMMUNICATION] = held
+        held = {COMMUNICATION: min(parts[COMMUNICATION], max(seen, most.gathered))}
+        if same[-1].phase == STEP and parts[GRADIENTS] > most.stepped:
+            held[TEMPORARIES] = _made_by_a_group(parts, same[0].parts, most.stepped)
+        total -= sum(parts[part] - size for part, size in held.items())
+        parts |= held
     return Moment(parts=_adding_up(parts, total), phase=same[-1].phase, operator=same[-1].operator)
+
+
+def _made_by_a_group(whole: Mapping[str, int], few: Mapping[str, int], stepped: int) -> int:
+    """What a step makes beside so many gradients: on the line through few layers and all of them.
+
+    A first step makes the states too, which this takes for less than they are; it is below a later
+    one, which has them from the start.
+    """
+    more = whole[GRADIENTS] - few[GRADIENTS]
+    slope = (whole[TEMPORARIES] - few[TEMPORARIES]) / more if more else 0.0
+    return max(round(whole[TEMPORARIES] - slope * (whole[GRADIENTS] - stepped)), 0)
 
 
 def _adding_up(parts: dict[str, int], total: int) -> dict[str, int]:
@@ -149,6 +172,18 @@ def _adding_up(parts: dict[str, int], total: int) -> dict[str, int]:
     largest = max(parts, key=lambda part: parts[part])
     rest = total - sum(size for part, size in parts.items() if part != largest)
     return {**parts, largest: max(rest, 0)}
+
+
+def with_room_between_groups(known: Moments, most: Most) -> int:
+    """What an optimizer's step in several groups of weights holds at most, free room included.
+
+    The place that a group's gradient had is too small for that of a larger group, and the states of
+    the last one go into it. How much stays free hangs on the sizes of the groups, up to a gradient
+    of one, which is taken (`benchmarks/sharding_depths`). Bytes; 0 where there is one group.
+    """
+    steps = [one for one in known.values() if one.phase == STEP]
+    in_groups = [one.live_bytes for one in steps if one.parts[GRADIENTS] > most.stepped]
+    return max(in_groups) + most.widened if in_groups else 0
 
 
 def most_of(known: Moments, part: str) -> int:

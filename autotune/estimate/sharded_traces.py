@@ -4,13 +4,19 @@ Runs in a child only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autotune.estimate import memory
-from autotune.estimate.depths import most_gathered
+from autotune.estimate.depths import Most, most_at_once, stepping_at_once
 from autotune.estimate.host_bytes import divided_by_place
-from autotune.estimate.moments import Moments, between, most_of, peak_of
+from autotune.estimate.moments import (
+    Moments,
+    between,
+    most_of,
+    peak_of,
+    with_room_between_groups,
+)
 from autotune.estimate.moments import moments as moments_of
 from autotune.estimate.polynomial import Weights
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
@@ -140,7 +146,7 @@ def _asked(
         seed=request.seed,
         sharding=request.sharding,
         rank=worst_rank(Sharding(**request.sharding or {})),
-        deepspeed=request.deepspeed,
+        deepspeed=request.deepspeed if layers is None else stepping_at_once(request.deepspeed),
     )
 
 
@@ -168,13 +174,20 @@ class Continued:
     @cached_property
     def use(self) -> MemoryUse:
         """The peak on the device. Irregular: the traces do not have the same moments."""
+        return peak_of(self._moments)
+
+    @cached_property
+    def _moments(self) -> Moments:
         known = [between([one.moments for one in steps], self.sizes) for steps in self.steps]
-        if len(known) == 1:
-            return peak_of(known[0])
-        most = most_gathered(self.request.deepspeed, self.request.config)
+        most = self._most
         if most is not None:
-            most = max(most, *(most_of(one, COMMUNICATION) for one in known))
-        return peak_of(between(known, self.depths, most))
+            seen = max(most_of(one, COMMUNICATION) for one in known)
+            most = replace(most, gathered=max(most.gathered, seen))
+        return between(known, self.depths, most)
+
+    @property
+    def _most(self) -> Most | None:
+        return most_at_once(self.request.deepspeed, self.request.config)
 
     @property
     def host_bytes(self) -> int:
@@ -186,8 +199,9 @@ class Continued:
     def replay(self, *, expandable: bool) -> memory.Replay:
         """As an allocator would tell it, held to the request's limit.
 
-        What it holds beyond the peak is that of the deepest trace, and of fixed segments a part of
-        what more layers bring. Where only that is beyond the limit, it is taken to give it back.
+        What it holds beyond the peak is that of the deepest trace, of fixed segments a part of what
+        more layers bring, and what groups of weights leave in an optimizer's step. Where only that
+        is beyond the limit, it is taken to give it back.
         """
         peak, limit = self.use.peak_bytes, self.request.limit_bytes
         reserved = peak
@@ -196,6 +210,8 @@ class Continued:
             traced = self.sizes.between([peak_of(one.moments).peak_bytes for one in deepest])
             reserved += self.sizes.between([one.gap(expandable=expandable) for one in deepest])
             reserved += 0 if expandable else round(GAPS * max(peak - traced, 0))
+            if self._most is not None and len(self.steps) > 1:
+                reserved += max(with_room_between_groups(self._moments, self._most) - peak, 0)
         beyond = limit is not None and reserved > limit
         missing = peak - limit if limit is not None and peak > limit else None
         gives_back = beyond and missing is None

@@ -25,10 +25,12 @@ def step_records(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def _bridge(before: dict[int, Event], after: dict[int, Event]) -> list[Event]:
+    """What the steps between changed, in no layer: none of them is run through here. (ZeRO-3 leaves
+    an empty tensor in the place of each weight that a layer let go of.)"""
     gone: list[Event] = [(FREE, key, NOWHERE) for key in before if key not in after]
-    made = [event for key, event in after.items() if key not in before]
+    made = [(*event[:5], NOWHERE) for key, event in after.items() if key not in before]
     moved: list[Event] = [
-        (MOVE, key, event[3], event[5])
+        (MOVE, key, event[3], NOWHERE)
         for key, event in after.items()
         if key in before and before[key][3] != event[3]
     ]

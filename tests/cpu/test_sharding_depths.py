@@ -21,8 +21,20 @@ LAYERS = 15
 WORKER = "tests.cpu.test_sharding_depths:compare"
 SHARDINGS: dict[str, dict[str, Any]] = {
     "fsdp": {"distributed_type": "FSDP", "num_processes": 8},
-    "zero 2": {"distributed_type": "DEEPSPEED", "num_processes": 2, "zero_stage": 2},
+    "zero 3": {"distributed_type": "DEEPSPEED", "num_processes": 2, "zero_stage": 3},
 }
+SIZES = {
+    "stage3_param_persistence_threshold": 100,
+    "stage3_prefetch_bucket_size": 4000,
+    "stage3_max_live_parameters": 250_000,
+    "stage3_max_reuse_distance": 250_000,
+    "sub_group_size": 250_000,
+    "reduce_bucket_size": 4000,
+}
+"""Of stage 3, in weights: those of five layers at once, as of a large model."""
+
+CLOSE = {"fsdp": 0.03, "zero 3": 0.01}
+"""Of phases. With one group of weights for any depth, stage 3's step would be 2.6% too high."""
 
 
 def compare(path: Path) -> None:
@@ -43,6 +55,8 @@ def compare(path: Path) -> None:
         sharding=sharding.plain(),
         deepspeed=deepspeed(sharding),
     )
+    if sharding.zero_stage == 3:
+        request.deepspeed["zero_optimization"] |= SIZES
     point = request.points[2]
     few = ShardedEstimates(request)
     found: dict[str, Any] = {"few": few.point(point).plain(), "few work": _work(few)}
@@ -78,10 +92,10 @@ def test_few_layers_and_other_micro_batches_tell_the_peak_with_all(
     assert sum(few["parts"].values()) == few["peak_allocated_bytes"]
     assert few["host_bytes"] == pytest.approx(whole["host_bytes"], rel=0.01, abs=1)
     assert few["phase"] == whole["phase"]
-    assert few["phases"] == pytest.approx(whole["phases"], rel=0.03)
+    assert few["phases"] == pytest.approx(whole["phases"], rel=CLOSE[name])
 
 
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_the_work_is_that_of_all_layers(replies: dict[str, Any], name: str) -> None:
     for few, whole in zip(replies[name]["few work"], replies[name]["whole work"], strict=True):
-        assert few == pytest.approx(whole, rel=0.02)
+        assert few == pytest.approx(whole, rel=0.03)
