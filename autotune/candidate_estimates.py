@@ -1,8 +1,7 @@
 """The estimate of each candidate of a job, from what children traced. Pure."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.closed_form import Dimensions, closed_form
@@ -21,6 +20,7 @@ from autotune.path_tasks import PathTask
 from autotune.probe.throughput import passes
 from autotune.serving import with_server
 from autotune.space.knobs import Candidate
+from autotune.space.node_groups import has_reference
 from autotune.space.processes import processes_of, rows_of_step
 from autotune.space.settings import settings
 from autotune.space.sharding import (
@@ -172,13 +172,3 @@ def by_formula(
         judges=2 * judged * model.parameters,
     )
     return closed_form(config, size, residual, limit, why)
-
-
-def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
-    """Whether a model of its own is kept as the reference."""
-    if METHODS[job.method].value_model:
-        return job.tuning == "full" or bool(config.get("copy_reference"))
-    if METHODS[job.method].online:
-        return bool(config.get("beta")) and job.tuning == "full"
-    precomputed = config.get("precompute_ref_log_probs")
-    return bool(METHODS[job.method].reference) and job.tuning == "full" and not precomputed

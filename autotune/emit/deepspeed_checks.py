@@ -7,6 +7,7 @@ from autotune.emit.deepspeed_keys import DEEPSPEEDS_OWN_AUTO, FILLED, SECTIONS
 from autotune.emit.launch_files import AUTO, LaunchFiles, number, section, shown
 from autotune.errors import Problem, nearest
 from autotune.space.deepspeed import CPU_ADAMW
+from autotune.space.sharding import HPZ
 
 _SAME = (
     ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
@@ -185,6 +186,37 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
             )
 
 
+def weights_again(files: LaunchFiles) -> Iterator[Problem]:
+    """Groups of processes that hold all weights once more among them."""
+    size = number(files.zero.get(HPZ))
+    if size is None or size <= 1:
+        return
+    where, count = f"zero_optimization.{HPZ}", files.processes
+    if files.stage != 3:
+        yield files.at_deepspeed(
+            where,
+            f"is {size:g}, but {files.stage_told}: no weights are divided, so that it does nothing",
+            "set the stage to 3, or this to 1",
+        )
+    if size >= count or count % size:
+        what = "hold what stage 3 does, twice" if size >= count else "are refused by DeepSpeed"
+        valid = ", ".join(str(n) for n in range(1, count) if count % n == 0)
+        yield files.at_deepspeed(
+            where,
+            f"is {size:g}, but {files.accelerate_file} starts {count} processes, and such groups "
+            f"{what}",
+            f"choose one of {valid}" if valid else "take it out",
+        )
+    device = section(files.zero, "offload_param").get("device", "none")
+    if device not in ("none", None, AUTO):
+        yield files.at_deepspeed(
+            where,
+            f"is {size:g}, but weights are offloaded (offload_param.device: {device}), and the "
+            "second copy of them would be, too",
+            "set one of the two to none, this to 1",
+        )
+
+
 def autos(files: LaunchFiles) -> Iterator[Problem]:
     """`auto` where nobody fills it in."""
     for where, value in _leaves(files.deepspeed or {}):
@@ -225,6 +257,7 @@ CHECKS = (
     whole_batch,
     optimizers,
     offloads,
+    weights_again,
     autos,
     unknown_names,
 )

@@ -84,6 +84,9 @@ def _leave() -> None:
     if deepspeed is not None and deepspeed.cdb is not None:
         deepspeed.destroy_process_group()
         deepspeed.cdb = None
+    groups: Any = sys.modules.get("deepspeed.utils.groups")
+    if groups is not None:  # else the next trace, too, would hold weights once more among some
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -59,7 +59,8 @@ def strategy(candidate: Candidate) -> str:
     away = (sharding.offload_optimizer_device, sharding.offload_param_device)
     named = zip(("adam", "weights"), away, strict=True)
     kept = "".join(f"+{what}-{device}" for what, device in named if device != "none")
-    return f"ZeRO-{sharding.zero_stage}{kept}"
+    again = sharding.zero_hpz_partition_size
+    return f"ZeRO-{sharding.zero_stage}{kept}" + f"+hpz-{again}" * (again > 1)
 
 
 _FLAGS = {

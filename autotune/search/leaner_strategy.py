@@ -6,6 +6,7 @@ unless it is expected to be as fast: dividing the optimizer's step can save more
 exchange takes.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,13 +62,16 @@ def saves_more(one: Sharding, other: Sharding) -> bool:
     return all(ours >= theirs for ours, theirs in steps) and any(a > b for a, b in steps)
 
 
-def _steps(sharding: Sharding) -> tuple[int, int, int]:
-    """How much is divided, and how far away the optimizer and the weights are kept."""
+def _steps(sharding: Sharding) -> tuple[int, int, int, float]:
+    """How much is divided, how far away the optimizer and the weights are kept, and among how many
+    processes weights are held once more: the more the less, and none least of all."""
     divided = sharding.zero_stage
     if sharding.distributed_type == FSDP:
         divided = 3 if sharding.fsdp_reshard_after_forward else 2
     away = (sharding.offload_optimizer_device, sharding.offload_param_device)
-    return divided, _FARTHER.index(away[0]), _FARTHER.index(away[1])
+    again = math.inf if sharding.zero_hpz_partition_size == 1 else sharding.zero_hpz_partition_size
+    once = again if divided == 3 else 0
+    return divided, _FARTHER.index(away[0]), _FARTHER.index(away[1]), once
 
 
 def _spread(values: Mapping[str, Any]) -> Sharding:

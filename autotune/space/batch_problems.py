@@ -26,6 +26,7 @@ from autotune.space.knobs import (
     MINI_BATCHES,
     ROLLOUT_CHUNK,
 )
+from autotune.space.node_groups import groups_problem
 from autotune.space.processes import process_counts, processes_problem, undivided
 
 
@@ -65,7 +66,8 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
             hint=f"the nearest are {near}",
         )
     counts = process_counts(job)
-    if (problem := processes_problem(job) or undivided(sequences, job)) is not None:
+    problem = processes_problem(job) or undivided(sequences, job) or groups_problem(job)
+    if problem is not None:
         return problem
     valid = sorted({micro for count in counts for micro in micro_batches(sequences, count)})
     wanted = job.fixed.get(MICRO_BATCH)

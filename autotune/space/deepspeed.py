@@ -24,7 +24,14 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.space.bucket_sizes import as_transformers
-from autotune.space.sharding import BUCKET_SIZE, DEEPSPEED, PERSISTENCE, PREFETCHED, Sharding
+from autotune.space.sharding import (
+    BUCKET_SIZE,
+    DEEPSPEED,
+    HPZ,
+    PERSISTENCE,
+    PREFETCHED,
+    Sharding,
+)
 
 FILE = "deepspeed.json"
 CPU_ADAMW = ("adamw_torch", "adamw_torch_fused")
@@ -38,6 +45,9 @@ FILLED_BY_TRAINER = (
 """What transformers fills in where a file says `auto`."""
 PARAM_BUFFER = 100_000_000
 """Elements of a buffer for weights from disk, at least: DeepSpeed's default."""
+MAX_REUSE_DISTANCE = 1_000_000_000
+"""Elements that may be used in between, and weights stay gathered for their next use: DeepSpeed's
+default, as that of how many may be gathered at once."""
 
 
 def deepspeed_config(
@@ -167,9 +177,10 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
         "sub_group_size": 1_000_000_000,
         PREFETCHED: own[PREFETCHED],
         PERSISTENCE: own[PERSISTENCE],
-        "stage3_max_live_parameters": 1_000_000_000,
-        "stage3_max_reuse_distance": 1_000_000_000,
+        "stage3_max_live_parameters": MAX_REUSE_DISTANCE,
+        "stage3_max_reuse_distance": MAX_REUSE_DISTANCE,
         "stage3_gather_16bit_weights_on_model_save": True,
+        HPZ: sharding.zero_hpz_partition_size,
     }
 
 

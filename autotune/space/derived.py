@@ -10,6 +10,7 @@ from autotune.job import Job, KnobValue
 from autotune.space.batch import generation_batches, micro_batches, quarters
 from autotune.space.bucket_sizes import and_larger, as_transformers
 from autotune.space.knobs import COMPLETION, GENERATION_BATCH, TENSOR_PARALLEL, VLLM_SHARE
+from autotune.space.node_groups import group_sizes
 from autotune.space.processes import process_counts
 from autotune.space.vllm import MODE, SERVER, TRL_SHARE, needed_share
 from autotune.space.vllm_server import searched_sizes, server_share
@@ -20,6 +21,7 @@ from autotune.space.words import (
     DIVISORS,
     JOB_BATCH,
     JOB_MAX_LENGTH,
+    MACHINE,
     ONE_EACH,
     QUARTERS,
     SIZES,
@@ -49,6 +51,8 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -
         return [job.global_batch_size]
     if word == ONE_EACH:
         return process_counts(job)
+    if word == MACHINE:
+        return group_sizes(job)
     if word == SIZES:
         return searched_sizes(job, facts)
     if word == AS_NEEDED and SERVER in bound.get(MODE, ()):

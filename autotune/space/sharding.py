@@ -14,9 +14,10 @@ OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_de
 RESHARD = "fsdp_reshard_after_forward"
 BUCKET_SIZE, PREFETCHED = "reduce_bucket_size", "stage3_prefetch_bucket_size"
 PERSISTENCE = "stage3_param_persistence_threshold"
+HPZ = "zero_hpz_partition_size"
 ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory", "nvme_path")
 """Fields of DeepSpeed's own file."""
-STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
+STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD, HPZ)
 """What is divided, and where it is kept."""
 KNOBS = (NUM_PROCESSES, *STRATEGY_KNOBS, *ZERO_FIELDS)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
@@ -37,6 +38,8 @@ class Sharding:
         zero_stage: of DeepSpeed: 1, 2 or 3; else 0.
         fsdp_reshard_after_forward: of FSDP: whether gathered weights are let go of after the
             forward pass.
+        zero_hpz_partition_size: of DeepSpeed's stage 3: the processes that hold all weights once
+            more among them (ZeRO++, hpZ), so that they gather them from one another; 1: none do.
         overlap_comm: of DeepSpeed, as the five below: whether gradients are exchanged while others
             are computed.
         reduce_bucket_size: elements of gradients that are exchanged at a time, and of updated
@@ -53,6 +56,7 @@ class Sharding:
     offload_optimizer_device: Offload = "none"
     offload_param_device: Offload = "none"
     fsdp_reshard_after_forward: bool = True
+    zero_hpz_partition_size: int = 1
     overlap_comm: bool = True
     reduce_bucket_size: int | None = None
     stage3_prefetch_bucket_size: int | None = None

@@ -30,6 +30,7 @@ from autotune.space.knobs import (
     Rule,
     condition_holds,
 )
+from autotune.space.node_groups import group_problem
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.processes import processes_of
@@ -282,6 +283,7 @@ class _Enumeration:
             or completions_problem(self._job, self._known, values, sequences or 0)
             or division_problem(self._job, self._facts, values)
             or share_problem(self._job, self._facts, values)
+            or group_problem(self._job, values)
         ) is not None:
             self._exclude(why, len(self._knobs))
         else:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.probe.place import Place
 from autotune.space.fsdp import fsdp_environment
-from autotune.space.sharding import DEEPSPEED, FSDP, Sharding, fsdp_name, zero_name
+from autotune.space.sharding import DEEPSPEED, FSDP, HPZ, Sharding, fsdp_name, zero_name
 
 TIMEOUT = timedelta(hours=1)
 """Of a collective; who hangs is found and ended by the parent long before."""
@@ -169,4 +169,15 @@ def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
         "stage3_param_persistence_threshold": (
             optimizer.parameter_offload.param_numel_persistence_threshold
         ),
+        HPZ: _group_size(optimizer),
     }
+
+
+def _group_size(optimizer: Any) -> int:
+    """Among how many processes weights are really held once more; 1: among none."""
+    sizes = {
+        weight.ds_secondary_tensor_group_size if weight.ds_zero_param_process_group else 1
+        for group in optimizer.fp16_groups
+        for weight in group
+    }
+    return int(max(sizes, default=1))

@@ -13,6 +13,7 @@ from autotune.estimate.communication import (
     Exchanged,
     disk_s,
     exchange_s,
+    group_bytes,
     moved_s,
     sent_bytes,
 )
@@ -23,7 +24,12 @@ from tests.unit.builders import make_candidate, make_estimate, make_facts, make_
 
 GIB = 2**30
 WHAT = Exchanged(
-    weights=8 * GIB, gradients=4 * GIB, trained=GIB, link_bytes_per_s=GIB, host_bytes_per_s=2 * GIB
+    weights=8 * GIB,
+    gradients=4 * GIB,
+    trained=GIB,
+    link_bytes_per_s=GIB,
+    group_bytes_per_s=4 * GIB,
+    host_bytes_per_s=2 * GIB,
 )
 
 
@@ -61,6 +67,28 @@ def test_bytes_are_those_of_rings(way, one, four):
     assert sent_bytes(dataclasses.replace(sharding, num_processes=2), WHAT, 1) == pytest.approx(
         1 / 2 * one * GIB
     )
+
+
+@pytest.mark.parametrize(("steps", "inside"), [(1, 2 * 8 - 4), (4, 4 * 2 * 8 - 4)])
+def test_a_group_that_holds_weights_once_more_gathers_all_but_those_that_changed(steps, inside):
+    """Of 8 GiB 4 are trained; they come from all once a step, as counted in DeepSpeed's traces."""
+    once = ways()["3"]
+    again = dataclasses.replace(once, zero_hpz_partition_size=4)
+    assert group_bytes(once, WHAT, steps) == 0
+    assert group_bytes(again, WHAT, steps) == pytest.approx(3 / 4 * inside * GIB)
+    assert sent_bytes(again, WHAT, steps) == pytest.approx(7 / 8 * (4 + steps * 4) * GIB)
+    over_all, at_home = 7 / 8 * (4 + steps * 4), 3 / 4 * inside / 4
+    assert exchange_s(again, WHAT, steps) == pytest.approx(over_all + at_home)
+    assert exchange_s(again, WHAT, steps) < exchange_s(once, WHAT, steps)
+
+
+def test_weights_that_stay_gathered_are_gathered_once():
+    stay = dataclasses.replace(WHAT, kept=8 * GIB)
+    assert sent_bytes(ways()["3"], stay, 2) == pytest.approx(7 / 8 * 2 * (8 + 4) * GIB)
+    all_trained = dataclasses.replace(stay, gradients=8 * GIB)
+    again = dataclasses.replace(ways()["3"], zero_hpz_partition_size=4)
+    assert group_bytes(again, all_trained, 1) == 0
+    assert exchange_s(again, all_trained, 1) == exchange_s(ways()["3"], all_trained, 1)
 
 
 def test_what_is_on_the_host_is_copied_and_updated_there():

@@ -178,6 +178,28 @@ def test_what_is_offloaded_wants_its_stage(part, device, stage, says):
     only(problems, f"deepspeed.json: zero_optimization.{part}.device", says)
 
 
+@pytest.mark.parametrize(
+    ("size", "changes", "says"),
+    [
+        (3, {}, "starts 8 processes, and such groups are refused by DeepSpeed"),
+        (8, {}, "such groups hold what stage 3 does, twice"),
+        (16, {}, "such groups hold what stage 3 does, twice"),
+        (4, {"stage": 2}, "zero_optimization.stage: 2: no weights are divided"),
+        (4, {"offload_param": {"device": "cpu"}}, "weights are offloaded"),
+    ],
+)
+def test_groups_that_hold_weights_once_more_have_to_divide_the_processes(size, changes, says):
+    told = {"zero_hpz_partition_size": size, **changes}
+    told = {f"zero_optimization__{name}": value for name, value in told.items()}
+    problems = deepspeeds(None, {"deepspeed_config.zero3_init_flag": False}, **told)
+    only(problems, "deepspeed.json: zero_optimization.zero_hpz_partition_size", says)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 4])
+def test_groups_that_divide_them_and_none_are_left_alone(size):
+    assert deepspeeds(zero_optimization__zero_hpz_partition_size=size) == []
+
+
 def test_a_disk_has_to_be_named():
     where = "deepspeed.json: zero_optimization.offload_param.nvme_path"
     only(deepspeeds(zero_optimization__offload_param={"device": "nvme"}), where)

@@ -22,6 +22,7 @@ def way(kind="DEEPSPEED", stage=0, adam="none", weights="none", reshard=True, **
 
 DDP = way("MULTI_GPU")
 TWO, THREE = way(stage=2), way(stage=3)
+AGAIN = way(stage=3, zero_hpz_partition_size=4)
 FAST, SLOW = 100.0, 90.0
 
 
@@ -41,6 +42,9 @@ def why(candidate, probed, measurement=None, *, speeds=(SLOW, FAST)):
         (way(stage=3, adam="nvme"), way(stage=3, adam="cpu"), "ZeRO-3, optimizer on cpu"),
         (way(stage=3, adam="cpu", weights="cpu"), TWO, "ZeRO-2"),
         (way("FSDP"), way("FSDP", reshard=False), "FSDP2, not resharded"),
+        (THREE, AGAIN, "ZeRO-3"),
+        (way(stage=3, zero_hpz_partition_size=8), AGAIN, "ZeRO-3"),
+        (AGAIN, TWO, "ZeRO-2"),
         (way("FSDP", reshard=False), DDP, "DDP"),
     ],
 )
