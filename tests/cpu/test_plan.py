@@ -240,19 +240,20 @@ def test_an_unknown_device_is_answered_with_the_nearest(plans: Plans) -> None:
 
 def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(plans: Plans) -> None:
     ddp = ("--set", "distributed_type=MULTI_GPU")
-    one, two = (by_micro_batch(plans("--device", "h200", "--devices", n, *ddp)) for n in ("1", "2"))
+    told = [plans("--device", "h200", "--devices", n, *ddp) for n in ("1", "2")]
+    assert [plan["device"]["count"] for plan in told] == [1, 2]
+    one, two = map(by_micro_batch, told)
     assert sorted(two) == [1, 2, 4]  # eight rows a step, divided between two
     for rows, candidate in two.items():
         estimate, alone = candidate["estimate"], one[rows]["estimate"]
         assert candidate["knobs"]["gradient_accumulation_steps"] == 4 // rows
         buckets = estimate["parts"]["communication"]
-        weights = plans("--device", "h200")["model"]["parameters"]
+        weights = told[0]["model"]["parameters"]
         assert buckets == pytest.approx(4 * weights, rel=1e-4)  # the allocator rounds up
         assert estimate["peak_memory_bytes"] > alone["peak_memory_bytes"] + buckets
         assert sum(estimate["parts"].values()) == estimate["peak_memory_bytes"]
         assert "of a step are exchange, at 450 GB/s" in estimate["notes"][-1]
-    assert plans("--device", "h200", "--devices", "2")["device"]["count"] == 2
-    four = ("--set", "devices.count=4")
+    four = ("--set", "devices.count=4", *ddp)
     assert plans("--device", "h200", *four, "--devices", "1")["device"]["count"] == 1
 
 

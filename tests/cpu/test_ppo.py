@@ -15,7 +15,7 @@ from tests.cpu.test_online import WIDE, prompts
 from tests.cpu.test_run import probes_of
 
 MORE = (
-    "budget=4",
+    "budget=2",
     "tuning=lora",
     "gradient_checkpointing=false",
     "num_ppo_epochs=2",
@@ -57,7 +57,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
     assert verification["saved"] and not verification["evaluated"]
     assert verification["verified"] or verification["only_too_slow"], verification
     probes = probes_of(autotune, "run")
-    assert len(probes) >= 4
+    assert len(probes) >= 2
     assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
     best = result["measurement"]
     phases = [best[f"{name}_s"] for name in ("generation", "scoring", "update")]
