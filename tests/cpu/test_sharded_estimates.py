@@ -126,7 +126,8 @@ def test_weights_that_a_group_holds_once_more_take_its_part_of_them(
     """In every trace that one child makes: DeepSpeed would keep the group of the first one."""
     whole = replies["alone"]["points"][0]["parts"]["weights"]
     again, once = (replies[name] for name in ("zero 3, again among 4", "zero 3"))
-    more, less = (one["points"][0]["peak_allocated_bytes"] for one in (again, once))
+    # The highest of all is where DeepSpeed's buckets are, which are larger than this model.
+    more, less = (one["points"][0]["phases"]["step"] for one in (again, once))
     assert more - less == pytest.approx(whole / 4, rel=0.1)
     assert len(again["shapes"]) == 2  # a trace each
 

@@ -55,15 +55,13 @@ def test_what_stage_3_leaves_whole_and_gathers_ahead_is_what_the_candidate_says(
 ) -> None:
     monkeypatch.setattr(measuring, "WORKER", "tests.cpu.workers:zero_as_it_is")
     sizes = {"stage3_prefetch_bucket_size": 777, "stage3_param_persistence_threshold": HIDDEN**2}
-    # Two of two: each holds another half of every weight, though it is the half that it has.
-    sizes |= {"reduce_bucket_size": 3000, "zero_hpz_partition_size": 2}
+    sizes |= {"reduce_bucket_size": 3000}
     one, ranks = probe(bench, "three", **THREE, **sizes)
     assert one.outcome == "ok", (one.reason, one.failure)
     assert len(ranks) == 2
     for rank in ranks:
         assert (rank["prefetched"], rank["buffers"]) == (777, [3000])
         assert max(rank["whole"]) == HIDDEN**2  # a projection; it would be norms alone
-        assert rank["twice"] and all(part == again for part, again in rank["twice"])
 
 
 def test_an_engine_that_was_told_otherwise_is_unsupported(

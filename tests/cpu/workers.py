@@ -63,7 +63,6 @@ def zero_as_it_is(path: Path) -> None:
             "buffers": made or [one.buffer.numel() for one in optimizer.ipg_buckets.values()],
             "prefetched": getattr(optimizer, "prefetch_elements", None),
             "whole": [p.ds_numel for p in getattr(optimizer, "persistent_parameters", ())],
-            "twice": _held_once_more(optimizer),
         }
         write_json(path / f"{os.environ['RANK']}-{ENGINE_SETTINGS}", told)
         return check(self, trainer)
@@ -71,13 +70,6 @@ def zero_as_it_is(path: Path) -> None:
     Sharing.checked_engine = checked_engine  # type: ignore[method-assign]
     DeepSpeedZeroOptimizer.setup_buckets = setup_buckets
     ranks.probe(path)
-
-
-def _held_once_more(optimizer: Any) -> list[tuple[int, int]]:
-    """Of each weight that this rank holds in two parts: elements of both."""
-    weights = [one for group in getattr(optimizer, "fp16_groups", ()) for one in group]
-    both = [(one.ds_tensor, getattr(one, "ds_secondary_tensor", None)) for one in weights]
-    return [(part.numel(), again.numel()) for part, again in both if again is not None]
 
 
 def zero_told_otherwise(path: Path) -> None:
