@@ -78,7 +78,13 @@ class Case:
     def name(self) -> str:
         """All that it is, in words."""
         trained = "LoRA" if self.lora else "full"
-        words = [self.strategy, f"{self.ranks} ranks", self.model, self.method, trained]
+        words = [
+            self.strategy,
+            f"{self.ranks} rank{'s' * (self.ranks > 1)}",
+            self.model,
+            self.method,
+            trained,
+        ]
         words += ["checkpointing"] * self.checkpointing
         words += [f"a bucket of {self.bucket}"] * (self.bucket != HIDDEN**2)
         words += ["no overlap"] * (not self.overlaps)
@@ -156,7 +162,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks;
-    some with other methods, some with other buckets."""
+    some with other methods, some with other buckets; one rank alone that offloads."""
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, ranks=4, model="qwen2")
         yield Case(strategy=strategy, ranks=4, model="qwen2", lora=True, checkpointing=True)
@@ -172,6 +178,9 @@ def cases() -> Iterator[Case]:
         yield Case(strategy=strategy, bucket=HIDDEN**2 // 8, overlaps=False)
     yield Case(strategy="zero 1", overlaps=False, accumulation=2)
     yield Case(strategy="zero 3", ranks=4, hpz=2)
+    for strategy in ("zero 2, optimizer off", "zero 3, all off"):
+        yield Case(strategy=strategy, ranks=1)
+        yield Case(strategy=strategy, ranks=1, checkpointing=True, accumulation=2)
 
 
 def write_model(name: str, folder: Path) -> None:
