@@ -27,11 +27,12 @@ from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import Candidate
 from autotune.space.leanness import expected_leanness
+from autotune.space.sharding import OPTIMIZER_OFFLOAD
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import survey
-from autotune.what_if import Change, one_more_device, single_changes
+from autotune.what_if import Change, offloading, one_more_device, single_changes
 
-MOST_CHANGES = 3
+MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
 LITTLE_TO_MEMORY = (
     *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
     *("torch_compile", "train_sampling_strategy"),
@@ -165,7 +166,7 @@ class _Advisor:
             for made, job, lean in front:
                 changed = {one.field for one in made}
                 for change in self._changes(job, lean):
-                    if change.field in changed:
+                    if change.field in changed or _too_long({*changed, change.field}):
                         continue
                     texts = frozenset(one.text for one in (*made, change))
                     if texts in seen or any(known <= texts for known in fitting):
@@ -184,6 +185,7 @@ class _Advisor:
             front = following
 
     def _changes(self, job: Job, nearest: Candidate) -> Iterator[Change]:
+        yield from offloading(job, self._facts.device.kind)
         yield from single_changes(job, nearest)
         if self._kind is not None:  # of the devices that are here one is tuned for
             yield from one_more_device(job)
@@ -233,6 +235,12 @@ class _Advisor:
         replies = traced_in_children(tasks, self._started, folder)
         ceilings = self._ceilings
         return estimates_of(tasks, replies, job, self._facts, self._limit, ceilings=ceilings)
+
+
+def _too_long(fields: set[str]) -> bool:
+    """Whether a list is not looked at: three changes, offloading among them. Each estimate of that
+    is a trace of DeepSpeed, and they would be most of all lists."""
+    return OPTIMIZER_OFFLOAD in fields and len(fields) > MOST_WITH_OFFLOADING
 
 
 def leanest(space: SearchSpace) -> Candidate:

@@ -23,7 +23,7 @@ from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
 from autotune.space.spaces import SearchSpace, bind
 from autotune.verify import verify
-from autotune.what_if import TriedChange, single_changes
+from autotune.what_if import TriedChange, offloading, single_changes
 
 MAX_VERIFICATIONS = 3
 
@@ -222,7 +222,8 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
     if nothing.nearest is None:
         return
     nearest = nothing.nearest.candidate
-    for index, change in enumerate(single_changes(session.job, nearest)):
+    away = offloading(session.job, session.facts.device.kind)
+    for index, change in enumerate([*away, *single_changes(session.job, nearest)]):
         try:
             definition = load_definition(change.job.method, change.job.search_space)
             space = bind(definition, change.job, session.facts)

@@ -22,6 +22,7 @@ fifth."""
 UNKNOWN_NETWORK = 12.5e9
 """Bytes/s between machines, of each machine, where the table has none: 100 Gb/s Ethernet."""
 NOT_COUNTED = "the time to exchange gradients and weights is not counted"
+NOT_MOVED = "the time to move and update what is offloaded is not counted"
 
 
 def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int:
@@ -33,27 +34,31 @@ def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int
 
 
 def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candidate) -> Estimate:
-    """An estimate on several devices with the time that they need for one another; where nothing is
-    known of their links, with a note that it is not counted."""
+    """An estimate with the time that several devices need for one another, or one to move what is
+    offloaded; where nothing is known of their links, with a note that it is not counted."""
     count = processes_of(candidate.values, job)
-    if count == 1:
+    sharding = sharding_of(candidate.values, count)
+    if not sharding.in_group:
         return estimate
     if facts.device.kind != "cuda" or estimate.step_time_s is None:
-        notes = (*estimate.notes, f"{count} devices: {NOT_COUNTED}")
+        note = f"{count} devices: {NOT_COUNTED}" if count > 1 else NOT_MOVED
+        notes = (*estimate.notes, note)
         return dataclasses.replace(estimate, notes=notes)
-    sharding = sharding_of(candidate.values, count)
     what = exchanged(job, facts, candidate)
     seconds = optimizer_steps(candidate) * exchange_s(
         sharding, what, candidate.gradient_accumulation_steps
     )
     step = estimate.step_time_s + seconds
-    share = f"{100 * seconds / step:.0f}% of a step are exchange"
     where = f" on {job.devices.nodes} machines" if job.devices.nodes > 1 else ""
-    rate = f"{what.link_bytes_per_s / 1e9:.0f} GB/s"
+    who, link = f"{count} devices{where}", what.link_bytes_per_s
+    if count == 1:
+        who, link = "what is offloaded", what.host_bytes_per_s
+    rate = f"{link / 1e9:.0f} GB/s"
     if sharding.zero_hpz_partition_size > 1:
         rate += f" (in groups of {sharding.zero_hpz_partition_size} "
         rate += f"at {what.group_bytes_per_s / 1e9:.0f} GB/s)"
-    note = f"{count} devices{where}: {share}, at {rate}, none of it hidden"
+    share = f"{100 * seconds / step:.0f}% of a step are exchange"
+    note = f"{who}: {share}, at {rate}, none of it hidden"
     tokens, parts = estimate.tokens_per_s, estimate.time_parts
     return dataclasses.replace(
         estimate,

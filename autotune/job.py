@@ -92,7 +92,8 @@ class Devices(_Strict):
     count: int = Field(default=1, ge=1)
     """Number of devices, one process for each: as many GPUs, or ranks on the CPU. How the training
     is spread over them (DDP, ZeRO, FSDP2, offloading) is searched, by request over how many of them
-    (`num_processes`) too: `search_spaces/sharding.yaml`.
+    (`num_processes`) too: `search_spaces/sharding.yaml`. With one device offloading is tried by
+    request: `fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_optimizer_device: cpu}`.
     """
     nodes: int = Field(default=1, ge=1)
     """Number of machines with `count` devices each, for plans: several are planned, not probed."""

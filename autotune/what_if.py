@@ -20,10 +20,17 @@ from autotune.space.knobs import (
     Candidate,
 )
 from autotune.space.processes import process_counts
+from autotune.space.sharding import DEEPSPEED, OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, STRATEGY
 from autotune.space.vllm import SLEEP, USE
 
 MOST_DEVICES = 8
 """Of one machine."""
+_ZERO_2 = {STRATEGY: DEEPSPEED, "zero_stage": 2, OPTIMIZER_OFFLOAD: "cpu"}
+_OFFLOADED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("the optimizer", _ZERO_2),
+    ("optimizer and weights", {**_ZERO_2, "zero_stage": 3, PARAM_OFFLOAD: "cpu"}),
+)
+"""What ZeRO keeps off a single device, and how it is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +125,29 @@ def _without_a_value_model(job: Job) -> Iterator[Change]:
         if other is not None:
             text = f"`method: {method}` in place of `ppo`, with groups of {other.fixed[GROUP]}"
             yield Change(field="method", text=text, kind="recipe", job=other)
+
+
+def offloading(job: Job, device_kind: str) -> Iterator[Change]:
+    """DeepSpeed for the single process of a GPU: the optimizer on the host, then the weights, too.
+
+    A job of several devices has both among its candidates, and on a CPU the host's memory is the
+    device's.
+    """
+    if job.devices.total > 1 or device_kind != "cuda" or METHODS[job.method].value_model:
+        return
+    asked = [pins.items() <= job.fixed.items() for _, pins in _OFFLOADED]
+    for number, (what, pins) in enumerate(_OFFLOADED):
+        if any(asked[number:]):
+            continue
+        pinned = ", ".join(f"{name}: {value}" for name, value in pins.items())
+        kept = {name: values for name, values in job.recipe.items() if name not in pins}
+        update = {"fixed": {**job.fixed, **pins}, "recipe": kept}
+        yield Change(
+            field=OPTIMIZER_OFFLOAD,
+            text=f"{what} in the host's memory (`fixed: {{{pinned}}}`)",
+            kind="speed",
+            job=job.model_copy(update=update),
+        )
 
 
 def one_more_device(job: Job) -> Iterator[Change]:

@@ -135,12 +135,10 @@ def _several(
     python: str,
     split: Split | None,
 ) -> dict[str, str]:
-    """What several processes want besides: DeepSpeed's file, and launches over several machines; a
-    server that has some of the GPUs is on theirs."""
-    if sharding.num_processes == 1:
-        return {}
-    method = METHODS[job.method]
-    files = {} if split is not None else _on_machines(method, facts, chosen, sharding, python)
+    """What several processes want besides, and one that offloads: DeepSpeed's file, and launches
+    over several machines; a server that has some of the GPUs is on theirs."""
+    method, alone = METHODS[job.method], sharding.num_processes == 1 or split is not None
+    files = {} if alone else _on_machines(method, facts, chosen, sharding, python)
     deepspeed = deepspeed_of(sharding, chosen.config, facts)
     return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
 

@@ -186,7 +186,7 @@ def launch_script(
         split: which of the job's GPUs train, where a vLLM server has others of them.
     """
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
-    if sharding.num_processes > 1:
+    if sharding.in_group:
         flags.append('--main_process_port "${MASTER_PORT:-0}"')
     told = "".join(f"    {flag} \\\n" for flag in flags)
     first = asks(missing) + disk(sharding) + exports(environment)

@@ -1,6 +1,7 @@
 """The ranks of one probe: forked from the probe's child, watched by it, and told of as one.
 
-The child that the forkserver made stays what its parent watches. Where a request asks for several
+The child that the forkserver made stays what its parent watches. The one process for which
+DeepSpeed offloads it becomes itself, in a group of its own. Where a request asks for several
 processes it forks them and waits; they are of its session and group, so that whoever kills one
 kills all. The first rank that fails ends the probe: those that wait for it in a collective would
 wait for ever. Each rank has a folder of its own (`rank-0`, ...) for its reply; the first one's
@@ -46,10 +47,16 @@ def probe(path: Path) -> None:
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     count = request.shared.num_processes
-    if count == 1:
+    if not request.shared.in_group:
         worker.probe(folder, request)
         return
     _compile_here(Path(request.rows).absolute().parent / "compiled")
+    if count == 1:
+        own = socket.create_server((HOST, 0))
+        place = _place(0, 1, own, template=os.getppid())
+        own.detach()  # it is the rendezvous's from here on
+        worker.probe(folder, request, place)
+        return
     folders = [rank_folder(path, rank) for rank in range(count)]
     failed = _first_failure(_start(folder, folders, request), folders)
     if failed is None:
@@ -80,14 +87,7 @@ def _start(
     with socket.create_server((HOST, 0)) as listener:
         for rank, own in enumerate(folders):
             own.path.mkdir(parents=True, exist_ok=True)
-            place = Place(
-                rank=rank,
-                count=len(folders),
-                host=HOST,
-                port=listener.getsockname()[1],
-                listener=listener.fileno() if rank == 0 else None,
-                template=template,
-            )
+            place = _place(rank, len(folders), listener, template=template)
             if rank == 0:
                 own.progress.symlink_to(Path("..") / folder.progress.name)
             pid = os.fork()
@@ -97,6 +97,18 @@ def _start(
                 _become_rank(supervisor, own, request, place)
             ranks[pid] = rank
     return ranks
+
+
+def _place(rank: int, count: int, listener: socket.socket, *, template: int) -> Place:
+    """Of a rank of so many that meet where `listener` is bound."""
+    return Place(
+        rank=rank,
+        count=count,
+        host=HOST,
+        port=listener.getsockname()[1],
+        listener=listener.fileno() if rank == 0 else None,
+        template=template,
+    )
 
 
 def _become_rank(supervisor: int, folder: ProbeFolder, request: ProbeRequest, place: Place) -> None:

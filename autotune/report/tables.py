@@ -45,17 +45,17 @@ def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
         return []
     if NUM_PROCESSES not in free:
         return [strategy(candidate)]
-    alone = candidate[NUM_PROCESSES] == 1
+    alone = not sharding_of(candidate.values, 2).in_group
     return ["on 1"] if alone else [f"on {candidate[NUM_PROCESSES]}", strategy(candidate)]
 
 
 def strategy(candidate: Candidate) -> str:
-    """How a candidate is spread over devices: `DDP`, `ZeRO-2+cpu`, `FSDP2`."""
+    """How a candidate is spread over devices: `DDP`, `ZeRO-2+adam-cpu`, `FSDP2`; `plain`."""
     sharding = sharding_of(candidate.values, 2)
     if sharding.distributed_type == FSDP:
         return "FSDP2" if sharding.fsdp_reshard_after_forward else "FSDP2-kept"
     if sharding.distributed_type != DEEPSPEED:
-        return "DDP"
+        return "DDP" if sharding.in_group else "plain"
     away = (sharding.offload_optimizer_device, sharding.offload_param_device)
     named = zip(("adam", "weights"), away, strict=True)
     kept = "".join(f"+{what}-{device}" for what, device in named if device != "none")

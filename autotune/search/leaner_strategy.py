@@ -16,6 +16,7 @@ from autotune.space.sharding import (
     DATA_PARALLEL,
     DEEPSPEED,
     FSDP,
+    NONE,
     STRATEGY_KNOBS,
     Sharding,
     engine_name,
@@ -54,8 +55,8 @@ def divides_more_than_it_must(
 
 def saves_more(one: Sharding, other: Sharding) -> bool:
     """Whether `one` divides and offloads all that `other` does, and more. ZeRO and FSDP are
-    different programs: each is compared with its own kind and with plain data parallelism."""
-    kinds = {one.distributed_type, other.distributed_type} - set(DATA_PARALLEL)
+    different programs: each is compared with its own kind and with plain copies."""
+    kinds = {one.distributed_type, other.distributed_type} - {*DATA_PARALLEL, NONE}
     if len(kinds) != 1 or not kinds <= {DEEPSPEED, FSDP}:
         return False
     steps = list(zip(_steps(one), _steps(other), strict=True))

@@ -15,6 +15,7 @@ FACT_NAMES = frozenset(
     {
         "job.tuning",
         "job.precision",
+        "job.spreads",
         "device.kind",
         "device.count",
         "device.nodes",

@@ -15,6 +15,7 @@ from autotune.space.knobs import (
     VLLM_SERVER,
     Candidate,
 )
+from autotune.space.sharding import STRATEGY_KNOBS
 
 
 def processes_of(values: Mapping[str, Any], job: Job) -> int:
@@ -44,6 +45,13 @@ def process_counts(job: Job) -> list[int]:
         return [job.devices.total]
     batches = [one for one in job.batches if isinstance(one, int)]
     return [n for n in divisors(math.gcd(*batches) or 1) if n < job.devices.total][::-1]
+
+
+def may_be_spread(job: Job) -> bool:
+    """Whether a job has the knobs of `search_spaces/sharding.yaml`: with several devices always,
+    with one where it asks for one of them, because ZeRO offloads for a single process, too."""
+    asked = job.fixed.keys() | job.recipe.keys()
+    return job.devices.total > 1 or bool(asked & set(STRATEGY_KNOBS))
 
 
 def shares_with_server(job: Job) -> bool:

@@ -65,6 +65,11 @@ class Sharding:
     nvme_path: str = NVME_PATH
 
     @property
+    def in_group(self) -> bool:
+        """Whether processes join a group: several, or the one for which DeepSpeed offloads."""
+        return self.num_processes > 1 or self.distributed_type == DEEPSPEED
+
+    @property
     def divides_weights(self) -> bool:
         """Whether no process holds all weights all the time."""
         return self.zero_stage == 3 or self.distributed_type == FSDP
@@ -85,7 +90,7 @@ class Sharding:
 
 
 def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
-    """What a candidate's knobs say of it; with one process nothing is shared.
+    """What a candidate's knobs say of it; one process shares nothing, DeepSpeed may offload for it.
 
     Args:
         devices: of the job: one process on each, where no knob says otherwise.
@@ -93,17 +98,18 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
     own = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
     told = {name: values[name] for name in own if values.get(name) is not None}
     shared = Sharding(**{NUM_PROCESSES: devices, **told})
-    return Sharding() if shared.num_processes == 1 else shared
+    return shared if shared.in_group else Sharding()
 
 
 def engine_name(sharding: Sharding) -> str:
-    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2`, `ZeRO-2, optimizer on cpu`."""
+    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`; `a plain copy`: nothing
+    does."""
     if sharding.distributed_type == DEEPSPEED:
         optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
         return zero_name(sharding.zero_stage, optimizer, weights)
     if sharding.distributed_type == FSDP:
         return fsdp_name(sharding.fsdp_reshard_after_forward)
-    return "DDP"
+    return "DDP" if sharding.in_group else "a plain copy"
 
 
 def zero_name(stage: int, optimizer: str, weights: str) -> str:

@@ -33,7 +33,7 @@ from autotune.space.knobs import (
 from autotune.space.node_groups import group_problem
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
-from autotune.space.processes import processes_of
+from autotune.space.processes import may_be_spread, processes_of
 from autotune.space.sharding import STRATEGY
 from autotune.space.vllm import share_problem
 from autotune.space.vllm_server import division_note, division_problem
@@ -107,6 +107,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
     return {
         "job.tuning": job.tuning,
         "job.precision": resolve_precision(job, facts.device)[0],
+        "job.spreads": may_be_spread(job),
         "device.kind": facts.device.kind,
         "device.count": job.devices.total,
         "device.nodes": job.devices.nodes,

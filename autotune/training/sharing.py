@@ -32,7 +32,7 @@ class Sharing:
         """As a request asks for it; `accumulation`: how many micro-steps the probe really takes in
         an optimizer step, where those are not all."""
         sharding = request.shared
-        if sharding.num_processes == 1:
+        if not sharding.in_group:
             return cls()
         from autotune.training.distributed import disk_problem, overrides
 
@@ -62,12 +62,12 @@ class Sharing:
         return agreed(wanted)
 
     def checked_engine(self, trainer: Any) -> str | None:
-        """What really spread the training; None: one process.
+        """What really spread the training; None: one process by itself.
 
         Raises:
             AnotherEngine: it is not what was asked for.
         """
-        if self.processes == 1:
+        if not self.sharding.in_group:
             return None
         from autotune.training.distributed import engine_of, other_settings
 

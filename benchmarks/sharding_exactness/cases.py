@@ -80,7 +80,13 @@ class Case:
     def name(self) -> str:
         """All that it is, in words."""
         trained = "LoRA" if self.lora else "full"
-        words = [self.strategy, f"{self.ranks} ranks", self.model, self.method, trained]
+        words = [
+            self.strategy,
+            f"{self.ranks} rank{'s' * (self.ranks > 1)}",
+            self.model,
+            self.method,
+            trained,
+        ]
         words += ["checkpointing"] * self.checkpointing
         words += [f"a bucket of {self.bucket}"] * (self.bucket != HIDDEN**2)
         words += ["no overlap"] * (not self.overlaps)
@@ -161,7 +167,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks;
-    some with other methods, some with other buckets, some in bf16."""
+    some with other methods, some with other buckets, some in bf16; one rank alone that offloads."""
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, ranks=4, model="qwen2")
         yield Case(strategy=strategy, ranks=4, model="qwen2", lora=True, checkpointing=True)
@@ -180,6 +186,9 @@ def cases() -> Iterator[Case]:
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, half=True, accumulation=2)
         yield Case(strategy=strategy, half=True, ranks=4, lora=True, checkpointing=True)
+    for strategy in ("zero 2, optimizer off", "zero 3, all off"):
+        yield Case(strategy=strategy, ranks=1)
+        yield Case(strategy=strategy, ranks=1, checkpointing=True, accumulation=2)
 
 
 def write_model(name: str, folder: Path) -> None:

@@ -63,8 +63,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     text += HEAD + _line("all", done)
     for strategy in STRATEGIES:
         text += _line(strategy, [row for row in done if row["case"]["strategy"] == strategy])
-    for ranks in (2, 4):
-        text += _line(f"{ranks} ranks", [row for row in done if row["case"]["ranks"] == ranks])
+    for ranks in (1, 2, 4):
+        name = f"{ranks} rank{'s' * (ranks > 1)}"
+        text += _line(name, [row for row in done if row["case"]["ranks"] == ranks])
     text += "\n| case | estimate MiB | real MiB | error | peak at |\n|---|---|---|---|---|\n"
     for row in done:
         sizes = " | ".join(f"{row[key] / 2**20:.2f}" for key in ("estimate_bytes", "real_bytes"))

@@ -93,6 +93,19 @@ def test_all_of_them_compute_the_same(two: Bench, measured: dict[str, Measuremen
         assert found == pytest.approx(losses["DDP"], rel=1e-4), name
 
 
+def test_one_process_offloads_in_a_group_of_one_and_computes_the_same(
+    two: Bench, measured: dict[str, Measurement]
+) -> None:
+    name = "ZeRO-2, optimizer on cpu"
+    one = probe(two, "alone", num_processes=1, **STRATEGIES[name])
+    assert one.outcome == "ok", (one.reason, one.failure)
+    assert (one.engine, one.ranks) == (name, []), "it is the probe's own process"
+    assert one.peak_memory_bytes is not None and one.peak_memory_bytes > 2**28
+    found, known = (_losses(two.run.path / "probes" / folder)[:12] for folder in ("alone", "DDP"))
+    assert found == pytest.approx(known, rel=1e-4)
+    assert measured["DDP"].tokens_per_step == 2 * (one.tokens_per_step or 0)
+
+
 def test_states_are_kept_on_a_disk_or_the_reason_is_told(
     two: Bench, measured: dict[str, Measurement], tmp_path: Path
 ) -> None:
@@ -227,13 +240,19 @@ def test_other_trainers_are_divided_too(server: ProbeServer, tmp_path: Path, met
 @pytest.mark.skipif(
     not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes on one core: AUTOTUNE_LONG_TESTS=1"
 )
-def test_a_job_of_two_devices_becomes_a_verified_bundle(autotune: Command) -> None:
-    """Found by probes of two ranks, verified by a launch of two processes, and launched again."""
+@pytest.mark.parametrize(
+    ("count", "kept", "engine"), [(2, "none", "ZeRO-2"), (1, "cpu", "ZeRO-2, optimizer on cpu")]
+)
+def test_a_job_that_deepspeed_trains_becomes_a_verified_bundle(
+    autotune: Command, count: int, kept: str, engine: str
+) -> None:
+    """Found by probes of two ranks, or of one that offloads, verified by a launch of as many
+    processes, and launched again."""
     pins = {"attn_implementation": "sdpa", "optim": "adamw_torch_fused", "loss_type": "nll"}
     pins |= {"gradient_checkpointing": False, "train_sampling_strategy": "random"}
     pins |= {"padding_free": False, "distributed_type": "DEEPSPEED", "zero_stage": 2}
-    pins |= {"offload_optimizer_device": "none", "per_device_train_batch_size": 2}
-    write_job(autotune.folder, devices={"kind": "cpu", "count": 2}, fixed=pins)
+    pins |= {"offload_optimizer_device": kept, "per_device_train_batch_size": 4 // count}
+    write_job(autotune.folder, devices={"kind": "cpu", "count": count}, fixed=pins)
     model = autotune.folder / "model"
     (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
     give_tokenizer(model)
@@ -241,8 +260,8 @@ def test_a_job_of_two_devices_becomes_a_verified_bundle(autotune: Command) -> No
     assert result["outcome"] == "recommended", result
     assert_launched(result["verification"])
     measured = probes_of(autotune, "run")[0]
-    assert (measured["engine"], len(measured["ranks"])) == ("ZeRO-2", 2)
-    assert measured["knobs"]["gradient_accumulation_steps"] == 2  # of 8 rows, 2 on each of 2
+    assert (measured["engine"], len(measured["ranks"])) == (engine, count if count > 1 else 0)
+    assert measured["knobs"]["gradient_accumulation_steps"] == 2  # of 8 rows, 4 on all together
     assert "agree" in autotune("check", "run/bundle")
     launch = autotune.folder / "run" / "bundle" / "launch.sh"
     text = autotune.folder / "text.jsonl"

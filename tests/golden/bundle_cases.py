@@ -292,6 +292,11 @@ def _zero3() -> Case:
     return _several(8, distributed_type="DEEPSPEED", zero_stage=3, **offload)
 
 
+def _zero2_alone() -> Case:
+    """One GPU, its optimizer on the host."""
+    return _several(1, distributed_type="DEEPSPEED", zero_stage=2, offload_optimizer_device="cpu")
+
+
 def _fsdp2() -> Case:
     return _several(2, distributed_type="FSDP", fsdp_reshard_after_forward=False)
 
@@ -314,5 +319,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "ppo": _ppo,
     "ppo_qlora": _ppo_qlora,
     "zero3": _zero3,
+    "zero2_alone": _zero2_alone,
     "fsdp2": _fsdp2,
 }

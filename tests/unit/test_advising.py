@@ -68,6 +68,9 @@ def test_nothing_is_changed_twice():
     assert not advice.ways
     asked = advisor.jobs[2:]  # the job itself comes first: its leanest, and its speed
     assert advice.tried == len(asked) == len(set(asked)) > 10
+    away = [job for job in asked if '"zero_stage":3' in job]
+    shorter = [job for job in away if '"max_length":256' in job]
+    assert len(shorter) == 1 < len(away) < len(asked) / 3, "no list of three offloads"
     (line,) = [line for line in advice_lines(advice) if "No list" in line]
     assert str(advice.tried) in line
 
@@ -115,6 +118,22 @@ def test_the_price_is_the_fastest_that_fits_then_against_the_fastest_that_does_n
     plain = advice_plain(advice)
     assert plain["ways"][0]["speed"] == way.speed
     assert plain["ways"][0]["changes"] == [{"text": "`tuning: lora`", "kind": "recipe"}]
+
+
+def test_what_a_single_gpu_may_keep_on_the_host_is_a_way_with_its_price():
+    def speed(job, one):
+        return 100.0 / job.fixed.get("zero_stage", 1)
+
+    def fits(job, one):
+        return job.fixed.get("zero_stage") == 3 or job.tuning == "lora"
+
+    advice = advised(make_job(), fits, speed=speed)
+    assert changes(advice) == [{"offload_optimizer_device"}, {"tuning"}]
+    away = advice.ways[0]
+    assert away.candidate["offload_param_device"] == "cpu" and away.speed == pytest.approx(1 / 3)
+    lines = "\n".join(advice_lines(advice))
+    assert "1. optimizer and weights in the host's memory (`fixed: {distributed_type" in lines
+    assert "33% of the speed" in lines
 
 
 def test_ways_are_looked_for_among_what_decides_about_memory():

@@ -21,6 +21,8 @@ def way(kind="DEEPSPEED", stage=0, adam="none", weights="none", reshard=True, **
 
 
 DDP = way("MULTI_GPU")
+ALONE = way("NO", num_processes=1)
+ALONE_OFF = way(stage=2, adam="cpu", num_processes=1)
 TWO, THREE = way(stage=2), way(stage=3)
 AGAIN = way(stage=3, zero_hpz_partition_size=4)
 FAST, SLOW = 100.0, 90.0
@@ -46,6 +48,7 @@ def why(candidate, probed, measurement=None, *, speeds=(SLOW, FAST)):
         (way(stage=3, zero_hpz_partition_size=8), AGAIN, "ZeRO-3"),
         (AGAIN, TWO, "ZeRO-2"),
         (way("FSDP", reshard=False), DDP, "DDP"),
+        (ALONE_OFF, ALONE, "a plain copy"),
     ],
 )
 def test_what_divides_or_offloads_more_is_not_probed(more, less, name):

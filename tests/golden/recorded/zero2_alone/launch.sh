@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Written by autotune: trains with sft_config.yaml. Arguments are passed on to TRL, for example
+#   bash launch.sh --max_steps 10
+set -euo pipefail
+here="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+python=/opt/venv/bin/python
+export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER-PCI_BUS_ID}"
+export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-0}"
+export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device
+exec "${PYTHON:-$python}" -m accelerate.commands.launch \
+    --config_file "$here/accelerate.yaml" \
+    --num_cpu_threads_per_process 4 \
+    --deepspeed_config_file "$here/deepspeed.json" \
+    --main_process_port "${MASTER_PORT:-0}" \
+    -m trl.scripts.sft --config "$here/sft_config.yaml" "$@"
