@@ -13,8 +13,13 @@ from autotune.methods import METHODS
 from autotune.space.settings import settings
 from autotune.training.families import family
 
-GPU = ("cuda_bf16", "grpo_server", "grpo_split", "zero3", "fsdp2")
-SEVERAL = {"zero3": ("DEEPSPEED", 8), "fsdp2": ("FSDP", 2), "grpo_split": ("DEEPSPEED", 4)}
+GPU = ("cuda_bf16", "grpo_server", "grpo_split", "zero3", "zero2_alone", "fsdp2")
+SEVERAL = {
+    "zero3": ("DEEPSPEED", 8),
+    "zero2_alone": ("DEEPSPEED", 1),
+    "fsdp2": ("FSDP", 2),
+    "grpo_split": ("DEEPSPEED", 4),
+}
 CPU = [name for name in CASES if name not in GPU]
 CUSTOM_TRAINING = {
     "learning_rate": 1e-4,
