@@ -114,7 +114,7 @@ def test_what_cannot_be_included_is_said_with_its_line():
 
 def test_one_process_shares_nothing():
     values = {"distributed_type": "DEEPSPEED", "zero_stage": 3}
-    assert sharding_of(values, 1) == Sharding()
+    assert sharding_of({"distributed_type": "MULTI_CPU"}, 1) == Sharding()
     several = sharding_of(values, 4)
     assert (several.num_processes, several.zero_stage, several.divides_weights) == (4, 3, True)
     assert not several.offloads

@@ -36,6 +36,8 @@ PINNED = {
     "per_device_train_batch_size": 1,
     "generation_batch_size": 64,
 }
+DIVIDED = {"zero_stage": 3, "offload_optimizer_device": "none", "offload_param_device": "none"}
+"""Nothing offloaded, so that one process alone has nothing to divide."""
 QWEN_7B = {"parameters": 7_615_616_512, "hidden_size": 3584, "cache_bytes_per_token": 57344}
 QWEN_7B |= {"attention_heads": 28, "key_value_heads": 4, "max_positions": 32768}
 
@@ -67,11 +69,12 @@ def splits(space):
 
 
 def test_every_split_that_keeps_the_batch_exact_is_a_candidate():
-    space = space_of(grpo(zero_stage=3))
+    space = space_of(grpo(**DIVIDED))
     assert splits(space).keys() == {(p, t) for p in (4, 2) for t in (4, 2, 1)}
+    assert (1, 4) in splits(space_of(grpo(zero_stage=3))), "alone it may offload"
     alone = space_of(grpo(distributed_type="NO"))
     assert splits(alone).keys() == {(1, 4), (1, 2), (1, 1)}
-    six = space_of(grpo(batch=48, generation_batch_size=48, zero_stage=3))
+    six = space_of(grpo(batch=48, generation_batch_size=48, **DIVIDED))
     assert {(6, 2), (6, 1), (3, 4)} <= splits(six).keys()
     for processes, size in [*splits(space), *splits(six)]:
         assert processes + size <= 8
@@ -133,7 +136,7 @@ def test_a_server_takes_no_more_than_the_job_may():
 
 
 def test_the_trainer_is_not_told_what_the_server_is():
-    job = grpo(zero_stage=3)
+    job = grpo(**DIVIDED)
     config = settings(job, facts(), space_of(job).default(), "out").config
     assert config["vllm_mode"] == "server"
     assert {"vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"} & config.keys() == set()
@@ -193,7 +196,7 @@ def shown(pairs, devices=8):
 
 
 def test_a_candidate_fits_where_training_and_server_do():
-    job, known = grpo(zero_stage=3), facts(gib=24)
+    job, known = grpo(**DIVIDED), facts(gib=24)
     pairs = planned(job, known, limit_missing=(2,))
     fitting = {(c["num_processes"], e.server.devices) for c, e in pairs if e.fits}
     assert fitting == {(4, 4), (4, 2)}
@@ -207,7 +210,7 @@ def test_a_candidate_fits_where_training_and_server_do():
 
 
 def test_each_division_says_which_side_does_not_fit_and_by_how_much():
-    job, known = grpo(zero_stage=3), facts(gib=24)
+    job, known = grpo(**DIVIDED), facts(gib=24)
     found = {(d.training, d.generating): d for d in divisions(planned(job, known, (2,)), 8)}
     assert list(found) == [(4, 4), (4, 2), (4, 1), (2, 4), (2, 2), (2, 1)]
     assert (found[4, 2].idle, found[4, 4].idle, found[2, 1].idle) == (2, 0, 5)
@@ -228,7 +231,7 @@ def test_a_run_probes_splits_however_many_gpus_train():
 
 
 def test_a_split_is_told_in_a_few_words():
-    job = grpo(zero_stage=3)
+    job = grpo(**DIVIDED)
     space = space_of(job)
     free = [knob.name for knob in space.free_knobs]
     words = {describe(candidate, free) for candidate in space.candidates}
