@@ -75,7 +75,7 @@ def test_every_split_that_keeps_the_batch_exact_is_a_candidate():
     assert splits(kept).keys() == {(p, t) for p in (4, 2) for t in (4, 2, 1)}
     alone = space_of(grpo(distributed_type="NO"))
     assert splits(alone).keys() == {(1, 4), (1, 2), (1, 1)}
-    six = space_of(grpo(batch=48, generation_batch_size=48, **DIVIDED))
+    six = space_of(grpo(batch=48, generation_batch_size=48, zero_stage=3))
     assert {(6, 2), (6, 1), (3, 4)} <= splits(six).keys()
     for processes, size in [*splits(space), *splits(six)]:
         assert processes + size <= 8
@@ -137,7 +137,7 @@ def test_a_server_takes_no_more_than_the_job_may():
 
 
 def test_the_trainer_is_not_told_what_the_server_is():
-    job = grpo(**DIVIDED)
+    job = grpo(zero_stage=3)
     config = settings(job, facts(), space_of(job).default(), "out").config
     assert config["vllm_mode"] == "server"
     assert {"vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"} & config.keys() == set()
@@ -232,7 +232,7 @@ def test_a_run_probes_splits_however_many_gpus_train():
 
 
 def test_a_split_is_told_in_a_few_words():
-    job = grpo(**DIVIDED)
+    job = grpo(zero_stage=3)
     space = space_of(job)
     free = [knob.name for knob in space.free_knobs]
     words = {describe(candidate, free) for candidate in space.candidates}
