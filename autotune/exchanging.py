@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.estimate.communication import Exchanged, exchange_s
+from autotune.estimate.communication import DISK_READS, DISK_WRITES, Exchanged, exchange_s
 from autotune.estimate.estimates import Estimate
 from autotune.facts import Facts
 from autotune.facts.device_kinds import Interconnect, kind_of
@@ -57,6 +57,8 @@ def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candida
     if sharding.zero_hpz_partition_size > 1:
         rate += f" (in groups of {sharding.zero_hpz_partition_size} "
         rate += f"at {what.group_bytes_per_s / 1e9:.0f} GB/s)"
+    if sharding.on_disk:
+        rate += f" (on disk {DISK_READS / 1e9:g} read, {DISK_WRITES / 1e9:g} written)"
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
     note = f"{who}: {share}, at {rate}, none of it hidden"
     tokens, parts = estimate.tokens_per_s, estimate.time_parts

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.estimate.offloaded import SUB_GROUP
 from autotune.estimate.polynomial import Weights, lagrange
-from autotune.estimate.zero import MAX_LIVE_PARAMETERS
+from autotune.space.deepspeed import MAX_LIVE_PARAMETERS, SUB_GROUP
 from autotune.space.sharding import Sharding
 
 _ALL = 10**15

@@ -20,12 +20,11 @@ not counted.
 
 from dataclasses import dataclass
 
+from autotune.space.deepspeed import SUB_GROUP
 from autotune.space.sharding import Sharding
 
 WIDE = 4
 MOMENTS = 2
-SUB_GROUP = 1_000_000_000
-"""Elements of what stage 3 keeps in one piece (`sub_group_size`, `space/deepspeed.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

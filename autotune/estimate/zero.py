@@ -39,10 +39,9 @@ from autotune.estimate.record import (
     training_start,
 )
 from autotune.space.bucket_sizes import as_transformers
+from autotune.space.deepspeed import MAX_LIVE_PARAMETERS
 from autotune.space.sharding import BUCKET_SIZE, Sharding
 
-MAX_LIVE_PARAMETERS = 10**9
-"""DeepSpeed's `stage3_max_live_parameters`, unless told otherwise."""
 GATHERED = 2
 """How often gathered weights are in memory, by real runs of stage 3 (2 and 4 ranks, small models),
 whose truth was too high: torch's profiler does not see what gloo's threads free (docs/log.md)."""

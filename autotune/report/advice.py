@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.advising import Advice, Way
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
+from autotune.space.sharding import sharding_of
 from autotune.units import format_bytes
 
 SCHEMA = 1
@@ -53,6 +54,9 @@ def _price(way: Way) -> str:
     knobs = way.candidate.knobs
     batch = f"{knobs[MICRO_BATCH]} x {knobs[ACCUMULATION]}"
     parts = [f"{format_bytes(way.estimate.peak_memory_bytes)} at {batch}"]
+    host = way.estimate.host_bytes
+    if host is not None and sharding_of(way.candidate.values, 1).offloads:
+        parts.append(f"{format_bytes(host)} of the host's memory")
     if way.speed is not None:
         parts.append(f"{100 * way.speed:.0f}% of the speed it would have if it fitted")
     if way.learns_the_same:

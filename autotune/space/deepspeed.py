@@ -47,7 +47,11 @@ PARAM_BUFFER = 100_000_000
 """Elements of a buffer for weights from disk, at least: DeepSpeed's default."""
 MAX_REUSE_DISTANCE = 1_000_000_000
 """Elements that may be used in between, and weights stay gathered for their next use: DeepSpeed's
-default, as that of how many may be gathered at once."""
+default, as the next two."""
+MAX_LIVE_PARAMETERS = 1_000_000_000
+"""Elements of weights from which on stage 3 gathers none ahead."""
+SUB_GROUP = 1_000_000_000
+"""Elements of what stage 3 keeps, and updates, in one piece."""
 
 
 def deepspeed_config(
@@ -174,10 +178,10 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
         return {**zero, "allgather_partitions": True, "allgather_bucket_size": even}
     return {
         **zero,
-        "sub_group_size": 1_000_000_000,
+        "sub_group_size": SUB_GROUP,
         PREFETCHED: own[PREFETCHED],
         PERSISTENCE: own[PERSISTENCE],
-        "stage3_max_live_parameters": MAX_REUSE_DISTANCE,
+        "stage3_max_live_parameters": MAX_LIVE_PARAMETERS,
         "stage3_max_reuse_distance": MAX_REUSE_DISTANCE,
         "stage3_gather_16bit_weights_on_model_save": True,
         HPZ: sharding.zero_hpz_partition_size,

@@ -10,6 +10,7 @@ from autotune.space.knobs import (
     ROLLOUT_CHUNK,
     Candidate,
 )
+from autotune.space.sharding import FSDP, Sharding, sharding_of
 
 
 def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
@@ -32,5 +33,21 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
         values.get("attn_implementation") == "eager",
         not values.get("activation_offloading", False),
         not values.get("vllm_enable_sleep_mode", False),
+        *_on_the_device(sharding_of(values, 2)),
         candidate.key,
+    )
+
+
+def _on_the_device(sharding: Sharding) -> tuple[float, ...]:
+    """How much of weights, gradients and states a process keeps on its device: the less that is
+    divided and kept elsewhere, the more."""
+    divided = sharding.zero_stage
+    if sharding.distributed_type == FSDP:
+        divided = 3 if sharding.fsdp_reshard_after_forward else 2
+    again = sharding.zero_hpz_partition_size
+    return (
+        -divided,
+        sharding.offload_param_device == "none",
+        sharding.offload_optimizer_device == "none",
+        0.0 if again == 1 else 1 / again,
     )

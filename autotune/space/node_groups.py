@@ -40,7 +40,7 @@ def groups_problem(job: Job) -> Problem | None:
         if any(_divides(size, count) for count in counts):
             continue
         most = max(counts)
-        valid = [str(n) for n in divisors(most) if n < most]
+        valid = [str(n) for n in divisors(most) if n < most] or ["1"]
         return Problem(
             where=HPZ,
             what=f"groups of {size} do not divide {most} processes into several",

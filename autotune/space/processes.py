@@ -15,7 +15,7 @@ from autotune.space.knobs import (
     VLLM_SERVER,
     Candidate,
 )
-from autotune.space.sharding import STRATEGY_KNOBS
+from autotune.space.sharding import HPZ, STRATEGY_KNOBS
 
 
 def processes_of(values: Mapping[str, Any], job: Job) -> int:
@@ -49,9 +49,10 @@ def process_counts(job: Job) -> list[int]:
 
 def may_be_spread(job: Job) -> bool:
     """Whether a job has the knobs of `search_spaces/sharding.yaml`: with several devices always,
-    with one where it asks for one of them, because ZeRO offloads for a single process, too."""
+    with one where it asks for one of them, because ZeRO offloads for a single process, too. (Groups
+    that hold weights once more are of several devices only.)"""
     asked = job.fixed.keys() | job.recipe.keys()
-    return job.devices.total > 1 or bool(asked & set(STRATEGY_KNOBS))
+    return job.devices.total > 1 or bool(asked & (set(STRATEGY_KNOBS) - {HPZ}))
 
 
 def shares_with_server(job: Job) -> bool:

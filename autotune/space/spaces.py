@@ -13,6 +13,7 @@ from typing import Any
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job import Job, KnobValue
+from autotune.methods import METHODS
 from autotune.space.batch import TRL_ROLLOUT_BATCH, accumulation
 from autotune.space.batch_problems import batch_problems
 from autotune.space.completions import completions_problem
@@ -199,7 +200,10 @@ def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
         Problem(
             where=definition.name,
             what=f"this space does not say how {job.devices.total} devices share a training",
-            hint="add the line `include: sharding.yaml` to it",
+            hint="take `num_processes`, `distributed_type` and their rules over from "
+            "search_spaces/ppo.yaml: PPO trains with DDP alone"
+            if METHODS[job.method].value_model
+            else "add the line `include: sharding.yaml` to it",
         )
     )
 

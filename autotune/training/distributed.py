@@ -136,8 +136,9 @@ def engine_of(trainer: Any) -> str:
 
 
 def in_unison(trainer: Any) -> bool:
-    """Whether ranks generate in step, because none has the whole model."""
-    return engine_of(trainer).startswith(("ZeRO-3", "FSDP"))
+    """Whether several ranks generate in step, because none has the whole model."""
+    several = trainer.accelerator.num_processes > 1
+    return several and engine_of(trainer).startswith(("ZeRO-3", "FSDP"))
 
 
 def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:

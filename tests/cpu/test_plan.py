@@ -240,7 +240,10 @@ def test_an_unknown_device_is_answered_with_the_nearest(plans: Plans) -> None:
 
 def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(plans: Plans) -> None:
     ddp = ("--set", "distributed_type=MULTI_GPU")
-    told = [plans("--device", "h200", "--devices", n, *ddp) for n in ("1", "2")]
+    told = [
+        plans("--device", "h200", "--devices", "1"),  # where nothing is to be spread
+        plans("--device", "h200", "--devices", "2", *ddp),
+    ]
     assert [plan["device"]["count"] for plan in told] == [1, 2]
     one, two = map(by_micro_batch, told)
     assert sorted(two) == [1, 2, 4]  # eight rows a step, divided between two
@@ -253,7 +256,7 @@ def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(pl
         assert estimate["peak_memory_bytes"] > alone["peak_memory_bytes"] + buckets
         assert sum(estimate["parts"].values()) == estimate["peak_memory_bytes"]
         assert "of a step are exchange, at 450 GB/s" in estimate["notes"][-1]
-    four = ("--set", "devices.count=4", *ddp)
+    four = ("--set", "devices.count=4")
     assert plans("--device", "h200", *four, "--devices", "1")["device"]["count"] == 1
 
 

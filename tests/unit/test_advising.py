@@ -30,7 +30,7 @@ class Made(_Advisor):
         for one in candidates:
             estimate = make_estimate(50 * GIB, self._speed_of(job, one))
             fits = bool(self._fits_if(job, one))
-            found[one.key] = dataclasses.replace(estimate, fits=fits)
+            found[one.key] = dataclasses.replace(estimate, fits=fits, host_bytes=70 * GIB)
         return found
 
 
@@ -134,6 +134,7 @@ def test_what_a_single_gpu_may_keep_on_the_host_is_a_way_with_its_price():
     lines = "\n".join(advice_lines(advice))
     assert "1. optimizer and weights in the host's memory (`fixed: {distributed_type" in lines
     assert "33% of the speed" in lines
+    assert lines.count("70 GiB of the host's memory") == 1, "what stays on the GPU takes none"
 
 
 def test_ways_are_looked_for_among_what_decides_about_memory():

@@ -61,6 +61,12 @@ def test_a_size_that_makes_no_groups_is_refused_with_those_that_do(size):
     assert one.hint == "choose 1 or 2 or 4"
 
 
+def test_one_process_is_no_group_of_several():
+    for count, fixed in ((1, {}), (4, {"num_processes": 1})):
+        (one,) = refused("do not divide 1 process", count=count, fixed={**fixed, HPZ: 2})
+        assert one.hint == "choose 1"
+
+
 def test_a_group_without_stage_3_or_beside_offloaded_weights_is_refused():
     refused("Only ZeRO-3 divides weights", fixed={**ZERO, "zero_stage": 2, HPZ: 4})
     away = {**THREE, "offload_param_device": "cpu", HPZ: 4}

@@ -39,7 +39,10 @@ def refusal(**fields):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("fixed", [{}, {"num_processes": 1}, {"overlap_comm": False}])
+@pytest.mark.parametrize(
+    "fixed",
+    [{}, {"num_processes": 1}, {"overlap_comm": False}, {"zero_hpz_partition_size": 1}],
+)
 def test_nobody_who_does_not_ask_has_a_larger_space(kind, fixed):
     bound = space(kind, fixed=fixed)
     assert not {knob.name for knob in bound.knobs} & set(KNOBS)
@@ -115,6 +118,9 @@ def test_a_step_is_longer_by_what_is_moved_to_the_host():
         kept = kept_on_host(job, facts, candidate, None)
         assert kept >= (4 + 4 + 8) * facts.model.parameters
     assert 1.0 < steps["two"] < steps["three"]
+    on_disk = make_candidate(num_processes=1, **{**THREE, "offload_param_device": "nvme"})
+    note = with_exchange(before, job, facts, on_disk).notes[-1]
+    assert "at 20 GB/s (on disk 6.5 read, 3.5 written)" in note
     on_cpu = with_exchange(before, job, make_facts(), make_candidate(num_processes=1, **TWO))
     assert on_cpu.step_time_s == 1.0 and on_cpu.notes[-1] == NOT_MOVED
 

@@ -72,6 +72,10 @@ def test_a_space_that_does_not_say_how_devices_share_is_refused_before_any_probe
         bind(own, job, make_facts())
     (one,) = caught.value.problems
     assert (one.where, one.hint) == ("mine.yaml", "add the line `include: sharding.yaml` to it")
+    with pytest.raises(UserError, match="does not say how 2 devices") as caught:
+        bind(own, make_job(method="ppo", max_length=None, devices={"count": 2}), make_facts())
+    (one,) = caught.value.problems
+    assert one.hint.endswith("search_spaces/ppo.yaml: PPO trains with DDP alone")
 
 
 def test_the_devices_that_train_are_the_first_ones(tmp_path):

@@ -12,11 +12,12 @@ from autotune.probe.rank_files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks import RankEnding, first_of
 from autotune.probe.worst_rank import behind, merged
 from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
+from autotune.space.leanness import expected_leanness
 from autotune.space.load import load_job
-from autotune.space.sharding import KNOBS, Sharding, sharding_of
+from autotune.space.sharding import KNOBS, Sharding, engine_name, sharding_of
 from autotune.surveying import refuse_untried
 from autotune.training.rounds import Rollout, dealt
-from tests.unit.builders import make_job
+from tests.unit.builders import make_facts, make_job, make_space
 
 
 def reply(**fields):
@@ -82,6 +83,23 @@ def test_each_rank_gets_the_same_prompts():
     assert divided.prompts == 1
     assert dealt([1, 2], divided, 2) == [1, 2]
     assert dealt([1, 2], divided, 4) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("pins", "name"),
+    [
+        ({}, "ZeRO-3, optimizer on cpu, weights on cpu"),
+        ({"offload_optimizer_device": "none"}, "ZeRO-3, weights on cpu"),
+        ({"offload_optimizer_device": "none", "offload_param_device": "none"}, "ZeRO-3"),
+        ({"distributed_type": "FSDP"}, "FSDP2"),
+    ],
+)
+def test_the_leanest_candidate_divides_and_offloads_most(pins, name):
+    few = {"attn_implementation": "sdpa", "gradient_checkpointing": True}
+    fixed = {"optim": "adamw_torch", "per_device_train_batch_size": 1, **few, **pins}
+    job = make_job(devices={"kind": "cuda", "count": 8}, fixed=fixed)
+    lean = min(make_space(job, make_facts("cuda")).candidates, key=expected_leanness)
+    assert engine_name(sharding_of(lean.values, 8)) == name
 
 
 def test_spaces_take_the_knobs_of_several_devices_in():

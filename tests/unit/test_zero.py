@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, live_bytes
-from autotune.estimate.zero import GATHERED, MAX_LIVE_PARAMETERS, Zero, divided, zero_of
+from autotune.estimate.zero import GATHERED, Zero, divided, zero_of
+from autotune.space.deepspeed import MAX_LIVE_PARAMETERS
 from autotune.space.sharding import Sharding
 
 MIB = 2**20
