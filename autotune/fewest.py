@@ -11,6 +11,7 @@ from autotune.planning import Plan, plan
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import NUM_PROCESSES
 from autotune.space.processes import shares_with_server
+from autotune.space.sharding import OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, STRATEGY_KNOBS
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -22,6 +23,8 @@ class Tried:
     devices: int
     plan: Plan | None
     problem: str | None = None
+    left_out: tuple[str, ...] = ()
+    """What the job pins or lists that one device has no use for."""
 
     @property
     def fits(self) -> bool:
@@ -77,7 +80,12 @@ def _tried(
     job: Job, definition: SpaceDefinition, folder: Path, device: str | None, count: int, told: Told
 ) -> Tried:
     own = job.devices.model_copy(update={"count": count})
-    job = job.model_copy(update={"devices": own})
+    left_out = _only_dividing(job) if count == 1 else ()
+    pins, lists = (
+        {name: one for name, one in knobs.items() if name not in left_out}
+        for knobs in (job.fixed, job.recipe)
+    )
+    job = job.model_copy(update={"devices": own, "fixed": pins, "recipe": lists})
     try:
         made = plan(job, definition, folder, device=device, told=told)
     except UserError as error:
@@ -85,4 +93,14 @@ def _tried(
         return Tried(devices=count, plan=None, problem=said)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Tried(devices=count, plan=made)
+    return Tried(devices=count, plan=made, left_out=left_out)
+
+
+def _only_dividing(job: Job) -> tuple[str, ...]:
+    """Knobs of a job that only divide a training; none where it is to offload, which one device
+    does as well."""
+    asked = {**job.fixed, **job.recipe}
+    kept = [asked.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
+    if any(one not in (None, "none", ["none"]) for one in kept):
+        return ()
+    return tuple(name for name in STRATEGY_KNOBS if name in asked)

@@ -30,6 +30,7 @@ def _plain(one: Tried) -> dict[str, Any]:
         "knobs": dict(candidate.knobs),
         "estimate": estimate.plain(),
         "limit_bytes": one.plan.limit_bytes,
+        "left_out": list(one.left_out),
     }
 
 
@@ -52,6 +53,8 @@ def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
         peak = format_bytes(estimate.peak_memory_bytes)
         yield f"{count}: fits; the fastest takes {peak} {room}{told}"
         yield f"  {named}"
+        if one.left_out:
+            yield f"  without {', '.join(one.left_out)}: there is nothing to divide"
         pinned = {n: v for n, v in candidate.values.items() if len(_values(one, n)) > 1}
         yield "  " + " ".join(f"--set {n}={value_label(v)}" for n, v in sorted(pinned.items()))
     if not tried[-1].fits:

@@ -61,6 +61,35 @@ def test_the_first_number_on_which_something_fits_ends_it(monkeypatch, tmp_path)
     assert plain["tried"][3]["estimate"]["peak_memory_bytes"] == 10 * GIB
 
 
+@pytest.mark.parametrize(
+    ("fixed", "left_out"),
+    [
+        ({"distributed_type": "DEEPSPEED", "zero_stage": 3}, ("distributed_type", "zero_stage")),
+        ({"distributed_type": "MULTI_GPU"}, ("distributed_type",)),
+        (
+            {"distributed_type": "DEEPSPEED", "zero_stage": 2, "offload_optimizer_device": "cpu"},
+            (),
+        ),
+    ],
+)
+def test_one_device_does_without_what_only_divides(fixed, left_out, monkeypatch, tmp_path):
+    asked = []
+
+    def plan(job, definition, folder, *, device, told):
+        asked.append(job.fixed)
+        return made(job, definition, folder, device=device, told=told)
+
+    plans(monkeypatch, 90 * GIB)
+    made = module.plan
+    monkeypatch.setattr(module, "plan", plan)
+    (tried,) = fewest(make_job(fixed=fixed), shipped(), tmp_path, device="h100")
+    assert tried.left_out == left_out
+    assert asked == [{name: one for name, one in fixed.items() if name not in left_out}]
+    said = [line for line in fewest_lines([tried]) if "nothing to divide" in line]
+    assert len(said) == bool(left_out)
+    assert fewest_plain([tried])["tried"][0]["left_out"] == list(left_out)
+
+
 def test_where_no_number_does_it_says_so(monkeypatch, tmp_path):
     plans(monkeypatch, GIB)
     tried = fewest(make_job(), shipped(), tmp_path, device="h100")
