@@ -282,7 +282,7 @@ def test_what_only_generation_holds_is_left_out_of_the_record():
     assert [event[1] for event in left] == [1, "generation", "decode", 3, -7, "scoring", 3]
 
 
-def a_stand_in(asked, engine=None):
+def a_stand_in(asked, engine=None, processes=1):
     """In place of vLLM in a trainer that fits two completions at once."""
     import torch
 
@@ -291,7 +291,7 @@ def a_stand_in(asked, engine=None):
     class Trainer:
         use_vllm = True
         model_wrapped = torch.nn.Linear(1, 1)
-        accelerator = SimpleNamespace(deepspeed_engine_wrapped=engine)
+        accelerator = SimpleNamespace(deepspeed_engine_wrapped=engine, num_processes=processes)
 
         def _generate_single_turn(self, prompts, images, fields):
             asked.append(len(prompts))
@@ -350,15 +350,15 @@ def test_the_ways_out_let_vllm_sleep_or_do_without_it():
     assert [c.job.tuning for c in changes.values()].count("qlora") == 0
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_ranks_that_generate_in_step_do_not_halve_one_by_one(stage):
+@pytest.mark.parametrize(("stage", "processes"), [(2, 2), (3, 2), (3, 1)])
+def test_ranks_that_generate_in_step_do_not_halve_one_by_one(stage, processes):
     engine = SimpleNamespace(
         zero_optimization_stage=lambda: stage,
         zero_offload_optimizer=lambda: None,
         zero_offload_param=lambda: None,
     )
-    stand_in = a_stand_in([], engine=SimpleNamespace(engine=engine))
-    if stage == 2:
+    stand_in = a_stand_in([], engine=SimpleNamespace(engine=engine), processes=processes)
+    if (stage, processes) != (3, 2):
         assert len(stand_in._halved([[1], [2], [3]])) == 3
         return
     with pytest.raises(Unsupported, match="generate in step"):
