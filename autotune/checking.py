@@ -65,7 +65,8 @@ def read_launch(
 
 def _scripts(folder: Path) -> dict[str, str]:
     """The shell scripts of a folder, by their names."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
+    files = (path for path in folder.iterdir() if path.is_file())
+    paths = sorted(path for path in files if path.suffix in ENDINGS)
     return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in paths}
 
 
@@ -79,9 +80,17 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        what = f"cannot be read: {str(error).splitlines()[0]}"
+        what = f"cannot be read: {_in_one_line(error)}"
         raise user_error(what, where=str(path)) from None
     return data if isinstance(data, dict) else {}
+
+
+def _in_one_line(error: Exception) -> str:
+    """What is wrong, and in which line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None)}"
+    return str(error).splitlines()[0]
 
 
 def _read_all(
@@ -91,7 +100,8 @@ def _read_all(
 
     A file that cannot be read is a problem; it may be the one that is meant.
     """
-    own = (p for p in folder.iterdir() if p.suffix in (".yaml", ".yml", ".json"))
+    files = (path for path in folder.iterdir() if path.is_file())
+    own = (path for path in files if path.suffix in (".yaml", ".yml", ".json"))
     paths = sorted({*own, *(folder / path for path in given if path is not None)})
     found: dict[Path, dict[str, Any]] = {}
     problems: list[Problem] = []

@@ -161,12 +161,28 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
         )
 
 
+def stages(files: LaunchFiles) -> Iterator[Problem]:
+    """A stage that there is (`runtime/zero/config.py`: 0 to 3)."""
+    told = files.zero.get("stage")
+    if told in (None, AUTO) or number(told) in (0, 1, 2, 3):
+        return
+    what, hint = f"is {shown(told)}: no such stage", "choose from `0`, `1`, `2`, `3`"
+    if files.deepspeed is None:
+        yield files.at_accelerate("deepspeed_config.zero_stage", what, hint)
+    else:
+        yield files.at_deepspeed("zero_optimization.stage", what, hint)
+
+
 def offloads(files: LaunchFiles) -> Iterator[Problem]:
     """What is kept outside the GPU, at stages that can do that."""
     for name, what in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
         told = section(files.zero, name)
         device = told.get("device", "none")
         if device in ("none", None, AUTO):
+            continue
+        if device not in ("cpu", "nvme"):
+            hint = "choose from `none`, `cpu`, `nvme`"
+            yield files.at_offload(f"{name}.device", f"is {shown(device)}: no such place", hint)
             continue
         least = 3 if name == "offload_param" or device == "nvme" else 1
         if files.stage < least:
@@ -256,6 +272,7 @@ CHECKS = (
     precisions,
     whole_batch,
     optimizers,
+    stages,
     offloads,
     weights_again,
     autos,

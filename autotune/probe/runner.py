@@ -52,8 +52,11 @@ class ProbeServer:
         log: Path,
         preload: tuple[str, ...] = PRELOAD,
         environment: dict[str, str] | None = None,
+        ready_s: float = 300.0,
     ):
+        """A server that imports `preload`, and gives up after `ready_s` seconds of that."""
         self._log = log
+        self._ready_s = ready_s
         self._preload = preload
         self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,8 +81,15 @@ class ProbeServer:
                 env={**os.environ, **child_environment(), **self._environment},
                 start_new_session=True,
             )
-        if self._next_event(timeout_s=300.0) is None:
+        began = time.monotonic()
+        if self._next_event(self._ready_s) is None:
+            late = time.monotonic() - began >= self._ready_s
             self.close()
+            if late:
+                raise machine_error(
+                    f"the training stack was still being imported after {self._ready_s:g} s",
+                    hint="this machine is busy with something else, or its disk is slow: try again",
+                )
             raise machine_error(
                 "the training stack cannot be imported",
                 where=str(self._log),

@@ -36,10 +36,7 @@ def explain(one: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
     message = str(one["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if not one["msg"].startswith("Value error"):
         message = f"must be {message}, but got `{as_yaml(one['input'])}`"
-    hint = None
-    if path == ("devices", "count"):
-        hint = "several devices come with a later version"
-    return f"`{field}`: {message}", hint
+    return f"`{field}`: {message}", None
 
 
 def _fields_at(path: tuple[str | int, ...]) -> list[str]:

@@ -220,7 +220,7 @@ class _Loading(Draft):
                     continue
                 for value in given if section == "recipe" else [given]:
                     if not any(type(value) is type(c) and value == c for c in knob.choices):
-                        choices = ", ".join(f"`{as_yaml(c)}`" for c in knob.choices)
+                        choices = ", ".join(dict.fromkeys(f"`{as_yaml(c)}`" for c in knob.choices))
                         self._report(
                             (section, name),
                             f"`{name}` cannot be `{as_yaml(value)}`",

@@ -32,6 +32,7 @@ from autotune.space.knobs import (
     condition_holds,
 )
 from autotune.space.node_groups import group_problem
+from autotune.space.nothing_left import nothing_left
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.processes import may_be_spread, processes_of
@@ -150,10 +151,9 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
     )
     if not candidates:
-        reasons = "; ".join(one.reason for one in exclusions)
-        raise UserError(
-            Problem(where="job", what=f"no candidate is left: {reasons}", hint="unpin a knob")
-        )
+        decided = {**known, **{one.name: one.values[0] for one in knobs if len(one.values) == 1}}
+        reasons = [one.reason for one in exclusions]
+        raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
     longest = positions.note([candidate.values for candidate in candidates])
     told = (longest, division_note(job, facts))
     return SearchSpace(

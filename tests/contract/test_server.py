@@ -138,3 +138,14 @@ def test_a_stack_that_cannot_be_imported_is_a_machine_error_that_names_the_log(
     with pytest.raises(MachineError, match="cannot be imported"):
         server.__enter__()
     assert "there_is_no_such_module" in (tmp_path / "server.log").read_text(encoding="utf-8")
+
+
+def test_a_stack_that_takes_too_long_to_import_is_said_to_be_slow_not_broken(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    server = ProbeServer(tmp_path / "log", ("slow_to_import",), environment, ready_s=0.5)
+    with pytest.raises(MachineError, match="still being imported after 0.5 s"):
+        server.__enter__()
+    assert not server.alive

@@ -157,6 +157,19 @@ def test_what_cannot_be_read_is_named_with_all_else(broken, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_the_line_of_a_broken_file_is_named(tmp_path):
+    folder = written(tmp_path / "bundle", "zero3")
+    (folder / "sft_config.yaml").write_text("bf16: true\n\t- optim: [\n", encoding="utf-8")
+    assert "sft_config.yaml: cannot be read: line 2: found character" in check(folder).stderr
+
+
+def test_folders_that_are_named_as_files_are_passed_over(tmp_path):
+    folder = written(tmp_path / "bundle", "zero3")
+    for name in ("old.yaml", "kept.json", "mine.sh"):
+        (folder / name).mkdir()
+    assert check(folder).exit_code == 0
+
+
 def test_a_folder_and_a_method_have_to_be_there(tmp_path):
     missing = check(tmp_path / "nowhere")
     assert (missing.exit_code, "no such folder" in missing.stderr) == (2, True)

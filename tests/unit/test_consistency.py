@@ -200,6 +200,27 @@ def test_groups_that_divide_them_and_none_are_left_alone(size):
     assert deepspeeds(zero_optimization__zero_hpz_partition_size=size) == []
 
 
+@pytest.mark.parametrize("stage", [4, -1, "three", 2.5, True])
+def test_there_are_four_stages(stage):
+    where = "deepspeed.json: zero_optimization.stage"
+    only(
+        deepspeeds({}, {"deepspeed_config.zero3_init_flag": False}, zero_optimization__stage=stage),
+        where,
+        "no such stage",
+    )
+
+
+def test_states_are_kept_where_deepspeed_can():
+    (problem,) = deepspeeds(zero_optimization__offload_param={"device": "ram"})
+    assert problem.startswith("deepspeed.json: zero_optimization.offload_param.device: is `ram`")
+    own = {"deepspeed_config": {"zero_stage": "four", "offload_optimizer_device": "disk"}}
+    stage, device = found(accelerate=own, deepspeed=None)
+    assert stage.startswith("accelerate.yaml: deepspeed_config.zero_stage: is `four`")
+    assert device.startswith(
+        "accelerate.yaml: deepspeed_config.offload_optimizer_device: is `disk`"
+    )
+
+
 def test_a_disk_has_to_be_named():
     where = "deepspeed.json: zero_optimization.offload_param.nvme_path"
     only(deepspeeds(zero_optimization__offload_param={"device": "nvme"}), where)

@@ -181,3 +181,9 @@ def test_what_a_trainer_takes_and_cannot_do_is_refused(method, training, word):
     with pytest.raises(UserError) as caught:
         load_job(None, [*base, training])
     assert word in caught.value.problems[0].hint
+
+
+def test_choices_of_the_cpu_and_of_gpus_are_named_once(folder):
+    ((_, what, hint),) = problems(folder, "devices: {count: 2}\nfixed: {distributed_type: ZeRO}\n")
+    assert what == "`distributed_type` cannot be `ZeRO`"
+    assert hint == "choose from `MULTI_CPU`, `DEEPSPEED`, `FSDP`, `NO`, `MULTI_GPU`"

@@ -86,6 +86,18 @@ def test_what_divides_nothing_is_refused_and_says_why():
     assert "A quantised base is not divided" in refusal(tuning="qlora", fixed=TWO)
 
 
+def test_a_refusal_names_what_decides_and_which_pins_to_let_go_of():
+    """Not what else was taken out on the way, such as kernels that are not installed."""
+    quantised = "A quantised base is not divided among processes here; each has a whole copy"
+    assert refusal(tuning="qlora", fixed=TWO) == f"no candidate is left: {quantised}"
+    with pytest.raises(UserError) as caught:
+        space(fixed={**TWO, "offload_param_device": "cpu"})
+    assert str(caught.value) == (
+        "job: no candidate is left: Only ZeRO-3 offloads weights\n"
+        "  hint: unpin `zero_stage` or `offload_param_device`"
+    )
+
+
 def test_one_process_of_several_devices_may_offload_too():
     job = make_job(devices={"kind": "cuda", "count": 4}, fixed={"num_processes": 1, **TWO})
     found = {sharding_of(one.values, 4) for one in make_space(job, make_facts("cuda")).candidates}

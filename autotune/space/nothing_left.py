@@ -1,0 +1,31 @@
+"""Why a job leaves no candidate, and what of it to let go of. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from autotune.errors import Problem
+from autotune.space.knobs import Rule
+
+
+def nothing_left(
+    rules: Sequence[Rule],
+    decided: Mapping[str, Any],
+    asked: Collection[str],
+    reasons: Sequence[str],
+) -> Problem:
+    """The problem of a space without candidates.
+
+    A rule that what is decided meets takes all of them out by itself: such rules alone are named,
+    not what else was taken out on the way. Where there is none, it was all reasons together.
+
+    Args:
+        decided: facts, and knobs of one value.
+        asked: names of the knobs that the job pins or lists.
+        reasons: of everything that was taken out.
+    """
+    alone = [rule for rule in rules if rule.excludes(decided)]
+    named = dict.fromkeys(rule.reason for rule in alone) if alone else reasons
+    why = "; ".join(reason.removesuffix(".") for reason in named)
+    pins = dict.fromkeys(name for rule in alone for name in rule.forbid if name in asked)
+    which = " or ".join(f"`{name}`" for name in pins) or "a knob"
+    return Problem(where="job", what=f"no candidate is left: {why}", hint=f"unpin {which}")
