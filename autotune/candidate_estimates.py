@@ -20,8 +20,8 @@ from autotune.path_tasks import PathTask
 from autotune.probe.throughput import passes
 from autotune.serving import with_server
 from autotune.space.knobs import Candidate
-from autotune.space.node_groups import has_reference
 from autotune.space.processes import processes_of, rows_of_step
+from autotune.space.reference import has_reference
 from autotune.space.settings import settings
 from autotune.space.sharding import (
     DEEPSPEED,

@@ -96,11 +96,11 @@ def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
     trained = trained_parameters(job, facts, config)
     if METHODS[job.method].value_model:  # trained whole, taken to be as large as the policy
         trained += facts.model.parameters
-    sharding = sharding_of(candidate.values, job.devices.total)
+    processes = processes_of(candidate.values, job)
+    sharding = sharding_of(candidate.values, processes)
     copies = sharding.distributed_type in (*DATA_PARALLEL, NONE)
     kind = kind_of(facts.device.name, facts.device.total_bytes)
     links = kind.interconnect if kind is not None else None
-    processes = processes_of(candidate.values, job)
     between = _between_devices(links, job, processes)
     grouped = sharding.zero_hpz_partition_size
     at_home = processes // job.devices.nodes % grouped == 0  # no group is spread over machines

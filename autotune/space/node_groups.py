@@ -17,9 +17,9 @@ from typing import Any
 
 from autotune.errors import Problem
 from autotune.job import Job
-from autotune.methods import METHODS
 from autotune.space.batch import divisors
 from autotune.space.processes import process_counts, processes_of
+from autotune.space.reference import has_reference
 from autotune.space.sharding import HPZ
 
 
@@ -67,13 +67,3 @@ def group_problem(job: Job, values: Mapping[str, Any]) -> str | None:
 def _divides(size: int, count: int) -> bool:
     """Whether there are several groups; one of all processes would hold what stage 3 does."""
     return size == 1 or (size < count and count % size == 0)
-
-
-def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
-    """Whether a model of its own is kept as the reference."""
-    if METHODS[job.method].value_model:
-        return job.tuning == "full" or bool(config.get("copy_reference"))
-    if METHODS[job.method].online:
-        return bool(config.get("beta")) and job.tuning == "full"
-    precomputed = config.get("precompute_ref_log_probs")
-    return bool(METHODS[job.method].reference) and job.tuning == "full" and not precomputed

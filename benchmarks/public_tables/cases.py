@@ -11,7 +11,7 @@ from autotune.estimate.protocol import EstimateRequest, MicroBatch
 from autotune.space.deepspeed import deepspeed_config
 from autotune.space.sharding import DEEPSPEED, Sharding
 from benchmarks.public_tables.figures import DOCUMENTED, ESTIMATORS, PAPER
-from benchmarks.sharding_depths.cases import CUDA
+from benchmarks.sharding_depths.cases import as_planned, plan_request
 
 ROW = MicroBatch(lengths=(16,))
 """One short row: published figures are of what lasts, without activations."""
@@ -120,36 +120,15 @@ class Case:
         """As a plan would ask for it. DDP is traced on one device: buckets are added to that."""
         shape, sharding = MODELS[self.model], self.sharding
         shared = sharding.distributed_type == DEEPSPEED
-        config: dict[str, Any] = {
-            "model_name_or_path": str(models / self.model),
-            "report_to": "none",
-            "per_device_train_batch_size": 1,
-            "gradient_accumulation_steps": 1,
-            "max_length": None,
-            "max_grad_norm": 1.0,
-            "bf16": True,
-            "dtype": "bfloat16" if shared else "float32",
-            "optim": "adamw_torch_fused",
-            "attn_implementation": "sdpa",
-            "loss_type": "nll",
-            "gradient_checkpointing": False,
-        }
+        config = as_planned(
+            models / self.model,
+            dtype="bfloat16" if shared else "float32",
+            gradient_checkpointing=False,
+        )
         deepspeed = deepspeed_config(sharding, config, shape["hidden_size"], device_kind="cuda")
-        return EstimateRequest(
-            method="sft",
-            config=config,
-            model_path=str(models / self.model),
-            model=self.model,
-            versions={},
+        return plan_request(
+            config,
             layers=shape["num_hidden_layers"],
-            cuda=CUDA,
-            rows="",
-            rows_total=1,
-            rows_sampled=False,
-            points=[],
-            limit_bytes=None,
-            cache=None,
-            seed=0,
             devices=self.ranks,
             hidden=shape["hidden_size"],
             sharding=sharding.plain() if shared else None,

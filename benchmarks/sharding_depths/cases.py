@@ -67,20 +67,7 @@ class Case:
         """As a plan would ask for it; the micro-batches are asked for one by one."""
         sharding = Sharding(num_processes=self.ranks, **STRATEGIES[self.strategy])
         shape = MODELS[self.model]
-        config: dict[str, Any] = {
-            "model_name_or_path": str(models / self.model),
-            "report_to": "none",
-            "per_device_train_batch_size": 1,
-            "gradient_accumulation_steps": 1,
-            "max_length": None,
-            "max_grad_norm": 1.0,
-            "bf16": True,
-            "dtype": "bfloat16",
-            "optim": "adamw_torch_fused",
-            "attn_implementation": "sdpa",
-            "loss_type": "nll",
-            "gradient_checkpointing": self.checkpointing,
-        }
+        config = as_planned(models / self.model, gradient_checkpointing=self.checkpointing)
         if self.checkpointing:
             config["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
         if self.lora:
@@ -90,25 +77,52 @@ class Case:
             deepspeed = deepspeed_config(
                 sharding, config, shape["hidden_size"], device_kind="cuda", vocab_size=0
             )
-        return EstimateRequest(
-            method="sft",
-            config=config,
-            model_path=str(models / self.model),
-            model=self.model,
-            versions={},
+        return plan_request(
+            config,
             layers=shape["num_hidden_layers"],
-            cuda=CUDA,
-            rows="",
-            rows_total=1,
-            rows_sampled=False,
-            points=[],
-            limit_bytes=None,
-            cache=None,
-            seed=0,
             devices=self.ranks,
             sharding=sharding.plain(),
             deepspeed=deepspeed,
         )
+
+
+def as_planned(model: Path, **fields: Any) -> dict[str, Any]:
+    """A candidate's configuration, in bfloat16; `fields` besides, or in place of its own."""
+    return {
+        "model_name_or_path": str(model),
+        "report_to": "none",
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "max_length": None,
+        "max_grad_norm": 1.0,
+        "bf16": True,
+        "dtype": "bfloat16",
+        "optim": "adamw_torch_fused",
+        "attn_implementation": "sdpa",
+        "loss_type": "nll",
+        **fields,
+    }
+
+
+def plan_request(config: dict[str, Any], **fields: Any) -> EstimateRequest:
+    """As a plan for an H100 asks for estimates, with no point to be estimated yet."""
+    model = config["model_name_or_path"]
+    return EstimateRequest(
+        method="sft",
+        config=config,
+        model_path=model,
+        model=Path(model).name,
+        versions={},
+        cuda=CUDA,
+        rows="",
+        rows_total=1,
+        rows_sampled=False,
+        points=[],
+        limit_bytes=None,
+        cache=None,
+        seed=0,
+        **fields,
+    )
 
 
 def steps(*rows: int) -> list[MicroBatch]:
