@@ -178,3 +178,29 @@ def test_the_script_steps_once_an_epoch_in_the_last_batch_of_the_data_too(tmp_pa
     trainer.optimizer.optimizer.register_step_post_hook(lambda *_: steps.append(None))
     trainer.train()
     assert len(steps) == 3 * 2
+
+
+def test_what_ddp_wraps_is_unwrapped_to_be_saved(tmp_path: Path) -> None:
+    """Policy and value model are one module, of which the policy is saved; by itself PPOTrainer
+    looks for both in what DDP has wrapped around them."""
+    import torch
+    import torch.distributed as dist
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from torch.nn.parallel import DistributedDataParallel
+
+    from autotune.training.train_ppo import SavingTrainer
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        both = torch.nn.ModuleDict({"policy": torch.nn.Linear(1, 1)})
+        trainer = SavingTrainer.__new__(SavingTrainer)
+        trainer.accelerator = Accelerator(cpu=True)
+        trainer.model = wrapped = DistributedDataParallel(both)
+        with pytest.raises(ZeroDivisionError), trainer._unwrapped():
+            assert trainer.model is both
+            raise ZeroDivisionError
+        assert trainer.model is wrapped
+    finally:
+        dist.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
