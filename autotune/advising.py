@@ -6,12 +6,15 @@ that of the fastest that fits, among those that differ in what decides about mem
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from autotune.answering import Asked, answered
 from autotune.candidate_estimates import estimates_of
+from autotune.counting import Told, nobody
+from autotune.device_ceilings import known_ceilings
 from autotune.errors import UserError
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.estimates import Estimate
@@ -21,7 +24,6 @@ from autotune.job import Job
 from autotune.path_tasks import path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import known_ceilings, servers, traced_in_children
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition, load_definition
@@ -30,6 +32,7 @@ from autotune.space.leanness import expected_leanness
 from autotune.space.sharding import OPTIMIZER_OFFLOAD
 from autotune.space.spaces import SearchSpace, bind
 from autotune.surveying import survey
+from autotune.traced_paths import servers
 from autotune.what_if import Change, offloading, one_more_device, single_changes
 
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
@@ -85,8 +88,14 @@ def advise(
     scratch: Path,
     *,
     device: str | None = None,
+    told: Told = nobody,
+    about: Callable[[str], None] = lambda _: None,
 ) -> Advice:
     """Look for the shortest lists of changes that make a job fit.
+
+    Args:
+        told: hears how many candidates are estimated, again and again from none.
+        about: hears what they are candidates of.
 
     Raises:
         UserError: the job or the kind of device cannot be.
@@ -97,7 +106,7 @@ def advise(
     with servers(scratch, len(os.sched_getaffinity(0))) as started:
         facts = device_facts(survey(job, run, started[0]), kind)
         limit = planned_limit(job, facts)
-        advisor = _Advisor(job, facts, limit, kind, run, started)
+        advisor = _Advisor(job, facts, limit, kind, run, started, told=told, about=about)
         return advisor.advice(bind(definition, job, facts))
 
 
@@ -129,9 +138,12 @@ class _Advisor:
         run: RunFolder,
         started: Sequence[ProbeServer],
         tried: Collection[str] = (),
+        told: Told = nobody,
+        about: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._job, self._facts, self._limit, self._kind = job, facts, limit, kind
         self._run, self._started, self._tried = run, started, tried
+        self._told, self._about = told, about
         self._cache = PlanCache.of_user()
         self._asked = self._calls = 0
 
@@ -214,6 +226,7 @@ class _Advisor:
 
     def _fits(self, job: Job, candidate: Candidate) -> bool:
         self._asked += 1
+        self._about(f"list of changes {self._asked}")
         return self._estimates(job, [candidate])[candidate.key].fits
 
     def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
@@ -232,8 +245,9 @@ class _Advisor:
         )
         self._calls += 1
         folder = self._run.path / "advice" / str(self._calls)
-        replies = traced_in_children(tasks, self._started, folder)
         ceilings = self._ceilings
+        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings)
+        replies = answered(tasks, asked, self._started, folder, self._told)
         return estimates_of(tasks, replies, job, self._facts, self._limit, ceilings=ceilings)
 
 

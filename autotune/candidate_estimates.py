@@ -61,7 +61,7 @@ def estimates_of(
             task.candidates, task.replaced, task.places, strict=True
         ):
             sharding = sharding_of(candidate.values, devices)
-            formulas = formulas_of(job, sharding)
+            formulas = formulas_of(job, sharding, by_formula=reply.by_formula)
             if reply.problem is not None:
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
@@ -78,7 +78,8 @@ def estimates_of(
             estimate = with_exchange(estimate, job, facts, candidate)
             estimate = with_server(estimate, job, facts, candidate)
             kind = sharding.distributed_type
-            engine = reply.problem is None and engine_is_traced(job.method, kind)
+            told = reply.problem is None and not reply.by_formula
+            engine = told and engine_is_traced(job.method, kind)
             found[candidate.key] = with_host(
                 estimate,
                 job,
@@ -111,11 +112,12 @@ def _at_speed(
     )
 
 
-def formulas_of(job: Job, sharding: Sharding) -> tuple[str, ...]:
+def formulas_of(job: Job, sharding: Sharding, *, by_formula: bool = False) -> tuple[str, ...]:
     """What of a way to spread a training is not traced, by the names of its fields: of methods that
-    generate."""
+    generate, and of others where the reply says so."""
     kind = sharding.distributed_type
-    if kind not in (DEEPSPEED, FSDP) or engine_is_traced(job.method, kind):
+    traced = engine_is_traced(job.method, kind) and not by_formula
+    if kind not in (DEEPSPEED, FSDP) or traced:
         return ()
     own = "zero_stage" if sharding.distributed_type == DEEPSPEED else STRATEGY
     return (own, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))

@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 
+from autotune.answering import Asked, answered
 from autotune.candidate_estimates import estimates_of
 from autotune.counting import Told, nobody
+from autotune.device_ceilings import WORTH_MEASURING, measured_ceilings
 from autotune.estimate.ceilings import Ceilings
 from autotune.estimate.memory import Residual
 from autotune.expectations import Expectations, expectations_from_plain, prior_of
@@ -16,11 +18,11 @@ from autotune.job import Job
 from autotune.path_tasks import PathTask, path_tasks
 from autotune.placing import allocator_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import WORTH_MEASURING, measured_ceilings, servers, traced_in_children
 from autotune.probe.protocol import read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.spaces import SearchSpace
+from autotune.traced_paths import servers
 
 PATHS_A_SERVER = 4
 """A second process to fork from takes as long to start as this many traces."""
@@ -85,8 +87,9 @@ class Expecter:
     def _trace(self, tasks: list[PathTask]) -> None:
         folder = self._run.path / "estimates"
         more = min(len(os.sched_getaffinity(0)), len(tasks) // PATHS_A_SERVER) - 1
+        asked = Asked(job=self._job, facts=self._facts, limit=self._limit, ceilings=self._ceilings)
         with servers(folder, max(more, 0)) as started:
-            replies = traced_in_children(tasks, [self._server, *started], folder, self._told)
+            replies = answered(tasks, asked, [self._server, *started], folder, self._told)
         found = estimates_of(
             tasks,
             replies,

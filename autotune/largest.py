@@ -14,13 +14,13 @@ from autotune.methods import METHODS
 from autotune.path_tasks import path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import servers, traced_in_children
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import MICRO_BATCH, Candidate
 from autotune.space.spaces import bind
 from autotune.surveying import survey
+from autotune.traced_paths import servers, traced_in_children
 
 STARTS = {
     MICRO_BATCH: (1, 4, 16, 64, 256, 1024, 4096),

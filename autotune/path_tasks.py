@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.estimate.paths import (
     TracedConfig,
+    engine_is_traced,
     optimizer_apart,
     traced_config,
     unique,
@@ -22,7 +23,7 @@ from autotune.space.deepspeed import deepspeed_of
 from autotune.space.knobs import Candidate
 from autotune.space.processes import processes_of, rows_of_step
 from autotune.space.settings import settings
-from autotune.space.sharding import Sharding, sharding_of
+from autotune.space.sharding import STRATEGY, sharding_of
 from autotune.space.vllm import vllm_share
 from autotune.training.batches import Batching, batching_of
 from autotune.training.rounds import Rollout, rollout_of
@@ -42,6 +43,12 @@ class PathTask:
     places: tuple[int, ...]
     """For each candidate the index of its point."""
 
+    @property
+    def engine(self) -> bool:
+        """Whether DeepSpeed or FSDP itself is to be traced."""
+        kind = (self.request.sharding or {}).get(STRATEGY)
+        return engine_is_traced(self.request.method, kind)
+
 
 def path_tasks(
     job: Job,
@@ -53,7 +60,7 @@ def path_tasks(
     cache: Path | None,
 ) -> list[PathTask]:
     """Divide candidates into paths."""
-    groups: dict[tuple[str, Sharding], list[_Member]] = {}
+    groups: dict[tuple[object, ...], list[_Member]] = {}
     for candidate in candidates:
         config = settings(job, facts, candidate, "out").config
         path, optim = optimizer_apart(config)
@@ -66,7 +73,11 @@ def path_tasks(
             **_beside(config, facts),
         }
         shared = sharding_of(candidate.values, job.devices.total)
-        groups.setdefault((traced.key, shared), []).append((candidate, traced, point, config))
+        # An engine's points with and without accumulation, or with other optimizers, share nothing.
+        engine = engine_is_traced(job.method, shared.distributed_type)
+        apart = (point["accumulates"], optim) if engine else ()
+        key = (traced.key, shared, *apart)
+        groups.setdefault(key, []).append((candidate, traced, point, config))
     return [
         _task(job, facts, members, rows=rows, limit=limit, cache=cache)
         for members in groups.values()

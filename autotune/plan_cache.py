@@ -24,7 +24,9 @@ from autotune.job import Job, NoData
 from autotune.probe.protocol import read_json, write_json
 from autotune.space.definition import SpaceDefinition
 
-SCHEMA = 2
+SCHEMA = 3
+_SHARED = ("shapes", "copied_shapes", "optimizer_work")
+"""Fields of a reply that engines by formula have from one and the same trace."""
 _TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
 _WORDS = ("added_tokens", "chat_template", "merges", "special_tokens", "tokenizer", "vocab")
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
@@ -86,7 +88,11 @@ class PlanCache:
         """A plan that was made before; None where there is none that can be read."""
         data: Any = read_json(self.path / "plans" / f"{key}.json")
         with contextlib.suppress(*_MALFORMED):
-            replies = [reply_from_plain(one) for one in data["replies"]]
+            shared = data["shared"]
+            replies = [
+                reply_from_plain({**one, **{name: shared[one[name]] for name in _SHARED}})
+                for one in data["replies"]
+            ]
             return facts_from_plain(data["facts"]), replies
         return None
 
@@ -95,8 +101,7 @@ class PlanCache:
         file = self.path / "plans" / f"{key}.json"
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            plain = {"facts": facts.plain(), "replies": [reply.plain() for reply in replies]}
-            write_json(file, plain)
+            write_json(file, {"facts": facts.plain(), **_plain_replies(replies)})
 
     def ceilings(self, device: str) -> Ceilings | None:
         """What was measured of a device of this machine."""
@@ -120,11 +125,33 @@ class PlanCache:
         return self.path / "ceilings" / f"{name}.json"
 
 
+def _plain_replies(replies: Sequence[EstimateReply]) -> dict[str, Any]:
+    """Replies as JSON data; what several have is written once, and they say where."""
+    places: dict[int, int] = {}
+    shared: list[Any] = []
+    told = []
+    for reply in replies:
+        own: dict[str, Any] = {}
+        for name in _SHARED:
+            value = getattr(reply, name)
+            if id(value) not in places:
+                places[id(value)] = len(shared)
+                shared.append([one.plain() for one in value] if isinstance(value, list) else value)
+            own[name] = places[id(value)]
+        rest = dataclasses.replace(reply, shapes=[], copied_shapes=[], optimizer_work={})
+        told.append({**rest.plain(), **own})
+    return {"replies": told, "shared": shared}
+
+
 def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
     """The reply that JSON data hold."""
     points = [PointReply.from_plain(point) for point in data["points"]]
-    shapes = [ShapeWork.from_plain(shape) for shape in data["shapes"]]
-    return EstimateReply.from_plain({**data, "points": points, "shapes": shapes})
+    shapes, copied = (
+        [ShapeWork.from_plain(shape) for shape in data.get(name, [])]
+        for name in ("shapes", "copied_shapes")
+    )
+    told = {"points": points, "shapes": shapes, "copied_shapes": copied}
+    return EstimateReply.from_plain({**data, **told})
 
 
 def _contents(model: Path) -> Iterator[str]:

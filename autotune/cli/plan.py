@@ -31,6 +31,11 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
     "--nodes", type=click.IntRange(min=1), help="On how many machines, each with so many devices."
 )
 @click.option("--fits", is_flag=True, help="Only candidates that fit.")
+@click.option(
+    "--trace-all",
+    is_flag=True,
+    help="Trace DeepSpeed and FSDP for every candidate, not for the most promising only (slow).",
+)
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
 @click.option(
     "--max", "maximum", type=click.Choice(MAXIMA), help="The largest value of this knob that fits."
@@ -40,7 +45,13 @@ MAXIMA = ("per_device_train_batch_size", "max_length")
 @json_option
 @guarded
 def command(
-    fits: bool, top: int | None, maximum: str | None, min_devices: bool, advise: bool, **asked: Any
+    fits: bool,
+    top: int | None,
+    maximum: str | None,
+    min_devices: bool,
+    advise: bool,
+    trace_all: bool,
+    **asked: Any,
 ) -> int:
     """Say what every candidate of JOB will take, before anything runs on the device.
 
@@ -49,6 +60,9 @@ def command(
     """
     if advise and (maximum is not None or fits or top):
         raise user_error("`--advise` goes with none of --max, --fits and --top", where="--advise")
+    if trace_all and (advise or min_devices or maximum is not None):
+        what_goes = "`--trace-all` goes with none of --advise, --min-devices and --max"
+        raise user_error(what_goes, where="--trace-all")
     alone = not (advise or maximum is not None or fits or top or asked["devices"] or asked["nodes"])
     if min_devices and not alone:
         raise user_error("`--min-devices` goes with --device alone", where="--min-devices")
@@ -59,7 +73,9 @@ def command(
         return _fewest(what)
     if maximum is not None:
         return _largest(what, maximum)
-    return _advice(what) if advise else _candidates(what, fits=fits, top=top)
+    if advise:
+        return _advice(what)
+    return _candidates(what, fits=fits, top=top, trace_all=trace_all)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +101,7 @@ class _Asked:
         return load(self.job, sets, self.flags, device=self.device, figures=True)
 
 
-def _candidates(asked: _Asked, *, fits: bool, top: int | None) -> int:
+def _candidates(asked: _Asked, *, fits: bool, top: int | None, trace_all: bool) -> int:
     from autotune.planning import plan
 
     loaded, definition = asked.loaded()
@@ -96,6 +112,7 @@ def _candidates(asked: _Asked, *, fits: bool, top: int | None) -> int:
             folder,
             device=asked.device,
             only_default=asked.job is None,
+            every_engine=trace_all,
             told=told,
         )
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
@@ -146,8 +163,10 @@ def _advice(asked: _Asked) -> int:
     from autotune.report.advice import advice_lines, advice_plain
 
     loaded, definition = asked.loaded()
-    with _scratch() as folder:
-        advice = advise(loaded, definition, folder, device=asked.device)
+    with _scratch() as folder, _shown() as told:
+        advice = advise(
+            loaded, definition, folder, device=asked.device, told=told, about=told.about
+        )
     if asked.as_json:
         print_json(advice_plain(advice))
     else:

@@ -1,6 +1,7 @@
 """What the points of one path take, and which shapes to trace for that. Runs in a child only."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 
 from autotune.estimate import memory
@@ -88,16 +89,20 @@ class PathEstimates(Persevering):
         for size, length, padded in self.traces.traced():
             shape = self.traces.shape((size, length, padded))
             batch = self._micro_batch(size, length, padded)
-            counted = sum(max(round(n * batch.labelled), 1) - 1 for n in batch.lengths)
-            made = Worst(lengths=batch.lengths, labelled=counted, flat=self._flat)
-            if shape.chunks and abs(shape.chunks - self._chunks(made)) > 1:
+            made = self._chunks_of(batch.lengths, batch.labelled)
+            if shape.chunks and abs(shape.chunks - made) > 1:
                 raise Irregular("the loss is not computed in the chunks that were expected")
 
-    def _share(self, size: int, length: int) -> float:
-        """Share of the tokens that count in the loss. Of a chunked one as few as make chunks."""
+    @property
+    def _labelled(self) -> float:
+        """Share of the tokens that count in the loss."""
         labelled = sum(worst.labelled for worst in self._worsts)
         tokens = sum(sum(worst.lengths) - len(worst.lengths) for worst in self._worsts)
-        share = min(labelled / max(tokens, 1), 1.0)
+        return min(labelled / max(tokens, 1), 1.0)
+
+    def _share(self, size: int, length: int) -> float:
+        """Share that is traced: of a chunked loss as few as make chunks."""
+        share = self._labelled
         if self._chunking.labelled_only:
             enough = (SMALLEST + 0.5) * self._chunking.rows
             share = min(share, enough / max(size if self._flat else size * (length - 1), 1))
@@ -158,6 +163,11 @@ class PathEstimates(Persevering):
 
     def _chunks(self, worst: Worst) -> int:
         return chunk_count(worst, self._chunking)
+
+    def _chunks_of(self, lengths: Sequence[int], share: float) -> int:
+        """Chunks of a micro-batch of which this share is labelled."""
+        labelled = sum(max(round(n * share), 1) - 1 for n in lengths)
+        return self._chunks(Worst(lengths=tuple(lengths), labelled=labelled, flat=self._flat))
 
     def point(self, point: Point) -> PointReply:
         """What one point takes: the worst of its padded and its even micro-batch."""
@@ -253,7 +263,10 @@ class PathEstimates(Persevering):
         found = []
         for size, length, padded in self.traces.traced():
             shape = self.traces.shape((size, length, padded))
-            work = self.traces.work([(size, length, padded)], size, shape.chunks)
+            lengths = self._micro_batch(size, length, padded).lengths
+            # Traced are as few chunks as will do; the data may label more.
+            chunks = self._chunks_of(lengths, self._labelled) if shape.chunks else 0
+            work = self.traces.work([(size, length, padded)], size, chunks)
             found.append(
                 ShapeWork(
                     rows=1 if self._flat else size,

@@ -1,5 +1,6 @@
 """The speed of the candidates on one path, from its traced work and a device's ceilings. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,8 @@ UNKNOWN_HOST_RATE = 2e10
 """Bytes/s between host and device where that is not known: PCIe 4.0 x16, less a fifth."""
 ENOUGH_FOR_CURVES = 3
 """From so few shapes no curve can be told; those of the other shapes are corrected by them."""
+_Times = dict[bool, dict[tuple[int, int], TimeParts]]
+"""Of micro-steps by their shape, and by whether rows are padded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +35,29 @@ class PathSpeed:
     def __init__(self, reply: EstimateReply, ceilings: Ceilings) -> None:
         self._reply, self._ceilings = reply, ceilings
         self._known: dict[tuple[int, int, bool], TimeParts] = {}
+        self._told: dict[str, Speed] = {}
 
     @cached_property
     def _shapes(self) -> dict[bool, ShapeTimes]:
-        """Curves over the shape, by whether rows are padded."""
-        found: dict[bool, dict[tuple[int, int], TimeParts]] = {}
-        for shape in self._reply.shapes:
+        """Curves over the shape, by whether rows are padded; those of an engine are those of data
+        parallelism, corrected by its own shapes."""
+        own = self._times(self._reply.shapes)
+        if not self._reply.copied_shapes:
+            return _curves(own)
+        copied = _curves(self._times(self._reply.copied_shapes))
+        known = next(iter(copied.values()))
+        return {
+            masked: replace(copied.get(masked, known), points=points)
+            for masked, points in own.items()
+        }
+
+    def _times(self, shapes: Sequence[ShapeWork]) -> _Times:
+        found: _Times = {}
+        for shape in shapes:
             masked = None if shape.flat else shape.masked
             time = work_time(works(shape), self._ceilings, masked=masked)
             found.setdefault(shape.masked, {})[shape.rows, shape.length] = time
-        most = ShapeTimes.fitted(max(found.values(), key=len))
-        return {
-            masked: ShapeTimes.fitted(points)
-            if len(points) >= ENOUGH_FOR_CURVES
-            else replace(most, points=points)
-            for masked, points in found.items()
-        }
+        return found
 
     def at(self, rows: int, length: int, masked: bool) -> TimeParts:
         """One micro-step of `rows` rows padded to `length`."""
@@ -73,24 +83,41 @@ class PathSpeed:
         Args:
             offloaded_bytes: what its largest micro-batch copies to the host, and back.
         """
+        key = repr((point.batching, point.optim, accumulation, offloaded_bytes))
+        if key not in self._told:  # how memory is laid out makes other points, no other speed
+            self._told[key] = self._speed(point, answer, accumulation, offloaded_bytes)
+        return self._told[key]
+
+    def _speed(self, point: Point, answer: PointReply, accumulation: int, offloaded: int) -> Speed:
         largest = max(padded for _, padded, _ in answer.sample)
-        micro: list[TimeParts] = []
+        micro: Counter[TimeParts] = Counter()
         tokens: list[int] = []
         sequences = METHODS[point.batching["method"]].sequences
         rows = 1 if self._reply.shapes[0].flat else sequences * point.batching["micro_batch"]
         for real, padded, count in answer.sample:
             masked = rows > 1 and real != padded
             time = self.at(rows, padded // rows, masked)
-            copied = 2 * offloaded_bytes * padded / largest
+            copied = 2 * offloaded * padded / largest
             if copied:
                 time = replace(time, transfer_s=copied / self._host_rate())
-            micro += [time] * count
+            micro[time] += count
             tokens += [real] * count
-        parts = step_parts(micro, self.optimizer(point.optim), accumulation)
+        often = list(micro.values())
+        parts = step_parts(list(micro), self.optimizer(point.optim), accumulation, often)
         step = parts.total
         return Speed(
             step_time_s=step, tokens_per_s=tokens_per_s(step, tokens, accumulation), parts=parts
         )
+
+
+def _curves(times: _Times) -> dict[bool, ShapeTimes]:
+    most = ShapeTimes.fitted(max(times.values(), key=len))
+    return {
+        masked: ShapeTimes.fitted(points)
+        if len(points) >= ENOUGH_FOR_CURVES
+        else replace(most, points=points)
+        for masked, points in times.items()
+    }
 
 
 def works(shape: ShapeWork) -> list[tuple[Work, int]]:

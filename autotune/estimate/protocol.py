@@ -247,3 +247,8 @@ class EstimateReply(Message):
     seconds: float
     problem: str | None = None
     """Why the path cannot be traced; then the rest is empty."""
+    copied_shapes: list[ShapeWork] = field(default_factory=list)
+    """Where an engine was traced, at a few shapes only: those of data parallelism, for the curve
+    through them."""
+    by_formula: bool = False
+    """Whether the path's engine was not traced: the points follow from data parallelism."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Self
 
@@ -48,14 +49,27 @@ class ShapeTimes:
         return TimeParts(**parts, overlapped=overlapped)
 
     def _part(self, term: str, shape: Shape, weights: Mapping[Shape, float]) -> float:
-        curve = self.curves[term]
-        correction = total = 0.0
-        for known, weight in weights.items():
-            fit, real = dot(curve, _basis(known)), getattr(self.points[known], term)
-            if fit > 0 and real > 0:
-                correction += weight * math.log(real / fit)
-                total += weight
-        return dot(curve, _basis(shape)) * math.exp(correction / total if total else 0.0)
+        off = self._off[term]
+        total = sum(weights[known] for known in off)
+        correction = sum(weights[known] * one for known, one in off.items())
+        factor = math.exp(correction / total) if total else 1.0
+        return dot(self.curves[term], _basis(shape)) * factor
+
+    @cached_property
+    def _off(self) -> dict[str, dict[Shape, float]]:
+        """Of each term the logarithm of what a known point is over the curve, where both are."""
+        found: dict[str, dict[Shape, float]] = {}
+        for term, curve in self.curves.items():
+            pairs = {
+                known: (getattr(time, term), dot(curve, _basis(known)))
+                for known, time in self.points.items()
+            }
+            found[term] = {
+                known: math.log(real / fit)
+                for known, (real, fit) in pairs.items()
+                if fit > 0 and real > 0
+            }
+        return found
 
 
 def _basis(shape: Shape) -> tuple[float, float, float]:

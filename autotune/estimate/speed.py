@@ -176,14 +176,24 @@ def _attention_s(work: Work, ceilings: Ceilings, masked: bool | None) -> float:
 # -- of a step
 
 
-def step_parts(micro: Sequence[TimeParts], optimizer: TimeParts, accumulation: int) -> TimeParts:
+def step_parts(
+    micro: Sequence[TimeParts],
+    optimizer: TimeParts,
+    accumulation: int,
+    counts: Sequence[int] | None = None,
+) -> TimeParts:
     """One optimizer step: `accumulation` mean micro-steps of the sample and the optimizer.
 
     As `probe/throughput.py` has it, without the wait for data: its line over the timed
     micro-batches is calibrated to their sum, so over a whole sample it is the mean.
+
+    Args:
+        counts: how often each of them is in the sample; None: once.
     """
-    share = accumulation / len(micro)
-    return added([*(one.exposed().times(share) for one in micro), optimizer])
+    often = counts or [1] * len(micro)
+    share = accumulation / sum(often)
+    parts = (one.exposed().times(share * count) for one, count in zip(micro, often, strict=True))
+    return added([*parts, optimizer])
 
 
 def step_time_s(micro: Sequence[TimeParts], optimizer: TimeParts, accumulation: int) -> float:

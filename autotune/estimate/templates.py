@@ -163,10 +163,12 @@ class Template:
         """
         total: Counter[Work] = Counter()
         if len(self.shapes) == 1:
-            for work in self.shapes[0].work:
-                total[replace(work, region=NOWHERE)] += _layer_times(
-                    work.region, have_layers, layers
-                )
+            alone = self.shapes[0]
+            resized = chunks != alone.chunks and min(chunks, alone.chunks) >= CHUNKS
+            for work in _work_of_few_chunks(alone) if resized else alone.work:
+                times = _layer_times(work.region, have_layers, layers)
+                times *= _chunk_times(work.region, chunks) if resized else 1
+                total[replace(work, region=NOWHERE)] += times
             return +total
         weights = lagrange([shape.size for shape in self.shapes], size)
         few = [_work_of_few_chunks(shape) for shape in self.shapes]

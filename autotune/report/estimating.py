@@ -18,6 +18,11 @@ class EstimatesShown:
         self._console = console
         self._said = time.monotonic()
         self._line = False
+        self._about = ""
+
+    def about(self, what: str) -> None:
+        """What the candidates are of, from here on."""
+        self._about = f"{what}: "
 
     def __call__(self, done: int, of: int) -> None:
         now, moving = time.monotonic(), self._console.is_terminal
@@ -25,8 +30,11 @@ class EstimatesShown:
             self.clear()
         elif now - self._said >= (_MOVE_S if moving else NOW_AND_THEN_S) and done < of:
             self._said = now
-            text = f"estimated {done} of {of} candidates ..."
-            self._console.print(text, end="\r" if moving else "\n", highlight=False, soft_wrap=True)
+            text = f"{self._about}estimated {done} of {of} candidates ..."
+            if moving:
+                self._console.control(Control((ControlType.ERASE_IN_LINE, 2)))
+            end = "\r" if moving else "\n"
+            self._console.print(text, end=end, highlight=False, soft_wrap=True, markup=False)
             self._line = moving
 
     def clear(self) -> None:

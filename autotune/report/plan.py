@@ -97,6 +97,11 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
         f"{format_bytes(plan.limit_bytes)} on {each}{plan.facts.device.name}{where}; "
         f"planned in {format_seconds(plan.seconds)}\n"
     )
+    if plan.by_formula:
+        yield (
+            f"of {plan.by_formula} candidates DeepSpeed or FSDP was not traced but estimated by "
+            "formula (`adjusted trace`); of the fastest that may fit it was (of all: --trace-all)\n"
+        )
     nearest = min(
         (pair for pair in plan.ranked() if pair[1].missing_bytes is not None),
         key=lambda pair: pair[1].peak_memory_bytes,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.candidate_estimates import estimates_of
+from autotune.device_ceilings import known_ceilings
 from autotune.errors import user_error
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
@@ -28,13 +29,13 @@ from autotune.job import Job
 from autotune.path_tasks import path_tasks
 from autotune.placing import allocator_limit, device_facts, placed, planned_limit
 from autotune.plan_cache import PlanCache
-from autotune.planning import known_ceilings, traced_in_children
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition
 from autotune.space.load import load_job
 from autotune.space.spaces import bind
 from autotune.surveying import survey
+from autotune.traced_paths import traced_in_children
 from benchmarks.gpu_memory.cases import MODELS, Case, chosen, probe_seconds, some_paths
 from scripts.gpu_smoke import said_by
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from autotune.answering import FIRST
 from autotune.facts.stack import fused_head
 from autotune.reopening import reopen
+from autotune.space.sharding import STRATEGY_KNOBS
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.test_run import write_job
 
@@ -258,6 +260,37 @@ def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(pl
         assert "of a step are exchange, at 450 GB/s" in estimate["notes"][-1]
     four = ("--set", "devices.count=4")
     assert plans("--device", "h200", *four, "--devices", "1")["device"]["count"] == 1
+
+
+def test_of_many_engines_those_of_the_fastest_candidates_are_traced(plans: Plans) -> None:
+    told = plans("--device", "h200", "--devices", "2")["candidates"]
+    methods = [one["estimate"]["method"] for one in told]
+    traced = {one for one in methods if one != "adjusted trace"}
+    assert traced <= {"trace", "scaled trace"} and len(traced) < len(set(methods))
+    assert set(methods[:FIRST]) <= traced  # the fastest, and of each strategy one
+    spread = {json.dumps(strategy_of(one)) for one in told}
+    assert spread == {json.dumps(strategy_of(one)) for one in told if method_of(one) in traced}
+    for one in told:
+        assert ("by formula" in "".join(one["estimate"]["notes"])) is (method_of(one) not in traced)
+    # A plan of one strategy traces all of it, and finds the same.
+    pinned = ("distributed_type=FSDP", "fsdp_reshard_after_forward=true")
+    flags = [word for pin in pinned for word in ("--set", pin)]
+    alone = {
+        json.dumps(one["knobs"]): one["estimate"]
+        for one in plans("--device", "h200", "--devices", "2", *flags)["candidates"]
+    }
+    both = [one for one in told if method_of(one) in traced and json.dumps(one["knobs"]) in alone]
+    assert both and len(alone) > len(both)
+    for one in both:
+        assert one["estimate"] == alone[json.dumps(one["knobs"])]
+
+
+def strategy_of(candidate: Any) -> Any:
+    return [candidate["knobs"].get(name) for name in STRATEGY_KNOBS]
+
+
+def method_of(candidate: Any) -> Any:
+    return candidate["estimate"]["method"]
 
 
 def test_how_few_devices_would_do_is_told_with_a_way_to_use_them(plans: Plans) -> None:

@@ -8,9 +8,9 @@ from rich.console import Console
 from test_planning import SilentServer, tasks
 
 from autotune.estimate.protocol import POINT
-from autotune.planning import traced_in_children
 from autotune.report import estimating
 from autotune.report.estimating import EstimatesShown
+from autotune.traced_paths import traced_in_children
 
 
 class TellingServer(SilentServer):

@@ -48,3 +48,29 @@ def test_one_even_shape_follows_the_curves_of_the_padded_ones() -> None:
 def test_twice_the_rows_take_twice_as_long_where_the_device_is_busy() -> None:
     one = path(*PADDED)
     assert one.at(8, 2048, True).total == pytest.approx(2 * one.at(4, 2048, True).total, rel=0.02)
+
+
+def test_an_engine_follows_the_curve_of_copies_through_its_own_shapes() -> None:
+    """Its few shapes tell how much more it takes, not how that grows with the length."""
+    copies = path(*PADDED)
+    few = [shape(1, 512, masked=False), shape(4, 2048, masked=True)]
+    reply = EstimateReply(
+        points=[],
+        shapes=[_twice(one) for one in few],
+        copied_shapes=list(PADDED),
+        optimizer_work={"": []},
+        process_bytes=0,
+        policy={},
+        seconds=0.0,
+    )
+    engine = PathSpeed(reply, H200)
+    assert engine.at(4, 2048, True).total == pytest.approx(2 * copies.at(4, 2048, True).total)
+    for rows, length in ((2, 700), (4, 1000), (2, 1500)):
+        told = engine.at(rows, length, True).total
+        assert told == pytest.approx(2 * copies.at(rows, length, True).total, rel=0.02)
+
+
+def _twice(one: ShapeWork) -> ShapeWork:
+    return ShapeWork(
+        rows=one.rows, length=one.length, masked=one.masked, flat=one.flat, work=one.work * 2
+    )

@@ -7,10 +7,10 @@ import pytest
 from builders import make_facts, make_job
 
 from autotune.path_tasks import path_tasks
-from autotune.planning import traced_in_children
 from autotune.probe.ending import Ending
 from autotune.space.definition import load_definition
 from autotune.space.spaces import bind
+from autotune.traced_paths import traced_in_children
 
 
 class SilentServer:

@@ -97,3 +97,22 @@ def test_shapes_with_other_operators_are_irregular():
         fewer.work(16, 0, LAYERS, LAYERS)
     with pytest.raises(Irregular, match="too few"):
         Template(shapes=(shape_of(20, 3), shape_of(40, 5))).work(80, 10, LAYERS, LAYERS)
+
+
+@given(st.integers(41, 120), st.integers(6, 40), st.integers(5, 40))
+def test_a_shape_alone_has_the_chunks_that_are_asked_for(size, chunks, layers):
+    traced = shape_of(size, -(-size // 8))
+    made = Template(shapes=(traced,)).work(size, chunks, LAYERS, layers)
+    assert sum(n for one, n in made.items() if one.operator == "softmax") == chunks
+    outside = {one: n for one, n in made.items() if one.operator not in ("head", "softmax", "add")}
+    assert outside == {
+        one: n
+        for one, n in counted(works(size, -(-size // 8), layers)).items()
+        if one.operator not in ("head", "softmax", "add")
+    }
+
+
+def test_a_loss_in_too_few_chunks_stays_as_it_was_traced():
+    traced = shape_of(20, 3)
+    made = Template(shapes=(traced,)).work(20, 9, LAYERS, LAYERS)
+    assert made == counted(traced.work)

@@ -1,0 +1,171 @@
+"""Which traces a plan makes, and what they say of its candidates.
+
+Where an engine spreads the training, each way through the program is traced with data parallelism
+first: how a step's time grows with its shape, no engine changes much, and every engine is estimated
+by formula from that. Few engines are then all traced. Of many those are that the formula does not
+rule out: the fastest that may fit, and of each strategy the first, unless it is much slower. That
+may put others first; it ends when the first ones are all traced.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.bases import bases, shared_out
+from autotune.candidate_estimates import estimates_of
+from autotune.counting import Told, nobody
+from autotune.estimate.ceilings import Ceilings
+from autotune.estimate.estimates import Estimate
+from autotune.estimate.protocol import EstimateReply
+from autotune.facts import Facts
+from autotune.job import Job
+from autotune.path_tasks import PathTask
+from autotune.probe.runner import ProbeServer
+from autotune.traced_paths import traced_in_children
+
+FEW = 8
+"""So many engines are simply traced, all of them."""
+FIRST = 8
+"""Of the tasks with the fastest candidates so many are traced."""
+MUCH_SLOWER = 0.6
+"""A strategy whose candidates reach less of the fastest one's speed (or, where nothing fits, take
+so much more than the leanest) is left to the formula."""
+RULED_OUT = 0.95
+"""What does not fit with this probability is not looked at more closely."""
+Rank = tuple[bool, float]
+"""(does not fit, less tokens/s, or where it does not fit more bytes): the least comes first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What all the traces are for.
+
+    Attributes:
+        limit: what a process may take on the device. Bytes.
+        ceilings: of the device; None: speeds are not known, and every engine is traced.
+        every_engine: whether all are traced, however many.
+    """
+
+    job: Job
+    facts: Facts
+    limit: int
+    ceilings: Ceilings | None
+    every_engine: bool = False
+
+
+def answered(
+    tasks: Sequence[PathTask],
+    asked: Asked,
+    started: Sequence[ProbeServer],
+    folder: Path,
+    told: Told = nobody,
+) -> list[EstimateReply]:
+    """The reply to each task."""
+    engines = [number for number, task in enumerate(tasks) if task.engine]
+    if asked.ceilings is None or not engines:
+        return traced_in_children(tasks, started, folder, told)
+    answers = _Answers(
+        tasks, asked, lambda some, name: traced_in_children(some, started, folder / name, told)
+    )
+    if asked.every_engine or len(engines) <= FEW:
+        answers.trace(engines)
+    else:
+        answers.trace_first()
+    return [answers.replies[number] for number in range(len(tasks))]
+
+
+class _Answers:
+    """Replies to tasks, by their index: those of engines by formula until they are traced."""
+
+    def __init__(
+        self,
+        tasks: Sequence[PathTask],
+        asked: Asked,
+        children: Callable[[Sequence[PathTask], str], list[EstimateReply]],
+    ) -> None:
+        self._tasks, self._asked, self._children = tasks, asked, children
+        self.replies: dict[int, EstimateReply] = {}
+        shared = bases(tasks)
+        copies = children([one.task for one in shared], "copies")
+        for base, reply in zip(shared, copies, strict=True):
+            self.replies |= dict(shared_out(base, reply, tasks, asked.job, asked.facts))
+
+    def trace(self, numbers: Sequence[int]) -> None:
+        """Trace the engines of these tasks."""
+        some = [self._tasks[number] for number in numbers]
+        for number, own in zip(numbers, self._children(some, f"from-{numbers[0]}"), strict=True):
+            shapes = self.replies[number].shapes
+            self.replies[number] = dataclasses.replace(own, copied_shapes=shapes)
+
+    def trace_first(self) -> None:
+        """Trace engines until those of the first tasks are."""
+        ranks = self._ranks(list(self.replies))
+        while chosen := to_trace(self._tasks, self.replies, ranks):
+            self.trace(chosen)
+            ranks |= self._ranks(chosen)
+
+    def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
+        """Of each task that of its first candidate."""
+        some = [_representatives(self._tasks[number]) for number in numbers]
+        found = estimates_of(
+            some,
+            [self.replies[number] for number in numbers],
+            self._asked.job,
+            self._asked.facts,
+            self._asked.limit,
+            ceilings=self._asked.ceilings,
+        )
+        return {
+            number: min(_rank(found[one.key]) for one in task.candidates)
+            for number, task in zip(numbers, some, strict=True)
+        }
+
+
+def _representatives(task: PathTask) -> PathTask:
+    """A task with one candidate for each of its points."""
+    firsts = {place: n for n, place in reversed(list(enumerate(task.places)))}
+    return dataclasses.replace(
+        task,
+        candidates=tuple(task.candidates[n] for n in firsts.values()),
+        replaced=tuple(task.replaced[n] for n in firsts.values()),
+        places=tuple(firsts),
+    )
+
+
+def to_trace(
+    tasks: Sequence[PathTask],
+    replies: Mapping[int, EstimateReply],
+    ranks: Mapping[int, Rank],
+) -> list[int]:
+    """Indices of the engines to trace next, of those that are by formula."""
+    order = sorted(ranks, key=lambda number: ranks[number])
+    chosen = order[:FIRST]
+    none_fits, best = ranks[order[0]]
+    enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
+    known = {_strategy(task) for n, task in enumerate(tasks) if not replies[n].by_formula}
+    for number in order:
+        strategy = _strategy(tasks[number])
+        if strategy not in known and ranks[number] <= enough:
+            known.add(strategy)
+            chosen.append(number)
+    return [number for number in dict.fromkeys(chosen) if replies[number].by_formula]
+
+
+def _strategy(task: PathTask) -> str:
+    return repr(task.request.sharding)
+
+
+def _rank(estimate: Estimate) -> Rank:
+    """What may fit comes first, the fastest of it before the others; else the leanest."""
+    if _may_fit(estimate):
+        return False, -(estimate.tokens_per_s or 0.0)
+    return True, float(estimate.peak_memory_bytes)
+
+
+def _may_fit(estimate: Estimate) -> bool:
+    """Of what was traced: whether it does."""
+    if estimate.traced:
+        return estimate.fits
+    device = 0.0 if estimate.at_most else estimate.p_oom
+    return max(device, estimate.p_host_oom or 0.0) < RULED_OUT

@@ -1,0 +1,143 @@
+"""Which engines are traced where there are many, and what the formula says of the others."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from builders import make_facts, make_job, make_space
+
+from autotune.answering import FIRST, to_trace
+from autotune.bases import bases, shared_out
+from autotune.estimate.protocol import EstimateReply, PointReply
+from autotune.path_tasks import path_tasks
+from autotune.space.sharding import DATA_PARALLEL, Sharding
+
+MIB = 2**20
+JOB = make_job(devices={"count": 8}, global_batch_size=64, fixed={"attn_implementation": "sdpa"})
+FACTS = make_facts("cuda")
+POINT = PointReply(
+    peak_allocated_bytes=2200 * MIB,
+    peak_reserved_bytes=2420 * MIB,
+    parts={
+        "weights": 400 * MIB,
+        "gradients": 400 * MIB,
+        "optimizer": 800 * MIB,
+        "communication": 400 * MIB,
+        "activations": 200 * MIB,
+    },
+    operator="mm",
+    phase="micro-step",
+    oom=True,
+    missing_bytes=1,
+    retries=2,
+    phases={"micro-step": 2200 * MIB, "step": 2100 * MIB},
+    sample=[(100, 100, 1)],
+    masked=False,
+    method="trace",
+)
+
+
+@cache
+def tasks():
+    space = make_space(JOB, FACTS)
+    return path_tasks(JOB, FACTS, space.candidates, rows=Path("rows"), limit=2**36, cache=None)
+
+
+def reply(points, *, by_formula=False):
+    return EstimateReply(
+        points=points,
+        shapes=[],
+        optimizer_work={},
+        process_bytes=1,
+        policy={},
+        seconds=0.0,
+        by_formula=by_formula,
+    )
+
+
+def test_every_task_follows_from_one_of_few_traces_without_an_engine():
+    shared = bases(tasks())
+    assert len(shared) < len(tasks()) / 8
+    assert sorted(n for one in shared for n in one.members) == list(range(len(tasks())))
+    for one in shared:
+        assert not one.task.engine
+        assert one.task.request.sharding["distributed_type"] in DATA_PARALLEL
+        assert one.task.request.deepspeed is None
+        for number, places in one.members.items():
+            asked = [one.task.request.points[place] for place in places]
+            assert asked == tasks()[number].request.points
+        told = [c.key for n in one.members for c in tasks()[n].candidates]
+        assert [c.key for c in one.task.candidates] == told
+
+
+def test_copies_get_what_was_traced_and_engines_less():
+    found = {}
+    for one in bases(tasks()):
+        answers = reply([POINT] * len(one.task.request.points))
+        found |= dict(shared_out(one, answers, tasks(), JOB, FACTS))
+    for number, task in enumerate(tasks()):
+        assert found[number].by_formula is task.engine
+        for answer in found[number].points:
+            if not task.engine:
+                assert answer == POINT
+                continue
+            assert (answer.oom, answer.retries) == (False, 0)
+            assert answer.peak_allocated_bytes < POINT.peak_allocated_bytes
+            held = answer.peak_reserved_bytes / answer.peak_allocated_bytes
+            assert held == pytest.approx(1.1)  # as much more as there
+            spread = Sharding(**task.request.sharding)
+            assert answer.parts.get("optimizer", 0) < POINT.parts["optimizer"]
+            if spread.zero_stage == 3 and not spread.offloads:
+                assert answer.parts["weights"] < POINT.parts["weights"] / 4
+            assert ("weights" in answer.parts) is (spread.offload_param_device == "none")
+
+
+def test_a_path_that_cannot_be_traced_says_so_for_all_that_follow_from_it():
+    one = bases(tasks())[0]
+    broken = replace(reply([]), problem="it broke")
+    found = dict(shared_out(one, broken, tasks(), JOB, FACTS))
+    assert found.keys() == one.members.keys()
+    assert all(told.problem == "it broke" for told in found.values())
+
+
+def ranked(order, traced=()):
+    """Replies and ranks of tasks in this order, the first the fastest; all may fit."""
+    engines = [task.engine and n not in traced for n, task in enumerate(tasks())]
+    replies = {n: reply([], by_formula=one) for n, one in enumerate(engines)}
+    speeds = {number: 1000.0 - place for place, number in enumerate(order)}
+    return replies, {number: (False, -speed) for number, speed in speeds.items()}
+
+
+def strategies(numbers):
+    return {repr(tasks()[n].request.sharding) for n in numbers}
+
+
+def test_the_first_engines_are_traced_and_of_each_strategy_the_first():
+    order = list(range(len(tasks())))[::-1]
+    replies, ranks = ranked(order)
+    chosen = to_trace(tasks(), replies, ranks)
+    engines = {n for n in order if tasks()[n].engine}
+    assert {n for n in order[:FIRST] if n in engines} <= set(chosen) <= engines
+    assert strategies(chosen) == strategies(engines)
+    assert len(chosen) <= FIRST + len(strategies(engines))
+    # Once they are, and stay where they were, nothing is left to do.
+    replies, ranks = ranked(order, traced=chosen)
+    assert to_trace(tasks(), replies, ranks) == []
+
+
+def test_what_falls_behind_makes_room_for_the_next():
+    order = list(range(len(tasks())))
+    first = to_trace(tasks(), *ranked(order))
+    replies, ranks = ranked(order, traced=first)
+    slower = dict.fromkeys(first, (True, 5.0 * MIB))  # they do not fit
+    later = to_trace(tasks(), replies, ranks | slower)
+    assert later and not set(later) & set(first)
+
+
+def test_strategies_that_are_much_slower_are_left_to_the_formula():
+    order = list(range(len(tasks())))
+    replies, ranks = ranked(order)
+    slow = dict.fromkeys(order[FIRST:], (False, -100.0))
+    chosen = to_trace(tasks(), replies, ranks | slow)
+    assert set(chosen) <= set(order[:FIRST])
