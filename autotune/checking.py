@@ -8,8 +8,9 @@ from typing import Any
 import yaml
 
 from autotune.emit.consistency import commands_of
+from autotune.emit.flags import plain
 from autotune.emit.launch_files import LaunchFiles, section
-from autotune.emit.started import ENDINGS
+from autotune.emit.started import ENDINGS, Started
 from autotune.errors import Problem, UserError, user_error
 from autotune.methods import METHODS, Method
 
@@ -44,23 +45,35 @@ def read_launch(
     trains = _one(rest, folder, _TRAINERS, trainer, "trainer", problems)
     if problems or launch is None or trains is None:
         raise UserError(*problems)
+    commands = commands_of(_scripts(folder))
     named = section(found[launch], "deepspeed_config").get("deepspeed_config_file")
-    named = named or found[trains].get("deepspeed")
-    inside = isinstance(named, Mapping)
-    theirs = None if inside else _deepspeeds(found, folder, deepspeed, named)
+    named = named or found[trains].get("deepspeed") or _by_flag(commands)
+    inside = named if isinstance(named, Mapping) else None
+    theirs = None if inside is not None else _deepspeeds(found, folder, deepspeed, named)
     if theirs is not None and theirs not in found:
         found[theirs] = _read(theirs)
     name = theirs.name if theirs else Path(str(named or "deepspeed.json")).name
     return LaunchFiles(
         trainer=found[trains],
         accelerate=found[launch],
-        deepspeed=named if inside else found[theirs] if theirs else None,
+        deepspeed=found[theirs] if theirs else inside,
         method=_method(method, trains),
         trainer_file=trains.name,
         accelerate_file=launch.name,
-        deepspeed_file=f"{trains.name}: deepspeed" if inside else name,
-        commands=commands_of(_scripts(folder)),
+        deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
+        commands=commands,
     )
+
+
+def _by_flag(commands: tuple[Started, ...]) -> str | None:
+    """DeepSpeed's file, as a command names it and nothing else does."""
+    for one in commands:
+        if one.told is not None:
+            told = one.told.launch.get("deepspeed_config_file", one.told.trains.get("deepspeed"))
+            name = Path(told).name if told is not None else ""
+            if name and plain(name):
+                return name
+    return None
 
 
 def _scripts(folder: Path) -> dict[str, str]:

@@ -6,7 +6,14 @@ from typing import Any
 
 import yaml
 
-from autotune.emit import deepspeed_checks, launch_checks, server_checks
+from autotune.emit import (
+    deepspeed_checks,
+    flag_checks,
+    gpu_checks,
+    launch_checks,
+    server_checks,
+)
+from autotune.emit.filled import filled
 from autotune.emit.launch_files import LaunchFiles
 from autotune.emit.started import ENDINGS, Started, started
 from autotune.errors import Problem
@@ -16,8 +23,11 @@ from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 
 def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
     """Everything that is wrong: where, what each file says, what to do."""
-    checks = (*launch_checks.CHECKS, *deepspeed_checks.CHECKS, *server_checks.CHECKS)
-    return tuple(problem for check in checks for problem in check(files))
+    checks = (*launch_checks.CHECKS, *deepspeed_checks.CHECKS)
+    found = [problem for one in filled(files) for check in checks for problem in check(one)]
+    by_scripts = (*server_checks.CHECKS, *flag_checks.CHECKS, *gpu_checks.CHECKS)
+    found += [problem for check in by_scripts for problem in check(files)]
+    return tuple(dict.fromkeys(found))
 
 
 def of_bundle(texts: Mapping[str, str], method: Method) -> LaunchFiles:

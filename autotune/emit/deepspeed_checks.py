@@ -116,7 +116,7 @@ def whole_batch(files: LaunchFiles) -> Iterator[Problem]:
     value = number((files.deepspeed or {}).get("train_batch_size"))
     parts = [number(files.trains("per_device_train_batch_size"))]
     parts += [number(files.trains("gradient_accumulation_steps"))]
-    if value is None or None in parts:
+    if value is None or None in parts or not files.counted:
         return
     micro, accumulation = (int(part or 0) for part in parts)
     product = micro * accumulation * files.processes
@@ -205,7 +205,7 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
 def weights_again(files: LaunchFiles) -> Iterator[Problem]:
     """Groups of processes that hold all weights once more among them."""
     size = number(files.zero.get(HPZ))
-    if size is None or size <= 1:
+    if size is None or size <= 1 or not files.counted:
         return
     where, count = f"zero_optimization.{HPZ}", files.processes
     if files.stage != 3:

@@ -49,6 +49,12 @@ def processes(files: LaunchFiles) -> Iterator[Problem]:
             f"is `{NONE}`, so accelerate starts one process, not num_processes: {count:g}",
             "set it to MULTI_GPU, DEEPSPEED or FSDP, or num_processes: 1",
         )
+    if "num_processes" not in files.accelerate and files.kind != NONE:
+        yield files.at_accelerate(
+            "num_processes",
+            "is not there, and no command says it: accelerate refuses that",
+            "write how many processes are to train, on all machines together",
+        )
     if count is not None and machines >= 1 and count % machines:
         yield files.at_accelerate(
             "num_processes",
@@ -224,7 +230,7 @@ def batch_finder(files: LaunchFiles) -> Iterator[Problem]:
 def groups(files: LaunchFiles) -> Iterator[Problem]:
     """Completions of one prompt are made together, by all processes."""
     method = files.method
-    if GROUP not in (files.trainer if method is None else method.knobs):
+    if not files.counted or GROUP not in (files.trainer if method is None else method.knobs):
         return
     told = {
         name: max(int(number(files.trains(name)) or default), 1 if name == GROUP else 0)
