@@ -12,6 +12,7 @@ from autotune.emit.flags import plain
 from autotune.emit.launch_files import LaunchFiles, section
 from autotune.emit.started import ENDINGS, Started
 from autotune.errors import Problem, UserError, user_error
+from autotune.facts.stack import field_types
 from autotune.methods import METHODS, Method
 
 _ACCELERATES = ("distributed_type", "compute_environment")
@@ -53,15 +54,17 @@ def read_launch(
     if theirs is not None and theirs not in found:
         found[theirs] = _read(theirs)
     name = theirs.name if theirs else Path(str(named or "deepspeed.json")).name
+    own = _method(method, trains)
     return LaunchFiles(
         trainer=found[trains],
         accelerate=found[launch],
         deepspeed=found[theirs] if theirs else inside,
-        method=_method(method, trains),
+        method=own,
         trainer_file=trains.name,
         accelerate_file=launch.name,
         deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
         commands=commands,
+        types=field_types(own.name if own else None),
     )
 
 

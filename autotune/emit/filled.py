@@ -9,9 +9,6 @@ from autotune.emit.flags import Flags, plain
 from autotune.emit.launch_files import LaunchFiles, section
 from autotune.facts.stack import canonical_name
 
-_UNKNOWN = "$"
-"""Stands for what a variable says."""
-
 
 def filled(files: LaunchFiles) -> list[LaunchFiles]:
     """The files as each of their commands completes them; as they are, where none does."""
@@ -26,6 +23,8 @@ def _by(files: LaunchFiles, flags: Flags, script: str) -> LaunchFiles:
     launching = any(told is flags for _, told in launches(files))
     if launching:
         for inside, name, value in _of_launch(files, flags):
+            if inside and not isinstance(accelerate.get(inside), Mapping | None):
+                continue  # what it is is said elsewhere
             if inside:
                 accelerate[inside] = {**section(accelerate, inside), name: value}
             else:
@@ -61,5 +60,6 @@ def _of_trainer(files: LaunchFiles, flags: Flags) -> Iterator[tuple[str, Any]]:
         name, value = positive(files, flag, text)
         if canonical_name(name) in told or name == "config" or not plain(value):
             continue
-        switch = truth(value) if not value.isdigit() else None
+        may_be_switch = "bool" in files.types.get(name, "bool")
+        switch = truth(value) if may_be_switch and not value.isdigit() else None
         yield name, value if switch is None else switch

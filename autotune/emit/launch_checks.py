@@ -94,7 +94,8 @@ def deepspeeds_section(files: LaunchFiles) -> Iterator[Problem]:
                 f"is {shown(value)}, but the trainer has {ours}: {shown(wanted)}",
                 "take it out: the trainer's is taken then",
             )
-    if own.get("zero3_init_flag") is True and files.zero and files.stage != 3:
+    empty = files.deepspeed is not None and files.deepspeed.get("zero_optimization") == {}
+    if own.get("zero3_init_flag") is True and (files.zero or empty) and files.stage != 3:
         yield files.at_accelerate(
             "deepspeed_config.zero3_init_flag",
             f"is `true`, but {files.stage_told}",

@@ -38,6 +38,7 @@ class LaunchFiles:
         deepspeed: what DeepSpeed reads; None where there is no such file.
         method: of the training, where it is known.
         commands: what scripts beside them start.
+        types: fields of the trainer, and their types as its source has them (`int | None`).
         given: fields that no file has and a command gives by a flag: (`trainer` or `accelerate`,
             name) -> the flag, as messages have it.
     """
@@ -50,6 +51,7 @@ class LaunchFiles:
     accelerate_file: str = "accelerate.yaml"
     deepspeed_file: str = "deepspeed.json"
     commands: tuple[Started, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
