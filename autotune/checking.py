@@ -97,8 +97,18 @@ def _read(path: Path) -> dict[str, Any]:
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         what = f"cannot be read: {_in_one_line(error)}"
-        raise user_error(what, where=str(path)) from None
+        raise user_error(what, where=str(path), hint=_repair(path, error)) from None
     return data if isinstance(data, dict) else {}
+
+
+def _repair(path: Path, error: Exception) -> str:
+    """What to do about a file that cannot be read."""
+    if isinstance(error, OSError):
+        return "let it be read, or name another file"
+    right = "put that place right"
+    if path.suffix == ".json":
+        right += " (JSON has no comments, and no comma behind the last value)"
+    return f"{right}, or take the file out of the folder if it is no part of the launch"
 
 
 def _in_one_line(error: Exception) -> str:

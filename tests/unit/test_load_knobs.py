@@ -80,6 +80,38 @@ def test_a_disk_is_an_absolute_folder(folder, value):
     assert found[0][1].startswith("`nvme_path` must be an absolute folder, but got `")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fixed: {per_device_train_batch_size: 5}\n", "divide the global batch of 14"),
+        (
+            "devices: {count: 2}\nfixed: {per_device_train_batch_size: 14}\n",
+            "divide the 7 sequences of each of 2 processes (the global batch of 14)",
+        ),
+        (
+            "devices: {count: 2}\nfixed: {per_device_train_batch_size: 4}\n"
+            "recipe: {num_processes: [1, 2]}\n",
+            "divide all 14 of one or the 7 sequences of each of 2 processes "
+            "(the global batch of 14)",
+        ),
+        (
+            "devices: {count: 2}\nfixed: {gradient_accumulation_steps: 14}\n",
+            "make up the 7 sequences of each of 2 processes (the global batch of 14)",
+        ),
+    ],
+)
+def test_what_micro_batches_have_to_make_up_is_a_processs_share(folder, text, said):
+    ((_, what, _),) = problems(folder, f"global_batch_size: 14\n{text}")
+    assert what.endswith(f" not {said}")
+
+
+@pytest.mark.parametrize("value", ["lots", "-3", "true"])
+def test_what_memory_looks_like_is_a_hint(folder, value):
+    ((_, what, hint),) = problems(folder, f"devices: {{host_memory: {value}}}\n")
+    assert what.startswith("`devices.host_memory`: ") and what.endswith(" is not a size")
+    assert hint == "write for example `20GiB`"
+
+
 def test_a_flag_under_the_new_name_overrides_a_pin_under_the_old_one(folder):
     text = "fixed: {gradient_checkpointing: true}\n"
     for flag in ("activation_checkpointing=false", "fixed.activation_checkpointing=false"):
