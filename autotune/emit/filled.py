@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.emit.flag_checks import OF_DEEPSPEED, launches, positive, trains, truth
+from autotune.emit.flag_checks import LEFT_OPEN, OF_DEEPSPEED, launches, positive, trains, truth
 from autotune.emit.flags import Flags, plain
 from autotune.emit.launch_files import LaunchFiles, section
 from autotune.facts.stack import canonical_name
@@ -41,7 +41,7 @@ def _by(files: LaunchFiles, flags: Flags, script: str) -> LaunchFiles:
 def _of_launch(files: LaunchFiles, flags: Flags) -> Iterator[tuple[str, str, Any]]:
     """(Section, field, value) of accelerate's file that flags fill in."""
     for name in ("num_processes", "num_machines", "gpu_ids"):
-        if name in flags.launch and files.accelerate.get(name) is None:
+        if name in flags.launch and files.accelerate.get(name) in (None, LEFT_OPEN):
             yield "", name, flags.launch[name]
     own: Mapping[str, Any] = section(files.accelerate, "deepspeed_config")
     alone = files.deepspeed is None or "deepspeed_config_file" not in {*own, *flags.launch}

@@ -43,6 +43,8 @@ _TRAINERS = {
     "gradient_clipping": "max_grad_norm",
 }
 _COMPARED = ("num_processes", "num_machines", "gpu_ids")
+LEFT_OPEN = -1
+"""accelerate's number of processes where a command has to say it."""
 _EQUAL = "make them equal, or take the flag out"
 
 
@@ -187,7 +189,7 @@ def _beside(files: LaunchFiles, name: str, value: str) -> Told:
         inside = section(files.accelerate, where) if where else files.accelerate
         for field in (name, name.removeprefix("fsdp_")):
             told = inside.get(field)
-            if told is not None and not same(value, told):
+            if told not in (None, LEFT_OPEN) and not same(value, told):
                 path = f"{where}.{field}" if where else field
                 return f"but {_says(files, path)}: the flag wins", _EQUAL
     return None, None

@@ -43,11 +43,18 @@ def processes(files: LaunchFiles) -> Iterator[Problem]:
     """How many there are, over how many machines."""
     count = number(files.accelerate.get("num_processes"))
     machines = number(files.accelerate.get("num_machines")) or 1
-    if files.kind == NONE and count is not None and count > 1:
+    missing = "distributed_type" not in files.accelerate
+    if files.kind == NONE and not missing and count is not None and count > 1:
         yield files.at_accelerate(
             "distributed_type",
             f"is `{NONE}`, so accelerate starts one process, not num_processes: {count:g}",
             "set it to MULTI_GPU, DEEPSPEED or FSDP, or num_processes: 1",
+        )
+    if missing:
+        yield files.at_accelerate(
+            "distributed_type",
+            "is not there, and accelerate refuses that",
+            f"write `{NONE}`, quoted",
         )
     if "num_processes" not in files.accelerate and files.kind != NONE:
         yield files.at_accelerate(

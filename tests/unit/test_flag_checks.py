@@ -251,6 +251,56 @@ def test_a_variable_is_known_where_one_line_sets_it():
     assert processes("N=$(free)") == "$N"
 
 
+def test_a_number_that_the_file_leaves_to_the_command_is_no_disagreement(tmp_path):
+    left = {**GPUS, "num_processes": -1}
+    assert said(tmp_path, f"{START} --num_processes 4 {TRAINS}\n", left) == []
+    (line,) = said(tmp_path, f"{START} {TRAINS}\n", left)
+    assert line.startswith("accelerate.yaml: num_processes: is `-1`, but has to be a whole number")
+
+
+@pytest.mark.parametrize(
+    ("flags", "merged"),
+    [
+        ((), {"num_processes": 4, "multi_gpu": True, "mixed_precision": "bf16"}),
+        (("--num_processes", "8"), {"num_processes": 8}),
+        (("--mixed_precision", "fp16"), {"mixed_precision": "fp16"}),
+        (("--gpu_ids", "0,1"), {"gpu_ids": "0,1"}),
+        (("--use_deepspeed",), {"use_deepspeed": True, "multi_gpu": False}),
+        (("--deepspeed_config_file", "b.json"), {"deepspeed_config_file": "b.json"}),
+        (("--multi_gpu", "--use_fsdp"), "only use one of"),
+    ],
+)
+def test_accelerate_itself_lets_its_flags_win(flags, merged, tmp_path):
+    launch = pytest.importorskip("accelerate.commands.launch")
+    file = tmp_path / "accelerate.yaml"
+    own = {"deepspeed_config": {"deepspeed_config_file": "a.json"}, "gpu_ids": "0,1,2,3"}
+    file.write_text(yaml.safe_dump({**GPUS, **own}), encoding="utf-8")
+    asked = launch.launch_command_parser().parse_args(["--config_file", str(file), *flags, "x.py"])
+    if isinstance(merged, str):
+        with pytest.raises(ValueError, match=merged):
+            launch._validate_launch_command(asked)
+        return
+    made, _, _ = launch._validate_launch_command(asked)
+    assert {name: getattr(made, name) for name in merged} == merged
+
+
+def test_accelerate_itself_lets_deepspeeds_file_win(tmp_path, monkeypatch):
+    pytest.importorskip("deepspeed")
+    from accelerate.utils import DeepSpeedPlugin
+
+    zero = {"stage": 2, "offload_param": {"device": "none"}}
+    told = {"gradient_accumulation_steps": 4, "gradient_clipping": "auto"}
+    file = tmp_path / "deepspeed.json"
+    file.write_text(json.dumps({**told, "zero_optimization": zero}), encoding="utf-8")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", "0.5")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "cpu")
+    made = DeepSpeedPlugin(hf_ds_config=str(file)).deepspeed_config
+    assert made["zero_optimization"] == zero
+    assert (made["gradient_accumulation_steps"], made["gradient_clipping"]) == (4, 0.5)
+
+
 def test_accelerates_flags_are_the_ones_that_there_are():
     launch = pytest.importorskip("accelerate.commands.launch")
     actions = launch.launch_command_parser()._actions

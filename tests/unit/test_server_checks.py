@@ -33,7 +33,8 @@ def said(folder, scripts, trainer=None, accelerate=None):
     files = {"grpo_config.yaml": {**TRAINER, **(trainer or {})}}
     files["accelerate.yaml"] = {**ACCELERATE, **(accelerate or {})}
     for name, data in files.items():
-        (folder / name).write_text(yaml.safe_dump(data), encoding="utf-8")
+        told = {field: value for field, value in data.items() if value is not None}
+        (folder / name).write_text(yaml.safe_dump(told), encoding="utf-8")
     for name, text in scripts.items():
         (folder / name).write_text(text, encoding="utf-8")
     done = CliRunner().invoke(main, ["check", str(folder)])
