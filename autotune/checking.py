@@ -8,9 +8,11 @@ from typing import Any
 import yaml
 
 from autotune.emit.consistency import commands_of
+from autotune.emit.flags import plain
 from autotune.emit.launch_files import LaunchFiles, section
-from autotune.emit.started import ENDINGS
+from autotune.emit.started import ENDINGS, Started
 from autotune.errors import Problem, UserError, user_error
+from autotune.facts.stack import field_types
 from autotune.methods import METHODS, Method
 
 _ACCELERATES = ("distributed_type", "compute_environment")
@@ -44,23 +46,37 @@ def read_launch(
     trains = _one(rest, folder, _TRAINERS, trainer, "trainer", problems)
     if problems or launch is None or trains is None:
         raise UserError(*problems)
+    commands = commands_of(_scripts(folder))
     named = section(found[launch], "deepspeed_config").get("deepspeed_config_file")
-    named = named or found[trains].get("deepspeed")
-    inside = isinstance(named, Mapping)
-    theirs = None if inside else _deepspeeds(found, folder, deepspeed, named)
+    named = named or found[trains].get("deepspeed") or _by_flag(commands)
+    inside = named if isinstance(named, Mapping) else None
+    theirs = None if inside is not None else _deepspeeds(found, folder, deepspeed, named)
     if theirs is not None and theirs not in found:
         found[theirs] = _read(theirs)
     name = theirs.name if theirs else Path(str(named or "deepspeed.json")).name
+    own = _method(method, trains)
     return LaunchFiles(
         trainer=found[trains],
         accelerate=found[launch],
-        deepspeed=named if inside else found[theirs] if theirs else None,
-        method=_method(method, trains),
+        deepspeed=found[theirs] if theirs else inside,
+        method=own,
         trainer_file=trains.name,
         accelerate_file=launch.name,
-        deepspeed_file=f"{trains.name}: deepspeed" if inside else name,
-        commands=commands_of(_scripts(folder)),
+        deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
+        commands=commands,
+        types=field_types(own.name if own else None),
     )
+
+
+def _by_flag(commands: tuple[Started, ...]) -> str | None:
+    """DeepSpeed's file, as a command names it and nothing else does."""
+    for one in commands:
+        if one.told is not None:
+            told = one.told.launch.get("deepspeed_config_file", one.told.trains.get("deepspeed"))
+            name = Path(told).name if told is not None else ""
+            if name and plain(name):
+                return name
+    return None
 
 
 def _scripts(folder: Path) -> dict[str, str]:
@@ -81,8 +97,18 @@ def _read(path: Path) -> dict[str, Any]:
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         what = f"cannot be read: {_in_one_line(error)}"
-        raise user_error(what, where=str(path)) from None
+        raise user_error(what, where=str(path), hint=_repair(path, error)) from None
     return data if isinstance(data, dict) else {}
+
+
+def _repair(path: Path, error: Exception) -> str:
+    """What to do about a file that cannot be read."""
+    if isinstance(error, OSError):
+        return "let it be read, or name another file"
+    right = "put that place right"
+    if path.suffix == ".json":
+        right += " (JSON has no comments, and no comma behind the last value)"
+    return f"{right}, or take the file out of the folder if it is no part of the launch"
 
 
 def _in_one_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ from autotune.emit.vllm_server import serve_script, wants_server
 from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job import Job
-from autotune.methods import METHODS, Method
+from autotune.methods import METHODS
 from autotune.recommend import Ranked, Recommendation
 from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.deepspeed import auto_config, deepspeed_of
@@ -137,16 +137,17 @@ def _several(
 ) -> dict[str, str]:
     """What several processes want besides, and one that offloads: DeepSpeed's file, and launches
     over several machines; a server that has some of the GPUs is on theirs."""
-    method, alone = METHODS[job.method], sharding.num_processes == 1 or split is not None
-    files = {} if alone else _on_machines(method, facts, chosen, sharding, python)
+    alone = sharding.num_processes == 1 or split is not None
+    files = {} if alone else _on_machines(job, facts, chosen, sharding, python)
     deepspeed = deepspeed_of(sharding, chosen.config, facts)
     return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
 
 
 def _on_machines(
-    method: Method, facts: Facts, chosen: Settings, sharding: Sharding, python: str
+    job: Job, facts: Facts, chosen: Settings, sharding: Sharding, python: str
 ) -> dict[str, str]:
     """Launches over several machines."""
+    method, machines = METHODS[job.method], job.devices.nodes
     return {
         NODES_SCRIPT: nodes_script(
             method=method,
@@ -155,9 +156,13 @@ def _on_machines(
             threads=threads(facts, sharding.num_processes),
             missing=missing_fields(chosen.config, method),
             sharding=sharding,
+            machines=machines,
         ),
         SLURM_SCRIPT: slurm_script(
-            method=method, device_kind=facts.device.kind, processes=sharding.num_processes
+            method=method,
+            device_kind=facts.device.kind,
+            processes=sharding.num_processes,
+            machines=machines,
         ),
     }
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import yaml
 
-from autotune.emit import deepspeed_checks, launch_checks, server_checks
+from autotune.emit import (
+    deepspeed_checks,
+    flag_checks,
+    gpu_checks,
+    kind_checks,
+    launch_checks,
+    server_checks,
+)
+from autotune.emit.filled import filled
 from autotune.emit.launch_files import LaunchFiles
 from autotune.emit.started import ENDINGS, Started, started
 from autotune.errors import Problem
@@ -16,8 +24,17 @@ from autotune.space.deepspeed import FILE as DEEPSPEED_FILE
 
 def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
     """Everything that is wrong: where, what each file says, what to do."""
-    checks = (*launch_checks.CHECKS, *deepspeed_checks.CHECKS, *server_checks.CHECKS)
-    return tuple(problem for check in checks for problem in check(files))
+    completed = filled(files)
+    wrong = [one for some in completed for check in kind_checks.CHECKS for one in check(some)]
+    checks = (*launch_checks.CHECKS, *deepspeed_checks.CHECKS)
+    found = [problem for one in completed for check in checks for problem in check(one)]
+    by_scripts = (*server_checks.CHECKS, *flag_checks.CHECKS, *gpu_checks.CHECKS)
+    found += [problem for check in by_scripts for problem in check(files)]
+    # Of a value that cannot be, and what is in it, nothing else is worth saying.
+    known = {one.where for one in wrong}
+    inside = tuple(f"{where}." for where in known)
+    rest = [p for p in found if p.where not in known and not p.where.startswith(inside)]
+    return tuple(dict.fromkeys([*wrong, *rest]))
 
 
 def of_bundle(texts: Mapping[str, str], method: Method) -> LaunchFiles:

@@ -94,21 +94,30 @@ def left_out(files: LaunchFiles) -> Iterator[Problem]:
 def precisions(files: LaunchFiles) -> Iterator[Problem]:
     """bf16 and fp16: one of them at most, and the trainer's."""
     file = files.deepspeed or {}
-    on = [kind for kind in ("bf16", "fp16") if _at(file, f"{kind}.enabled") is True]
-    if len(on) == 2:
+    told = {kind: _enabled(file, kind) for kind in ("bf16", "fp16")}
+    if told["bf16"] is True and told["fp16"] is True:
         yield files.at_deepspeed("fp16.enabled", "is `true`, and so is bf16.enabled", "keep one")
         return
-    for kind in ("bf16", "fp16"):
-        value, wanted = _at(file, f"{kind}.enabled"), bool(files.trains(kind))
-        if isinstance(value, bool) and value != wanted:
+    for kind, value in told.items():
+        if value is not None and value != bool(files.trains(kind)):
             said = shown(files.trains(kind))
             if kind == "bf16" and "bf16" not in files.trainer:
                 said += " (TRL's default, unless fp16 is on)"
+            missing = "enabled" not in section(file, kind)
             yield files.at_deepspeed(
                 f"{kind}.enabled",
-                f"is {shown(value)}, but the trainer has {kind}: {said}",
+                f"is {'not there, which means `false`' if missing else shown(value)}, "
+                f"but the trainer has {kind}: {said}",
                 f"make them equal, or leave it to the trainer (`{AUTO}`)",
             )
+
+
+def _enabled(file: Mapping[str, Any], kind: str) -> bool | None:
+    """Whether a precision is on; None: its section is missing, or leaves it open."""
+    if not isinstance(file.get(kind), Mapping):
+        return None
+    value = section(file, kind).get("enabled", False)
+    return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 
 def whole_batch(files: LaunchFiles) -> Iterator[Problem]:
@@ -116,7 +125,7 @@ def whole_batch(files: LaunchFiles) -> Iterator[Problem]:
     value = number((files.deepspeed or {}).get("train_batch_size"))
     parts = [number(files.trains("per_device_train_batch_size"))]
     parts += [number(files.trains("gradient_accumulation_steps"))]
-    if value is None or None in parts:
+    if value is None or None in parts or not files.counted:
         return
     micro, accumulation = (int(part or 0) for part in parts)
     product = micro * accumulation * files.processes
@@ -205,7 +214,7 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
 def weights_again(files: LaunchFiles) -> Iterator[Problem]:
     """Groups of processes that hold all weights once more among them."""
     size = number(files.zero.get(HPZ))
-    if size is None or size <= 1:
+    if size is None or size <= 1 or not files.counted:
         return
     where, count = f"zero_optimization.{HPZ}", files.processes
     if files.stage != 3:

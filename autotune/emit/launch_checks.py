@@ -43,11 +43,24 @@ def processes(files: LaunchFiles) -> Iterator[Problem]:
     """How many there are, over how many machines."""
     count = number(files.accelerate.get("num_processes"))
     machines = number(files.accelerate.get("num_machines")) or 1
-    if files.kind == NONE and count is not None and count > 1:
+    missing = "distributed_type" not in files.accelerate
+    if files.kind == NONE and not missing and count is not None and count > 1:
         yield files.at_accelerate(
             "distributed_type",
             f"is `{NONE}`, so accelerate starts one process, not num_processes: {count:g}",
             "set it to MULTI_GPU, DEEPSPEED or FSDP, or num_processes: 1",
+        )
+    if missing:
+        yield files.at_accelerate(
+            "distributed_type",
+            "is not there, and accelerate refuses that",
+            f"write `{NONE}`, quoted",
+        )
+    if "num_processes" not in files.accelerate and files.kind != NONE:
+        yield files.at_accelerate(
+            "num_processes",
+            "is not there, and no command says it: accelerate refuses that",
+            "write how many processes are to train, on all machines together",
         )
     if count is not None and machines >= 1 and count % machines:
         yield files.at_accelerate(
@@ -88,7 +101,8 @@ def deepspeeds_section(files: LaunchFiles) -> Iterator[Problem]:
                 f"is {shown(value)}, but the trainer has {ours}: {shown(wanted)}",
                 "take it out: the trainer's is taken then",
             )
-    if own.get("zero3_init_flag") is True and files.zero and files.stage != 3:
+    empty = files.deepspeed is not None and files.deepspeed.get("zero_optimization") == {}
+    if own.get("zero3_init_flag") is True and (files.zero or empty) and files.stage != 3:
         yield files.at_accelerate(
             "deepspeed_config.zero3_init_flag",
             f"is `true`, but {files.stage_told}",
@@ -224,7 +238,7 @@ def batch_finder(files: LaunchFiles) -> Iterator[Problem]:
 def groups(files: LaunchFiles) -> Iterator[Problem]:
     """Completions of one prompt are made together, by all processes."""
     method = files.method
-    if GROUP not in (files.trainer if method is None else method.knobs):
+    if not files.counted or GROUP not in (files.trainer if method is None else method.knobs):
         return
     told = {
         name: max(int(number(files.trains(name)) or default), 1 if name == GROUP else 0)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.emit.started import Started
@@ -38,6 +38,9 @@ class LaunchFiles:
         deepspeed: what DeepSpeed reads; None where there is no such file.
         method: of the training, where it is known.
         commands: what scripts beside them start.
+        types: fields of the trainer, and their types as its source has them (`int | None`).
+        given: fields that no file has and a command gives by a flag: (`trainer` or `accelerate`,
+            name) -> the flag, as messages have it.
     """
 
     trainer: Mapping[str, Any]
@@ -48,6 +51,8 @@ class LaunchFiles:
     accelerate_file: str = "accelerate.yaml"
     deepspeed_file: str = "deepspeed.json"
     commands: tuple[Started, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def servers(self) -> list[Started]:
@@ -66,9 +71,15 @@ class LaunchFiles:
 
     @property
     def processes(self) -> int:
-        """How many processes train."""
+        """How many processes train; 1 where it is not told (`counted`)."""
         value = number(self.accelerate.get("num_processes"))
         return int(value) if value is not None and value >= 1 else 1
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is told how many processes train."""
+        value = number(self.accelerate.get("num_processes"))
+        return (value is not None and value >= 1) or self.kind == NONE
 
     @property
     def by_deepspeed(self) -> bool:
@@ -124,11 +135,13 @@ class LaunchFiles:
     def at_trainer(self, name: str, what: str, hint: str | None = None) -> Problem:
         """A problem with a field of the trainer."""
         told = next((n for n in self.trainer if canonical_name(n) == name), name)
-        return Problem(where=f"{self.trainer_file}: {told}", what=what, hint=hint)
+        where = self.given.get(("trainer", told), f"{self.trainer_file}: {told}")
+        return Problem(where=where, what=what, hint=hint)
 
     def at_accelerate(self, name: str, what: str, hint: str | None = None) -> Problem:
         """A problem with a field of accelerate."""
-        return Problem(where=f"{self.accelerate_file}: {name}", what=what, hint=hint)
+        where = self.given.get(("accelerate", name), f"{self.accelerate_file}: {name}")
+        return Problem(where=where, what=what, hint=hint)
 
     def at_deepspeed(self, name: str, what: str, hint: str | None = None) -> Problem:
         """A problem with a field of DeepSpeed."""

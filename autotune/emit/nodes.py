@@ -41,8 +41,16 @@ def nodes_script(
     threads: int,
     missing: Sequence[str],
     sharding: Sharding,
+    machines: int = 1,
 ) -> str:
-    """The script that is run on each machine, as text. Arguments are those of `launch_script`."""
+    """The script that is run on each machine, as text. Arguments are those of `launch_script`.
+
+    Args:
+        machines: of the job; where it has one, the script is for the fewest that are several and
+            can share the processes. `NODES` overrides it.
+    """
+    several = machines if machines > 1 else _fewest(sharding.num_processes, 2)
+    another = "the other one" if several == 2 else "the second, and so on"
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
     told = "".join(f"    {flag} \\\n" for flag in flags)
     kept = {n: v for n, v in environment.items() if n != "CUDA_VISIBLE_DEVICES" or not v}
@@ -51,15 +59,15 @@ def nodes_script(
 # Written by autotune: trains with {method.config_file} on several machines. Copy this folder to the
 # same place on each (or share it), fill in the two lines below or set their variables, and start
 # the script on each machine:
-#   NODES=2 MACHINE_RANK=0 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on 10.0.0.1
-#   NODES=2 MACHINE_RANK=1 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on the other one
+#   NODES={several} MACHINE_RANK=0 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on 10.0.0.1
+#   NODES={several} MACHINE_RANK=1 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on {another}
 # Arguments are passed on to TRL.
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
 machine_rank="${{MACHINE_RANK:-FILL_IN}}"  # FILL_IN: 0 on the first machine, 1 on the second ...
 main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the first machine
-nodes="${{NODES:-2}}"
+nodes="${{NODES:-{several}}}"
 processes={sharding.num_processes}  # of all machines together: the batch was tuned for so many
 {_REFUSALS}\
 {asks(missing)}{disk(sharding)}{exports(kept)}{_own_devices(environment)}\
@@ -84,9 +92,13 @@ def _own_devices(environment: Mapping[str, str]) -> str:
     return visible + enough_devices("$((processes / nodes))")
 
 
-def slurm_script(*, method: Method, device_kind: str, processes: int) -> str:
-    """The Slurm job as text: one task on each machine, which starts that machine's processes."""
-    nodes = _machines(processes)
+def slurm_script(*, method: Method, device_kind: str, processes: int, machines: int = 1) -> str:
+    """The Slurm job as text: one task on each machine, which starts that machine's processes.
+
+    Args:
+        machines: of the job; where it has one, the fewest of `GPUS_OF_A_MACHINE` are asked for.
+    """
+    nodes = machines if machines > 1 else _fewest(processes, -(-processes // GPUS_OF_A_MACHINE))
     each = processes // nodes
     gpus = f"#SBATCH --gpus-per-node={each}\n" if device_kind == "cuda" else ""
     return f"""\
@@ -114,7 +126,6 @@ srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
 """
 
 
-def _machines(processes: int) -> int:
-    """The fewest machines over which the processes can be spread evenly."""
-    least = -(-processes // GPUS_OF_A_MACHINE)
+def _fewest(processes: int, least: int) -> int:
+    """The fewest machines, and no less than some, over which processes can be spread evenly."""
     return next(n for n in range(least, processes + 1) if processes % n == 0)

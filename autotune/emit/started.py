@@ -1,6 +1,7 @@
 """What shell scripts start, as far as their text says it: a vLLM server, or a training. Pure.
 
-Scripts are read, not run: what variables put together is not known, and nothing is said of it.
+Scripts are read, not run: a variable that one line sets to a plain word is known, any other is
+not, and nothing is said of it.
 """
 
 import re
@@ -8,10 +9,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.emit.flags import Flags, flags_of
+
 GPUS = "CUDA_VISIBLE_DEVICES"
 ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 """Of the names of scripts."""
 _DEFAULT = re.compile(r"\$\{CUDA_VISIBLE_DEVICES:?-([\w,-]+)\}")
+_CONSTANT = re.compile(
+    r"""^(?:export[ ]|readonly[ ])?([A-Za-z_]\w*)=(["']?)([\w./:,@-]+)\2[ ]*(?:[#].*)?$""", re.M
+)
 _PLAIN = re.compile(r"[\w,-]+")
 _SHORT = {"tp": "tensor-parallel-size", "dp": "data-parallel-size", "pp": "pipeline-parallel-size"}
 _SERVES = (("vllm-serve",), ("vllm", "serve"), ("vllm.entrypoints.cli.main", "serve"))
@@ -41,6 +47,7 @@ class Started:
         gpus: that it sees, as they are named; empty: variables name them; None: nothing does.
         flags: name, with dashes, -> value; None: a variable's.
         model: that it serves; None: it is not told in so many words.
+        told: what flags tell accelerate and the trainer, where accelerate starts it.
     """
 
     script: str
@@ -49,13 +56,14 @@ class Started:
     gpus: tuple[str, ...] | None
     flags: Mapping[str, str | None]
     model: str | None
+    told: Flags | None = None
 
 
 def started(script: str, text: str) -> list[Started]:
     """The servers and trainings that a script starts, in its order."""
     found: list[Started] = []
     exported: tuple[str, ...] | None = None
-    for words in _commands(text):
+    for words in _commands(_with_constants(text)):
         own, command = _environment(words)
         told = _gpus(own, words)
         if told is None and own is not None and exported is None:
@@ -72,9 +80,23 @@ def started(script: str, text: str) -> list[Started]:
                     gpus=exported if told is None else told,
                     flags=_flags(command),
                     model=_model(command) if serves else None,
+                    told=None if serves else flags_of(command, _METHODS),
                 )
             )
     return found
+
+
+def _with_constants(text: str) -> str:
+    """The text with those variables filled in that one line sets, once and for all."""
+    for line in list(_CONSTANT.finditer(text)):
+        name, value = line[1], line[3]
+        again = re.findall(rf"\b{name}\+?=|\b(?:for|read|local|declare)\b[^\n;]*\b{name}\b", text)
+        if name == GPUS or len(again) > 1:
+            continue
+        place = text.index(line[0]) + len(line[0])
+        used = re.compile(rf"\$(?:{name}\b|{{{name}}})")
+        text = text[:place] + used.sub(value, text[place:])
+    return text
 
 
 def _commands(text: str) -> Iterator[list[str]]:

@@ -63,7 +63,7 @@ def detect(kind: str, index: int, count: int = 1) -> DeviceFacts:
     if kind == "cpu" or (kind == "auto" and not visible):
         return cpu(count)
     if index + count > len(visible):
-        raise _no_such_gpu(index + count - 1, len(visible))
+        raise _no_such_gpu(index, count, len(visible))
     first, *others = (gpu(number) for number in visible[index : index + count])
     return dataclasses.replace(
         first,
@@ -73,16 +73,26 @@ def detect(kind: str, index: int, count: int = 1) -> DeviceFacts:
     )
 
 
-def _no_such_gpu(index: int, visible: int) -> MachineError:
+def _no_such_gpu(index: int, count: int, visible: int) -> MachineError:
+    """What is asked for, what is there, and what to do."""
     gpus = gpu_count()
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = "" if listed is None else f", and CUDA_VISIBLE_DEVICES={listed} shows {visible}"
-    hint = "use `devices.kind: cpu`, or install a driver"
-    if gpus:
-        hint = "check `nvidia-smi -L`" + (" and CUDA_VISIBLE_DEVICES" if hidden else "")
+    asked = f"GPU {index} is asked for" if count == 1 else f"{count} GPUs are asked for"
+    if count > 1 and index:
+        asked += f", from GPU {index} on"
+    there = f"this machine has {gpus}, numbered from 0"
+    hint = "lower `devices.count` or `devices.index` (`nvidia-smi -L` lists what is there)"
+    if not gpus:
+        there = "no NVIDIA GPU is found on this machine, or no driver for one"
+        hint = (
+            "use `devices.kind: cpu`, or install NVIDIA's driver (`nvidia-smi -L` lists its GPUs)"
+        )
+    elif listed is not None:
+        there += f", of which CUDA_VISIBLE_DEVICES={listed} shows {visible}"
+        hint = f"set CUDA_VISIBLE_DEVICES to others, or {hint}"
     return machine_error(
-        f"no GPU {index}: NVML sees {gpus} GPU(s){hidden}",
-        where="devices.index" if visible else "devices.kind",
+        f"{asked}, but {there}",
+        where="devices.kind" if not visible else "devices.count" if count > 1 else "devices.index",
         hint=hint,
     )
 

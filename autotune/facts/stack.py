@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,17 +113,37 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
     return frozenset(field for source in (own, *shared) for field in _fields_of(*source))
 
 
-def _fields_of(package: str, file: str, class_name: str) -> list[str]:
+def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
+    """The fields of a class, each with its type as its source has it."""
     tree = ast.parse(_source(package, file))
-    return [
-        statement.target.id
+    return {
+        statement.target.id: ast.unparse(statement.annotation)
         for node in tree.body
         if isinstance(node, ast.ClassDef) and node.name == class_name
         for statement in node.body
         if isinstance(statement, ast.AnnAssign)
         and isinstance(statement.target, ast.Name)
         and not statement.target.id.startswith("_")
-    ]
+    }
+
+
+@functools.cache
+def field_types(method: str | None = None) -> Mapping[str, str]:
+    """What a file of the trainer may hold: field -> its type, as the installed versions write it
+    (`int | None`); without a method the fields that all share."""
+    shared = [(package, *one) for package, some in _CONFIG_SOURCES.items() for one in some]
+    sources = [*shared, ("trl", "scripts/utils.py", "ScriptArguments")]
+    if method is not None:
+        own = METHODS[method]
+        sources.append(("trl", own.source, own.config))
+        sources.append(("trl", f"scripts/{method}.py", f"{method.upper()}ScriptArguments"))
+        if own.own_script:
+            name = own.config.replace("Config", "ScriptArguments")
+            sources.append(("autotune", f"training/{own.own_script}", name))
+    found: dict[str, str] = {}
+    for source in sources:  # a later class narrows what an earlier one says
+        found |= _fields_of(*source)
+    return found
 
 
 def missing(method: str) -> str | None:

@@ -75,7 +75,7 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         near = " or ".join(str(n) for n in nearest_values(wanted, valid))
         return Problem(
             where=MICRO_BATCH,
-            what=f"a micro-batch of {wanted} does not divide the global batch of {sequences}",
+            what=f"a micro-batch of {wanted} does not divide {_shared(sequences, counts)}",
             hint=f"the nearest values that do are {near}",
         )
     pinned = job.fixed.get(ACCUMULATION)
@@ -84,10 +84,24 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         near = " or ".join(str(n) for n in nearest_values(pinned, sorted(whole)))
         return Problem(
             where=ACCUMULATION,
-            what=f"{pinned} micro-batches do not make up the global batch of {sequences}",
+            what=f"{pinned} micro-batches do not make up {_shared(sequences, counts)}",
             hint=f"the nearest values that do are {near}",
         )
     return None
+
+
+def _shared(sequences: int, counts: Sequence[int]) -> str:
+    """What micro-batches have to make up: the global batch, or each process's share of it."""
+    whole = f"the global batch of {sequences}"
+    if max(counts) == 1:
+        return whole
+    shares = " or ".join(
+        f"the {sequences // n} sequences of each of {n} processes"
+        if n > 1
+        else f"all {n * sequences} of one"
+        for n in counts
+    )
+    return f"{shares} ({whole})"
 
 
 def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:

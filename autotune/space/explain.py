@@ -36,7 +36,8 @@ def explain(one: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
     message = str(one["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if not one["msg"].startswith("Value error"):
         message = f"must be {message}, but got `{as_yaml(one['input'])}`"
-    return f"`{field}`: {message}", None
+    what, _, hint = message.partition("; write ")
+    return f"`{field}`: {what}", f"write {hint}" if hint else None
 
 
 def _fields_at(path: tuple[str | int, ...]) -> list[str]:

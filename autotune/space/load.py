@@ -13,7 +13,7 @@ from autotune.job import Job
 from autotune.local_paths import absolute_path, exists, resolve_path
 from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
-from autotune.space.conditional import without_effect
+from autotune.space.conditional import pin_problems
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
@@ -243,8 +243,8 @@ class _Loading(Draft):
             what = f"`{name}` cannot be tried with several values: probes would not differ"
             self._report(("recipe", name), what, f"pin it: `fixed: {{{name}: ...}}`")
         if "tuning" not in self._unsound:
-            for section, name, needed in without_effect(job, definition):
-                self._report((section, name), f"`{name}` needs `{needed}`")
+            for section, name, what, hint in pin_problems(job, definition):
+                self._report((section, name), what, hint)
 
     def _whole_numbers(self, job: Job) -> bool:
         """Whether every knob that counts something counts."""

@@ -141,6 +141,7 @@ def test_a_file_that_is_named_and_broken_ends_the_check(tmp_path):
     done = check(folder)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "deepspeed.json: cannot be read" in done.stderr
+    assert "hint: put that place right (JSON has no comments" in done.stderr
     (folder / "deepspeed.json").unlink()
     gone = check(folder)
     assert gone.exit_code == 1

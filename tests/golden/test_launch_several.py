@@ -13,7 +13,9 @@ from test_launch_script import bundle, launch, make_spy
 
 from autotune.checking import read_launch
 from autotune.emit.consistency import disagreements
-from autotune.space.sharding import NVME_PATH
+from autotune.emit.nodes import nodes_script, slurm_script
+from autotune.methods import METHODS
+from autotune.space.sharding import NVME_PATH, Sharding
 
 SRUN = """\
 #!/bin/bash
@@ -250,3 +252,27 @@ def test_a_slurm_job_tells_each_machine_its_place(nasty_dir, tmp_path):
 def test_one_process_has_none_of_it():
     files = CASES["cuda_bf16"]().files()
     assert not files.keys() & {"deepspeed.json", "launch_nodes.sh", "launch.slurm"}
+
+
+@pytest.mark.parametrize(
+    ("processes", "machines", "nodes", "slurm"),
+    [(8, 1, 2, 1), (3, 1, 3, 1), (9, 1, 3, 3), (16, 1, 2, 2), (16, 4, 4, 4), (8, 2, 2, 2)],
+)
+def test_scripts_are_for_the_machines_of_the_job_or_the_fewest(processes, machines, nodes, slurm):
+    sharding = Sharding(distributed_type="MULTI_GPU", num_processes=processes)
+    script = nodes_script(
+        method=METHODS["sft"],
+        python="python",
+        environment={},
+        threads=1,
+        missing=(),
+        sharding=sharding,
+        machines=machines,
+    )
+    assert f'nodes="${{NODES:-{nodes}}}"' in script
+    assert f"#   NODES={nodes} MACHINE_RANK=1 " in script
+    text = slurm_script(
+        method=METHODS["sft"], device_kind="cuda", processes=processes, machines=machines
+    )
+    assert f"#SBATCH --nodes={slurm}\n" in text
+    assert f"#SBATCH --gpus-per-node={processes // slurm}\n" in text

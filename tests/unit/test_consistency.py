@@ -348,6 +348,8 @@ def test_processes_are_started_and_spread():
     gpus = {"distributed_type": "NO", "deepspeed_config": None}
     problems = found(accelerate=gpus | {"mixed_precision": "bf16"}, deepspeed=None)
     only(problems, "accelerate.yaml: distributed_type", "accelerate starts one process")
+    lacks = found(accelerate={"distributed_type": None, "deepspeed_config": None}, deepspeed=None)
+    assert lacks[0].startswith("accelerate.yaml: distributed_type: is not there")
     only(found(accelerate={"num_machines": 3}), "accelerate.yaml: num_processes", "3 machines")
     only(
         found(accelerate={"machine_rank": 1}), "accelerate.yaml: machine_rank", "the last one is 0"

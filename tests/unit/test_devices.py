@@ -193,7 +193,8 @@ def test_the_index_counts_among_the_visible_gpus_and_the_device_bears_nvmls_numb
     facts = devices.detect("cuda", 1)
     assert (facts.index, facts.free_bytes) == (1, 69)
     with pytest.raises(
-        MachineError, match="no GPU 2: NVML sees 3 .*CUDA_VISIBLE_DEVICES=GPU-c,1 shows 2"
+        MachineError,
+        match="GPU 2 is asked for, but this machine has 3, .*CUDA_VISIBLE_DEVICES=GPU-c,1 shows 2",
     ):
         devices.detect("cuda", 2)
 
@@ -218,8 +219,8 @@ def test_a_slice_of_a_gpu_is_refused_unless_the_cpu_is_asked_for(nvml, monkeypat
 @pytest.mark.parametrize(
     ("fields", "index", "message"),
     [
-        ({"fails": ["init"]}, 0, "NVML sees 0 GPU"),
-        ({"gpus": 2}, 2, "no GPU 2: NVML sees 2 GPU"),
+        ({"fails": ["init"]}, 0, "GPU 0 is asked for, but no NVIDIA GPU is found on this machine"),
+        ({"gpus": 2}, 2, "GPU 2 is asked for, but this machine has 2, numbered from 0"),
         ({"fails": ["memory"]}, 0, "GPU is lost"),
     ],
 )

@@ -27,6 +27,91 @@ def test_eight_bits_are_a_choice_of_quantised_bases_alone(folder):
         assert what == "`load_in_8bit` needs `tuning: qlora`"
 
 
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        (
+            "fixed: {pin_memory: false}\n",
+            "fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_optimizer_device: cpu}",
+        ),
+        (
+            "fixed: {nvme_path: /fast}\n",
+            "fixed: {distributed_type: DEEPSPEED, zero_stage: 3, offload_optimizer_device: nvme}",
+        ),
+        (
+            "devices: {count: 2}\nrecipe: {nvme_path: [/fast, /slow]}\n",
+            "fixed: {distributed_type: DEEPSPEED, zero_stage: 3, offload_optimizer_device: nvme}",
+        ),
+        (
+            "devices: {count: 2}\nfixed: {pin_memory: true, offload_optimizer_device: none,"
+            " offload_param_device: none}\n",
+            "fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_optimizer_device: cpu}",
+        ),
+        ("recipe: {overlap_comm: [true, false]}\n", "fixed: {distributed_type: DEEPSPEED}"),
+    ],
+)
+def test_settings_of_what_is_not_offloaded_are_refused(folder, text, needed):
+    ((_, what, _),) = problems(folder, text)
+    name = next(n for n in ("nvme_path", "pin_memory", "overlap_comm") if n in text)
+    assert what == f"`{name}` needs `{needed}`"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fixed: {offload_optimizer_device: cpu, pin_memory: false}\n",
+        "recipe: {offload_param_device: [none, nvme]}\nfixed: {nvme_path: /fast}\n",
+        "devices: {count: 2}\nfixed: {pin_memory: false, overlap_comm: false}\n",
+        "devices: {count: 2}\nfixed: {offload_param_device: nvme, nvme_path: /fast}\n",
+        "fixed: {num_processes: 1}\n",
+    ],
+)
+def test_settings_of_what_may_be_offloaded_are_taken(folder, text):
+    load(folder, text)
+
+
+@pytest.mark.parametrize("value", ["null", "5", "[/a]", "fast", "~/fast", "''"])
+def test_a_disk_is_an_absolute_folder(folder, value):
+    text = f"fixed: {{offload_optimizer_device: nvme, nvme_path: {value}}}\n"
+    found = problems(folder, text)
+    assert [(where, hint) for where, _, hint in found] == [
+        ("job:3", "name one on an NVMe disk, like `/local_nvme`")
+    ]
+    assert found[0][1].startswith("`nvme_path` must be an absolute folder, but got `")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fixed: {per_device_train_batch_size: 5}\n", "divide the global batch of 14"),
+        (
+            "devices: {count: 2}\nfixed: {per_device_train_batch_size: 14}\n",
+            "divide the 7 sequences of each of 2 processes (the global batch of 14)",
+        ),
+        (
+            "devices: {count: 2}\nfixed: {per_device_train_batch_size: 4}\n"
+            "recipe: {num_processes: [1, 2]}\n",
+            "divide all 14 of one or the 7 sequences of each of 2 processes "
+            "(the global batch of 14)",
+        ),
+        (
+            "devices: {count: 2}\nfixed: {gradient_accumulation_steps: 14}\n",
+            "make up the 7 sequences of each of 2 processes (the global batch of 14)",
+        ),
+    ],
+)
+def test_what_micro_batches_have_to_make_up_is_a_processs_share(folder, text, said):
+    ((_, what, _),) = problems(folder, f"global_batch_size: 14\n{text}")
+    assert what.endswith(f" not {said}")
+
+
+@pytest.mark.parametrize("value", ["lots", "-3", "true"])
+def test_what_memory_looks_like_is_a_hint(folder, value):
+    ((_, what, hint),) = problems(folder, f"devices: {{host_memory: {value}}}\n")
+    assert what.startswith("`devices.host_memory`: ") and what.endswith(" is not a size")
+    assert hint == "write for example `20GiB`"
+
+
 def test_a_flag_under_the_new_name_overrides_a_pin_under_the_old_one(folder):
     text = "fixed: {gradient_checkpointing: true}\n"
     for flag in ("activation_checkpointing=false", "fixed.activation_checkpointing=false"):

@@ -24,7 +24,8 @@ ACCELERATE = {
     "num_machines": 1,
 }
 SERVE = "CUDA_VISIBLE_DEVICES=4,5 trl vllm-serve --model some/model --tensor_parallel_size 2\n"
-LAUNCH = "export CUDA_VISIBLE_DEVICES=0,1,2,3\naccelerate launch --config_file a.yaml grpo.py\n"
+START = "accelerate launch --config_file accelerate.yaml"
+LAUNCH = f"export CUDA_VISIBLE_DEVICES=0,1,2,3\n{START} grpo.py\n"
 
 
 def said(folder, scripts, trainer=None, accelerate=None):
@@ -32,7 +33,8 @@ def said(folder, scripts, trainer=None, accelerate=None):
     files = {"grpo_config.yaml": {**TRAINER, **(trainer or {})}}
     files["accelerate.yaml"] = {**ACCELERATE, **(accelerate or {})}
     for name, data in files.items():
-        (folder / name).write_text(yaml.safe_dump(data), encoding="utf-8")
+        told = {field: value for field, value in data.items() if value is not None}
+        (folder / name).write_text(yaml.safe_dump(told), encoding="utf-8")
     for name, text in scripts.items():
         (folder / name).write_text(text, encoding="utf-8")
     done = CliRunner().invoke(main, ["check", str(folder)])
@@ -55,18 +57,22 @@ def test_a_server_with_gpus_of_its_own_is_left_alone(tmp_path):
             "GPU 3,4, the training GPU 0,1,2,3 (train.sh): 3",
         ),
         (SERVE, LAUNCH.replace("0,1,2,3", "2,3,4,5"), {}, "2,3,4,5 (train.sh): 4,5"),
-        # accelerate's own field wins over the variable.
-        (SERVE, LAUNCH, {"gpu_ids": "2,3,4,5"}, "2,3,4,5 (gpu_ids, train.sh): 4,5"),
         (
             SERVE,
-            "accelerate launch --gpu_ids 5,6,7,8 grpo.py\n",
+            f"{START} grpo.py\n",
+            {"gpu_ids": "2,3,4,5"},
+            "2,3,4,5 (gpu_ids, train.sh): 4,5",
+        ),
+        (
+            SERVE,
+            f"{START} --gpu_ids 5,6,7,8 grpo.py\n",
             {},
             "5,6,7,8 (gpu_ids, train.sh): 5",
         ),
         # Where nothing names any, accelerate takes the first ones; so does vLLM.
         (
             SERVE.replace("4,5", "0,1"),
-            "accelerate launch grpo.py\n",
+            f"{START} grpo.py\n",
             {},
             "(train.sh: the first of all): 0,1",
         ),
@@ -78,8 +84,8 @@ def test_a_server_with_gpus_of_its_own_is_left_alone(tmp_path):
         ),
         (
             SERVE,
-            "accelerate launch --num_processes 5 grpo.py\n",
-            {},
+            f"{START} --num_processes 5 grpo.py\n",
+            {"num_processes": 5},
             "0,1,2,3,4 (train.sh: the first",
         ),
     ],
@@ -97,7 +103,8 @@ def test_both_may_be_started_by_one_script(tmp_path):
     text = (
         "CUDA_VISIBLE_DEVICES=0,1 vllm serve some/model -tp 2 \\\n"
         '    --weight-transfer-config \'{"backend": "nccl"}\' &\n'
-        "sleep 60; CUDA_VISIBLE_DEVICES=1,2,3,4 accelerate launch grpo.py\n"
+        "sleep 60; CUDA_VISIBLE_DEVICES=1,2,3,4 accelerate launch "
+        "--config_file accelerate.yaml grpo.py\n"
     )
     code, out = said(tmp_path, {"all.slurm": text})
     assert (code, "GPU 0,1, the training GPU 1,2,3,4 (all.slurm): 1 would" in out) == (1, True)
@@ -172,7 +179,7 @@ def test_what_is_not_told_in_so_many_words_is_no_problem(serve, tmp_path):
 def test_on_cpus_no_gpu_trains(tmp_path):
     base = {"use_cpu": True, "distributed_type": "MULTI_CPU", "mixed_precision": "no"}
     trainer = {"bf16": False}
-    scripts = {"serve.sh": SERVE.replace("4,5", "0,1"), "train.sh": "accelerate launch grpo.py\n"}
+    scripts = {"serve.sh": SERVE.replace("4,5", "0,1"), "train.sh": f"{START} grpo.py\n"}
     assert said(tmp_path, scripts, trainer, base)[0] == 0
 
 
