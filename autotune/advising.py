@@ -246,7 +246,8 @@ class _Advisor:
         self._calls += 1
         folder = self._run.path / "advice" / str(self._calls)
         ceilings = self._ceilings
-        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings)
+        # Only the fastest that fits is told of.
+        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings, first=1)
         replies = answered(tasks, asked, self._started, folder, self._told)
         return estimates_of(tasks, replies, job, self._facts, self._limit, ceilings=ceilings)
 

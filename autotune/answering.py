@@ -24,10 +24,8 @@ from autotune.path_tasks import PathTask
 from autotune.probe.runner import ProbeServer
 from autotune.traced_paths import traced_in_children
 
-FEW = 8
-"""So many engines are simply traced, all of them."""
 FIRST = 8
-"""Of the tasks with the fastest candidates so many are traced."""
+"""Of the tasks with the fastest candidates so many are traced, unless fewer are asked for."""
 MUCH_SLOWER = 0.6
 """A strategy whose candidates reach less of the fastest one's speed (or, where nothing fits, take
 so much more than the leanest) is left to the formula."""
@@ -45,6 +43,7 @@ class Asked:
         limit: what a process may take on the device. Bytes.
         ceilings: of the device; None: speeds are not known, and every engine is traced.
         every_engine: whether all are traced, however many.
+        first: of how many of the first tasks the engines are traced; 1: of no other strategy then.
     """
 
     job: Job
@@ -52,6 +51,7 @@ class Asked:
     limit: int
     ceilings: Ceilings | None
     every_engine: bool = False
+    first: int = FIRST
 
 
 def answered(
@@ -68,7 +68,7 @@ def answered(
     answers = _Answers(
         tasks, asked, lambda some, name: traced_in_children(some, started, folder / name, told)
     )
-    if asked.every_engine or len(engines) <= FEW:
+    if asked.every_engine or len(engines) <= asked.first:
         answers.trace(engines)
     else:
         answers.trace_first()
@@ -101,7 +101,7 @@ class _Answers:
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
         ranks = self._ranks(list(self.replies))
-        while chosen := to_trace(self._tasks, self.replies, ranks):
+        while chosen := to_trace(self._tasks, self.replies, ranks, self._asked.first):
             self.trace(chosen)
             ranks |= self._ranks(chosen)
 
@@ -137,14 +137,15 @@ def to_trace(
     tasks: Sequence[PathTask],
     replies: Mapping[int, EstimateReply],
     ranks: Mapping[int, Rank],
+    first: int = FIRST,
 ) -> list[int]:
     """Indices of the engines to trace next, of those that are by formula."""
     order = sorted(ranks, key=lambda number: ranks[number])
-    chosen = order[:FIRST]
+    chosen = order[:first]
     none_fits, best = ranks[order[0]]
     enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
     known = {_strategy(task) for n, task in enumerate(tasks) if not replies[n].by_formula}
-    for number in order:
+    for number in order if first > 1 else ():
         strategy = _strategy(tasks[number])
         if strategy not in known and ranks[number] <= enough:
             known.add(strategy)

@@ -87,7 +87,7 @@ def _tried(
     )
     job = job.model_copy(update={"devices": own, "fixed": pins, "recipe": lists})
     try:
-        made = plan(job, definition, folder, device=device, told=told)
+        made = plan(job, definition, folder, device=device, first=1, told=told)
     except UserError as error:
         said = "; ".join(problem.what for problem in error.problems)
         return Tried(devices=count, plan=None, problem=said)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.answering import Asked, answered
+from autotune.answering import FIRST, Asked, answered
 from autotune.candidate_estimates import estimates_of
 from autotune.counting import Told, nobody
 from autotune.device_ceilings import WORTH_MEASURING, known_ceilings
@@ -79,6 +79,7 @@ def plan(
     device: str | None = None,
     only_default: bool = False,
     every_engine: bool = False,
+    first: int = FIRST,
     told: Told = nobody,
 ) -> Plan:
     """Estimate every candidate of a job, on this machine's device or on one of a named kind.
@@ -89,6 +90,7 @@ def plan(
         only_default: the default candidate alone, pinned knobs as pinned.
         every_engine: whether DeepSpeed and FSDP are traced for all candidates that need them, and
             not for the most promising ones only, where there are many.
+        first: for how many of those.
         told: hears how many candidates are estimated.
 
     Raises:
@@ -104,6 +106,7 @@ def plan(
         kind=kind,
         only_default=only_default,
         every_engine=every_engine,
+        first=first,
         told=told,
     )
     facts, replies, cached = planning.replies()
@@ -139,6 +142,7 @@ class _Planning:
     kind: DeviceKind | None
     only_default: bool
     every_engine: bool
+    first: int
     told: Told
     _known: dict[str, Ceilings | None] = field(default_factory=dict)
 
@@ -171,7 +175,7 @@ class _Planning:
         """Facts and replies, and whether a plan that was made before has them."""
         cache = PlanCache.of_user()
         asked = f"{self.kind!r}, {'the default' if self.only_default else 'all'}"
-        asked += ", every engine" if self.every_engine else ""
+        asked += ", every engine" if self.every_engine else f", the first {self.first}"
         key = cache.key(self.job, self.definition, None if self.kind is None else asked)
         stored = None if key is None else cache.read(key)
         if stored is not None:
@@ -190,6 +194,7 @@ class _Planning:
                 limit=planned_limit(self.job, facts),
                 ceilings=self.ceilings(facts),
                 every_engine=self.every_engine,
+                first=self.first,
             )
             tasks = self.tasks(facts, cache.traces)
             return facts, answered(tasks, asked, started, self.run.path / "traces", self.told)

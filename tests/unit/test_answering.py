@@ -126,6 +126,12 @@ def test_the_first_engines_are_traced_and_of_each_strategy_the_first():
     assert to_trace(tasks(), replies, ranks) == []
 
 
+def test_one_answer_takes_one_trace():
+    order = [n for n, task in enumerate(tasks()) if task.engine]
+    order += [n for n in range(len(tasks())) if n not in order]
+    assert to_trace(tasks(), *ranked(order), first=1) == order[:1]
+
+
 def test_what_falls_behind_makes_room_for_the_next():
     order = list(range(len(tasks())))
     first = to_trace(tasks(), *ranked(order))
