@@ -4,38 +4,35 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.emit.flag_checks import LEFT_OPEN, OF_DEEPSPEED, launches, positive, trains, truth
+from autotune.emit.flag_checks import LEFT_OPEN, OF_DEEPSPEED, launches
 from autotune.emit.flags import Flags, plain
 from autotune.emit.launch_files import LaunchFiles, section
-from autotune.facts.stack import canonical_name
+from autotune.emit.started import Started
+from autotune.emit.trainer_flags import trained_by, trains
 
 
 def filled(files: LaunchFiles) -> list[LaunchFiles]:
     """The files as each of their commands completes them; as they are, where none does."""
     reading = {id(one): one for one, _ in (*launches(files), *trains(files))}
-    return [_by(files, one.told, one.script) for one in reading.values() if one.told] or [files]
+    return [_launched_by(trained_by(files, one), one) for one in reading.values()] or [files]
 
 
-def _by(files: LaunchFiles, flags: Flags, script: str) -> LaunchFiles:
-    """The files as one command completes them."""
-    given: dict[tuple[str, str], str] = {}
-    accelerate, trainer = dict(files.accelerate), dict(files.trainer)
-    launching = any(told is flags for _, told in launches(files))
-    if launching:
-        for inside, name, value in _of_launch(files, flags):
-            if inside and not isinstance(accelerate.get(inside), Mapping | None):
-                continue  # what it is is said elsewhere
-            if inside:
-                accelerate[inside] = {**section(accelerate, inside), name: value}
-            else:
-                accelerate[name] = value
-            place = f"{inside}.{name}" if inside else name
-            given["accelerate", place] = f"{script}: --{name}"
-    if any(told is flags for _, told in trains(files)):
-        for name, value in _of_trainer(files, flags):
-            trainer[name] = value
-            given["trainer", name] = f"{script}: --{name}"
-    return replace(files, accelerate=accelerate, trainer=trainer, given=given)
+def _launched_by(files: LaunchFiles, one: Started) -> LaunchFiles:
+    """The files with what a command tells accelerate where accelerate's file says nothing."""
+    flags = one.told
+    if flags is None or all(told is not flags for _, told in launches(files)):
+        return files
+    given, accelerate = dict(files.given), dict(files.accelerate)
+    for inside, name, value in _of_launch(files, flags):
+        if inside and not isinstance(accelerate.get(inside), Mapping | None):
+            continue  # what it is is said elsewhere
+        if inside:
+            accelerate[inside] = {**section(accelerate, inside), name: value}
+        else:
+            accelerate[name] = value
+        place = f"{inside}.{name}" if inside else name
+        given["accelerate", place] = f"{one.script}: --{name}"
+    return replace(files, accelerate=accelerate, given=given)
 
 
 def _of_launch(files: LaunchFiles, flags: Flags) -> Iterator[tuple[str, str, Any]]:
@@ -51,15 +48,3 @@ def _of_launch(files: LaunchFiles, flags: Flags) -> Iterator[tuple[str, str, Any
             continue
         if alone or name == "deepspeed_config_file":
             yield "deepspeed_config", name, value
-
-
-def _of_trainer(files: LaunchFiles, flags: Flags) -> Iterator[tuple[str, Any]]:
-    """(Field, value) of the trainer's file that flags fill in."""
-    told = {canonical_name(str(name)) for name, value in files.trainer.items() if value is not None}
-    for flag, text in flags.trains.items():
-        name, value = positive(files, flag, text)
-        if canonical_name(name) in told or name == "config" or not plain(value):
-            continue
-        may_be_switch = "bool" in files.types.get(name, "bool")
-        switch = truth(value) if may_be_switch and not value.isdigit() else None
-        yield name, value if switch is None else switch

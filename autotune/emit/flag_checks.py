@@ -7,14 +7,13 @@ precision that the trainer has (`transformers/training_args.py`); of the trainer
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.emit.flags import Flags, plain
-from autotune.emit.launch_files import AUTO, LaunchFiles, number, section, shown
+from autotune.emit.launch_files import AUTO, LaunchFiles, section, shown
 from autotune.emit.started import Started
+from autotune.emit.trainer_flags import EQUAL, named, same, trained_by, trainer_flags
 from autotune.errors import Problem
-from autotune.facts.stack import canonical_name
 from autotune.space.sharding import DEEPSPEED, FSDP
 
 TYPES = {
@@ -45,20 +44,12 @@ _TRAINERS = {
 _COMPARED = ("num_processes", "num_machines", "gpu_ids")
 LEFT_OPEN = -1
 """accelerate's number of processes where a command has to say it."""
-_EQUAL = "make them equal, or take the flag out"
 
 
 def launches(files: LaunchFiles) -> Iterator[tuple[Started, Flags]]:
     """The commands that read accelerate's file, as far as it is told."""
     for one in files.trainings:
-        if one.told is not None and _named(_config(files, one.told)) == files.accelerate_file:
-            yield one, one.told
-
-
-def trains(files: LaunchFiles) -> Iterator[tuple[Started, Flags]]:
-    """The commands that read the trainer's file, as far as it is told."""
-    for one in files.trainings:
-        if one.told is not None and _named(one.told.trains.get("config")) == files.trainer_file:
+        if one.told is not None and named(_config(files, one.told)) == files.accelerate_file:
             yield one, one.told
 
 
@@ -69,32 +60,6 @@ def _config(files: LaunchFiles, flags: Flags) -> str | None:
         inside = files.trainer.get("accelerate_config", files.trainer.get("config_file"))
         return inside if isinstance(inside, str) else None
     return named
-
-
-def _named(path: str | None) -> str | None:
-    """The name of a file, where it is told in so many words, whatever its folder."""
-    name = None if path is None else PurePosixPath(path).name
-    return name if name is not None and plain(name) else None
-
-
-def same(flag: str, value: Any) -> bool:
-    """Whether a flag's text says what a file does."""
-    if isinstance(value, bool):
-        return truth(flag) == value
-    if number(value) is not None:
-        return number(flag) == number(value)
-    if not isinstance(value, str):
-        return True
-    return flag.lower().replace(" ", "") == value.lower().replace(" ", "")
-
-
-def truth(flag: str) -> bool | None:
-    """A switch's value, as `trl/scripts/_hf_argparser.py` reads it; None for anything else."""
-    text = flag.lower()
-    return text not in ("no", "false", "f", "n", "0") if text in _TRUTHS else None
-
-
-_TRUTHS = ("", "yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
 
 
 def nobody_reads(files: LaunchFiles) -> Iterator[Problem]:
@@ -134,10 +99,10 @@ def kind_of_launch(files: LaunchFiles) -> Iterator[Problem]:
             if name == "cpu":
                 if files.kind not in ("NO", "MULTI_CPU"):
                     what = f"starts one process on the CPU, but {_says(files, 'distributed_type')}"
-                    yield Problem(where=where, what=f"{what}: the flag wins", hint=_EQUAL)
+                    yield Problem(where=where, what=f"{what}: the flag wins", hint=EQUAL)
             elif files.kind not in TYPES[name] and "distributed_type" in files.accelerate:
                 what = f"stands there, but {_says(files, 'distributed_type')}: the flag wins"
-                yield Problem(where=where, what=what, hint=_EQUAL)
+                yield Problem(where=where, what=what, hint=EQUAL)
 
 
 def _says(files: LaunchFiles, field: str) -> str:
@@ -159,24 +124,24 @@ TYPES_OF = {names[0]: names for names in TYPES.values()}
 
 
 def launch_flags(files: LaunchFiles) -> Iterator[Problem]:
-    """accelerate's flags against accelerate's file, and DeepSpeed's."""
+    """accelerate's flags against accelerate's file, and DeepSpeed's, and what the trainer has."""
     for one, flags in launches(files):
-        kind = kind_told(files, flags)
+        kind, told = kind_told(files, flags), trained_by(files, one)
         for name, value in flags.launch.items():
             if not plain(value):
                 continue
             what = hint = None
             if name == "mixed_precision":
-                what, hint = _precision(files, value)
+                what, hint = _precision(told, value)
             elif name == "deepspeed_config_file":
                 what, hint = _deepspeeds_file(files, value, kind)
             elif name in OF_DEEPSPEED:
-                what, hint = _of_deepspeed(files, name, value, kind)
+                what, hint = _of_deepspeed(told, name, value, kind)
             elif name in _COMPARED or name.startswith("fsdp_"):
                 what, hint = _beside(files, name, value)
             if what is not None:
-                told = f"is {shown(value)}, {what}"
-                yield Problem(where=f"{one.script}: --{name}", what=told, hint=hint)
+                said = f"is {shown(value)}, {what}"
+                yield Problem(where=f"{one.script}: --{name}", what=said, hint=hint)
 
 
 Told = tuple[str | None, str | None]
@@ -191,28 +156,28 @@ def _beside(files: LaunchFiles, name: str, value: str) -> Told:
             told = inside.get(field)
             if told not in (None, LEFT_OPEN) and not same(value, told):
                 path = f"{where}.{field}" if where else field
-                return f"but {_says(files, path)}: the flag wins", _EQUAL
+                return f"but {_says(files, path)}: the flag wins", EQUAL
     return None, None
 
 
 def _precision(files: LaunchFiles, value: str) -> Told:
     told = files.accelerate.get("mixed_precision")
     if told is not None and told is not False and not same(value, told):
-        return f"but {_says(files, 'mixed_precision')}: the flag wins over it", _EQUAL
+        return f"but {_says(files, 'mixed_precision')}: the flag wins over it", EQUAL
     trained = next((kind for kind in ("fp16", "bf16") if files.trains(kind)), "no")
     if value == "fp8" or value == trained:
         return None, None
     wins = "the flag is taken" if trained == "no" else "the trainer's own wins"
-    return f"but the trainer computes in {shown(trained)}: {wins}", _EQUAL
+    return f"but the trainer computes in {shown(trained)}: {wins}", EQUAL
 
 
 def _deepspeeds_file(files: LaunchFiles, value: str, kind: str) -> Told:
     if kind != DEEPSPEED:
         return f"and nobody reads it: the launch is one of {kind}", "take the flag out"
     told = section(files.accelerate, "deepspeed_config").get("deepspeed_config_file")
-    if isinstance(told, str) and _named(value) not in (None, _named(told)):
+    if isinstance(told, str) and named(value) not in (None, named(told)):
         where = "deepspeed_config.deepspeed_config_file"
-        return f"but {_says(files, where)}: the flag wins", _EQUAL
+        return f"but {_says(files, where)}: the flag wins", EQUAL
     return None, None
 
 
@@ -233,42 +198,11 @@ def _of_deepspeed(files: LaunchFiles, name: str, value: str, kind: str) -> Told:
         if ours is None or same(value, ours):
             return None, None
         auto = f"takes the place of `{AUTO}` in {files.deepspeed_file}"
-        return f"{auto}, but the trainer has {_TRAINERS[name]}: {shown(ours)}", _EQUAL
+        return f"{auto}, but the trainer has {_TRAINERS[name]}: {shown(ours)}", EQUAL
     if told is not None and same(value, told):
         return None, None
     has = f"{files.deepspeed_file} has {IN_DEEPSPEEDS_FILE[name]}: {shown(told)}"
-    return f"but {has}: the file wins", _EQUAL
-
-
-def trainer_flags(files: LaunchFiles) -> Iterator[Problem]:
-    """The trainer's flags against its file."""
-    for one, flags in trains(files):
-        for told, value in flags.trains.items():
-            name, text = positive(files, told, value)
-            own = {
-                canonical_name(field): field for field in files.trainer if isinstance(field, str)
-            }
-            field = own.get(canonical_name(name))
-            if field is None or not plain(text) or files.trainer[field] is None:
-                continue
-            said = files.trainer[field]
-            by_name = name == "deepspeed" and isinstance(said, str)
-            if by_name and _named(text) in (None, _named(said)):
-                continue
-            if not same(text, said):
-                yield Problem(
-                    where=f"{one.script}: --{told}",
-                    what=f"is {shown(text or 'true')}, but {files.trainer_file} has {field}: "
-                    f"{shown(said)}: the flag wins",
-                    hint=_EQUAL,
-                )
-
-
-def positive(files: LaunchFiles, name: str, value: str) -> tuple[str, str]:
-    """(`bf16`, `false`) of `--no_bf16`."""
-    if name.startswith("no_") and not value and name not in files.trainer:
-        return name.removeprefix("no_"), "false"
-    return name, value
+    return f"but {has}: the file wins", EQUAL
 
 
 CHECKS = (nobody_reads, kind_of_launch, launch_flags, trainer_flags)

@@ -174,6 +174,17 @@ def test_what_a_flag_alone_says_counts_as_if_a_file_did(tmp_path):
     assert line.startswith("launch.sh: --deepspeed: is `x.json`, and accelerate.yaml names one")
 
 
+def test_flags_of_accelerate_are_held_against_those_of_the_trainer(tmp_path):
+    silent = {"bf16": None, "gradient_accumulation_steps": None}
+    gpus = {**GPUS, "mixed_precision": None}
+    flags = "--mixed_precision fp16 --gradient_accumulation_steps 8"
+    script = f"{START} {flags} {TRAINS} --fp16 --gradient_accumulation_steps 8\n"
+    assert said(tmp_path, script, gpus, silent) == []
+    precision, steps = said(tmp_path, f"{START} {flags} {TRAINS} --fp16 false\n", gpus, silent)
+    assert "but the trainer computes in `bf16`" in precision
+    assert "and the trainer has gradient_accumulation_steps: `1`" in steps
+
+
 def test_how_many_processes_has_to_be_said_somewhere(tmp_path):
     alone = {**GPUS, "num_processes": None}
     (line,) = said(tmp_path, f"{START} {TRAINS}\n", alone)
