@@ -11,7 +11,7 @@ from autotune.planning import Plan, plan
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import NUM_PROCESSES
 from autotune.space.processes import shares_with_server
-from autotune.space.sharding import OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, STRATEGY_KNOBS
+from autotune.space.sharding import OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, STRATEGY_KNOBS, ZERO_FIELDS
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -103,4 +103,4 @@ def _only_dividing(job: Job) -> tuple[str, ...]:
     kept = [asked.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
     if any(one not in (None, "none", ["none"]) for one in kept):
         return ()
-    return tuple(name for name in STRATEGY_KNOBS if name in asked)
+    return tuple(name for name in (*STRATEGY_KNOBS, *ZERO_FIELDS) if name in asked)

@@ -21,7 +21,7 @@ class Made(_Advisor):
         self._kind = kind
         self._job, self._facts = job, make_facts("cuda")
         self._limit, self._asked, self._tried = 40 * GIB, 0, tried
-        self.jobs = []
+        self.jobs, self._about = [], lambda what: None
         self._fits_if, self._speed_of = fits, speed
 
     def _estimates(self, job, candidates):

@@ -55,6 +55,9 @@ def test_in_a_terminal_one_line_moves_and_goes(monkeypatch) -> None:
     file = io.StringIO()
     told = EstimatesShown(Console(file=file, force_terminal=True, color_system=None))
     told(1, 3)
-    assert file.getvalue() == "estimated 1 of 3 candidates ...\r"
+    assert file.getvalue() == "\x1b[2Kestimated 1 of 3 candidates ...\r"
+    told.about("list of changes 2")
+    told(2, 3)  # in the place of a line that may have been longer
+    assert file.getvalue().endswith("\x1b[2Klist of changes 2: estimated 2 of 3 candidates ...\r")
     told(3, 3)
     assert file.getvalue().endswith("\x1b[2K") and "\n" not in file.getvalue()
