@@ -77,7 +77,7 @@ def test_one_device_does_without_what_only_divides(fixed, left_out, monkeypatch,
 
     def plan(job, definition, folder, *, device, first, told):
         asked.append(job.fixed)
-        return made(job, definition, folder, device=device, told=told)
+        return made(job, definition, folder, device=device, first=first, told=told)
 
     plans(monkeypatch, 90 * GIB)
     made = module.plan
