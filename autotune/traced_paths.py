@@ -54,8 +54,9 @@ def traced_in_children(
         return [future.result() for future in waiting]
     except BaseException:  # Ctrl-C too: the children end with their servers, the threads with them
         pool.shutdown(wait=False, cancel_futures=True)
-        for server in started:
-            server.close()
+        with contextlib.ExitStack() as ending:  # all of them, though another Ctrl-C comes between
+            for server in started:
+                ending.callback(server.close)
         raise
     finally:
         pool.shutdown()

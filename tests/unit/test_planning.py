@@ -50,3 +50,17 @@ def test_ctrl_c_closes_the_servers_and_goes_on_up(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         traced_in_children(tasks(tmp_path), [server], tmp_path)
     assert server.closed
+
+
+def test_a_second_ctrl_c_while_servers_are_closed_leaves_none_open(tmp_path: Path) -> None:
+    """The others' children would be waited for until their traces end."""
+
+    class Interrupted(SilentServer):
+        def close(self) -> None:
+            super().close()
+            raise KeyboardInterrupt
+
+    servers = [Interrupted(KeyboardInterrupt) for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        traced_in_children(tasks(tmp_path), servers, tmp_path)
+    assert all(server.closed for server in servers)
