@@ -227,13 +227,15 @@ class _Advisor:
     def _fits(self, job: Job, candidate: Candidate) -> bool:
         self._asked += 1
         self._about(f"list of changes {self._asked}")
-        return self._estimates(job, [candidate])[candidate.key].fits
+        return self._estimates(job, [candidate], speed=False)[candidate.key].fits
 
     def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
         found = self._estimates(self._job, decisive(space)).values()
         return max((one.tokens_per_s or 0.0 for one in found), default=0.0) or None
 
-    def _estimates(self, job: Job, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
+    def _estimates(
+        self, job: Job, candidates: Sequence[Candidate], *, speed: bool = True
+    ) -> dict[str, Estimate]:
         limit = allocator_limit(job, self._facts, self._limit)
         tasks = path_tasks(
             job,
@@ -245,9 +247,9 @@ class _Advisor:
         )
         self._calls += 1
         folder = self._run.path / "advice" / str(self._calls)
-        ceilings = self._ceilings
+        ceilings = self._ceilings if speed else None
         # Only the fastest that fits is told of.
-        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings, first=1)
+        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings, first=2)
         replies = answered(tasks, asked, self._started, folder, self._told)
         return estimates_of(tasks, replies, job, self._facts, self._limit, ceilings=ceilings)
 

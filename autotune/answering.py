@@ -43,7 +43,8 @@ class Asked:
         limit: what a process may take on the device. Bytes.
         ceilings: of the device; None: speeds are not known, and every engine is traced.
         every_engine: whether all are traced, however many.
-        first: of how many of the first tasks the engines are traced; 1: of no other strategy then.
+        first: of how many of the first tasks the engines are traced; fewer than usual: and of no
+            other strategy.
     """
 
     job: Job
@@ -145,7 +146,7 @@ def to_trace(
     none_fits, best = ranks[order[0]]
     enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
     known = {_strategy(task) for n, task in enumerate(tasks) if not replies[n].by_formula}
-    for number in order if first > 1 else ():
+    for number in order if first >= FIRST else ():
         strategy = _strategy(tasks[number])
         if strategy not in known and ranks[number] <= enough:
             known.add(strategy)

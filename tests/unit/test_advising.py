@@ -24,7 +24,7 @@ class Made(_Advisor):
         self.jobs, self._about = [], lambda what: None
         self._fits_if, self._speed_of = fits, speed
 
-    def _estimates(self, job, candidates):
+    def _estimates(self, job, candidates, *, speed=True):
         self.jobs.append(job.model_dump_json())
         found = {}
         for one in candidates:
