@@ -108,7 +108,7 @@ class _Answers:
 
     def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
         """Of each task that of its first candidate."""
-        some = [_representatives(self._tasks[number]) for number in numbers]
+        some = [representatives(self._tasks[number]) for number in numbers]
         found = estimates_of(
             some,
             [self.replies[number] for number in numbers],
@@ -118,19 +118,24 @@ class _Answers:
             ceilings=self._asked.ceilings,
         )
         return {
-            number: min(_rank(found[one.key]) for one in task.candidates)
+            number: min(
+                rank(found[one.key], by_formula=self.replies[number].by_formula)
+                for one in task.candidates
+            )
             for number, task in zip(numbers, some, strict=True)
         }
 
 
-def _representatives(task: PathTask) -> PathTask:
-    """A task with one candidate for each of its points."""
-    firsts = {place: n for n, place in reversed(list(enumerate(task.places)))}
+def representatives(task: PathTask) -> PathTask:
+    """A task with one candidate for each of its points, and for each way to adjust what is traced
+    there."""
+    kinds = list(zip(task.places, task.replaced, strict=True))
+    firsts = {kind: n for n, kind in reversed(list(enumerate(kinds)))}
     return dataclasses.replace(
         task,
         candidates=tuple(task.candidates[n] for n in firsts.values()),
-        replaced=tuple(task.replaced[n] for n in firsts.values()),
-        places=tuple(firsts),
+        replaced=tuple(replaced for _, replaced in firsts),
+        places=tuple(place for place, _ in firsts),
     )
 
 
@@ -158,16 +163,17 @@ def _strategy(task: PathTask) -> str:
     return repr(task.request.sharding)
 
 
-def _rank(estimate: Estimate) -> Rank:
-    """What may fit comes first, the fastest of it before the others; else the leanest."""
-    if _may_fit(estimate):
+def rank(estimate: Estimate, *, by_formula: bool) -> Rank:
+    """What may fit comes first, the fastest of it before the others; else the leanest.
+
+    Args:
+        by_formula: whether its engine is; of what was traced counts whether it does fit.
+    """
+    if _may_fit(estimate) if by_formula else estimate.fits:
         return False, -(estimate.tokens_per_s or 0.0)
     return True, float(estimate.peak_memory_bytes)
 
 
 def _may_fit(estimate: Estimate) -> bool:
-    """Of what was traced: whether it does."""
-    if estimate.traced:
-        return estimate.fits
     device = 0.0 if estimate.at_most else estimate.p_oom
     return max(device, estimate.p_host_oom or 0.0) < RULED_OUT

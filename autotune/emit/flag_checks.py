@@ -12,7 +12,7 @@ from typing import Any
 from autotune.emit.flags import Flags, plain
 from autotune.emit.launch_files import AUTO, LaunchFiles, section, shown
 from autotune.emit.started import Started
-from autotune.emit.trainer_flags import EQUAL, named, same, trained_by, trainer_flags
+from autotune.emit.trainer_flags import EQUAL, named, same, trained_by, trainer_flags, trains
 from autotune.errors import Problem
 from autotune.space.sharding import DEEPSPEED, FSDP
 
@@ -63,19 +63,21 @@ def _config(files: LaunchFiles, flags: Flags) -> str | None:
 
 
 def nobody_reads(files: LaunchFiles) -> Iterator[Problem]:
-    """Commands that name no file, so that the files here do nothing."""
+    """Commands that name no file, where no other command does, so that the files do nothing."""
+    accelerates, trainers = any(launches(files)), any(trains(files))
     for one in files.trainings:
         told = one.told
         if told is None:
             continue
-        if _config(files, told) is None and not told.open_launch:
+        if not accelerates and _config(files, told) is None and not told.open_launch:
             flag = "accelerate_config" if told.by_trl else "config_file"
             yield Problem(
                 where=f"{one.script}: --{flag}",
                 what=f"is not there, so nobody reads {files.accelerate_file}",
                 hint=f"add --{flag} {files.accelerate_file}",
             )
-        if "config" not in told.trains and told.method is not None and not told.open_trains:
+        closed = told.method is not None and not told.open_trains
+        if not trainers and closed and "config" not in told.trains:
             yield Problem(
                 where=f"{one.script}: --config",
                 what=f"is not there, so nobody reads {files.trainer_file}",

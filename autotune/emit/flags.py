@@ -30,6 +30,8 @@ OF_ACCELERATE = SWITCHES | names(
 """Flags that `trl METHOD` gives to accelerate, as far as they are compared with anything."""
 _NAMES = ("accelerate", "accelerate.commands.launch", "accelerate-launch")
 _REDIRECTS = re.compile(r"\d*[<>]")
+_MANY = re.compile(r"\$[@*]|\$\{([@*]|\w+\[[@*]\])\}")
+"""Variables that hold several words: behind a switch, too."""
 Words = Sequence[str]
 
 
@@ -143,9 +145,10 @@ def _name(word: str) -> str:
 
 
 def _is_open(words: Words) -> bool:
-    """Whether a variable stands where flags do, and may hold any (`"$@"`)."""
+    """Whether a variable stands where flags do, and may hold any (`"$@"`, `"${ARGS[@]}"`)."""
     for last, word in zip(["", *words], words, strict=False):
         whole = not last.startswith("-") or "=" in last or _name(last) in SWITCHES
+        whole = whole or _MANY.fullmatch(word) is not None
         if (word.startswith("$") and whole) or word.count("(") != word.count(")"):
             return True
     return False

@@ -135,9 +135,10 @@ ACCELERATE: Mapping[str, Kind] = {
         f"fsdp_config.fsdp_{name}": _MAYBE_TEXT
         for name in (
             *("auto_wrap_policy", "state_dict_type", "backward_prefetch"),
-            *("transformer_layer_cls_to_wrap", "sharding_strategy"),
+            "transformer_layer_cls_to_wrap",
         )
     },
+    "fsdp_config.fsdp_sharding_strategy": either(TEXT, whole(1), NOTHING),
 }
 """Fields of accelerate's file, with dots where one stands in a section."""
 _ZERO = "zero_optimization"

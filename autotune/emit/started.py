@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from autotune.emit.flags import Flags, flags_of
 
@@ -30,7 +31,7 @@ _TRAINS = (
     *(("trl", name) for name in _METHODS),
     *((f"trl.scripts.{name}",) for name in _METHODS),
 )
-_SAYS = ("echo", "printf", "#SBATCH")
+_SAYS = ("echo", "printf")
 _BEFORE = ("export", "exec", "env", "nohup", "then", "do", "else")
 """Words before a command."""
 Words = Sequence[str]
@@ -104,17 +105,23 @@ def _commands(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
         lexer.whitespace_split = True
+        lexer.commenters = ""  # it would end a word at its `#`, too: ${MODEL##*/}
         command: list[str] = []
         try:
-            for word in lexer:
+            for word in takewhile(_is_said, lexer):
                 if set(word) <= set(";&|"):
                     yield command
                     command = []
                 else:
                     command.append(word)
         except ValueError:  # a quotation that goes on in the next line
-            command = line.split()
+            command = list(takewhile(_is_said, line.split()))
         yield command
+
+
+def _is_said(word: str) -> bool:
+    """Whether no comment begins with it."""
+    return not word.startswith("#")
 
 
 def _environment(words: Words) -> tuple[str | None, list[str]]:

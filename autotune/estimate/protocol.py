@@ -194,7 +194,8 @@ class PointReply(Message):
         masked: whether the micro-batches of the sample are padded.
         host_bytes: what offloading puts into the host's memory for this device.
         sigma: relative standard deviation of what was continued from fewer layers of an engine.
-        method: `trace`, `scaled trace` (see `templates.py`) or `whole trace` where that failed.
+        method: `trace`, or `scaled trace` where sizes or layers follow from others (`templates.py`,
+            `moments.py`).
     """
 
     peak_allocated_bytes: int

@@ -13,7 +13,7 @@ Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zer
 (`setup_buckets`: one of the whole size whatever the model's, and another one where communication
 overlaps) and `stage3.py` (one, and what is scattered from it flattened once more). Known error: see
 `docs/estimates.md`. DeepSpeed itself is traced by `sharded_estimates.py`; this is for what is not:
-methods that generate.
+methods that generate, and of many engines those that are not worth a trace (`answering.py`).
 """
 
 from collections.abc import Iterator, Mapping

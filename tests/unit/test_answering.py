@@ -5,9 +5,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from builders import make_facts, make_job, make_space
+from builders import make_estimate, make_facts, make_job, make_space
 
-from autotune.answering import FIRST, to_trace
+from autotune.answering import FIRST, rank, representatives, to_trace
 from autotune.bases import bases, shared_out
 from autotune.estimate.protocol import EstimateReply, PointReply
 from autotune.path_tasks import path_tasks
@@ -147,3 +147,30 @@ def test_strategies_that_are_much_slower_are_left_to_the_formula():
     slow = dict.fromkeys(order[FIRST:], (False, -100.0))
     chosen = to_trace(tasks(), replies, ranks | slow)
     assert set(chosen) <= set(order[:FIRST])
+
+
+def test_what_adjusts_a_trace_is_ranked_beside_the_trace():
+    """Candidates that offload activations share the points of those that do not."""
+    for task in tasks():
+        few = representatives(task)
+        kinds = set(zip(task.places, task.replaced, strict=True))
+        assert set(zip(few.places, few.replaced, strict=True)) == kinds
+        assert len(few.candidates) == len(kinds)
+        told = {
+            one.key: pair
+            for one, *pair in zip(task.candidates, task.places, task.replaced, strict=True)
+        }
+        for one, *pair in zip(few.candidates, few.places, few.replaced, strict=True):
+            assert told[one.key] == pair
+    assert any(len(set(task.replaced)) > 1 for task in tasks())
+
+
+def test_of_what_was_traced_it_counts_whether_it_fits():
+    likely = replace(make_estimate(MIB, 100.0), p_oom=0.9, fits=False)
+    # An upper bound does not say that a candidate cannot fit; among the first it would be in the
+    # way of those that do.
+    for one in (likely, replace(likely, p_oom=1.0, at_most=True, method="adjusted trace")):
+        assert rank(one, by_formula=True) == (False, -100.0)
+        assert rank(one, by_formula=False) == (True, float(one.peak_memory_bytes))
+    assert rank(replace(likely, p_oom=1.0), by_formula=True)[0]
+    assert rank(replace(likely, p_host_oom=1.0), by_formula=True)[0]

@@ -65,6 +65,12 @@ def said(folder, script, accelerate=GPUS, trainer=None, deepspeed=None):
         f"echo {START} --num_processes 8 {TRAINS}\n",
         f"{START} --num_processes ${{COUNT:-8}} {TRAINS}\n",
         f"{START} train.py sft_config.yaml\n",
+        # Another command does read them.
+        f"{START} {TRAINS}\naccelerate launch evaluate.py --split test\ntrl sft --max_steps 1\n",
+        f"{START} -m trl.scripts.sft --output_dir ${{MODEL##*/}} --config sft_config.yaml\n",
+        f'{START} -m trl.scripts.sft --bf16 "${{ARGS[@]}}"\n',
+        f"# don't {START} --num_processes 8 {TRAINS}\n#don't {START} --num_processes 8 {TRAINS}\n",
+        f"{START} {TRAINS}  # --num_processes 8; {START} --num_processes 8 {TRAINS}\n",
     ],
 )
 def test_scripts_that_say_the_same_or_nothing_in_so_many_words_are_left_alone(script, tmp_path):

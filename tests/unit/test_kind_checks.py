@@ -186,6 +186,17 @@ def test_types_of_fields_say_what_they_hold(text, good, bad):
     assert of_type("ParallelismConfig | None") is None
 
 
+@pytest.mark.parametrize(("strategy", "fits"), [("FULL_SHARD", 1), ("1", 1), (1, 1), (0, 0)])
+def test_fsdps_strategy_may_be_its_number(strategy, fits, tmp_path):
+    """Older versions of `accelerate config` wrote that."""
+    fsdp = {"fsdp_version": 1, "fsdp_sharding_strategy": strategy}
+    accelerate = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": fsdp}
+    files = {"sft_config.yaml": {**TRAINER, "gradient_checkpointing": False}}
+    problems = disagreements(read_launch(write(tmp_path, files | {"accelerate.yaml": accelerate})))
+    where = "accelerate.yaml: fsdp_config.fsdp_sharding_strategy"
+    assert [one.where for one in problems] == [where] * (not fits)
+
+
 def test_kinds_are_of_fields_that_there_are():
     assert {path.split(".")[0] for path in ACCELERATES} <= FIELDS
 
