@@ -96,8 +96,7 @@ class _Answers:
         """Trace the engines of these tasks."""
         some = [self._tasks[number] for number in numbers]
         for number, own in zip(numbers, self._children(some, f"from-{numbers[0]}"), strict=True):
-            shapes = self.replies[number].shapes
-            self.replies[number] = dataclasses.replace(own, copied_shapes=shapes)
+            self.replies[number] = traced_or_not(self.replies[number], own)
 
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
@@ -126,6 +125,14 @@ class _Answers:
         }
 
 
+def traced_or_not(formula: EstimateReply, own: EstimateReply) -> EstimateReply:
+    """An engine's reply, its times on the curves of copies; by formula still, where it cannot be
+    traced."""
+    if own.problem is not None and formula.problem is None:
+        return dataclasses.replace(formula, engine_problem=own.problem)
+    return dataclasses.replace(own, copied_shapes=formula.shapes)
+
+
 def representatives(task: PathTask) -> PathTask:
     """A task with one candidate for each of its points, and for each way to adjust what is traced
     there."""
@@ -145,18 +152,19 @@ def to_trace(
     ranks: Mapping[int, Rank],
     first: int = FIRST,
 ) -> list[int]:
-    """Indices of the engines to trace next, of those that are by formula."""
+    """Indices of the engines to trace next, of those that are by formula and were not tried."""
     order = sorted(ranks, key=lambda number: ranks[number])
     chosen = order[:first]
     none_fits, best = ranks[order[0]]
     enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
-    known = {_strategy(task) for n, task in enumerate(tasks) if not replies[n].by_formula}
+    open_ = {n for n, own in replies.items() if own.by_formula and own.engine_problem is None}
+    known = {_strategy(task) for n, task in enumerate(tasks) if n not in open_}
     for number in order if first >= FIRST else ():
         strategy = _strategy(tasks[number])
         if strategy not in known and ranks[number] <= enough:
             known.add(strategy)
             chosen.append(number)
-    return [number for number in dict.fromkeys(chosen) if replies[number].by_formula]
+    return [number for number in dict.fromkeys(chosen) if number in open_]
 
 
 def _strategy(task: PathTask) -> str:

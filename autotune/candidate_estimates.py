@@ -67,6 +67,9 @@ def estimates_of(
             else:
                 point, layers = reply.points[place], facts.model.layers or 1
                 estimate = estimated(point, replaced + formulas, known, limit, layers)
+            if reply.engine_problem is not None:
+                why = f"the engine could not be traced ({reply.engine_problem})"
+                estimate = dataclasses.replace(estimate, notes=(*estimate.notes, why))
             if speed is not None:
                 expected = speed.speed(
                     task.request.points[place],

@@ -29,7 +29,7 @@ _SHARED = ("shapes", "copied_shapes", "optimizer_work")
 """Fields of a reply that engines by formula have from one and the same trace."""
 _TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
 _WORDS = ("added_tokens", "chat_template", "merges", "special_tokens", "tokenizer", "vocab")
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading JSON raises that is not what was written."""
 
 

@@ -181,7 +181,7 @@ class _Planning:
         if stored is not None:
             return *stored, True
         facts, replies = self._made(cache)
-        if key is not None and all(reply.problem is None for reply in replies):
+        if key is not None and not any(one.problem or one.engine_problem for one in replies):
             cache.write(key, facts, replies)
         return facts, replies, False
 

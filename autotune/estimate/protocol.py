@@ -251,5 +251,7 @@ class EstimateReply(Message):
     copied_shapes: list[ShapeWork] = field(default_factory=list)
     """Where an engine was traced, at a few shapes only: those of data parallelism, for the curve
     through them."""
+    engine_problem: str | None = None
+    """Why the path's engine cannot be traced, where it is by formula for that."""
     by_formula: bool = False
     """Whether the path's engine was not traced: the points follow from data parallelism."""

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from builders import make_estimate, make_facts, make_job, make_space
 
-from autotune.answering import FIRST, rank, representatives, to_trace
+from autotune.answering import FIRST, rank, representatives, to_trace, traced_or_not
 from autotune.bases import bases, shared_out
-from autotune.estimate.protocol import EstimateReply, PointReply
+from autotune.candidate_estimates import estimates_of
+from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.path_tasks import path_tasks
 from autotune.space.sharding import DATA_PARALLEL, Sharding
 
@@ -42,6 +43,9 @@ POINT = PointReply(
 def tasks():
     space = make_space(JOB, FACTS)
     return path_tasks(JOB, FACTS, space.candidates, rows=Path("rows"), limit=2**36, cache=None)
+
+
+SHAPES = [ShapeWork(rows=1, length=8, masked=False, flat=False, work=[])]
 
 
 def reply(points, *, by_formula=False):
@@ -124,6 +128,25 @@ def test_the_first_engines_are_traced_and_of_each_strategy_the_first():
     # Once they are, and stay where they were, nothing is left to do.
     replies, ranks = ranked(order, traced=chosen)
     assert to_trace(tasks(), replies, ranks) == []
+
+
+def test_an_engine_that_cannot_be_traced_stays_by_formula_and_is_not_tried_again():
+    order = list(range(len(tasks())))
+    replies, ranks = ranked(order)
+    number = to_trace(tasks(), replies, ranks)[0]
+    points = [POINT] * len(tasks()[number].request.points)
+    formula = replace(reply(points, by_formula=True), shapes=SHAPES)
+    broken = replace(reply([]), problem="it broke")
+    replies[number] = traced_or_not(formula, broken)
+    assert replies[number] == replace(formula, engine_problem="it broke")
+    assert number not in to_trace(tasks(), replies, ranks)
+    found = estimates_of([tasks()[number]], [replies[number]], JOB, FACTS, 2**36)
+    for one in tasks()[number].candidates:
+        assert found[one.key].method == "adjusted trace"
+        assert "(it broke)" in "".join(found[one.key].notes)
+    # Where nothing was known before, that is what it is.
+    assert traced_or_not(broken, broken).problem == "it broke"
+    assert traced_or_not(formula, reply(points)).copied_shapes == SHAPES
 
 
 def test_one_answer_takes_one_trace():
