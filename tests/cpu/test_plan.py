@@ -263,7 +263,8 @@ def test_of_several_devices_each_holds_the_model_and_buckets_of_its_gradients(pl
 
 
 def test_of_many_engines_those_of_the_fastest_candidates_are_traced(plans: Plans) -> None:
-    told = plans("--device", "h200", "--devices", "2")["candidates"]
+    two = ("--device", "h200", "--devices", "2")
+    told = plans(*two)["candidates"]
     methods = [one["estimate"]["method"] for one in told]
     traced = {one for one in methods if one != "adjusted trace"}
     assert traced <= {"trace", "scaled trace"} and len(traced) < len(set(methods))
@@ -275,10 +276,7 @@ def test_of_many_engines_those_of_the_fastest_candidates_are_traced(plans: Plans
     # A plan of one strategy traces all of it, and finds the same.
     pinned = ("distributed_type=FSDP", "fsdp_reshard_after_forward=true")
     flags = [word for pin in pinned for word in ("--set", pin)]
-    alone = {
-        json.dumps(one["knobs"]): one["estimate"]
-        for one in plans("--device", "h200", "--devices", "2", *flags)["candidates"]
-    }
+    alone = {json.dumps(one["knobs"]): one["estimate"] for one in plans(*two, *flags)["candidates"]}
     both = [one for one in told if method_of(one) in traced and json.dumps(one["knobs"]) in alone]
     assert both and all(one["method"] in traced for one in alone.values())
     for one in both:
