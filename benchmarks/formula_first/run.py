@@ -4,7 +4,7 @@
 
 Plans the job twice, with the engine of the first candidate traced and with every engine, and
 compares what the first plan has by formula. Writes `results.jsonl` and `results.md`, `--name` in
-front; with two cores the plans of this job take half an hour.
+front; with two cores the plans of this job take a quarter of an hour.
 """
 
 import argparse

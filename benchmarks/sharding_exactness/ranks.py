@@ -45,7 +45,7 @@ from autotune.training.distributed import state_on_cpu  # noqa: E402
 from autotune.training.families import family  # noqa: E402
 from benchmarks.sharding_exactness.cases import Case  # noqa: E402
 
-PORT, LIMIT_S = 29600, 300
+PORT, LIMIT_S = 29600, 1800
 arguments.is_torch_bf16_gpu_available = lambda: True  # else `bf16` is refused on a CPU
 PRELOADED = ctypes.CDLL(None)
 
