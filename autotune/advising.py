@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from autotune.answering import Asked, answered
+from autotune.answering import Asked, Effort, answered
 from autotune.candidate_estimates import estimates_of
 from autotune.counting import Told, nobody
 from autotune.device_ceilings import known_ceilings
@@ -36,6 +36,8 @@ from autotune.traced_paths import servers
 from autotune.what_if import Change, offloading, one_more_device, single_changes
 
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
+TOLD = Effort(first=2)
+"""Only the fastest that fits is told of; two are traced beside each other."""
 LITTLE_TO_MEMORY = (
     *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
     *("torch_compile", "train_sampling_strategy"),
@@ -248,8 +250,7 @@ class _Advisor:
         self._calls += 1
         folder = self._run.path / "advice" / str(self._calls)
         ceilings = self._ceilings if speed else None
-        # Only the fastest that fits is told of.
-        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings, first=2)
+        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings, effort=TOLD)
         replies = answered(tasks, asked, self._started, folder, self._told)
         return estimates_of(tasks, replies, job, self._facts, self._limit, ceilings=ceilings)
 

@@ -25,14 +25,31 @@ from autotune.probe.runner import ProbeServer
 from autotune.traced_paths import traced_in_children
 
 FIRST = 8
-"""Of the tasks with the fastest candidates so many are traced, unless fewer are asked for."""
+"""Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
 MUCH_SLOWER = 0.6
 """A strategy whose candidates reach less of the fastest one's speed (or, where nothing fits, take
-so much more than the leanest) is left to the formula."""
+so much more than the leanest) is left to the formula. Chosen, not measured."""
 RULED_OUT = 0.95
 """What does not fit with this probability is not looked at more closely."""
 Rank = tuple[bool, float]
 """(does not fit, less tokens/s, or where it does not fit more bytes): the least comes first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """Of which tasks engines are traced.
+
+    Attributes:
+        first: of so many, the fastest first; None: of all.
+        each_strategy: and of the first of every strategy.
+    """
+
+    first: int | None
+    each_strategy: bool = False
+
+
+PROMISING = Effort(first=FIRST, each_strategy=True)
+EVERY = Effort(first=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +59,13 @@ class Asked:
     Attributes:
         limit: what a process may take on the device. Bytes.
         ceilings: of the device; None: speeds are not known, and every engine is traced.
-        every_engine: whether all are traced, however many.
-        first: of how many of the first tasks the engines are traced; fewer than usual: and of no
-            other strategy.
     """
 
     job: Job
     facts: Facts
     limit: int
     ceilings: Ceilings | None
-    every_engine: bool = False
-    first: int = FIRST
+    effort: Effort = PROMISING
 
 
 def answered(
@@ -69,7 +82,7 @@ def answered(
     answers = _Answers(
         tasks, asked, lambda some, name: traced_in_children(some, started, folder / name, told)
     )
-    if asked.every_engine or len(engines) <= asked.first:
+    if asked.effort.first is None or len(engines) <= asked.effort.first:
         answers.trace(engines)
     else:
         answers.trace_first()
@@ -101,7 +114,7 @@ class _Answers:
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
         ranks = self._ranks(list(self.replies))
-        while chosen := to_trace(self._tasks, self.replies, ranks, self._asked.first):
+        while chosen := to_trace(self._tasks, self.replies, ranks, self._asked.effort):
             self.trace(chosen)
             ranks |= self._ranks(chosen)
 
@@ -150,16 +163,16 @@ def to_trace(
     tasks: Sequence[PathTask],
     replies: Mapping[int, EstimateReply],
     ranks: Mapping[int, Rank],
-    first: int = FIRST,
+    effort: Effort = PROMISING,
 ) -> list[int]:
     """Indices of the engines to trace next, of those that are by formula and were not tried."""
     order = sorted(ranks, key=lambda number: ranks[number])
-    chosen = order[:first]
+    chosen = order[: effort.first]
     none_fits, best = ranks[order[0]]
     enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
     open_ = {n for n, own in replies.items() if own.by_formula and own.engine_problem is None}
     known = {_strategy(task) for n, task in enumerate(tasks) if n not in open_}
-    for number in order if first >= FIRST else ():
+    for number in order if effort.each_strategy else ():
         strategy = _strategy(tasks[number])
         if strategy not in known and ranks[number] <= enough:
             known.add(strategy)

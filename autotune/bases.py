@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.estimate.data_parallel import zero_asked
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.estimate.skeleton import divided_point
-from autotune.estimate.zero import zero_of
 from autotune.exchanging import is_wide, trained_parameters
 from autotune.facts import Facts
 from autotune.job import Job
@@ -98,10 +98,7 @@ def shared_out(
 def _by_formula(
     reply: EstimateReply, request: EstimateRequest, job: Job, facts: Facts
 ) -> EstimateReply:
-    sharding = Sharding(**request.sharding or {})
-    zero = zero_of(request.config, sharding, request.devices, request.hidden)
-    if request.cuda is None:  # there the host is the device
-        zero = dataclasses.replace(zero, offloads=(False, False))
+    zero = zero_asked(request)
     width = 4 if is_wide(request.config) else 2
     gradients = width * trained_parameters(job, facts, request.config)
     points = [

@@ -61,15 +61,12 @@ def estimates_of(
             task.candidates, task.replaced, task.places, strict=True
         ):
             sharding = sharding_of(candidate.values, devices)
-            formulas = formulas_of(job, sharding, by_formula=reply.by_formula)
             if reply.problem is not None:
                 estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
             else:
-                point, layers = reply.points[place], facts.model.layers or 1
-                estimate = estimated(point, replaced + formulas, known, limit, layers)
-            if reply.engine_problem is not None:
-                why = f"the engine could not be traced ({reply.engine_problem})"
-                estimate = dataclasses.replace(estimate, notes=(*estimate.notes, why))
+                formulas = formulas_of(job, sharding, by_formula=reply.by_formula)
+                adjusted = replaced + formulas
+                estimate = _of_point(reply, place, adjusted, known, limit, facts)
             if speed is not None:
                 expected = speed.speed(
                     task.request.points[place],
@@ -92,6 +89,23 @@ def estimates_of(
                 traced_bytes=reply.points[place].host_bytes if engine else None,
             )
     return found
+
+
+def _of_point(
+    reply: EstimateReply,
+    place: int,
+    adjusted: tuple[str, ...],
+    residual: Residual,
+    limit: int,
+    facts: Facts,
+) -> Estimate:
+    """The estimate of a candidate from its point; `adjusted`: what was not traced as it is."""
+    point, layers = reply.points[place], facts.model.layers or 1
+    estimate = estimated(point, adjusted, residual, limit, layers)
+    if reply.engine_problem is None:
+        return estimate
+    why = f"the engine could not be traced ({reply.engine_problem})"
+    return dataclasses.replace(estimate, notes=(*estimate.notes, why))
 
 
 def _at_speed(

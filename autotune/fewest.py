@@ -4,6 +4,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.answering import Effort
 from autotune.counting import Told, nobody
 from autotune.errors import UserError, user_error
 from autotune.job import Job
@@ -14,6 +15,8 @@ from autotune.space.processes import shares_with_server
 from autotune.space.sharding import OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, STRATEGY_KNOBS, ZERO_FIELDS
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+BEST = Effort(first=1)
+"""Only the fastest that fits is told of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ def _tried(
     )
     job = job.model_copy(update={"devices": own, "fixed": pins, "recipe": lists})
     try:
-        made = plan(job, definition, folder, device=device, first=1, told=told)
+        made = plan(job, definition, folder, device=device, effort=BEST, told=told)
     except UserError as error:
         said = "; ".join(problem.what for problem in error.problems)
         return Tried(devices=count, plan=None, problem=said)

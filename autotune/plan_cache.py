@@ -36,13 +36,17 @@ _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 @functools.cache
 def code_version() -> str:
     """The version, and a digest of the code that estimates follow from: other code, other plans."""
-    here = Path(__file__).parent
+    return f"{__version__}+{_digest('estimate', 'training', 'facts', 'space')}"
+
+
+def _digest(*folders: str) -> str:
+    """Of the code in some folders of the package."""
     digest = hashlib.sha256()
-    for folder in ("estimate", "training", "facts", "space"):
-        for file in sorted((here / folder).iterdir()):
+    for folder in folders:
+        for file in sorted((Path(__file__).parent / folder).iterdir()):
             if file.suffix in {".py", ".yaml"}:
                 digest.update(file.read_bytes())
-    return f"{__version__}+{digest.hexdigest()[:12]}"
+    return digest.hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ class PlanCache:
             return None
         told = {
             "schema": SCHEMA,
-            "autotune": code_version(),
+            "autotune": f"{code_version()}+{_digest('.')}",  # how asked, too
             "job": job.plain(),
             "space": repr(definition),
             "device": device,

@@ -6,12 +6,12 @@ survey -> bind the space -> paths -> traces in children -> estimates
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.answering import FIRST, Asked, answered
+from autotune.answering import PROMISING, Asked, Effort, answered
 from autotune.candidate_estimates import estimates_of
 from autotune.counting import Told, nobody
 from autotune.device_ceilings import WORTH_MEASURING, known_ceilings
@@ -78,8 +78,7 @@ def plan(
     *,
     device: str | None = None,
     only_default: bool = False,
-    every_engine: bool = False,
-    first: int = FIRST,
+    effort: Effort = PROMISING,
     told: Told = nobody,
 ) -> Plan:
     """Estimate every candidate of a job, on this machine's device or on one of a named kind.
@@ -88,16 +87,13 @@ def plan(
         scratch: a folder for the files of the survey and the traces.
         device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
         only_default: the default candidate alone, pinned knobs as pinned.
-        every_engine: whether DeepSpeed and FSDP are traced for all candidates that need them, and
-            not for the most promising ones only, where there are many.
-        first: for how many of those.
+        effort: for which candidates DeepSpeed and FSDP are traced, where there are many.
         told: hears how many candidates are estimated.
 
     Raises:
         UserError: the job or the kind of device cannot be.
         MachineError: the training stack cannot be run here.
     """
-    began = time.monotonic()
     job, kind = placed(job, device)
     planning = _Planning(
         job=job,
@@ -105,31 +101,22 @@ def plan(
         run=RunFolder(path=scratch),
         kind=kind,
         only_default=only_default,
-        every_engine=every_engine,
-        first=first,
+        effort=effort,
         told=told,
     )
-    facts, replies, cached = planning.replies()
-    space, limit = planning.space(facts), planned_limit(job, facts)
-    tasks = planning.tasks(facts, None)
-    ceilings = planning.ceilings(facts)
-    return Plan(
-        facts=facts,
-        space=space,
-        estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings),
-        limit_bytes=limit,
-        devices=job.devices.total,
-        nodes=job.devices.nodes,
-        seconds=round(time.monotonic() - began, 3),
-        cached=cached,
-        not_installed=not_installed(job, facts),
-        host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
-        by_formula=sum(
-            len(task.candidates)
-            for task, reply in zip(tasks, replies, strict=True)
-            if reply.by_formula
-        ),
-    )
+    return planning.plan()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bound:
+    """What follows from the facts: the candidates, what to ask of them, the device's limit and
+    rates (None: not worth measuring)."""
+
+    facts: Facts
+    space: SearchSpace
+    tasks: list[PathTask]
+    limit: int
+    ceilings: Ceilings | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,60 +128,74 @@ class _Planning:
     run: RunFolder
     kind: DeviceKind | None
     only_default: bool
-    every_engine: bool
-    first: int
+    effort: Effort
     told: Told
-    _known: dict[str, Ceilings | None] = field(default_factory=dict)
 
-    def space(self, facts: Facts) -> SearchSpace:
-        """The candidates to estimate."""
-        space = bind(self.definition, self.job, facts)
-        if not self.only_default:
-            return space
-        return dataclasses.replace(space, candidates=(space.default(),))
-
-    def tasks(self, facts: Facts, traces: Path | None) -> list[PathTask]:
-        """What to ask children; `traces`: where they keep them."""
-        limit = allocator_limit(self.job, facts, planned_limit(self.job, facts))
-        candidates = self.space(facts).candidates
-        return path_tasks(
-            self.job, facts, candidates, rows=self.run.rows, limit=limit, cache=traces
-        )
-
-    def ceilings(self, facts: Facts) -> Ceilings | None:
-        """The rates of the device; None: not worth measuring."""
-        if self.kind is None and len(self.space(facts).candidates) < WORTH_MEASURING:
-            return None
-        name = facts.device.name
-        if name not in self._known:
-            cache = PlanCache.of_user()
-            self._known[name] = known_ceilings(facts, self.kind, cache, self.run.path)
-        return self._known[name]
-
-    def replies(self) -> tuple[Facts, list[EstimateReply], bool]:
-        """Facts and replies, and whether a plan that was made before has them."""
+    def plan(self) -> Plan:
+        """As it was made before, or made now."""
+        began = time.monotonic()
         cache = PlanCache.of_user()
-        asked = f"{self.kind!r}, {'the default' if self.only_default else 'all'}"
-        asked += ", every engine" if self.every_engine else f", the first {self.first}"
+        asked = f"{self.kind!r}, {'the default' if self.only_default else 'all'}, {self.effort!r}"
         key = cache.key(self.job, self.definition, None if self.kind is None else asked)
         stored = None if key is None else cache.read(key)
         if stored is not None:
-            return *stored, True
-        facts, replies = self._made(cache)
-        if key is not None and not any(one.problem or one.engine_problem for one in replies):
-            cache.write(key, facts, replies)
-        return facts, replies, False
+            bound, replies = self._bound(stored[0], cache), stored[1]
+        else:
+            bound, replies = self._made(cache)
+            if key is not None and not any(one.problem or one.engine_problem for one in replies):
+                cache.write(key, bound.facts, replies)
+        made = self._estimated(bound, replies)
+        seconds = round(time.monotonic() - began, 3)
+        return dataclasses.replace(made, seconds=seconds, cached=stored is not None)
 
-    def _made(self, cache: PlanCache) -> tuple[Facts, list[EstimateReply]]:
+    def _bound(self, facts: Facts, cache: PlanCache) -> _Bound:
+        space = bind(self.definition, self.job, facts)
+        if self.only_default:
+            space = dataclasses.replace(space, candidates=(space.default(),))
+        limit = planned_limit(self.job, facts)
+        tasks = path_tasks(
+            self.job,
+            facts,
+            space.candidates,
+            rows=self.run.rows,
+            limit=allocator_limit(self.job, facts, limit),
+            cache=cache.traces,
+        )
+        worth = self.kind is not None or len(space.candidates) >= WORTH_MEASURING
+        ceilings = known_ceilings(facts, self.kind, cache, self.run.path) if worth else None
+        return _Bound(facts=facts, space=space, tasks=tasks, limit=limit, ceilings=ceilings)
+
+    def _made(self, cache: PlanCache) -> tuple[_Bound, list[EstimateReply]]:
         with servers(self.run.path, len(os.sched_getaffinity(0))) as started:
             facts = device_facts(survey(self.job, self.run, started[0]), self.kind)
+            bound = self._bound(facts, cache)
             asked = Asked(
                 job=self.job,
                 facts=facts,
-                limit=planned_limit(self.job, facts),
-                ceilings=self.ceilings(facts),
-                every_engine=self.every_engine,
-                first=self.first,
+                limit=bound.limit,
+                ceilings=bound.ceilings,
+                effort=self.effort,
             )
-            tasks = self.tasks(facts, cache.traces)
-            return facts, answered(tasks, asked, started, self.run.path / "traces", self.told)
+            folder = self.run.path / "traces"
+            return bound, answered(bound.tasks, asked, started, folder, self.told)
+
+    def _estimated(self, bound: _Bound, replies: Sequence[EstimateReply]) -> Plan:
+        job, facts, tasks, limit = self.job, bound.facts, bound.tasks, bound.limit
+        by_formula = (
+            len(task.candidates)
+            for task, reply in zip(tasks, replies, strict=True)
+            if reply.by_formula
+        )
+        return Plan(
+            facts=facts,
+            space=bound.space,
+            estimates=estimates_of(tasks, replies, job, facts, limit, ceilings=bound.ceilings),
+            limit_bytes=limit,
+            devices=job.devices.total,
+            nodes=job.devices.nodes,
+            seconds=0.0,
+            cached=False,
+            not_installed=not_installed(job, facts),
+            host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
+            by_formula=sum(by_formula),
+        )

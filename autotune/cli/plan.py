@@ -102,6 +102,7 @@ class _Asked:
 
 
 def _candidates(asked: _Asked, *, fits: bool, top: int | None, trace_all: bool) -> int:
+    from autotune.answering import EVERY, PROMISING
     from autotune.planning import plan
 
     loaded, definition = asked.loaded()
@@ -112,7 +113,7 @@ def _candidates(asked: _Asked, *, fits: bool, top: int | None, trace_all: bool) 
             folder,
             device=asked.device,
             only_default=asked.job is None,
-            every_engine=trace_all,
+            effort=EVERY if trace_all else PROMISING,
             told=told,
         )
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]

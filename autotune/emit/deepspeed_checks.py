@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.emit.deepspeed_keys import DEEPSPEEDS_OWN_AUTO, FILLED, SECTIONS
-from autotune.emit.launch_files import AUTO, LaunchFiles, number, section, shown
+from autotune.emit.launch_files import AUTO, LaunchFiles, number, section, shown, value_at
 from autotune.errors import Problem, nearest
 from autotune.space.deepspeed import CPU_ADAMW
 from autotune.space.sharding import HPZ
@@ -26,19 +26,11 @@ _SCHEDULES = {
 }
 
 
-def _at(file: Mapping[str, Any], name: str) -> Any:
-    """The value that stands at `a.b.c`; None where there is none."""
-    *parts, last = name.split(".")
-    for part in parts:
-        file = section(file, part)
-    return file.get(last)
-
-
 def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
     """Numbers that both files give, and give differently."""
     file = files.deepspeed or {}
     for theirs, ours in _SAME:
-        value, wanted = _at(file, theirs), files.trains(ours)
+        value, wanted = value_at(file, theirs), files.trains(ours)
         if value in (None, AUTO) or wanted is None:
             continue
         found = number(value)
@@ -61,7 +53,7 @@ def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def _betas(files: LaunchFiles, file: Mapping[str, Any]) -> Iterator[Problem]:
-    value = _at(file, "optimizer.params.betas")
+    value = value_at(file, "optimizer.params.betas")
     wanted = [files.trains("adam_beta1"), files.trains("adam_beta2")]
     if value not in (None, AUTO) and value != wanted:
         yield files.at_deepspeed(
@@ -142,7 +134,7 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
     """Who makes optimizer and schedule, and which."""
     file = files.deepspeed or {}
     optim = str(files.trains("optim"))
-    kind = _at(file, "optimizer.type")
+    kind = value_at(file, "optimizer.type")
     if kind is not None and not (
         str(kind).lower() in ("adam", "adamw") and optim.startswith("adamw_torch")
     ):
@@ -151,7 +143,7 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
             f"is {shown(kind)}, and it is what runs: the trainer's optim: {shown(optim)} is not",
             "take this section out, or say the same in both",
         )
-    schedule, wanted = _at(file, "scheduler.type"), str(files.trains("lr_scheduler_type"))
+    schedule, wanted = value_at(file, "scheduler.type"), str(files.trains("lr_scheduler_type"))
     if schedule is not None and wanted not in _SCHEDULES.get(str(schedule), ()):
         yield files.at_deepspeed(
             "scheduler.type",
@@ -255,7 +247,7 @@ def unknown_names(files: LaunchFiles) -> Iterator[Problem]:
     """Names that DeepSpeed does not know: at the top it passes over them, further in it fails."""
     file = files.deepspeed or {}
     for where, known in SECTIONS.items():
-        inside = file if not where else _at(file, where)
+        inside = file if not where else value_at(file, where)
         if not isinstance(inside, Mapping):
             continue
         for name in sorted(set(inside) - known, key=str):

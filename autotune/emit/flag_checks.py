@@ -6,11 +6,10 @@ precision that the trainer has (`transformers/training_args.py`); of the trainer
 (`trl/scripts/utils.py`, `TrlParser`: a file only sets defaults).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from autotune.emit.flags import Flags, plain
-from autotune.emit.launch_files import AUTO, LaunchFiles, section, shown
+from autotune.emit.launch_files import AUTO, LaunchFiles, section, shown, value_at
 from autotune.emit.started import Started
 from autotune.emit.trainer_flags import EQUAL, named, same, trained_by, trainer_flags, trains
 from autotune.errors import Problem
@@ -108,10 +107,7 @@ def kind_of_launch(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def _says(files: LaunchFiles, field: str) -> str:
-    value: Any = files.accelerate
-    for part in field.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return f"{files.accelerate_file} has {field}: {shown(value)}"
+    return f"{files.accelerate_file} has {field}: {shown(value_at(files.accelerate, field))}"
 
 
 def kind_told(files: LaunchFiles, flags: Flags) -> str:
@@ -193,9 +189,7 @@ def _of_deepspeed(files: LaunchFiles, name: str, value: str, kind: str) -> Told:
         return f"and does nothing: the launch is one of {kind}{said}", "take the flag out"
     if files.deepspeed is None or name not in IN_DEEPSPEEDS_FILE:
         return _beside(files, name, value)
-    told: Any = files.deepspeed
-    for part in IN_DEEPSPEEDS_FILE[name].split("."):
-        told = told.get(part) if isinstance(told, Mapping) else None
+    told = value_at(files.deepspeed, IN_DEEPSPEEDS_FILE[name])
     if told == AUTO:
         if ours is None or same(value, ours):
             return None, None

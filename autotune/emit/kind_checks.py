@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.emit.flags import plain
 from autotune.emit.kinds import ACCELERATE, DEEPSPEED, LEAST, NEVER_NULL, Kind, of_type
-from autotune.emit.launch_files import AUTO, LaunchFiles, shown
+from autotune.emit.launch_files import AUTO, LaunchFiles, shown, value_at
 from autotune.errors import Problem
 from autotune.facts.stack import canonical_name
 
@@ -48,10 +48,8 @@ def one_precision(files: LaunchFiles) -> Iterator[Problem]:
 def _wrong(file: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[tuple[str, Any]]:
     """(Path, value) of what does not fit."""
     for path, kind in kinds.items():
-        *parts, last = path.split(".")
-        inside: Any = file
-        for part in parts:
-            inside = inside.get(part) if isinstance(inside, Mapping) else None
+        where, _, last = path.rpartition(".")
+        inside = value_at(file, where) if where else file
         if isinstance(inside, Mapping) and last in inside and not kind.fits(inside[last]):
             yield path, inside[last]
 

@@ -172,6 +172,14 @@ def section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def value_at(data: Mapping[str, Any], path: str) -> Any:
+    """The value that stands at `a.b.c`; None where there is none."""
+    *parts, last = path.split(".")
+    for part in parts:
+        data = section(data, part)
+    return data.get(last)
+
+
 def shown(value: Any) -> str:
     """A value in a message, as it stands in a file."""
     if value is None:

@@ -22,7 +22,7 @@ from autotune.estimate.record import (
     Event,
     training_start,
 )
-from autotune.estimate.zero import divided, zero_of
+from autotune.estimate.zero import Zero, divided, zero_of
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
@@ -33,11 +33,16 @@ def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
     """The record of one device as that of one of those that a request is about."""
     if request.devices == 1:
         return events
-    sharding = Sharding(**request.sharding or {})
-    if sharding.distributed_type not in (DEEPSPEED, FSDP):
+    if Sharding(**request.sharding or {}).distributed_type not in (DEEPSPEED, FSDP):
         return with_buckets(events)
+    return divided(events, zero_asked(request))
+
+
+def zero_asked(request: EstimateRequest) -> Zero:
+    """How a request's training is divided; on a CPU the host is the device."""
+    sharding = Sharding(**request.sharding or {})
     zero = zero_of(request.config, sharding, request.devices, request.hidden)
-    return divided(events, zero if request.cuda else replace(zero, offloads=(False, False)))
+    return zero if request.cuda else replace(zero, offloads=(False, False))
 
 
 def with_buckets(events: list[Event]) -> list[Event]:

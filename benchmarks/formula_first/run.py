@@ -4,7 +4,7 @@
 
 Plans the job twice, with the engine of the first candidate traced and with every engine, and
 compares what the first plan has by formula. Writes `results.jsonl` and `results.md`, `--name` in
-front; with two cores the plans of this job take a quarter of an hour.
+front.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from autotune.answering import EVERY, PROMISING, Effort
 from autotune.planning import Plan, plan
 from autotune.space.load import load_job
 from autotune.space.sharding import engine_name, sharding_of
@@ -73,9 +74,9 @@ def main() -> None:
     asked = parser.parse_args()
     job, definition = load_job(asked.job, [])
     plans = []
-    for how in ({"first": 1}, {}, {"every_engine": True}):
+    for effort in (Effort(first=1), PROMISING, EVERY):
         scratch = Path(tempfile.mkdtemp())
-        plans.append(plan(job, definition, scratch, device=asked.device, **how))
+        plans.append(plan(job, definition, scratch, device=asked.device, effort=effort))
     quick, usual, whole = plans
     rows = rows_of(quick, whole)
     about = {name: version(name) for name in ("torch", "transformers", "trl", "deepspeed")}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders import make_estimate, make_facts, make_job, make_space
 
-from autotune.answering import FIRST, rank, representatives, to_trace, traced_or_not
+from autotune.answering import FIRST, Effort, rank, representatives, to_trace, traced_or_not
 from autotune.bases import bases, shared_out
 from autotune.candidate_estimates import estimates_of
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
@@ -152,7 +152,7 @@ def test_an_engine_that_cannot_be_traced_stays_by_formula_and_is_not_tried_again
 def test_one_answer_takes_one_trace():
     order = [n for n, task in enumerate(tasks()) if task.engine]
     order += [n for n in range(len(tasks())) if n not in order]
-    assert to_trace(tasks(), *ranked(order), first=1) == order[:1]
+    assert to_trace(tasks(), *ranked(order), effort=Effort(first=1)) == order[:1]
 
 
 def test_what_falls_behind_makes_room_for_the_next():
