@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-MOST_INTEGERS, MOST_FLOATS = 1 << 20, 1 << 16
+MOST_INTEGERS, MOST_FLOATS = 1 << 20, 1 << 14
 """Elements of a tensor that has values. A mask of 16 rows of 8192 tokens has them."""
 UNKNOWN_FLOAT = 0.5
 SHAPED_BY_VALUES = {"aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"}
