@@ -26,6 +26,9 @@ class Listener:
     def surveying(self, job: Job) -> None:
         """The stack is loaded, the model looked at and the data tokenized."""
 
+    def starting_anew(self, reason: str) -> None:
+        """No process can be forked here; each imports the stack by itself."""
+
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         """The space is known and the search begins."""
 

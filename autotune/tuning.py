@@ -125,6 +125,8 @@ def open_session(
     """All that a run needs: facts, limits, the bound space, its estimates and the study."""
     refuse_untried(job)
     listener.surveying(job)
+    if server.fresh:
+        listener.starting_anew(server.fresh)
     facts = survey(job, run, server)
     if missing := not_installed(job, facts):
         raise machine_error(missing, where="job", hint=f"pip install {PACKAGE}")

@@ -47,12 +47,9 @@ def estimate(path: Path) -> None:
 
 def process_bytes() -> int:
     """What a fresh process with the training stack holds (see `probe/memory.py`)."""
-    import os
+    from autotune.probe.memory import process_status, unmapped_bytes
 
-    from autotune.probe.memory import process_status
-
-    unmapped = process_status("RssFile", os.getppid()) - process_status("RssFile")
-    return process_status("VmRSS") + unmapped
+    return process_status("VmRSS") + unmapped_bytes()
 
 
 def _answers(

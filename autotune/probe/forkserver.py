@@ -6,8 +6,11 @@ comes in on stdin, one per event goes out on stdout; when stdin closes, which is
 parent looks like from here, it kills its children and ends.
 
     in:  {"start": folder, "worker": "module:function"}      {"kill": pid}
-    out: {"event": "ready"}  {"event": "started", "pid"}  {"event": "exited", "pid", "exit_code",
-         "signal", "max_rss_bytes", "strays"}
+    out: {"event": "ready", "fresh"}  {"event": "started", "pid"}  {"event": "exited", "pid",
+         "exit_code", "signal", "max_rss_bytes", "strays"}
+
+Where an import has started CUDA all the same (`importing.py`), or AUTOTUNE_PROCESSES=fresh asks for
+it, `fresh` says why, and a child becomes a new interpreter as soon as it is forked (`fresh.py`).
 
 A child leads its own session and process group. When it ends, its group is killed before it is
 reaped, so a group id is never somebody else's; whatever left the group is re-parented to this
@@ -17,7 +20,6 @@ Why not `multiprocessing`'s forkserver: see docs/decisions/0002-own-forkserver.m
 """
 
 import contextlib
-import importlib
 import json
 import os
 import select
@@ -27,6 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.probe.descendants import adopt_orphans, die_with_parent, end_children
+from autotune.probe.importing import import_without_cuda
+from autotune.probe.run_worker import run_worker
+from autotune.probe.template import name_template
+
+CHOICE = "AUTOTUNE_PROCESSES"
+"""The variable of the environment that may ask for fresh processes."""
 
 
 class ForkServer:
@@ -35,6 +43,8 @@ class ForkServer:
     def __init__(self) -> None:
         self._children: set[int] = set()
         self._buffer = b""
+        self._preload: list[str] = []
+        self._fresh: str | None = None
         # stdout is for events alone: whatever a library prints goes to stderr.
         self._events = os.dup(1)
         os.dup2(2, 1)
@@ -42,13 +52,18 @@ class ForkServer:
     def serve(self, preload: list[str]) -> None:
         """Import `preload`, then answer requests until stdin closes."""
         adopt_orphans()
-        for module in preload:
-            importlib.import_module(module)
+        self._preload = preload
+        if os.environ.get(CHOICE) == "fresh":
+            self._fresh = f"{CHOICE}=fresh asks for it"
+        elif starter := import_without_cuda(preload):
+            self._fresh = f"importing {starter} starts CUDA"
+        if self._fresh:
+            print(f"every child is a fresh process: {self._fresh}", file=sys.stderr, flush=True)
         wake_in, wake_out = os.pipe()
         os.set_blocking(wake_out, False)
         signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._tell({"event": "ready"})
+        self._tell({"event": "ready", "fresh": self._fresh})
         while True:
             readable, _, _ = select.select([0, wake_in], [], [])
             if wake_in in readable:
@@ -86,7 +101,10 @@ class ForkServer:
             exit_code = 70
             try:
                 _become_worker(server, Path(request["start"]), (*private, self._events))
-                exit_code = _run_worker(request["worker"], Path(request["start"]))
+                if self._fresh:
+                    _become_fresh(request["worker"], request["start"], self._preload)
+                name_template(server)
+                exit_code = run_worker(request["worker"], Path(request["start"]))
             finally:
                 os._exit(exit_code)
         self._children.add(pid)
@@ -140,29 +158,10 @@ def _become_worker(server: int, folder: Path, private: tuple[int, ...]) -> None:
         os.close(source)
 
 
-def _run_worker(name: str, folder: Path) -> int:
-    module, _, function = name.partition(":")
-    try:
-        getattr(importlib.import_module(module), function)(folder)
-    except SystemExit as error:
-        if isinstance(error.code, int):
-            return error.code & 0xFF
-        if error.code is None:
-            return 0
-        with contextlib.suppress(Exception):
-            print(error.code, file=sys.stderr)
-        return 1
-    except BaseException:
-        import traceback
-
-        with contextlib.suppress(Exception):
-            traceback.print_exc()
-        return 1
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-    return 0
+def _become_fresh(worker: str, folder: str, preload: list[str]) -> None:
+    """Go on as a new interpreter: same process, group and files. Does not return."""
+    arguments = [sys.executable, "-P", "-m", "autotune.probe.fresh", worker, folder, *preload]
+    os.execv(sys.executable, arguments)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts import devices
+from autotune.probe.template import template_pid
 
 _CPU_WANTED = re.compile(r"tried to allocate (\d+) bytes")
 _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
@@ -38,17 +39,19 @@ def process_status(field: str, pid: int | str = "self") -> int:
     raise KeyError(field)
 
 
+def unmapped_bytes() -> int:
+    """What a fresh process has of the libraries' pages, and this one has not mapped yet."""
+    return process_status("RssFile", template_pid()) - process_status("RssFile")
+
+
 class CpuMemory:
     """Peak resident size, and a limit on growth."""
 
-    def __init__(self, limit_bytes: int | None, template: int | None = None):
-        """`template`: the process with the libraries in memory; None: this one's parent."""
+    def __init__(self, limit_bytes: int | None):
         self._data_limit: int | None = None
         self._peak = 0
         self._forget_peak()
-        self._unmapped = process_status("RssFile", template or os.getppid()) - process_status(
-            "RssFile"
-        )
+        self._unmapped = unmapped_bytes()
         if limit_bytes is not None:
             growth = max(limit_bytes - process_status("VmRSS") - self._unmapped, 0)
             self._data_limit = process_status("VmData") + growth

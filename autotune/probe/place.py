@@ -9,7 +9,6 @@ class Place:
 
     Attributes:
         listener: descriptor of the bound socket on which the first rank waits for the others.
-        template: the process that all were forked from, with the libraries in memory.
     """
 
     rank: int
@@ -17,4 +16,3 @@ class Place:
     host: str
     port: int
     listener: int | None
-    template: int

@@ -53,7 +53,7 @@ def probe(path: Path) -> None:
     _compile_here(Path(request.rows).absolute().parent / "compiled")
     if count == 1:
         own = socket.create_server((HOST, 0))
-        place = _place(0, 1, own, template=os.getppid())
+        place = _place(0, 1, own)
         own.detach()  # it is the rendezvous's from here on
         worker.probe(folder, request, place)
         return
@@ -82,12 +82,12 @@ def _start(
     folder: ProbeFolder, folders: list[ProbeFolder], request: ProbeRequest
 ) -> dict[int, int]:
     """Fork the ranks: the rank of each pid."""
-    supervisor, template = os.getpid(), os.getppid()
+    supervisor = os.getpid()
     ranks = {}
     with socket.create_server((HOST, 0)) as listener:
         for rank, own in enumerate(folders):
             own.path.mkdir(parents=True, exist_ok=True)
-            place = _place(rank, len(folders), listener, template=template)
+            place = _place(rank, len(folders), listener)
             if rank == 0:
                 own.progress.symlink_to(Path("..") / folder.progress.name)
             pid = os.fork()
@@ -99,7 +99,7 @@ def _start(
     return ranks
 
 
-def _place(rank: int, count: int, listener: socket.socket, *, template: int) -> Place:
+def _place(rank: int, count: int, listener: socket.socket) -> Place:
     """Of a rank of so many that meet where `listener` is bound."""
     return Place(
         rank=rank,
@@ -107,7 +107,6 @@ def _place(rank: int, count: int, listener: socket.socket, *, template: int) -> 
         host=HOST,
         port=listener.getsockname()[1],
         listener=listener.fileno() if rank == 0 else None,
-        template=template,
     )
 
 

@@ -61,6 +61,8 @@ class ProbeServer:
         self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self.fresh: str | None = None
+        """Why every child is a fresh process, slower by the imports; None: children are forked."""
 
     def __enter__(self) -> Self:
         self._start()
@@ -82,7 +84,8 @@ class ProbeServer:
                 start_new_session=True,
             )
         began = time.monotonic()
-        if self._next_event(self._ready_s) is None:
+        ready = self._next_event(self._ready_s)
+        if ready is None:
             late = time.monotonic() - began >= self._ready_s
             self.close()
             if late:
@@ -95,6 +98,7 @@ class ProbeServer:
                 where=str(self._log),
                 hint="read that log; then check the installation with `autotune env`",
             )
+        self.fresh = ready["fresh"]
 
     def close(self) -> None:
         """End the server; it kills its children when its input closes."""
@@ -283,7 +287,6 @@ def child_environment() -> dict[str, str]:
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        # A library that asks for a GPU while the forkserver imports it must not start CUDA there:
-        # no child could use it then. With this, torch asks NVML instead.
+        # Torch asks NVML whether there is a GPU, and does not start CUDA to find out.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }

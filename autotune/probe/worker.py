@@ -68,7 +68,7 @@ def _memory(request: ProbeRequest, place: Place | None) -> CpuMemory | CudaMemor
             torch.cuda.set_device(rank)
         index = [request.device_index, *request.peers][rank]
         return CudaMemory(request.process_limit_bytes, index)
-    return CpuMemory(request.process_limit_bytes, place.template if place else None)
+    return CpuMemory(request.process_limit_bytes)
 
 
 def _measure(

@@ -35,6 +35,12 @@ class TerminalListener(Listener):
     def surveying(self, job: Job) -> None:
         self._say("loading the training stack, looking at the model, tokenizing the data ...")
 
+    def starting_anew(self, reason: str) -> None:
+        self._say(
+            f"slower: {reason}, so that no process of this run can be forked: each imports the "
+            "training stack by itself"
+        )
+
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         self._free = [knob.name for knob in space.free_knobs]
         model, data = facts.model, facts.data
