@@ -15,17 +15,16 @@ from tests.cpu.stand_ins import give_tokenizer
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "build"
 AMPERE, HOPPER = "a100-80gb", "h200"
 REWARDS = "def by_length(completions, **_):\n    return [len(text) % 7 for text in completions]\n"
-OFFLINE = {"global_batch_size": 8, "max_length": 64}
-ONLINE = {
-    "global_batch_size": 8,
-    "reward_funcs": ["my_rewards.by_length"],
-    "num_generations": 4,
-    "max_completion_length": 8,
-}
 FIXED = {
     "attn_implementation": "sdpa",
     "optim": "adamw_torch_fused",
     "gradient_checkpointing": False,
+}
+OFFLINE = {"global_batch_size": 8, "max_length": 64, "fixed": FIXED}
+ONLINE = {
+    "global_batch_size": 8,
+    "reward_funcs": ["my_rewards.by_length"],
+    "fixed": {**FIXED, "num_generations": 4, "max_completion_length": 8},
 }
 METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sft-full": (AMPERE, "data", {**OFFLINE, "tuning": "full", "precision": "fp16"}),
@@ -51,7 +50,6 @@ def write_job(folder: Path, method: str, dataset: str, fields: dict[str, Any]) -
         "method": method,
         "dataset": str(EXAMPLE / dataset),
         "budget": {"probes": 2, "minutes": 5},
-        "fixed": FIXED,
         **fields,
     }
     (folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
