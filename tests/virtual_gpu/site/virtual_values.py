@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 MOST_INTEGERS, MOST_FLOATS = 1 << 20, 1 << 14
@@ -202,8 +202,20 @@ def _is_finiteness(name: str, args: Any) -> bool:
 
 
 def begin() -> None:
-    """Give values from now on, in this thread and in the backward passes that it starts."""
+    """Give values from now on, in this thread, but not in backward passes.
+
+    Where a dispatch mode is on, autograd adds gradients up out of place, which takes a tensor more
+    than a training takes. Nothing in a backward pass depends on values, but for what checkpointing
+    computes again (experts that are chosen by value).
+    """
     VirtualValues().__enter__()
+    run_backward = torch.autograd._engine_run_backward
+
+    def run_without_values(*args: Any, **options: Any) -> Any:
+        with _disable_current_modes():
+            return run_backward(*args, **options)
+
+    torch.autograd._engine_run_backward = run_without_values
     # Printing goes past every mode, and asks the device which elements are finite.
     in_words = torch._tensor_str._str
 
