@@ -63,6 +63,7 @@ CHILD_ONLY = {
     "estimate/carried.py",
     "estimate/cuda_rules.py",
     "estimate/fused_head.py",
+    "estimate/flash_attention.py",
     "estimate/eight_bit.py",
     "estimate/quantized.py",
     "estimate/quantized_layers.py",

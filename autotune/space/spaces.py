@@ -33,6 +33,7 @@ from autotune.space.knobs import (
 )
 from autotune.space.node_groups import group_problem
 from autotune.space.nothing_left import nothing_left
+from autotune.space.packages import package_facts, packages_note
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.processes import may_be_spread, processes_of
@@ -118,9 +119,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "data.rows": facts.data.rows,
         "data.longest": facts.data.longest,
         "data.sampled": facts.data.sampled,
-        "stack.flash_attention_2": facts.stack.flash_attention_2,
-        "stack.flash_attention_3": facts.stack.flash_attention_3,
-        "stack.liger": facts.stack.liger,
+        **package_facts(job, facts),
         "stack.bitsandbytes": facts.stack.bitsandbytes,
         "stack.fused_head": facts.stack.fused_head,
     }
@@ -155,7 +154,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         reasons = [one.reason for one in exclusions]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
     longest = positions.note([candidate.values for candidate in candidates])
-    told = (longest, division_note(job, facts))
+    told = (longest, division_note(job, facts), packages_note(job, facts))
     return SearchSpace(
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
