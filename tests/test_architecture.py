@@ -82,6 +82,7 @@ CHILD_ONLY = {
 }
 CHILD_FUNCTIONS = {
     "facts/model.py",
+    "facts/quantizing.py",
     "facts/data.py",
     "facts/tokenizing.py",
     "probe/worker.py",

@@ -37,6 +37,7 @@ from autotune.space.packages import package_facts, packages_note
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.processes import may_be_spread, processes_of
+from autotune.space.quantization import unquantised_note
 from autotune.space.sharding import STRATEGY
 from autotune.space.vllm import share_problem
 from autotune.space.vllm_server import division_note, division_problem
@@ -153,8 +154,13 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         decided = {**known, **{one.name: one.values[0] for one in knobs if len(one.values) == 1}}
         reasons = [one.reason for one in exclusions]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
-    longest = positions.note([candidate.values for candidate in candidates])
-    told = (longest, division_note(job, facts), packages_note(job, facts))
+    values = [candidate.values for candidate in candidates]
+    told = (
+        positions.note(values),
+        division_note(job, facts),
+        packages_note(job, facts),
+        unquantised_note(job, facts, values),
+    )
     return SearchSpace(
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
