@@ -33,14 +33,14 @@ from autotune.space.knobs import (
 )
 from autotune.space.node_groups import group_problem
 from autotune.space.nothing_left import nothing_left
-from autotune.space.packages import package_facts, packages_note
+from autotune.space.notes import space_notes
+from autotune.space.packages import package_facts
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.processes import may_be_spread, processes_of
-from autotune.space.quantization import unquantised_note
 from autotune.space.sharding import STRATEGY
 from autotune.space.vllm import share_problem
-from autotune.space.vllm_server import division_note, division_problem
+from autotune.space.vllm_server import division_problem
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
 """Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
@@ -154,18 +154,11 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         decided = {**known, **{one.name: one.values[0] for one in knobs if len(one.values) == 1}}
         reasons = [one.reason for one in exclusions]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
-    values = [candidate.values for candidate in candidates]
-    told = (
-        positions.note(values),
-        division_note(job, facts),
-        packages_note(job, facts),
-        unquantised_note(job, facts, values),
-    )
     return SearchSpace(
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
         exclusions=exclusions,
-        notes=tuple(note for note in told if note is not None),
+        notes=space_notes(job, facts, positions, [one.values for one in candidates]),
     )
 
 
