@@ -64,6 +64,7 @@ CHILD_ONLY = {
     "estimate/cuda_rules.py",
     "estimate/fused_head.py",
     "estimate/flash_attention.py",
+    "estimate/liger.py",
     "estimate/eight_bit.py",
     "estimate/quantized.py",
     "estimate/quantized_layers.py",

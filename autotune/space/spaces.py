@@ -32,8 +32,8 @@ from autotune.space.knobs import (
     condition_holds,
 )
 from autotune.space.node_groups import group_problem
-from autotune.space.nothing_left import nothing_left
 from autotune.space.notes import space_notes
+from autotune.space.nothing_left import nothing_left
 from autotune.space.packages import package_facts
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
