@@ -189,5 +189,6 @@ def by_formula(
         else 0,
         vllm=share,
         judges=2 * judged * model.parameters,
+        unquantised=sum(model.unquantised.values()) * (1 + has_reference(job, config)) or None,
     )
     return closed_form(config, size, residual, limit, why)

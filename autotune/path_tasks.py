@@ -9,6 +9,7 @@ from typing import Any
 from autotune.estimate.paths import (
     TracedConfig,
     engine_is_traced,
+    liger_is_traced,
     optimizer_apart,
     traced_config,
     unique,
@@ -61,10 +62,12 @@ def path_tasks(
 ) -> list[PathTask]:
     """Divide candidates into paths."""
     groups: dict[tuple[object, ...], list[_Member]] = {}
+    fused = facts.stack.fused_head
+    liger = liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
     for candidate in candidates:
         config = settings(job, facts, candidate, "out").config
         path, optim = optimizer_apart(config)
-        traced = traced_config(path)
+        traced = traced_config(path, liger=liger)
         point = {
             "batching": dataclasses.asdict(batching(job, config, candidate)),
             "accumulates": candidate.gradient_accumulation_steps > 1,

@@ -63,6 +63,8 @@ CHILD_ONLY = {
     "estimate/carried.py",
     "estimate/cuda_rules.py",
     "estimate/fused_head.py",
+    "estimate/flash_attention.py",
+    "estimate/liger.py",
     "estimate/eight_bit.py",
     "estimate/quantized.py",
     "estimate/quantized_layers.py",
@@ -81,6 +83,7 @@ CHILD_ONLY = {
 }
 CHILD_FUNCTIONS = {
     "facts/model.py",
+    "facts/quantizing.py",
     "facts/data.py",
     "facts/tokenizing.py",
     "probe/worker.py",

@@ -44,6 +44,7 @@ class Dimensions:
         kept_logits_bytes: of completions, where they are kept through the update.
         vllm: what vLLM has of the device.
         judges: parameters of models beside the policy that no job quantises.
+        unquantised: parameters of the others that quantisation leaves; None: not known.
     """
 
     parameters: int
@@ -58,6 +59,7 @@ class Dimensions:
     kept_logits_bytes: int = 0
     vllm: VllmShare | None = None
     judges: int = 0
+    unquantised: int | None = None
 
 
 def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, int]:
@@ -91,12 +93,14 @@ def logits_held(config: Mapping[str, Any], size: Dimensions) -> tuple[int, int]:
 
 
 def _weights_bytes(config: Mapping[str, Any], size: Dimensions, width: int) -> int:
-    """Of a quantised base all but the embeddings is packed (a head of its own is assumed), with
-    an eighth more for the maxima and what is unpacked at a time."""
+    """Of a quantised base what can be is packed (all but the embeddings and a head of its own where
+    nothing is known of that), with an eighth more for the maxima and what is unpacked at a time."""
     bits = bits_of(config)
     if bits is None:
         return size.parameters * width
-    whole = min(size.judges + 2 * size.vocabulary * size.hidden, size.parameters)
+    left = size.unquantised
+    whole = size.judges + (2 * size.vocabulary * size.hidden if left is None else left)
+    whole = min(whole, size.parameters)
     return whole * width + (size.parameters - whole) * bits * 9 // 64
 
 

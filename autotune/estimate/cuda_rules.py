@@ -24,6 +24,27 @@ _OTHER_BACKWARD = (
     aten._scaled_dot_product_cudnn_attention_backward.default,
 )
 _HALF = (torch.float16, torch.bfloat16)
+_BLOCK = 128
+"""Queries that flash attention takes at once."""
+
+
+def _in_blocks(length: int) -> int:
+    return -(-length // _BLOCK) * _BLOCK
+
+
+def _flash_backward(query: Any, rows: int, heads: int, keys: int, key_heads: int) -> Iterator[int]:
+    """What flash attention's backward pass allocates (flash_api.cpp, mha_bwd and mha_varlen_bwd).
+
+    Args:
+        rows: of queries, in whole blocks.
+        keys: positions of all rows.
+    """
+    size = query.shape[-1]
+    yield heads * rows * -(-size // 32) * 32 * 4  # dq in float32
+    yield heads * rows * 4  # the softmax's row sums
+    if key_heads != heads:  # dk and dv of every query head, before they are summed
+        yield keys * heads * size * query.element_size()
+        yield keys * heads * size * query.element_size()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +81,16 @@ class CudaRules:
             yield args[1].numel() * 4
         elif operator is aten._scaled_dot_product_flash_attention_backward.default:
             query, key = args[1], args[2]
-            batch, heads, length, size = query.shape
-            rows, width = -(-length // 128) * 128, -(-size // 32) * 32
-            yield batch * heads * rows * width * 4  # dq in float32
-            yield batch * heads * rows * 4  # the softmax's row sums
-            if key.shape[1] != heads:  # dk and dv of every query head, before they are summed
-                yield batch * key.shape[2] * heads * size * query.element_size()
-                yield batch * key.shape[2] * heads * size * query.element_size()
+            batch, heads, length, _ = query.shape
+            rows = batch * _in_blocks(length)
+            yield from _flash_backward(query, rows, heads, batch * key.shape[2], key.shape[1])
+        elif operator is aten._flash_attention_backward.default:
+            query, key, starts = args[1], args[2], args[6]
+            heads, keys = query.shape[-2], key.numel() // (key.shape[-2] * key.shape[-1])
+            if starts is None:
+                rows = query.shape[0] * _in_blocks(query.shape[1])
+            else:  # a block more for each row that ends inside of one
+                rows = query.shape[0] + _BLOCK * (starts.numel() - 1)
+            yield from _flash_backward(query, rows, heads, keys, key.shape[-2])
         elif operator in (aten.logsumexp.default, aten.multinomial.default):
             yield args[0].numel() * args[0].element_size()

@@ -100,7 +100,7 @@ def fused_head_as_on_cuda(tracer: Tracer) -> Iterator[None]:
             "_use_triton": yes,
             "_forward_kernel": _Launched(tracer, passes=1),
             "_backward_kernel": _Launched(tracer, passes=2),
-            "_addmm_fp32": _adding(tracer),
+            "_addmm_fp32": float32_adder(tracer),
             "triton": SimpleNamespace(cdiv=lambda whole, part: -(-whole // part)),
         }.items():
             stack.enter_context(replaced(owner, name, value, absent_too=True))
@@ -120,10 +120,10 @@ class _Launched:
     def _launch(self, tile: torch.Tensor, *_: Any, **__: Any) -> None:
         self._tracer.count_as(tile, record.LOGITS)
         moved = self._passes * tile.numel() * tile.element_size()
-        _note(self._tracer, "trl::fold", "memory", tile, (), 0, moved)
+        note(self._tracer, "trl::fold", "memory", tile, (), 0, moved)
 
 
-def _adding(tracer: Tracer) -> Callable[..., None]:
+def float32_adder(tracer: Tracer) -> Callable[..., None]:
     """`acc += a @ b`: CUDA multiplies halves into a float32 sum without a copy of either."""
 
     def add(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -133,12 +133,12 @@ def _adding(tracer: Tracer) -> Callable[..., None]:
         (rows, inner), columns = a.shape, b.shape[1]
         moved = sum(t.numel() * t.element_size() for t in (a, b, acc, acc))
         dims = (1, rows, inner, columns)
-        _note(tracer, "aten::addmm.dtype_out", "matmul", a, dims, 2 * rows * inner * columns, moved)
+        note(tracer, "aten::addmm.dtype_out", "matmul", a, dims, 2 * rows * inner * columns, moved)
 
     return add
 
 
-def _note(
+def note(
     tracer: Tracer,
     operator: str,
     kind: str,
@@ -147,6 +147,7 @@ def _note(
     flops: int,
     moved: int,
 ) -> None:
+    """Tell the tracer of work that no operator does."""
     if tracer.works is not None:
         tracer.works.append(
             Work(

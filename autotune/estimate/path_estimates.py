@@ -56,6 +56,7 @@ class PathEstimates(Persevering):
         self._flat = self._worsts[0].flat
         eager = request.config.get("attn_implementation") == "eager"
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
+        self._liger = bool(request.config.get("use_liger_kernel"))
         self._uneven = not self._flat and not eager and any(map(self._data.padded, request.points))
         self.traces = Traces(request)
         self._keys: dict[bool, tuple[list[int], list[int]]] = {}
@@ -128,7 +129,9 @@ class PathEstimates(Persevering):
         return all(worst.padded for worst in self._worsts if worst.size == size)
 
     def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
-        if self.way == DIRECT or METHODS[self._request.method].loops_over_rows:
+        # Liger's chunks are powers of two, which no curve follows.
+        apart = METHODS[self._request.method].loops_over_rows or self._liger
+        if self.way == DIRECT or apart:
             return sorted(set(fitting)), []
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._chunking.labelled_only:

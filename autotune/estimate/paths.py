@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.methods import METHODS
+from autotune.methods import METHODS, SFT
 from autotune.space.sharding import DEEPSPEED, FSDP
 
 NOT_ON_THE_PATH = {
@@ -52,6 +52,8 @@ UNTRACEABLE = {
     ),
     "use_liger_kernel": (False, "traced without Liger, which needs less, and is faster than told"),
 }
+LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose Liger kernels are traced, by SFTTrainer: the same four for each."""
 
 
 AT_MOST = ("torch_compile", "use_liger_kernel")
@@ -100,7 +102,7 @@ def optimizer_alone(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
 _BEFORE_THE_STEP = {
     *("activation_checkpointing", "activation_checkpointing_kwargs", "padding_free", "packing"),
     *("gradient_checkpointing", "gradient_checkpointing_kwargs", "pad_to_multiple_of"),
-    *("packing_strategy", "use_cache", "precompute_ref_log_probs"),
+    *("packing_strategy", "use_cache", "precompute_ref_log_probs", "use_liger_kernel"),
 }
 """What shapes the micro-steps, and nothing of the optimizer's part."""
 
@@ -112,12 +114,19 @@ def path_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**path, "beta": bool(path["beta"])} if "beta" in path else path
 
 
-def traced_config(config: Mapping[str, Any]) -> TracedConfig:
-    """The configuration to trace in place of `config`."""
+def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
+    """Whether Liger's kernels are known where this method puts them into this model. Where TRL has
+    a fused head, the loss is another one."""
+    return method == SFT.name and model_type in LIGER_MODELS and not fused_head
+
+
+def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:
+    """The configuration to trace in place of `config`; `liger`: with Liger's kernels."""
     replaced = tuple(
         name
         for name, (value, _) in UNTRACEABLE.items()
         if config.get(name, value) not in (value, None)
+        and not (liger and name == "use_liger_kernel")
     )
     return TracedConfig(
         config={**config, **{name: UNTRACEABLE[name][0] for name in replaced}}, replaced=replaced

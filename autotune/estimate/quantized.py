@@ -14,13 +14,11 @@ import peft.tuners.lora.model as lora_model
 import torch
 import transformers
 from peft.tuners.lora.layer import Linear as LoraLinear
-from transformers.pytorch_utils import Conv1D
-from transformers.quantizers.base import HfQuantizer
-from transformers.quantizers.quantizers_utils import should_convert_module
 from trl import ModelConfig
 
 from autotune.estimate.eight_bit import bitsandbytes_optimizers
 from autotune.estimate.quantized_layers import Linear4bit, Linear8bitLt
+from autotune.facts.quantizing import quantised_layers
 from autotune.training.family import Models
 from autotune.training.hooks import replaced
 from autotune.training.quantized import is_quantized
@@ -37,16 +35,9 @@ def quantized(made: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
 
 
 def _quantize(policy: Any, model: ModelConfig, *, on_cuda: bool) -> None:
-    whole = HfQuantizer.get_modules_to_not_convert(policy, None, policy._keep_in_fp32_modules)
-    for name, module in list(policy.named_modules()):
-        if not should_convert_module(name, whole):
-            continue
-        if type(module) is torch.nn.Linear:
-            shape = tuple(module.weight.shape)
-        elif isinstance(module, Conv1D):
-            shape = tuple(reversed(module.weight.shape))
-        else:
-            continue
+    for name, module in list(quantised_layers(policy)):
+        shape = tuple(module.weight.shape)
+        shape = shape if type(module) is torch.nn.Linear else tuple(reversed(shape))
         policy.set_submodule(name, _layer(module, shape, policy, model, on_cuda))
     policy.is_loaded_in_4bit = bool(model.load_in_4bit)
     policy.is_loaded_in_8bit = bool(model.load_in_8bit)

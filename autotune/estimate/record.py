@@ -20,6 +20,8 @@ ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
 DATA, MICRO_STEP, STEP = "data", "micro-step", "step"
 """Phases of a training: its batches are fetched, a micro-step, the optimizer's step."""
 NOWHERE = 0
+FLASH_PACKAGE = "aten::_flash_attention"
+"""Begins the names of flash-attn's own kernels, which never take a mask."""
 SCRATCH = " scratch"
 """Ends the operator's name where a kernel allocates inside."""
 

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
+from autotune.estimate.flash_attention import flash_attention_installed
 from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
 from autotune.estimate.quantized import without_bitsandbytes
 from autotune.estimate.regions import watch_layers
@@ -44,7 +45,10 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
     """
     cuda = None if request.cuda is None else CudaRules(**request.cuda)
     asked = as_trace(request)
-    with tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch,
+        flash_attention_installed(asked.config.get("attn_implementation")),
+    ):
         config = trace_config(asked, Path(scratch))
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))

@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 from autotune.estimate.ceilings import Ceilings
-from autotune.estimate.record import NOWHERE, Work, chunk
+from autotune.estimate.record import FLASH_PACKAGE, NOWHERE, Work, chunk
 
 TERMS = ("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s", "exchange_s")
 _ONLY_WHEN_TRACED = ("prim::", "profiler::")
@@ -166,7 +166,7 @@ def _attention_s(work: Work, ceilings: Ceilings, masked: bool | None) -> float:
     batch, heads, queries, keys, size = work.dims
     backward = work.kind == "attention_backward"
     whole = 4 * batch * heads * queries * keys * size * (BACKWARD if backward else 1.0)
-    if masked is None:
+    if masked is None or work.operator.startswith(FLASH_PACKAGE):
         masked = work.flops > 0.75 * whole
     length = round(math.sqrt(queries * keys))
     rate = ceilings.attention_flops_per_s(work.dtype, length, backward=backward, masked=masked)

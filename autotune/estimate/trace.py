@@ -21,6 +21,8 @@ from autotune.estimate import record
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.fake_engines import built_whole, engines_on_fake_tensors
 from autotune.estimate.fake_world import fake_world, spread_config
+from autotune.estimate.flash_attention import flash_attention_installed
+from autotune.estimate.liger import liger_installed
 from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.quantized import quantized, without_bitsandbytes
 from autotune.estimate.regions import chunks_watched, signatures, watch_layers
@@ -60,6 +62,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         if spread is not None:
             stack.enter_context(fake_world(spread, request.rank))
             config = spread_config(config, request.deepspeed, Path(scratch))
+        stack.enter_context(flash_attention_installed(config.get("attn_implementation")))
         _, training, model = family(request.method).parse(config, Path(scratch))
         training.max_steps = len(request.steps)
         with built_whole():
@@ -68,6 +71,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(fake_run(tracer, cuda))
         stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
+        stack.enter_context(liger_installed(tracer, config))
         if spread is not None:
             stack.enter_context(engines_on_fake_tensors(tracer, spread))
         trainer = _build(request, training, model, made, tracer)

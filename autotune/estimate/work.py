@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autotune.estimate.carried import tensors_in
-from autotune.estimate.record import Work
+from autotune.estimate.record import FLASH_PACKAGE, Work
 
 aten = torch.ops.aten
 _VIEWS = (
@@ -36,6 +36,20 @@ def _argument(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return kwargs.get(name, args[position] if position < len(args) else None)
 
 
+def _attention_dims(func: Any, args: Any, kwargs: Any, *, in_package: bool) -> tuple[int, ...]:
+    """(rows, heads, queries, keys, size). Of rows of several lengths one behind the other: the
+    mean of the queries, each of which sees the longest row's keys, rather too many."""
+    query, key = (_argument(func, name, args, kwargs) for name in ("query", "key"))
+    if not in_package:
+        return (*query.shape[:2], query.shape[2], key.shape[2], query.shape[3])
+    starts = _argument(func, "cum_seq_q", args, kwargs)
+    if starts is None:
+        return (query.shape[0], query.shape[2], query.shape[1], key.shape[1], query.shape[3])
+    rows = starts.numel() - 1
+    longest = int(_argument(func, "max_k", args, kwargs))
+    return (rows, query.shape[1], -(-query.shape[0] // rows), longest, query.shape[2])
+
+
 def work_of(
     func: Any, name: str, args: Any, kwargs: Any, outs: list[torch.Tensor], region: int
 ) -> Work:
@@ -52,11 +66,10 @@ def work_of(
         batch = left.shape[0] if left.ndim == right.ndim == 3 else 1
         kind, dims = "matmul", (batch, left.shape[-2], left.shape[-1], right.shape[-1])
         flops = 2 * batch * left.shape[-2] * left.shape[-1] * right.shape[-1]
-    elif "scaled_dot_product" in name or "flash_attention" in name:
+    elif "scaled_dot_product" in name or name.startswith(FLASH_PACKAGE):
         backward = "backward" in name
-        query, key = args[1:3] if backward else args[:2]
         kind = "attention_backward" if backward else "attention"
-        dims = (*query.shape[:2], query.shape[2], key.shape[2], query.shape[3])
+        dims = _attention_dims(func, args, kwargs, in_package=name.startswith(FLASH_PACKAGE))
         causal = _argument(func, "is_causal", args, kwargs) is True
         flops = 4 * dims[0] * dims[1] * dims[2] * dims[3] * dims[4]
         flops = int(flops * (2.5 if backward else 1) * (0.5 if causal else 1))

@@ -6,11 +6,13 @@ the meta device: no weights are read or made.
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.facts.quantizing import unquantised_weights
 from autotune.methods import METHODS
 
 _CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
@@ -49,6 +51,8 @@ class ModelFacts:
     attention_heads: int | None = None
     key_value_heads: int | None = None
     """Both of a layer; None: its config does not say."""
+    unquantised: Mapping[str, int] = field(default_factory=dict)
+    """How many weights a quantised base has that stay as they are, by what they are, most first."""
 
 
 def model_from_plain(data: dict[str, Any]) -> ModelFacts:
@@ -106,6 +110,7 @@ def survey_model(
         fixed_positions=fixed,
         attention_heads=heads,
         key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        unquantised=unquantised_weights(model),
     )
 
 

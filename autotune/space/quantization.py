@@ -4,11 +4,12 @@ bitsandbytes' 4 bits as QLoRA has them (Dettmers et al., 2023): nf4, its constan
 or its 8 bits. It computes in the weights' `dtype`, as TRL does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.facts import Facts
 from autotune.job import Job
+from autotune.units import format_bytes
 
 FOUR_BITS: dict[str, Any] = {
     "load_in_4bit": True,
@@ -17,6 +18,10 @@ FOUR_BITS: dict[str, Any] = {
 }
 PACKAGE = "bitsandbytes"
 _BITS = 4, 8
+_BYTES = {"float32": 4}
+"""Of a weight in other dtypes than 16 bits."""
+MUCH = 0.25
+"""Share of the weights from which on a plan says that they stay."""
 
 
 def quantization(job: Job, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,3 +42,19 @@ def not_installed(job: Job, facts: Facts) -> str | None:
     if job.tuning != "qlora" or facts.stack.bitsandbytes:
         return None
     return f"`tuning: qlora` needs the package {PACKAGE}, which is not installed here"
+
+
+def unquantised_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:
+    """What a plan says of a base that stays whole in large part: which weights, how many bytes."""
+    kept = facts.model.unquantised
+    count, dtype = sum(kept.values()), str(candidates[0].get("dtype", "bfloat16"))
+    if job.tuning != "qlora" or count < MUCH * facts.model.parameters:
+        return None
+    size = _BYTES.get(dtype, 2)
+    order = sorted(kept.items(), key=lambda one: -one[1])
+    largest = [f"{name} {format_bytes(n * size)}" for name, n in order if n > count / 10]
+    return (
+        f"bitsandbytes leaves {count / facts.model.parameters:.0%} of the weights in {dtype}, "
+        f"{format_bytes(count * size)}: {', '.join(largest)}; it quantises linear layers only, "
+        "without the output head"
+    )

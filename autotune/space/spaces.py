@@ -32,13 +32,15 @@ from autotune.space.knobs import (
     condition_holds,
 )
 from autotune.space.node_groups import group_problem
+from autotune.space.notes import space_notes
 from autotune.space.nothing_left import nothing_left
+from autotune.space.packages import package_facts
 from autotune.space.positions import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.processes import may_be_spread, processes_of
 from autotune.space.sharding import STRATEGY
 from autotune.space.vllm import share_problem
-from autotune.space.vllm_server import division_note, division_problem
+from autotune.space.vllm_server import division_problem
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
 """Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
@@ -118,9 +120,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "data.rows": facts.data.rows,
         "data.longest": facts.data.longest,
         "data.sampled": facts.data.sampled,
-        "stack.flash_attention_2": facts.stack.flash_attention_2,
-        "stack.flash_attention_3": facts.stack.flash_attention_3,
-        "stack.liger": facts.stack.liger,
+        **package_facts(job, facts),
         "stack.bitsandbytes": facts.stack.bitsandbytes,
         "stack.fused_head": facts.stack.fused_head,
     }
@@ -154,13 +154,11 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         decided = {**known, **{one.name: one.values[0] for one in knobs if len(one.values) == 1}}
         reasons = [one.reason for one in exclusions]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
-    longest = positions.note([candidate.values for candidate in candidates])
-    told = (longest, division_note(job, facts))
     return SearchSpace(
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
         exclusions=exclusions,
-        notes=tuple(note for note in told if note is not None),
+        notes=space_notes(job, facts, positions, [one.values for one in candidates]),
     )
 
 

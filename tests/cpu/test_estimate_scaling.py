@@ -39,6 +39,8 @@ CHECKPOINTED = {
     "gradient_checkpointing": True,
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
+LIGER = {"use_liger_kernel": True}
+FLASH = {"attn_implementation": "flash_attention_2"}
 LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 
 
@@ -76,6 +78,10 @@ CASES = {
     ),
     "on eight bits": Case({**LORA, "load_in_8bit": True, "bf16": True}, rows=14, shortest=130),
     "flat": Case({"padding_free": True}, rows=13, shortest=100, accumulation=2),
+    # Padding that is taken out is estimated as hardly any.
+    "flash-attn, padded": Case({**FLASH, "bf16": True}, rows=13, shortest=257),
+    "flash-attn, flat": Case({**FLASH, "bf16": True, "padding_free": True}, rows=13, shortest=100),
+    "liger": Case({**LIGER, "dtype": "bfloat16", "bf16": True}, rows=14, accumulation=2),
     "on the CPU": Case({"attn_implementation": "eager"}, rows=10, cuda=None),
 }
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.work import work_of
 
 aten = torch.ops.aten
@@ -51,3 +52,40 @@ def test_only_causal_attention_computes_half() -> None:
     flash = aten._scaled_dot_product_flash_attention.default
     assert attention(flash, 0.0, True).flops == whole // 2
     assert attention(flash).flops == whole
+
+
+PACKAGE, PACKAGE_BACKWARD = aten._flash_attention_forward.default, aten._flash_attention_backward
+
+
+def test_the_kernels_of_flash_attn_have_their_heads_behind_their_tokens() -> None:
+    rows = torch.empty(2, 64, 4, 32, device="meta")
+    found = work_of(
+        PACKAGE, PACKAGE.name(), (rows, rows, rows, None, None, 64, 64, 0.0, True), {}, [rows], 0
+    )
+    assert (found.dims, found.flops) == ((2, 4, 64, 64, 32), 4 * 2 * 4 * 64 * 64 * 32 // 2)
+
+
+def test_rows_end_to_end_see_their_own_keys_only() -> None:
+    tokens, starts = torch.empty(128, 4, 32, device="meta"), torch.empty(3, device="meta")
+    found = work_of(
+        PACKAGE,
+        PACKAGE.name(),
+        (tokens, tokens, tokens, starts, starts, 64, 64, 0.0, True),
+        {},
+        [tokens],
+        0,
+    )
+    assert (found.dims, found.flops) == ((2, 4, 64, 64, 32), 4 * 2 * 4 * 64 * 64 * 32 // 2)
+
+
+@pytest.mark.parametrize(("starts", "rows"), [(None, 2 * 128), (3, 200 + 2 * 128)])
+def test_flash_attns_backward_pass_sums_in_float32_by_whole_blocks(starts, rows) -> None:
+    rules = CudaRules(workspace_bytes=0, flash=True, cudnn_first=False)
+    shape = (2, 100) if starts is None else (200,)
+    query = torch.empty(*shape, 4, 24, device="meta", dtype=torch.bfloat16)
+    key = torch.empty(*shape, 2, 24, device="meta", dtype=torch.bfloat16)
+    ends = None if starts is None else torch.empty(starts, device="meta")
+    arguments = (query, query, key, key, query, query, ends, ends)
+    found = list(rules.scratch_bytes(PACKAGE_BACKWARD.default, arguments, None))
+    of_every_head = 200 * 4 * 24 * 2  # of dk and of dv, where heads share keys
+    assert found == [rows * 4 * 32 * 4, rows * 4 * 4, of_every_head, of_every_head]

@@ -10,6 +10,7 @@ from autotune.estimate.paths import (
     NOT_ON_THE_PATH,
     SAME_STATE,
     UNTRACEABLE,
+    liger_is_traced,
     optimizer_alone,
     optimizer_apart,
     path_of,
@@ -178,3 +179,19 @@ def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weight
     assert alone[0]["optim"] == "adamw_torch"
     for name, value in (("bf16", False), ("lora_r", 8), ("dtype", "bfloat16")):
         assert path_of(optimizer_alone({**CONFIG, name: value}, "adamw_torch")) != alone[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "fused_head", "traced"),
+    [
+        ("sft", "llama", False, True),
+        ("sft", "llama", True, False),  # TRL's own loss stands in Liger's place
+        ("sft", "gemma2", False, False),
+        ("dpo", "llama", False, False),
+    ],
+)
+def test_liger_is_traced_where_its_kernels_are_known(method, model, fused_head, traced):
+    assert liger_is_traced(method, model, fused_head=fused_head) is traced
+    config = traced_config({**CONFIG, "use_liger_kernel": True}, liger=traced)
+    assert config.config["use_liger_kernel"] is traced
+    assert config.replaced == (() if traced else ("use_liger_kernel",))

@@ -7,7 +7,7 @@ from builders import make_facts, make_job
 
 from autotune.estimate.closed_form import Dimensions, parts_by_formula
 from autotune.estimate.record import WEIGHTS
-from autotune.space.quantization import bits_of, not_installed
+from autotune.space.quantization import bits_of, not_installed, unquantised_note
 
 SIZE = Dimensions(
     parameters=7_000_000_000,
@@ -49,3 +49,33 @@ def test_by_formula_reward_and_value_model_stay_whole():
     judged = replace(SIZE, parameters=3 * SIZE.parameters, judges=2 * SIZE.parameters)
     alone, beside = (parts_by_formula(config, size)[WEIGHTS] for size in (SIZE, judged))
     assert beside - alone == 2 * (2 * SIZE.parameters)
+
+
+def mixture(**changes):
+    """Facts of a mixture whose experts are one parameter of three dimensions."""
+    facts = make_facts("cuda")
+    kept = {"embed_tokens": 10, "experts.down_proj": 300, "experts.gate_up_proj": 600}
+    model = replace(facts.model, parameters=1000, **{"unquantised": kept, **changes})
+    return replace(facts, model=model)
+
+
+def test_a_plan_says_which_weights_a_quantised_base_keeps_whole():
+    note = unquantised_note(make_job(tuning="qlora"), mixture(), [{"dtype": "bfloat16"}])
+    assert note is not None
+    assert "leaves 91% of the weights in bfloat16, 1.78 KiB" in note
+    assert "experts.gate_up_proj 1.17 KiB, experts.down_proj 600 B;" in note
+    wide = unquantised_note(make_job(tuning="qlora"), mixture(), [{"dtype": "float32"}])
+    assert wide is not None and "in float32, 3.55 KiB" in wide
+
+
+def test_nothing_is_said_of_embeddings_or_without_quantisation():
+    few = mixture(unquantised={"embed_tokens": 200})
+    assert unquantised_note(make_job(tuning="qlora"), few, [{}]) is None
+    assert unquantised_note(make_job(tuning="lora"), mixture(), [{}]) is None
+
+
+def test_by_formula_the_experts_of_a_mixture_stay_whole():
+    fields = {"load_in_4bit": True, "dtype": "bfloat16"}
+    whole = replace(SIZE, unquantised=SIZE.parameters * 9 // 10)
+    assert parts_by_formula(fields, whole)[WEIGHTS] > 0.9 * 2 * SIZE.parameters
+    assert parts_by_formula(fields, replace(SIZE, unquantised=0))[WEIGHTS] < 0.6 * SIZE.parameters

@@ -1,0 +1,60 @@
+"""Packages that knobs need where a job trains: those that it asks for by name are taken to be on a
+machine that is elsewhere. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.facts import Facts
+from autotune.job import Job, KnobValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package, the value of a knob that needs it, and the fact that says that it is here."""
+
+    name: str
+    knob: str
+    value: KnobValue
+    fact: str
+
+
+PACKAGES = (
+    Package(
+        name="flash-attn",
+        knob="attn_implementation",
+        value="flash_attention_2",
+        fact="flash_attention_2",
+    ),
+    Package(
+        name="flash_attn_3",
+        knob="attn_implementation",
+        value="flash_attention_3",
+        fact="flash_attention_3",
+    ),
+    Package(name="liger-kernel", knob="use_liger_kernel", value=True, fact="liger"),
+)
+
+
+def package_facts(job: Job, facts: Facts) -> Mapping[str, bool]:
+    """What rules may ask of packages: whether each is here, or taken to be there."""
+    there = {package.name for package in assumed(job, facts)}
+    return {
+        f"stack.{one.fact}": one.name in there or getattr(facts.stack, one.fact) for one in PACKAGES
+    }
+
+
+def assumed(job: Job, facts: Facts) -> list[Package]:
+    """The packages that a job pins or lists values of, where its device is not on this machine."""
+    elsewhere = facts.device.kind == "cuda" and facts.device.driver is None
+    return [one for one in PACKAGES if elsewhere and one.value in _listed(job, one.knob)]
+
+
+def _listed(job: Job, knob: str) -> tuple[KnobValue, ...]:
+    values = job.fixed.get(knob, job.recipe.get(knob))
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
+
+
+def packages_note(job: Job, facts: Facts) -> str | None:
+    """What a plan says of them."""
+    names = " and ".join(one.name for one in assumed(job, facts))
+    return f"needs {names} on the training machine" if names else None
