@@ -41,6 +41,7 @@ from benchmarks.virtual_gpu.table import table  # noqa: E402
 
 HERE = Path(__file__).parent
 MAX_SECONDS = 600
+NO_LIMIT = 1 << 50
 Row = dict[str, Any]
 
 
@@ -71,10 +72,10 @@ class Bound:
         )
 
 
-def planned(bound: Bound, server: ProbeServer, limit: int) -> Row:
+def planned(bound: Bound, server: ProbeServer, limit: int, cache: Path | None) -> Row:
     """What the plan says. Bytes."""
     (task,) = path_tasks(
-        bound.job, bound.facts, [bound.candidate], rows=bound.run.rows, limit=limit, cache=None
+        bound.job, bound.facts, [bound.candidate], rows=bound.run.rows, limit=limit, cache=cache
     )
     began = time.monotonic()
     (reply,) = traced_in_children([task], [server], bound.run.path / "traces")
@@ -127,7 +128,9 @@ def add(file: Path, row: Row) -> None:
         out.write(json.dumps(row, sort_keys=True) + "\n")
 
 
-def compare(case: Case, number: int, options: argparse.Namespace, about: Row) -> None:
+def compare(
+    case: Case, number: int, options: argparse.Namespace, about: Row, server: ProbeServer
+) -> None:
     """Measure and plan a combination, as far as that is not done."""
     missing = case.name not in done_in(options.truth)
     unplanned = case.name not in done_in(options.results)
@@ -136,21 +139,17 @@ def compare(case: Case, number: int, options: argparse.Namespace, about: Row) ->
     head = {"name": case.name, "number": number, "seed": options.seed, "about": about}
     with tempfile.TemporaryDirectory(prefix="autotune-virtual-gpu-") as scratch:
         folder = Path(scratch)
-        log = folder / "server.log"
-        with ProbeServer(log, environment=server_environment()) as server:
-            try:
-                bound = Bound(case, folder, server)
-            except (StopIteration, UserError) as error:
-                add(options.truth, {**head, "failure": str(error) or "no such candidate"})
-                return
-            truth = {row["name"]: row for row in rows_of(options.truth)}.get(case.name)
-            if missing:
-                truth = measured(bound, folder / "truth", options.on, case.kind, None)
-                add(options.truth, {**head, **truth, "case": case.plain()})
-            if unplanned:
-                limit = (truth or {}).get("reserved_bytes") or bound.facts.device.free_bytes
-                told = planned(bound, server, 100 * limit)
-                add(options.results, {**head, **told})
+        try:
+            bound = Bound(case, folder, server)
+        except (StopIteration, UserError) as error:
+            add(options.truth, {**head, "failure": str(error) or "no such candidate"})
+            return
+        truth = {row["name"]: row for row in rows_of(options.truth)}.get(case.name, {})
+        if missing:
+            truth = measured(bound, folder / "truth", options.on, case.kind, None)
+            add(options.truth, {**head, **truth, "case": case.plain()})
+        if unplanned and "failure" not in truth:
+            add(options.results, {**head, **planned(bound, server, NO_LIMIT, options.cache)})
     print(f"{number}: {case.name}", flush=True)
 
 
@@ -163,12 +162,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=250)
     parser.add_argument("--truth", type=Path, default=HERE / "truth.jsonl")
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
+    parser.add_argument("--cache", type=Path, help="folder that keeps traces of this same code")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
     options = parser.parse_args()
     if not options.table:
         about = about_this_run()
-        for number in range(options.first, options.first + options.count):
-            compare(drawn(options.seed, number), number, options, about)
+        with (
+            tempfile.TemporaryDirectory(prefix="autotune-virtual-gpu-") as log,
+            ProbeServer(Path(log) / "server.log", environment=server_environment()) as server,
+        ):
+            for number in range(options.first, options.first + options.count):
+                compare(drawn(options.seed, number), number, options, about, server)
     text = table(list(rows_of(options.truth)), list(rows_of(options.results)))
     options.results.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
