@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,33 @@ def train(request: Any, scratch: Path) -> None:
         trainer.train()
 
 
-def real_values() -> Any:
+@contextlib.contextmanager
+def real_values() -> Iterator[None]:
     """Small integer tensors hold real values, where the file that does so is named: kernels of a
-    virtual GPU do nothing, and masks and lengths decide which way a trainer goes."""
+    virtual GPU do nothing, and masks and lengths decide which way a trainer goes.
+
+    It is a dispatch mode, and where one is on autograd adds gradients up out of place, which takes
+    a tensor more: it is off in backward passes.
+    """
     file = os.environ.get("VIRTUAL_GPU_VALUES")
     if not file:
-        return contextlib.nullcontext()
+        yield
+        return
+    import torch
+
+    backward = torch.autograd._engine_run_backward
+
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return backward(*args, **kwargs)
+
     spec = importlib.util.spec_from_file_location("virtual_gpu_values", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Carry()
+    torch.autograd._engine_run_backward = without_mode
+    with module.Carry():
+        yield
 
 
 def figures() -> dict[str, Any]:
