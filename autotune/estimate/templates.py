@@ -55,7 +55,7 @@ def divide(events: Sequence[Event]) -> Steps:
         if not steps:  # the batch and the loss of the first step die in the second
             left_behind = [e for e in part if e[0] == FREE and e[1] not in own]
         mine = [event for event in part if event[0] == PHASE or event[1] in own]
-        steps.append(_renumbered(_without_passing_rows(mine)))
+        steps.append(renumbered(_without_passing_rows(mine)))
     return Steps(opening=[*opening, *left_behind], steps=steps)
 
 
@@ -67,7 +67,7 @@ def _without_passing_rows(step: list[Event]) -> list[Event]:
     return [e for n, e in enumerate(step) if n >= end or e[0] == PHASE or e[1] not in passing]
 
 
-def _renumbered(step: list[Event], first: int | None = None) -> list[Event]:
+def renumbered(step: list[Event], first: int | None = None) -> list[Event]:
     """The step's own storages numbered in their order: steps of one path are alike then."""
     new: dict[int, int] = {}
     for event in step:
@@ -96,8 +96,8 @@ def with_optimizer_step(step: list[Event], other: list[Event]) -> list[Event]:
     Both may be openings, too: then the state that is made there stays, and comes first.
     """
     highest = max((event[1] for event in step if event[0] == ALLOCATE), default=0)
-    taken = _renumbered(passing_of_step(other), OWN_OF_OTHER + highest)
-    part = _optimizer_part(step)
+    taken = renumbered(passing_of_step(other), OWN_OF_OTHER + highest)
+    part = optimizer_part(step)
     own = {event[1] for event in _passing(part)}
     kept = [event for event in part if event[1] not in own]
     made = max((n for n, event in enumerate(kept, 1) if event[0] == ALLOCATE), default=0)
@@ -107,10 +107,11 @@ def with_optimizer_step(step: list[Event], other: list[Event]) -> list[Event]:
 
 def passing_of_step(step: list[Event]) -> list[Event]:
     """What the optimizer of a step makes and lets go of."""
-    return _passing(_optimizer_part(step))
+    return _passing(optimizer_part(step))
 
 
-def _optimizer_part(step: list[Event]) -> list[Event]:
+def optimizer_part(step: list[Event]) -> list[Event]:
+    """The events of the optimizer's own step."""
     begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP)
     end = next((n for n in range(begin + 1, len(step)) if step[n][0] == PHASE), len(step))
     return step[begin + 1 : end]
@@ -188,7 +189,7 @@ def _few_chunks(shape: Shape) -> list[Event]:
         return shape.events
     if shape.chunks < CHUNKS:
         raise Irregular(f"{shape.chunks} chunks are too few")
-    return _renumbered(with_chunks(shape.events, shape.chunks, CHUNKS))
+    return renumbered(with_chunks(shape.events, shape.chunks, CHUNKS))
 
 
 def _work_of_few_chunks(shape: Shape) -> list[Work]:

@@ -6,6 +6,7 @@ Runs in a child only.
 from dataclasses import dataclass, field
 
 from autotune.estimate.data_parallel import on_several
+from autotune.estimate.first_step import with_first_step
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.resizing import SMALLEST, Irregular
@@ -105,6 +106,8 @@ class Traces:
         if optimizer is not None:
             opening = with_optimizer_step(opening, optimizer._opening)
             step = with_optimizer_step(step, optimizer.first_step())
+        if self.request.cuda is not None:  # elsewhere nothing is cached
+            opening = with_first_step(opening, step)
         record = whole_record(opening, step, self.have_layers, self._layers())
         return on_several(record, self.request)
 

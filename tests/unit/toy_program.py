@@ -42,6 +42,7 @@ class Toy:
             that this number decides.
         special_ends: the first two and the last two layers are larger than the others.
         passing: bytes that an optimizer step makes for each weight and lets go of, in their order.
+        workspace: bytes that the first forward and the first backward pass make for good.
     """
 
     layers: int
@@ -55,12 +56,13 @@ class Toy:
     between: bool = False
     cached: int | None = None
     passing: tuple[int, ...] = (4096,)
+    workspace: int = 0
     events: list = field(default_factory=list)
 
     def record(self, sizes):
         """The events of an optimizer step for each micro-batch size."""
         self._next, self._made_in = 0, {}
-        self._gradients, self._states, self._left = {}, [], []
+        self._gradients, self._states, self._left, self._workspaces = {}, [], [], {}
         self._weights = [
             self._make(self._weight(index), WEIGHTS, "init", layer(index))
             for index in range(self.layers)
@@ -103,6 +105,7 @@ class Toy:
         handed_on, kept = [self._make(size * WIDTH, ACTIVATIONS, "embedding")], []
         outputs, copies = [], []
         mask = self._make(size * size, ACTIVATIONS, "mask") if self.mask else None
+        self._work_in("forward")
         for index in range(self.layers):
             region = layer(index)
             if self.cached is not None:
@@ -116,6 +119,7 @@ class Toy:
             handed_on = handed_on[-self.lag :]
         self._free_all(outputs, region)
         loss, gradient = self._loss(size)
+        self._work_in("backward")
         random.Random(self.cached).shuffle(copies)
         self._free_all(copies)
         self._free_all(handed_on)
@@ -123,6 +127,10 @@ class Toy:
             gradient = self._backward(index, size, gradient, kept[index])
         self._free_all([gradient] if mask is None else [gradient, mask])
         return loss
+
+    def _work_in(self, thread):
+        if self.workspace and thread not in self._workspaces:
+            self._workspaces[thread] = self._make(self.workspace, TEMPORARIES, "cublas")
 
     def _backward(self, index, size, gradient, kept):
         region = layer(index)

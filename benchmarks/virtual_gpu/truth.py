@@ -1,0 +1,124 @@
+"""One combination on a GPU, or on one that stands for it: what torch's own allocator makes of it.
+
+The child of `run.py`. The trainer is that of a probe (`training/`), its micro-batches are those of
+a probe in their order: a first optimizer step that makes the optimizer's state, one that ends with
+the worst micro-batch, then those that a probe times. Nothing is timed here.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+STEPS = 4
+"""Optimizer steps: the two of a probe's warm-up, and two more."""
+
+
+def train(request: Any, scratch: Path) -> None:
+    """Train the first steps of a probe's request."""
+    from autotune.probe.meters import Schedule
+    from autotune.probe.trained import configured
+    from autotune.training.batches import Rows, as_dataset, batching_of, plan
+    from autotune.training.families import family
+    from autotune.training.sharing import Sharing
+
+    trains = family(request.method)
+    shown = min(request.config["gradient_accumulation_steps"], 2)
+    training, model = configured(
+        trains, request, Sharing.of(request, shown), scratch, gradient_accumulation_steps=shown
+    )
+    batching = batching_of(
+        request.method, request.config, global_batch=request.global_batch, seed=request.seed
+    )
+    rows = Rows(request.rows, request.method)
+    steps = plan(rows, batching, request.rows_total, sampled=request.rows_sampled)
+    training.max_steps = STEPS
+    batches = Schedule(steps, shown).batches(steps)[: STEPS * shown]
+    trainer = trains.trainer(request, training, model, as_dataset(batches))
+    with real_values():
+        trainer.train()
+
+
+@contextlib.contextmanager
+def real_values() -> Iterator[None]:
+    """Small integer tensors hold real values, where the file that does so is named: kernels of a
+    virtual GPU do nothing, and masks and lengths decide which way a trainer goes.
+
+    It is a dispatch mode, and where one is on autograd adds gradients up out of place, which takes
+    a tensor more: it is off in backward passes.
+    """
+    file = os.environ.get("VIRTUAL_GPU_VALUES")
+    if not file:
+        yield
+        return
+    import torch
+
+    backward = torch.autograd._engine_run_backward
+
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return backward(*args, **kwargs)
+
+    spec = importlib.util.spec_from_file_location("virtual_gpu_values", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.autograd._engine_run_backward = without_mode
+    with module.Carry():
+        yield
+
+
+def figures() -> dict[str, Any]:
+    """What the allocator took at most. Bytes."""
+    import torch
+
+    stats = torch.cuda.memory_stats()
+    return {
+        "requested_bytes": stats["requested_bytes.all.peak"],
+        "allocated_bytes": stats["allocated_bytes.all.peak"],
+        "reserved_bytes": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"],
+        "device": torch.cuda.get_device_name(),
+        "capability": torch.cuda.get_device_capability(),
+        "torch": torch.__version__,
+    }
+
+
+def main(folder: Path) -> None:
+    """Run what `folder/request.json` asks for; write `folder/truth.json`, and where `RECORD` is
+    set the allocator's own history to that file."""
+    from autotune.probe.protocol import ProbeRequest, Unsupported, read_json, write_json
+
+    request = ProbeRequest.from_plain(read_json(folder / "request.json"))
+    request = dataclasses.replace(request, device_kind="cuda")
+    os.environ.update(request.environment)
+    import torch
+
+    record = os.environ.get("RECORD")
+    if record:
+        torch.cuda.memory._record_memory_history(max_entries=10_000_000, stacks="python")
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if request.memory_limit_bytes is not None:
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(request.memory_limit_bytes / total, 1.0))
+    found: dict[str, Any] = {"oom": False}
+    try:
+        train(request, folder / "scratch")
+    except torch.cuda.OutOfMemoryError as error:
+        found = {"oom": True, "said": str(error).splitlines()[0]}
+    except Unsupported as error:
+        found = {"failure": str(error)}
+    if record:
+        torch.cuda.memory._dump_snapshot(record)
+    write_json(folder / "truth.json", {**found, **figures()})
+    print(json.dumps({**found, **figures()}))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    main(Path(sys.argv[1]))
