@@ -240,4 +240,4 @@ def test_a_quoted_method_has_its_own_space_too(folder, text):
     file = folder / "job.yaml"
     file.write_text("model: ./m\ndataset: ./d\n", encoding="utf-8")
     job, definition = load_job(file, [text])
-    assert (job.method, definition.name) == ("dpo", "dpo")
+    assert (job.method, definition.name) == ("dpo", "search_spaces/dpo.yaml")
