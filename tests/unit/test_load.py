@@ -233,3 +233,11 @@ def test_a_wrong_set_value_is_a_users_error(folder, sets):
 def test_only_what_was_set_is_blamed_on_the_flag(folder):
     found = problems(folder, "fixed: {loss_type: mse}\n", "packing=3")
     assert sorted(where for where, _, _ in found) == ["--set", "job:3"]
+
+
+@pytest.mark.parametrize("text", ["method=dpo", 'method="dpo"', "method='dpo'"])
+def test_a_quoted_method_has_its_own_space_too(folder, text):
+    file = folder / "job.yaml"
+    file.write_text("model: ./m\ndataset: ./d\n", encoding="utf-8")
+    job, definition = load_job(file, [text])
+    assert (job.method, definition.name) == ("dpo", "search_spaces/dpo.yaml")
