@@ -73,7 +73,7 @@ class Draft:
             self._problems.append(Problem(where="--set", what=f"`{text}` must be `name=value`"))
             return
         try:
-            value = flag_value(name, value_text)
+            value = _flag_value(name, value_text)
         except Exception:
             self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
             return
@@ -169,7 +169,7 @@ class Draft:
                 self._lines[("fixed", knob)] = self._lines[("training", name)]
 
 
-def flag_value(name: str, text: str) -> Any:
+def _flag_value(name: str, text: str) -> Any:
     if name in _VERBATIM and text not in ("", "null") and not text.startswith(("{", '"', "'")):
         return text
     return parse_scalar(text)

@@ -1,6 +1,5 @@
 """From a job file and flags to a Job: strictly, with every problem and its line at once."""
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from autotune.methods import METHODS, SFT
 from autotune.space.batch_problems import batch_problems
 from autotune.space.conditional import pin_problems
 from autotune.space.definition import SpaceDefinition, load_definition
-from autotune.space.draft import OWNED, Draft, flag_value
+from autotune.space.draft import OWNED, Draft
 from autotune.space.explain import as_yaml, explain, merged
 from autotune.space.knobs import (
     ACCUMULATION,
@@ -94,8 +93,7 @@ class _Loading(Draft):
         for text in sets:
             key, _, value = text.partition("=")
             if key in ("search_space", "method"):
-                with contextlib.suppress(Exception):  # the draft says that it cannot be read
-                    chosen[key] = flag_value(key, value)
+                chosen[key] = None if value == "null" else value.strip("\"'") or None
         self._method = METHODS.get(str(chosen.get("method")), SFT)
         own = chosen.get("search_space")
         if isinstance(own, str):
