@@ -169,7 +169,7 @@ def test_values_that_say_the_same_in_another_order_are_equal():
 
 def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weights():
     paths = [
-        {"loss_type": "chunked_nll", "attn_implementation": "eager", "padding_free": True},
+        {"loss_type": "chunked_nll", "padding_free": True},
         {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"x": 1}},
         {},
     ]
@@ -178,3 +178,8 @@ def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weight
     assert alone[0]["optim"] == "adamw_torch"
     for name, value in (("bf16", False), ("lora_r", 8), ("dtype", "bfloat16")):
         assert path_of(optimizer_alone({**CONFIG, name: value}, "adamw_torch")) != alone[0]
+
+
+def test_the_optimizers_own_step_keeps_the_attention_some_architectures_have_no_sdpa():
+    alone = optimizer_alone({**CONFIG, "attn_implementation": "eager"}, "adamw_torch")
+    assert alone["attn_implementation"] == "eager"
