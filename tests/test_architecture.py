@@ -61,6 +61,7 @@ CHILD_ONLY = {
     "estimate/tracer.py",
     "estimate/unknown_values.py",
     "estimate/carried.py",
+    "estimate/cuda_dispatch.py",
     "estimate/cuda_rules.py",
     "estimate/fused_head.py",
     "estimate/flash_attention.py",

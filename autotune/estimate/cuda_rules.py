@@ -1,14 +1,16 @@
 """What CUDA does that a trace on the CPU would not show: kernels chosen, scratch, workspaces.
 
-Sources: aten/src/ATen/native/transformers/cuda/ (attention) and
-aten/src/ATen/cuda/CublasHandlePool.cpp (workspaces).
-Assumed, not read: that the backward kernels of cuDNN and of the efficient attention take one
-float32 copy of the queries' gradient, as flash does. Known not to be modelled: scratch of cuBLASLt
-and of reductions (at most a few MiB).
+Sources: aten/src/ATen/native/transformers/cuda/ (attention; mem_eff_attention/kernel_backward.h for
+its workspace), aten/src/ATen/native/cuda/ (SoftMax.cu, EmbeddingBackwardKernel.cu) and
+aten/src/ATen/cuda/CublasHandlePool.cpp (workspaces). Compared with torch's CUDA allocator by
+benchmarks/virtual_gpu/operators.py.
+Assumed, not read: that cuDNN's backward kernel takes one float32 copy of the queries' gradient.
+Known not to be modelled: scratch of cuBLASLt, of sorts and of reductions (at most a few MiB), the
+split keys of flash's forward kernel where there are few blocks.
 Runs in a child only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +21,9 @@ _MATMULS = (
     *(aten.mm.default, aten.mm.out, aten.bmm.default),
     *(aten.addmm.default, aten.addmm_.default, aten.baddbmm.default),
 )
-_OTHER_BACKWARD = (
-    aten._scaled_dot_product_efficient_attention_backward.default,
-    aten._scaled_dot_product_cudnn_attention_backward.default,
-)
+_UNSORTED_IDS = 3072
+"""As many ids, and no more, a gradient of an embedding is summed without sorting them."""
+_ROWS_PER_PARTIAL = 10
 _HALF = (torch.float16, torch.bfloat16)
 _BLOCK = 128
 """Queries that flash attention takes at once."""
@@ -69,28 +70,104 @@ class CudaRules:
         """The SDPA kernel CUDA takes: `flash`, `cudnn`, `efficient` or `math`."""
         sizes = (query.shape[-1], value.shape[-1])
         if query.dtype in _HALF and max(sizes) <= 256 and sizes[0] == sizes[1]:
-            if self.cudnn_first and max(sizes) <= 128 and query.shape[2] > 1:
+            small = max(sizes) <= 128 and sizes[0] % 8 == 0
+            if self.cudnn_first and small and query.shape[2] > 1:
                 return "cudnn"
             if self.flash and mask is None:
                 return "flash"
-        return "efficient" if all(n % 4 == 0 for n in sizes) else "math"
+        aligned = all(n % (8 if query.dtype in _HALF else 4) == 0 for n in sizes)
+        return "efficient" if aligned and key.shape[1] == query.shape[1] else "math"
+
+    def result(self, operator: Any, out: Any) -> Any:
+        """What CUDA's kernel returns: statistics of layer norms are never in 16 bits."""
+        if operator is aten.native_layer_norm.default and out[1].dtype in _HALF:
+            return (out[0], out[1].float(), out[2].float())
+        return out
 
     def scratch_bytes(self, operator: Any, args: Any, out: Any) -> Iterator[int]:
         """Sizes of what a kernel allocates inside and frees before it returns."""
-        if operator in _OTHER_BACKWARD:  # by their workspaces' purpose: dq is added up in float32
-            yield args[1].numel() * 4
-        elif operator is aten._scaled_dot_product_flash_attention_backward.default:
-            query, key = args[1], args[2]
-            batch, heads, length, _ = query.shape
-            rows = batch * _in_blocks(length)
-            yield from _flash_backward(query, rows, heads, batch * key.shape[2], key.shape[1])
-        elif operator is aten._flash_attention_backward.default:
-            query, key, starts = args[1], args[2], args[6]
-            heads, keys = query.shape[-2], key.numel() // (key.shape[-2] * key.shape[-1])
-            if starts is None:
-                rows = query.shape[0] * _in_blocks(query.shape[1])
-            else:  # a block more for each row that ends inside of one
-                rows = query.shape[0] + _BLOCK * (starts.numel() - 1)
-            yield from _flash_backward(query, rows, heads, keys, key.shape[-2])
-        elif operator in (aten.logsumexp.default, aten.multinomial.default):
-            yield args[0].numel() * args[0].element_size()
+        rule = _SCRATCH.get(operator)
+        return iter(()) if rule is None else rule(args, out)
+
+
+def _sdpa_flash_backward(args: Any, out: Any) -> Iterator[int]:
+    gradient, query, key, output = args[0], args[1], args[2], args[4]
+    for tensor in (gradient, output):
+        if not tensor.transpose(1, 2).is_contiguous():
+            yield tensor.numel() * tensor.element_size()
+    batch, heads, length, _ = query.shape
+    rows = batch * _in_blocks(length)
+    yield from _flash_backward(query, rows, heads, batch * key.shape[2], key.shape[1])
+
+
+def _flash_attn_backward(args: Any, out: Any) -> Iterator[int]:
+    """The package flash-attn's, whose rows may lie one behind the other."""
+    query, key, starts = args[1], args[2], args[6]
+    heads, keys = query.shape[-2], key.numel() // (key.shape[-2] * key.shape[-1])
+    if starts is None:
+        rows = query.shape[0] * _in_blocks(query.shape[1])
+    else:  # a block more for each row that ends inside of one
+        rows = query.shape[0] + _BLOCK * (starts.numel() - 1)
+    yield from _flash_backward(query, rows, heads, keys, key.shape[-2])
+
+
+def _cudnn_backward(args: Any, out: Any) -> Iterator[int]:
+    yield args[1].numel() * 4
+
+
+def _efficient_forward(args: Any, out: Any) -> Iterator[int]:
+    value = args[2]
+    if value.shape[-1] > 128 and value.dtype in _HALF:  # more than the registers hold
+        yield out[0].numel() * 4
+
+
+def _efficient_backward(args: Any, out: Any) -> Iterator[int]:
+    """Tiles of the queries' gradient, and staged keys' and values' ones for large heads."""
+    query, key = args[1], args[2]
+    batch, heads, length, size = query.shape
+    pairs = batch * heads
+    yield pairs * length * 4  # sums of gradient times output
+    rows, columns = (64, 64) if size <= 64 else (128, 128) if size <= 128 else (64, 128)
+    tiles = -(-length // rows) * -(-size // columns)
+    each = tiles * (16 + rows * columns * 4)
+    if size > 128:
+        splits = max(1, min(-(-key.shape[2] // columns), 200 // pairs))
+        each += 2 * splits * columns * -(-size // columns) * columns * 4
+    yield pairs * each
+
+
+def _softmax_backward(args: Any, out: Any) -> Iterator[int]:
+    yield args[0].numel() * args[0].element_size()  # gradient times output
+
+
+def _logsumexp(args: Any, out: Any) -> Iterator[int]:
+    yield args[0].numel() * args[0].element_size()
+    yield out.numel() * out.element_size()
+
+
+def _multinomial(args: Any, out: Any) -> Iterator[int]:
+    yield args[0].numel() * args[0].element_size()
+
+
+def _embedding_backward(args: Any, out: Any) -> Iterator[int]:
+    """Sorted ids, and float32 sums of at most ten rows each before they are added up."""
+    ids, width = args[1].numel(), out.shape[-1]
+    if ids <= _UNSORTED_IDS:
+        return
+    segments = min(ids, out.shape[0])
+    partials = ids // _ROWS_PER_PARTIAL + segments
+    yield (3 * ids + 2 * segments + partials + 2) * 8
+    yield partials * width * 4
+
+
+_SCRATCH: dict[Any, Callable[[Any, Any], Iterator[int]]] = {
+    aten._scaled_dot_product_flash_attention_backward.default: _sdpa_flash_backward,
+    aten._flash_attention_backward.default: _flash_attn_backward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten.logsumexp.default: _logsumexp,
+    aten.multinomial.default: _multinomial,
+    aten.embedding_dense_backward.default: _embedding_backward,
+}

@@ -96,7 +96,7 @@ def optimizer_alone(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
     plain = {name: value for name, value in config.items() if name not in _BEFORE_THE_STEP}
     if plain.get("loss_type") == "chunked_nll":
         plain["loss_type"] = "nll"
-    return {**plain, "optim": optim, "attn_implementation": "sdpa"}
+    return {**plain, "optim": optim}
 
 
 _BEFORE_THE_STEP = {

@@ -6,7 +6,7 @@ Each function is a context manager that puts things back. Runs in a child only.
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.estimate import record
+from autotune.estimate.cuda_dispatch import dispatched_as_on_cuda
 from autotune.estimate.cuda_rules import CudaRules
 from autotune.estimate.fused_head import fused_head_as_on_cuda
 from autotune.estimate.tracer import Tracer
@@ -33,8 +34,6 @@ _EXPORT_MODULES = (
     "transformers.integrations.sdpa_attention",
 )
 _FOREACH_MODULES = ("torch.utils._foreach_utils", "torch.optim.optimizer")
-_FLOAT32_ON_CUDA = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss")
-"""Functions that autocast runs in float32 on CUDA and not on the CPU (autocast_mode.h)."""
 
 
 @contextlib.contextmanager
@@ -55,7 +54,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
         else:
             stack.enter_context(cuda_attention(cuda))
             stack.enter_context(_foreach_as_on_cuda())
-            stack.enter_context(_autocast_as_on_cuda())
+            stack.enter_context(dispatched_as_on_cuda())
             stack.enter_context(fused_head_as_on_cuda(tracer))
         yield
 
@@ -191,30 +190,6 @@ def _foreach_as_on_cuda() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _autocast_as_on_cuda() -> Iterator[None]:
-    """The functions that CUDA's autocast runs in float32, and the CPU's does not."""
-
-    def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
-        def cast(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.is_autocast_enabled("cpu"):
-                return function(tensor, *args, **kwargs)
-            with torch.autocast("cpu", enabled=False):
-                return function(tensor.float(), *map(_float, args), **kwargs)
-
-        return cast
-
-    with contextlib.ExitStack() as stack:
-        for name in _FLOAT32_ON_CUDA:
-            stack.enter_context(replaced(F, name, in_float32(getattr(F, name))))
-        yield
-
-
-def _float(value: Any) -> Any:
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.float() if is_float else value
-
-
-@contextlib.contextmanager
 def cuda_attention(cuda: CudaRules) -> Iterator[None]:
     """`F.scaled_dot_product_attention` as the kernel that CUDA would take.
 
@@ -235,18 +210,44 @@ def cuda_attention(cuda: CudaRules) -> Iterator[None]:
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = (one.to(dtype) for one in (query, key, value))
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(dtype)
+        with torch.autocast("cpu", enabled=False):
+            return run(
+                *(query, key, value, attn_mask, dropout_p, is_causal),
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+
+    def run(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Any:
         kernel = cuda.attention(query, key, value, attn_mask)
-        if kernel == "flash":
-            return aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale
+        if kernel == "math":
+            return aten._scaled_dot_product_attention_math(
+                *(query, key, value, attn_mask, dropout_p, is_causal),
+                scale=scale,
+                enable_gqa=enable_gqa,
             )[0]
+        if kernel == "flash":
+            size = query.shape[-1]
+            padded = (_padded(one) for one in (query, key, value))
+            return aten._scaled_dot_product_flash_attention(
+                *padded, dropout_p, is_causal, return_debug_mask=False, scale=scale
+            )[0][..., :size]
         if key.shape[1] != query.shape[1]:
             times = query.shape[1] // key.shape[1]
             key, value = (one.repeat_interleave(times, 1) for one in (key, value))
         if attn_mask is not None:
             attn_mask = _additive(attn_mask, query, key)
-        if kernel == "math":
-            return _math(query, key, value, attn_mask, is_causal, scale)
         operator = aten._scaled_dot_product_efficient_attention
         if kernel == "cudnn":
             return aten._scaled_dot_product_cudnn_attention(
@@ -258,18 +259,16 @@ def cuda_attention(cuda: CudaRules) -> Iterator[None]:
         yield
 
 
+def _padded(tensor: Any) -> Any:
+    """The kernels want rows of a multiple of eight."""
+    missing = -tensor.shape[-1] % 8
+    return F.pad(tensor, (0, missing)) if missing else tensor
+
+
 def _additive(mask: Any, query: Any, key: Any) -> Any:
     """A boolean mask becomes an additive one; the kernels want every row of the batch."""
     if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        nothing = torch.zeros((), dtype=query.dtype)
+        mask = torch.where(mask, nothing, torch.full((), float("-inf"), dtype=query.dtype))
+    mask = _padded(mask)[..., : key.shape[2]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-
-
-def _math(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float | None) -> Any:
-    scores = (query @ key.transpose(-1, -2)) * (scale or query.shape[-1] ** -0.5)
-    if mask is not None:
-        scores = scores + mask
-    if causal:
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not()
-        scores = scores.masked_fill(ahead, float("-inf"))
-    return torch.softmax(scores, -1) @ value

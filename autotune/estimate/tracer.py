@@ -221,6 +221,8 @@ class Tracer(TorchDispatchMode):
         backward = torch._C._current_autograd_node() is not None
         self._put_in_workspace(func, backward)
         out = func(*args, **kwargs)
+        if self._cuda is not None:
+            out = self._cuda.result(func, out)
         self._note(func, args, kwargs, out, backward)
         self.carried.follow(func, args, kwargs, out)
         if func is aten.multinomial.default and self.token is not None:

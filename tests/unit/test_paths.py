@@ -170,7 +170,7 @@ def test_values_that_say_the_same_in_another_order_are_equal():
 
 def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weights():
     paths = [
-        {"loss_type": "chunked_nll", "attn_implementation": "eager", "padding_free": True},
+        {"loss_type": "chunked_nll", "padding_free": True},
         {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"x": 1}},
         {},
     ]
@@ -195,3 +195,8 @@ def test_liger_is_traced_where_its_kernels_are_known(method, model, fused_head, 
     config = traced_config({**CONFIG, "use_liger_kernel": True}, liger=traced)
     assert config.config["use_liger_kernel"] is traced
     assert config.replaced == (() if traced else ("use_liger_kernel",))
+
+
+def test_the_optimizers_own_step_keeps_the_attention_some_architectures_have_no_sdpa():
+    alone = optimizer_alone({**CONFIG, "attn_implementation": "eager"}, "adamw_torch")
+    assert alone["attn_implementation"] == "eager"

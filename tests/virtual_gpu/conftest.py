@@ -5,6 +5,7 @@ scripts/virtual_gpu --kind a100-80gb --devices 2 -- python -m pytest tests/virtu
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,11 @@ class VirtualGpu:
     def run(self, *command: str, expect: int = 0, **variables: str) -> str:
         """What a Python command prints."""
         process = self.start(*command, **variables)
-        out, err = process.communicate(timeout=600)
+        try:
+            out, err = process.communicate(timeout=900)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode == expect, out[-2000:] + err[-4000:]
         return out
 
