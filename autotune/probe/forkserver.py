@@ -9,8 +9,10 @@ parent looks like from here, it kills its children and ends.
     out: {"event": "ready", "fresh"}  {"event": "started", "pid"}  {"event": "exited", "pid",
          "exit_code", "signal", "max_rss_bytes", "strays"}
 
-Where an import has started CUDA all the same (`importing.py`), or AUTOTUNE_PROCESSES=fresh asks for
-it, `fresh` says why, and a child becomes a new interpreter as soon as it is forked (`fresh.py`).
+Where an import has started CUDA all the same (`importing.py`), it says {"event": "cuda", "starter"}
+in place of `ready` and ends, which gives back what it holds of the GPU. Started anew with
+AUTOTUNE_PROCESSES=fresh (or "fresh: why") it imports nothing, `fresh` says why, and a child becomes
+a new interpreter as soon as it is forked (`fresh.py`).
 
 A child leads its own session and process group. When it ends, its group is killed before it is
 reaped, so a group id is never somebody else's; whatever left the group is re-parented to this
@@ -53,12 +55,13 @@ class ForkServer:
         """Import `preload`, then answer requests until stdin closes."""
         adopt_orphans()
         self._preload = preload
-        if os.environ.get(CHOICE) == "fresh":
-            self._fresh = f"{CHOICE}=fresh asks for it"
-        elif starter := import_without_cuda(preload):
-            self._fresh = f"importing {starter} starts CUDA"
-        if self._fresh:
+        choice, _, reason = os.environ.get(CHOICE, "").partition(": ")
+        if choice == "fresh":
+            self._fresh = reason or f"{CHOICE}=fresh asks for it"
             print(f"every child is a fresh process: {self._fresh}", file=sys.stderr, flush=True)
+        elif starter := import_without_cuda(preload):
+            self._tell({"event": "cuda", "starter": starter})
+            return
         wake_in, wake_out = os.pipe()
         os.set_blocking(wake_out, False)
         signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)

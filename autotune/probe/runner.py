@@ -98,7 +98,13 @@ class ProbeServer:
                 where=str(self._log),
                 hint="read that log; then check the installation with `autotune env`",
             )
-        self.fresh = ready["fresh"]
+        if ready["event"] == "cuda":
+            self.close()
+            why = f"fresh: importing {ready['starter']} starts CUDA"
+            self._environment = {**self._environment, "AUTOTUNE_PROCESSES": why}
+            self._start()
+        else:
+            self.fresh = ready["fresh"]
 
     def close(self) -> None:
         """End the server; it kills its children when its input closes."""

@@ -91,10 +91,10 @@ def _measure(
     told, speed = train(request, folder, memory, stages)
     figures = with_vllm(memory.figures(), request, told.get("resident_bytes"))
     beyond = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
+    outcome, remark = ended(beyond, figures["allocator_retries"] or 0)
     return Measurement(
-        outcome="oom" if beyond else "ok",
-        reason=f"measured {told['micro_steps_measured']} micro-steps"
-        + (f", and ended {format_bytes(beyond)} above its memory limit" if beyond else ""),
+        outcome=outcome,
+        reason=f"measured {told['micro_steps_measured']} micro-steps{remark}",
         memory_limit_bytes=request.memory_limit_bytes,
         missing_bytes=beyond or None,
         **told,
@@ -127,6 +127,20 @@ def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
     if peak_bytes is None or limit_bytes is None:
         return 0
     return max(peak_bytes - limit_bytes, 0)
+
+
+def ended(beyond_bytes: int, retries: int) -> tuple[str, str]:
+    """The outcome of a training that came to its end, and what its reason says of that.
+
+    An allocator that had to give its cache back to find memory will be at its limit again in the
+    long run: it is slow there, and what it finds depends on how its memory is cut up.
+    """
+    if beyond_bytes:
+        return "oom", f", and ended {format_bytes(beyond_bytes)} above its memory limit"
+    if retries:
+        times = "once" if retries == 1 else f"{retries} times"
+        return "unstable", f"; the allocator had to empty its cache {times} to find memory"
+    return "ok", ""
 
 
 def _failed(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def server_of(folder: Path, preload: tuple[str, ...]) -> Iterator[ProbeServer]:
         yield server
 
 
-def used_by_a_child(server: ProbeServer, folder: Path) -> dict:
+def used_by_a_child(server: ProbeServer, folder: Path) -> dict[str, Any]:
     probe = ProbeFolder(path=folder / "probe")
     probe.path.mkdir()
     write_json(probe.request, {"device_kind": "cuda"})
@@ -109,6 +110,9 @@ def test_a_package_that_starts_cuda_is_named_and_children_are_fresh_processes(
 ) -> None:
     with server_of(tmp_path, ("torch", package, "asks")) as server:
         assert server.fresh == f"importing {named} starts CUDA"
+        assert server._process is not None
+        held = [process.pid for process in devices.gpu(0).processes]
+        assert server._process.pid not in held  # else every probe would end as `busy`
         told = used_by_a_child(server, tmp_path)
     assert told["device"] == "cuda:0" and not told["is_forked"]
     assert f"importing {named} starts CUDA" in (tmp_path / "server.log").read_text("utf-8")

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_DEVICES = 16, SUCCESS = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, UUID_BYTES = 16, FIRST_BUS = 4 };
+enum { MOST_DEVICES = 16, SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, UUID_BYTES = 16, FIRST_BUS = 4 };
 
 typedef struct {
   char name[128];

@@ -5,6 +5,7 @@ enum { INVALID = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 static int index_of(void *handle) { return (int)(uintptr_t)handle - 1; }
 
 int nvmlInit_v2(void) { kind(); return SUCCESS; }
+int nvmlInit(void) { return nvmlInit_v2(); }
 int nvmlInitWithFlags(unsigned flags) { kind(); return SUCCESS; }
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int e) { return e == INSUFFICIENT_SIZE ? "Insufficient Size" : e == INVALID ? "Invalid Argument" : e ? "Not Supported" : "Success"; }

@@ -1,9 +1,21 @@
 // The CUDA runtime and driver but for memory: devices, streams, events, launches. Kernels do nothing.
 #include "device.h"
 
-int cudaGetDeviceCount(int *n) { *n = visible_count(); return last_error = *n ? SUCCESS : NO_DEVICE; }
+// A process that was forked after CUDA started has no CUDA.
+static int started_by;
+static int start_here(void) {
+  if (!started_by) started_by = getpid();
+  return started_by == getpid() ? SUCCESS : NOT_INITIALIZED;
+}
+
+int cudaGetDeviceCount(int *n) {
+  int error = start_here();
+  *n = error ? 0 : visible_count();
+  return last_error = error ? error : *n ? SUCCESS : NO_DEVICE;
+}
 int cudaGetDevice(int *n) { *n = current_device; return SUCCESS; }
 int cudaSetDevice(int n) {
+  if (start_here()) return last_error = NOT_INITIALIZED;
   if (n < 0 || n >= visible_count()) return last_error = 101; // cudaErrorInvalidDevice
   current_device = n;
   begin_context(physical(n)); // as CUDA 12 and later do
@@ -12,10 +24,10 @@ int cudaSetDevice(int n) {
 int cudaDriverGetVersion(int *v) { *v = 13000; return SUCCESS; }
 int cudaRuntimeGetVersion(int *v) { *v = 13000; return SUCCESS; }
 const char *cudaGetErrorName(int e) {
-  return e == OUT_OF_MEMORY ? "cudaErrorMemoryAllocation" : e == NO_DEVICE ? "cudaErrorNoDevice" : e ? "cudaErrorInvalidDevice" : "cudaSuccess";
+  return e == OUT_OF_MEMORY ? "cudaErrorMemoryAllocation" : e == NO_DEVICE ? "cudaErrorNoDevice" : e == NOT_INITIALIZED ? "cudaErrorInitializationError" : e ? "cudaErrorInvalidDevice" : "cudaSuccess";
 }
 const char *cudaGetErrorString(int e) {
-  return e == OUT_OF_MEMORY ? "out of memory" : e == NO_DEVICE ? "no CUDA-capable device is detected" : e ? "invalid device ordinal" : "no error";
+  return e == OUT_OF_MEMORY ? "out of memory" : e == NO_DEVICE ? "no CUDA-capable device is detected" : e == NOT_INITIALIZED ? "initialization error" : e ? "invalid device ordinal" : "no error";
 }
 int cudaGetLastError(void) { int e = last_error; last_error = SUCCESS; return e; }
 int cudaPeekAtLastError(void) { return last_error; }
@@ -185,7 +197,7 @@ int cudaFuncGetAttributes(FunctionAttributes *a, const void *f) {
 
 // -- the driver
 
-int cuInit(unsigned flags) { return SUCCESS; }
+int cuInit(unsigned flags) { return start_here(); }
 int cuDeviceGet(int *device, int n) { *device = n; return SUCCESS; }
 int cuDeviceGetCount(int *n) { *n = visible_count(); return SUCCESS; }
 int cuGetErrorString(int e, const char **text) { *text = cudaGetErrorString(e); return SUCCESS; }

@@ -1,0 +1,76 @@
+"""Every method on a virtual GPU, from a job to a bundle that its own launch has verified.
+
+Speeds are those of the virtual GPU's clock, which counts work: no test here compares them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cpu.conftest import LLAMA
+from tests.cpu.stand_ins import give_tokenizer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "build"
+AMPERE, HOPPER = "a100-80gb", "h200"
+REWARDS = "def by_length(completions, **_):\n    return [len(text) % 7 for text in completions]\n"
+OFFLINE = {"global_batch_size": 8, "max_length": 64}
+ONLINE = {
+    "global_batch_size": 8,
+    "reward_funcs": ["my_rewards.by_length"],
+    "num_generations": 4,
+    "max_completion_length": 8,
+}
+FIXED = {
+    "attn_implementation": "sdpa",
+    "optim": "adamw_torch_fused",
+    "gradient_checkpointing": False,
+}
+METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "sft-full": (AMPERE, "data", {**OFFLINE, "tuning": "full", "precision": "fp16"}),
+    "sft-lora": (HOPPER, "data", {**OFFLINE, "tuning": "lora"}),
+    "sft-qlora": (AMPERE, "data", {**OFFLINE, "tuning": "qlora"}),
+    "reward-full": (HOPPER, "pairs", {**OFFLINE, "tuning": "full"}),
+    "dpo-lora": (AMPERE, "pairs", {**OFFLINE, "tuning": "lora"}),
+    "kto-full": (HOPPER, "labelled", {**OFFLINE, "tuning": "full"}),
+    "grpo-lora": (AMPERE, "prompts", {**ONLINE, "tuning": "lora"}),
+    "rloo-full": (HOPPER, "prompts", {**ONLINE, "tuning": "full"}),
+}
+
+
+def write_job(folder: Path, method: str, dataset: str, fields: dict[str, Any]) -> None:
+    """A job of a tiny model of random weights, on the example's rows."""
+    (folder / "model").mkdir()
+    config = {**LLAMA, "vocab_size": 8192}
+    (folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    give_tokenizer(folder / "model")
+    (folder / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
+    job = {
+        "model": "model",
+        "method": method,
+        "dataset": str(EXAMPLE / dataset),
+        "budget": {"probes": 2, "minutes": 5},
+        "fixed": FIXED,
+        **fields,
+    }
+    (folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_job_becomes_a_verified_bundle(name: str, virtual_gpu: Any, tmp_path: Path) -> None:
+    kind, dataset, fields = METHODS[name]
+    write_job(tmp_path, name.partition("-")[0], dataset, fields)
+    gpu = virtual_gpu(kind)
+    result = gpu.autotune("run", "job.yaml", "--out", "run")
+    assert result["outcome"] == "recommended", result
+    verification = result["verification"]
+    assert verification["evaluated"] and verification["saved"], verification
+    assert verification["verified"] or verification["only_too_slow"], verification
+    best = result["measurement"]
+    assert best["allocator_retries"] == 0
+    assert 0 < best["allocated_peak_bytes"] <= best["reserved_peak_bytes"]
+    assert best["reserved_peak_bytes"] < best["peak_memory_bytes"]
+    report = gpu.autotune("report", "run")
+    outcomes = {probe["measurement"]["outcome"] for probe in report["probes"]}
+    assert outcomes <= {"ok", "stopped"}, report["probes"]
