@@ -60,8 +60,7 @@ def built_whole() -> Iterator[None]:
 @contextlib.contextmanager
 def _deepspeed_on_fake_tensors() -> Iterator[None]:
     """No other rank answers whether it has the same lengths; no gradient overflows, which would
-    have the optimizer step left out; the CPU's Adam computes nothing, and what exchanges through
-    shared memory is not compiled: nobody is there."""
+    have the optimizer step left out; the CPU's Adam computes nothing."""
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -69,8 +68,6 @@ def _deepspeed_on_fake_tensors() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(real_accelerator, "ds_accelerator", CPU_Accelerator()))
         stack.enter_context(replaced(CPUAdamBuilder, "load", lambda *_, **__: _InPlace()))
-        backend = importlib.import_module("deepspeed.comm.torch")
-        stack.enter_context(replaced(backend, "build_shm_op", lambda: None))
         # `Module.to` is replaced already; what it cannot do on fake weights these could not either.
         for name, dtype in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
             stack.enter_context(replaced(torch.nn.Module, name, _cast(dtype)))

@@ -5,6 +5,7 @@ launcher and accelerate would have set is set here. Runs in a child only.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -67,9 +68,17 @@ def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
         "fake", rank=rank, world_size=sharding.num_processes, store=FakeStore()
     )
     try:
-        state_on_cpu(sharding, "fake")
-        # transformers lets no CPU compute in 16 bits unless it is told `use_cpu`.
-        with replaced(training_args, "is_torch_bf16_gpu_available", lambda: True):
+        with contextlib.ExitStack() as stack:
+            # transformers lets no CPU compute in 16 bits unless it is told `use_cpu`.
+            stack.enter_context(
+                replaced(training_args, "is_torch_bf16_gpu_available", lambda: True)
+            )
+            if sharding.distributed_type == DEEPSPEED:
+                # accelerate's state joins DeepSpeed's group, which would compile, for minutes, what
+                # ranks on CPUs exchange through shared memory: nobody is there.
+                backend = importlib.import_module("deepspeed.comm.torch")
+                stack.enter_context(replaced(backend, "build_shm_op", lambda: None))
+            state_on_cpu(sharding, "fake")
             yield
     finally:
         _forget_state()

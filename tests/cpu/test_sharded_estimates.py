@@ -1,6 +1,7 @@
 """A plan's child asked for points that an engine spreads: through `estimate`, as a plan asks."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def answer(path: Path) -> None:
     from autotune.estimate.estimating import estimate
 
     folder = ProbeFolder(path=path)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(path / "compiled")
     asked: dict[str, Any] = read_json(folder.request) or {}
     case = Case(config=BF16, rows=2, accumulation=2, cuda=CUDA)
     request = estimate_request(case, asked["model"], write_rows(case, path / "rows"))
@@ -101,6 +103,7 @@ def replies_of(
         reply = read_json(folder.reply)
         assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
         assert reply.get("problem") is None, folder.stderr.read_text(encoding="utf-8")[-3000:]
+        assert not (folder.path / "compiled").exists(), "nothing is compiled for a trace"
         found[name] = reply
     return found
 

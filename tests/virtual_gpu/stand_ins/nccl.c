@@ -24,8 +24,11 @@ int ncclGetUniqueId(UniqueId *id) {
 static void meet(Comm *c) {
   c->board->turn[c->rank] = ++c->turn;
   __sync_synchronize();
-  for (int r = 0; r < c->ranks; r++)
-    while ((int)(c->board->turn[r] - c->turn) < 0 && !c->aborted) usleep(20);
+  for (int r = 0, pause = 20; r < c->ranks; r++)
+    while ((int)(c->board->turn[r] - c->turn) < 0 && !c->aborted) {
+      usleep(pause);
+      if (pause < 500) pause += 20;
+    }
 }
 
 static int join(Comm **out, int ranks, const char *id, int rank) {

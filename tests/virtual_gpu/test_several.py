@@ -1,0 +1,93 @@
+"""Two devices: every way to spread a training over them, by the real NCCL process group."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.probe.protocol import Measurement
+from tests.cpu.conftest import LLAMA, Bench, open_bench
+from tests.cpu.conftest import server as server  # of all tests here
+from tests.virtual_gpu.test_runs import AMPERE, write_job
+
+pytestmark = pytest.mark.skipif(
+    int(os.environ["VIRTUAL_GPU_DEVICES"]) < 2, reason="wants --devices 2"
+)
+
+WIDE = {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8000}
+"""Its states, of 16 bytes a weight, outweigh activations and the granules of the allocator."""
+ZERO = {"distributed_type": "DEEPSPEED"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "DDP": {"distributed_type": "MULTI_GPU"},
+    "ZeRO-2": {**ZERO, "zero_stage": 2},
+    "ZeRO-3": {**ZERO, "zero_stage": 3},
+    "FSDP2": {"distributed_type": "FSDP"},
+}
+FIXED = {
+    "attn_implementation": "sdpa",
+    "gradient_checkpointing": False,
+    "loss_type": "nll",
+    "optim": "adamw_torch_fused",
+    "per_device_train_batch_size": 2,
+    "offload_optimizer_device": "none",
+    "activation_offloading": False,
+    "expandable_segments": False,
+}
+
+
+@pytest.fixture(scope="module")
+def measured(server: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurement]:
+    bench = open_two(server, tmp_path_factory.mktemp("two"))
+    return {name: bench.probe(name, **FIXED, **knobs) for name, knobs in STRATEGIES.items()}
+
+
+def open_two(server: Any, folder: Path) -> Bench:
+    lengths = "dataset={lengths: {max: 32, p50: 16, p99: 30, rows: 100}}"
+    sets = [lengths, "global_batch_size=4", "max_length=32", "devices.count=2", "precision=bf16"]
+    return open_bench(folder, server, WIDE, [*sets, "devices.kind=cuda"])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_was_asked_for_ran_on_both_devices(
+    measured: dict[str, Measurement], name: str
+) -> None:
+    found = measured[name]
+    assert found.outcome == "ok", (found.reason, found.failure)
+    assert found.engine == name
+    assert [rank["rank"] for rank in found.ranks] == [0, 1]
+    peaks = [rank["peak_memory_bytes"] for rank in found.ranks]
+    assert found.peak_memory_bytes == max(peaks)
+    assert found.reserved_peak_bytes is not None
+    assert max(peaks) - found.reserved_peak_bytes == 520 * 2**20, "one context, on its own device"
+
+
+def test_what_is_sharded_takes_less_of_each_device(measured: dict[str, Measurement]) -> None:
+    allocated = {name: found.allocated_peak_bytes or 0 for name, found in measured.items()}
+    assert allocated["FSDP2"] < 0.8 * allocated["DDP"]
+    assert allocated["ZeRO-3"] < 0.8 * allocated["DDP"]
+
+
+def test_a_job_for_two_devices_becomes_a_verified_bundle(virtual_gpu: Any, tmp_path: Path) -> None:
+    """accelerate's launch of the bundle, under ZeRO-2 in half precision, with its evaluation."""
+    chosen = {**STRATEGIES["ZeRO-2"], **FIXED}
+    fields = {
+        "tuning": "full",
+        "precision": "fp16",
+        "global_batch_size": 4,
+        "max_length": 32,
+        "devices": {"count": 2},
+        "budget": {"probes": 1, "minutes": 5},
+        "fixed": chosen,
+    }
+    write_job(tmp_path, "sft", "data", fields)
+    result = virtual_gpu(AMPERE, devices=2).autotune("run", "job.yaml", "--out", "run")
+    assert result["outcome"] == "recommended", result
+    verification = result["verification"]
+    assert verification["evaluated"] and verification["saved"], verification
+    assert verification["verified"] or verification["only_too_slow"], verification
+    assert result["measurement"]["engine"] == "ZeRO-2"
+    file = tmp_path / "run" / "bundle" / "deepspeed.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["fp16"]["enabled"] and written["zero_optimization"]["stage"] == 2
