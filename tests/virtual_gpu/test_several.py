@@ -70,11 +70,11 @@ def test_what_is_sharded_takes_less_of_each_device(measured: dict[str, Measureme
 
 
 def test_a_job_for_two_devices_becomes_a_verified_bundle(virtual_gpu: Any, tmp_path: Path) -> None:
-    """accelerate's launch of the bundle, under ZeRO-2 in half precision, with its evaluation."""
+    """accelerate's launch of the bundle, under ZeRO-2 in bfloat16, with its evaluation."""
     chosen = {**STRATEGIES["ZeRO-2"], **FIXED}
     fields = {
         "tuning": "full",
-        "precision": "fp16",
+        "precision": "bf16",
         "global_batch_size": 4,
         "max_length": 32,
         "devices": {"count": 2},
@@ -90,4 +90,4 @@ def test_a_job_for_two_devices_becomes_a_verified_bundle(virtual_gpu: Any, tmp_p
     assert result["measurement"]["engine"] == "ZeRO-2"
     file = tmp_path / "run" / "bundle" / "deepspeed.json"
     written = json.loads(file.read_text(encoding="utf-8"))
-    assert written["fp16"]["enabled"] and written["zero_optimization"]["stage"] == 2
+    assert written["bf16"]["enabled"] and written["zero_optimization"]["stage"] == 2
