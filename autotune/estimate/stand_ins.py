@@ -213,50 +213,54 @@ def cuda_attention(cuda: CudaRules) -> Iterator[None]:
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
         with torch.autocast("cpu", enabled=False):
-            return run(
+            return _run_kernel(
+                cuda,
                 *(query, key, value, attn_mask, dropout_p, is_causal),
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
 
-    def run(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any,
-        dropout_p: float,
-        is_causal: bool,
-        *,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Any:
-        kernel = cuda.attention(query, key, value, attn_mask)
-        if kernel == "math":
-            return aten._scaled_dot_product_attention_math(
-                *(query, key, value, attn_mask, dropout_p, is_causal),
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )[0]
-        if kernel == "flash":
-            size = query.shape[-1]
-            padded = (_padded(one) for one in (query, key, value))
-            return aten._scaled_dot_product_flash_attention(
-                *padded, dropout_p, is_causal, return_debug_mask=False, scale=scale
-            )[0][..., :size]
-        if key.shape[1] != query.shape[1]:
-            times = query.shape[1] // key.shape[1]
-            key, value = (one.repeat_interleave(times, 1) for one in (key, value))
-        if attn_mask is not None:
-            attn_mask = _additive(attn_mask, query, key)
-        operator = aten._scaled_dot_product_efficient_attention
-        if kernel == "cudnn":
-            return aten._scaled_dot_product_cudnn_attention(
-                query, key, value, attn_mask, True, dropout_p, is_causal, False, scale=scale
-            )[0]
-        return operator(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
-
     with replaced(F, "scaled_dot_product_attention", attention):
         yield
+
+
+def _run_kernel(
+    cuda: CudaRules,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Any:
+    """The operator of the kernel that CUDA would take."""
+    kernel = cuda.attention(query, key, value, attn_mask)
+    if kernel == "math":
+        return aten._scaled_dot_product_attention_math(
+            *(query, key, value, attn_mask, dropout_p, is_causal),
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )[0]
+    if kernel == "flash":
+        size = query.shape[-1]
+        padded = (_padded(one) for one in (query, key, value))
+        return aten._scaled_dot_product_flash_attention(
+            *padded, dropout_p, is_causal, return_debug_mask=False, scale=scale
+        )[0][..., :size]
+    if key.shape[1] != query.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = (one.repeat_interleave(times, 1) for one in (key, value))
+    if attn_mask is not None:
+        attn_mask = _additive(attn_mask, query, key)
+    operator = aten._scaled_dot_product_efficient_attention
+    if kernel == "cudnn":
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, attn_mask, True, dropout_p, is_causal, False, scale=scale
+        )[0]
+    return operator(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
 def _padded(tensor: Any) -> Any:
