@@ -159,6 +159,9 @@ typedef struct { Size3 grid, block; } LaunchConfig;
 int cudaLaunchKernelExC(const LaunchConfig *c, const void *f, void **arguments) {
   return cudaLaunchKernel(f, c->grid, c->block, arguments, 0, NULL);
 }
+int __cudaLaunchKernel(const void *kernel, Size3 grid, Size3 block, void **arguments, size_t shared, void *stream) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream); // what nvcc 13 makes of <<<>>>
+}
 int cudaLaunchCooperativeKernel(const void *f, Size3 grid, Size3 block, void **arguments, size_t shared, void *stream) {
   return cudaLaunchKernel(f, grid, block, arguments, shared, stream);
 }
