@@ -40,6 +40,7 @@ from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.table import table  # noqa: E402
 
 HERE = Path(__file__).parent
+VIRTUAL = shlex.quote(f"{ROOT}/scripts/virtual_gpu") + " --kind {kind} -- python"
 MAX_SECONDS = 600
 NO_LIMIT = 1 << 50
 Row = dict[str, Any]
@@ -156,7 +157,7 @@ def compare(
 def main() -> None:
     """Run what is missing and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--on", default=sys.executable, help="how Python is run there; {kind}: on")
+    parser.add_argument("--on", default=VIRTUAL, help="how Python is run there; {kind}: on")
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=250)

@@ -5,13 +5,10 @@ a probe in their order: a first optimizer step that makes the optimizer's state,
 the worst micro-batch, then those that a probe times. Nothing is timed here.
 """
 
-import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,37 +37,7 @@ def train(request: Any, scratch: Path) -> None:
     training.max_steps = STEPS
     batches = Schedule(steps, shown).batches(steps)[: STEPS * shown]
     trainer = trains.trainer(request, training, model, as_dataset(batches))
-    with real_values():
-        trainer.train()
-
-
-@contextlib.contextmanager
-def real_values() -> Iterator[None]:
-    """Small integer tensors hold real values, where the file that does so is named: kernels of a
-    virtual GPU do nothing, and masks and lengths decide which way a trainer goes.
-
-    It is a dispatch mode, and where one is on autograd adds gradients up out of place, which takes
-    a tensor more: it is off in backward passes.
-    """
-    file = os.environ.get("VIRTUAL_GPU_VALUES")
-    if not file:
-        yield
-        return
-    import torch
-
-    backward = torch.autograd._engine_run_backward
-
-    def without_mode(*args: Any, **kwargs: Any) -> Any:
-        with torch.utils._python_dispatch._disable_current_modes():
-            return backward(*args, **kwargs)
-
-    spec = importlib.util.spec_from_file_location("virtual_gpu_values", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.autograd._engine_run_backward = without_mode
-    with module.Carry():
-        yield
+    trainer.train()
 
 
 def figures() -> dict[str, Any]:
