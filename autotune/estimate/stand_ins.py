@@ -263,9 +263,10 @@ def _run_kernel(
     return operator(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
-def _padded(tensor: Any) -> Any:
-    """The kernels want rows of a multiple of eight."""
-    missing = -tensor.shape[-1] % 8
+def _padded(tensor: Any, *, always: bool = False) -> Any:
+    """The kernels want rows of a multiple of eight; `always`: a copy where they are that, too, with
+    as many columns more as it takes on the average."""
+    missing = -tensor.shape[-1] % 8 or (4 if always else 0)
     return F.pad(tensor, (0, missing)) if missing else tensor
 
 
@@ -274,5 +275,6 @@ def _additive(mask: Any, query: Any, key: Any) -> Any:
     if mask.dtype == torch.bool:
         nothing = torch.zeros((), dtype=query.dtype)
         mask = torch.where(mask, nothing, torch.full((), float("-inf"), dtype=query.dtype))
-    mask = _padded(mask)[..., : key.shape[2]]
+    # Rows that lie one behind the other are traced at multiples of eight, and are none in training.
+    mask = _padded(mask, always=mask.shape[0] == 1)[..., : key.shape[2]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -40,6 +40,8 @@ CHECKPOINTED = {
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
 LIGER = {"use_liger_kernel": True}
+SEGMENT = 2 * 2**20
+"""What the allocator reserves at least: more than a hundredth of so small a training."""
 FLASH = {"attn_implementation": "flash_attention_2"}
 LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 
@@ -106,7 +108,8 @@ def compare(path: Path) -> None:
             model_path=asked["model"],
             layers=None,
             cuda=case.cuda,
-            steps=[paths.opening, worst],
+            # On CUDA the first step of a plan has whole micro-batches, as that of a training has.
+            steps=[worst if case.cuda else paths.opening, worst],
             accumulation=case.accumulation,
         )
     )
@@ -228,7 +231,7 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     for estimate, whole, method in reply["pairs"]:
         assert method == "scaled trace"
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)
-        assert estimate[1] == pytest.approx(whole[1], rel=0.01)
+        assert estimate[1] == pytest.approx(whole[1], rel=0.01, abs=SEGMENT)
     if name == "full":  # so much more is trained than in the five layers that were traced
         layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160 + 2 * 64
         outside = 2 * 509 * 64 + 64
