@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_DEVICES = 16, SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, UUID_BYTES = 16, FIRST_BUS = 4 };
+enum { MOST_DEVICES = 16, SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, UUID_BYTES = 16, UUID_TEXT = 48, FIRST_BUS = 4 };
 
 typedef struct {
   char name[128];
@@ -22,6 +22,7 @@ const Kind *kind(void);
 int visible_count(void);       // devices that CUDA_VISIBLE_DEVICES shows
 int physical(int visible);     // NVML's number of a visible device
 void device_uuid(int device, unsigned char uuid[UUID_BYTES]);
+void uuid_text(int device, char text[UUID_TEXT]); // as NVML and CUDA_VISIBLE_DEVICES write it
 void begin_context(int device); // this process holds a context on it from now on
 int has_context(int device);
 int take_bytes(int device, size_t bytes); // OUT_OF_MEMORY where all processes together would hold too much

@@ -25,10 +25,9 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **handle) {
 int nvmlDeviceGetIndex(void *handle, unsigned *i) { *i = index_of(handle); return SUCCESS; }
 int nvmlDeviceGetName(void *handle, char *text, unsigned n) { snprintf(text, n, "%s", kind()->name); return SUCCESS; }
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned n) {
-  unsigned char u[UUID_BYTES];
-  device_uuid(index_of(handle), u);
-  snprintf(text, n, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4],
-           u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+  char uuid[UUID_TEXT];
+  uuid_text(index_of(handle), uuid);
+  snprintf(text, n, "%s", uuid);
   return SUCCESS;
 }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = kind()->major; *minor = kind()->minor; return SUCCESS; }

@@ -158,7 +158,7 @@ void device_uuid(int device, unsigned char uuid[UUID_BYTES]) {
   uuid[UUID_BYTES - 1] = device;
 }
 
-static void uuid_text(int device, char *text) {
+void uuid_text(int device, char text[UUID_TEXT]) {
   unsigned char u[UUID_BYTES];
   device_uuid(device, u);
   sprintf(text, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
@@ -170,7 +170,7 @@ static void uuid_text(int device, char *text) {
 static int shown[MOST_DEVICES], shown_count = -1;
 
 static int device_named(const char *entry) {
-  char *end, text[48];
+  char *end, text[UUID_TEXT];
   long number_ = strtol(entry, &end, 10);
   if (end != entry && (!*end || *end == ' ')) return number_ >= 0 && number_ < kind_.count ? number_ : -1;
   int found = -1;
