@@ -14,6 +14,7 @@ from autotune.facts.host import host_limit
 from autotune.job import Job
 from autotune.probe.disk import own_folder
 from autotune.probe.ending import Ending, Limits, Watcher, signal_name
+from autotune.probe.extensions import compile_before
 from autotune.probe.host_memory import HostMeter, HostUse
 from autotune.probe.progress import ProgressReader
 from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
@@ -75,6 +76,7 @@ def measure(
     busy = _busy(request)
     if busy is not None:
         return busy
+    compile_before(server, request)
     folder.path.mkdir(parents=True, exist_ok=True)
     clear_ranks(folder.path)
     kills_before = kernel_oom_kills()

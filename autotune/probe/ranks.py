@@ -22,6 +22,7 @@ from typing import Any
 
 from autotune.probe import worker
 from autotune.probe.descendants import die_with_parent
+from autotune.probe.extensions import keep_extensions_in_run
 from autotune.probe.place import Place
 from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
 from autotune.probe.rank_files import SILENT, rank_folder
@@ -50,7 +51,7 @@ def probe(path: Path) -> None:
     if not request.shared.in_group:
         worker.probe(folder, request)
         return
-    _compile_here(Path(request.rows).absolute().parent / "compiled")
+    keep_extensions_in_run(request)
     if count == 1:
         own = socket.create_server((HOST, 0))
         place = _place(0, 1, own)
@@ -66,16 +67,6 @@ def probe(path: Path) -> None:
     else:
         write_json(path / SILENT, {"rank": failed.rank})
         _end_alike(failed)
-
-
-def _compile_here(folder: Path) -> None:
-    """Have what DeepSpeed compiles at first use kept in a folder of the run, whose probes come one
-    after the other: a probe that was killed while it compiled leaves a lock there, for which every
-    later one would wait for ever (torch's `FileBaton`)."""
-    if "TORCH_EXTENSIONS_DIR" not in os.environ:
-        os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-        for lock in folder.glob("*/lock"):
-            lock.unlink()
 
 
 def _start(

@@ -1,15 +1,15 @@
-"""Plans of drawn combinations against torch's real CUDA allocator, on a virtual GPU or a real one.
+"""Plans of drawn combinations against torch's real CUDA allocator, on a GPU or on a virtual one.
 
 A row of `truth.jsonl` is what a real trainer took; it does not depend on the estimates, so it is
-kept when they change. A row of `results.jsonl` is what the plan of the same combination says. What
-either file holds is not run again; failures are.
+kept when they change. A row of `results.jsonl` is what the plan of the same combination says. Each
+combination is run twice: with all of the device, and under a limit drawn within 10% of what it
+reserved. What either file holds is not run again; failures are. Combinations of other kinds than
+the machine's are left out.
 """
 
 import argparse
 import json
-import os
-import shlex
-import subprocess
+import random
 import sys
 import tempfile
 import time
@@ -20,12 +20,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.errors import UserError  # noqa: E402
-from autotune.facts import Facts  # noqa: E402
+from autotune.facts import Facts, devices  # noqa: E402
+from autotune.facts.device_kinds import find_kind  # noqa: E402
 from autotune.job import Job  # noqa: E402
 from autotune.path_tasks import path_tasks  # noqa: E402
 from autotune.placing import device_facts, placed  # noqa: E402
+from autotune.probe.ending import Limits  # noqa: E402
 from autotune.probe.measure import probe_request  # noqa: E402
-from autotune.probe.protocol import read_json, write_json  # noqa: E402
+from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
 from autotune.probe.runner import ProbeServer  # noqa: E402
 from autotune.run_folder import RunFolder  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
@@ -40,9 +42,10 @@ from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.table import table  # noqa: E402
 
 HERE = Path(__file__).parent
-VIRTUAL = shlex.quote(f"{ROOT}/scripts/virtual_gpu") + " --kind {kind} -- python"
-MAX_SECONDS = 600
-NO_LIMIT = 1 << 50
+TRUTH = "benchmarks.virtual_gpu.truth:measure_peaks"
+LIMITS = Limits(wall_s=900, stall_s=300)
+NEAR = 0.1
+"""A limit is drawn within this share of the reserved peak."""
 Row = dict[str, Any]
 
 
@@ -72,55 +75,52 @@ class Bound:
             and not one.values.get("precompute_ref_log_probs")
         )
 
+    def planned(self, server: ProbeServer, limit: int, cache: Path) -> Row:
+        """What the plan says. Bytes."""
+        (task,) = path_tasks(
+            self.job, self.facts, [self.candidate], rows=self.run.rows, limit=limit, cache=cache
+        )
+        began = time.monotonic()
+        (reply,) = traced_in_children([task], [server], self.run.path / f"traces-{limit}")
+        if reply.problem is not None:
+            return {"failure": reply.problem}
+        point = reply.points[0]
+        return {
+            "allocated_bytes": point.peak_allocated_bytes,
+            "reserved_bytes": point.peak_reserved_bytes,
+            "oom": point.oom,
+            "retries": point.retries,
+            "method": point.method,
+            "phase": point.phase,
+            "operator": point.operator,
+            "seconds": round(time.monotonic() - began, 1),
+        }
 
-def planned(bound: Bound, server: ProbeServer, limit: int, cache: Path | None) -> Row:
-    """What the plan says. Bytes."""
-    (task,) = path_tasks(
-        bound.job, bound.facts, [bound.candidate], rows=bound.run.rows, limit=limit, cache=cache
-    )
-    began = time.monotonic()
-    (reply,) = traced_in_children([task], [server], bound.run.path / "traces")
-    if reply.problem is not None:
-        return {"failure": reply.problem}
-    point = reply.points[0]
-    return {
-        "allocated_bytes": point.peak_allocated_bytes,
-        "reserved_bytes": point.peak_reserved_bytes,
-        "oom": point.oom,
-        "retries": point.retries,
-        "method": point.method,
-        "phase": point.phase,
-        "operator": point.operator,
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    def measured(self, server: ProbeServer, limit: int | None) -> Row:
+        """What the real allocator took. Bytes."""
+        folder = ProbeFolder(path=self.run.path / f"truth-{limit}")
+        request = probe_request(
+            self.job,
+            self.facts,
+            self.candidate,
+            rows=self.run.rows,
+            output_dir=str(folder.scratch),
+            limit=limit,
+        )
+        folder.path.mkdir()
+        write_json(folder.request, request.plain())
+        began = time.monotonic()
+        ending = server.run(folder, TRUTH, LIMITS)
+        found = read_json(folder.reply)
+        if not isinstance(found, dict):
+            said = folder.stderr.read_text(encoding="utf-8", errors="replace").strip()
+            return {"failure": said[-300:] or ending.why}
+        return {**found, "seconds": round(time.monotonic() - began, 1)}
 
 
-def measured(bound: Bound, folder: Path, command: str, kind: str, limit: int | None) -> Row:
-    """What the real allocator took."""
-    request = probe_request(
-        bound.job,
-        bound.facts,
-        bound.candidate,
-        rows=bound.run.rows,
-        output_dir=str(folder / "out"),
-        limit=limit,
-    )
-    folder.mkdir()
-    write_json(folder / "request.json", request.plain())
-    words = shlex.split(command.format(kind=kind))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    began = time.monotonic()
-    done = subprocess.run(
-        [*words, str(HERE / "truth.py"), str(folder)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=MAX_SECONDS,
-    )
-    found = read_json(folder / "truth.json")
-    if found is None:
-        return {"failure": "\n".join(done.stderr.strip().splitlines()[-3:])}
-    return {**found, "seconds": round(time.monotonic() - began, 1)}
+def limit_of(number: int, reserved: int) -> int:
+    """A limit near what combination `number` reserved, drawn by that number. Bytes."""
+    return int(reserved * (1 + random.Random(number).uniform(-NEAR, NEAR)))
 
 
 def add(file: Path, row: Row) -> None:
@@ -134,7 +134,7 @@ def compare(
 ) -> None:
     """Measure and plan a combination, as far as that is not done."""
     missing = case.name not in done_in(options.truth)
-    unplanned = case.name not in done_in(options.results)
+    unplanned = not options.truth_only and case.name not in done_in(options.results)
     if not missing and not unplanned:
         return
     head = {"name": case.name, "number": number, "seed": options.seed, "about": about}
@@ -147,33 +147,41 @@ def compare(
             return
         truth = {row["name"]: row for row in rows_of(options.truth)}.get(case.name, {})
         if missing:
-            truth = measured(bound, folder / "truth", options.on, case.kind, None)
+            truth = bound.measured(server, None)
+            if "failure" not in truth and not truth["oom"]:
+                limit = limit_of(number, truth["reserved_bytes"])
+                truth["limited"] = {"limit_bytes": limit, **bound.measured(server, limit)}
             add(options.truth, {**head, **truth, "case": case.plain()})
-        if unplanned and "failure" not in truth:
-            add(options.results, {**head, **planned(bound, server, NO_LIMIT, options.cache)})
+        if unplanned and "failure" not in truth and not truth["oom"]:
+            limit = truth["limited"]["limit_bytes"]
+            plan = bound.planned(server, truth["free_bytes"], folder / "cache")
+            if "failure" not in plan:
+                plan["limited"] = bound.planned(server, limit, folder / "cache")
+            add(options.results, {**head, **plan})
     print(f"{number}: {case.name}", flush=True)
 
 
 def main() -> None:
     """Run what is missing and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--on", default=VIRTUAL, help="how Python is run there; {kind}: on")
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=250)
     parser.add_argument("--truth", type=Path, default=HERE / "truth.jsonl")
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--cache", type=Path, help="folder that keeps traces of this same code")
+    parser.add_argument("--truth-only", action="store_true", help="plan nothing")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
     options = parser.parse_args()
     if not options.table:
-        about = about_this_run()
+        about, kind = about_this_run(), find_kind(devices.gpu(0).name).name
         with (
             tempfile.TemporaryDirectory(prefix="autotune-virtual-gpu-") as log,
             ProbeServer(Path(log) / "server.log", environment=server_environment()) as server,
         ):
             for number in range(options.first, options.first + options.count):
-                compare(drawn(options.seed, number), number, options, about, server)
+                case = drawn(options.seed, number)
+                if find_kind(case.kind).name == kind:
+                    compare(case, number, options, about, server)
     text = table(list(rows_of(options.truth)), list(rows_of(options.results)))
     options.results.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)

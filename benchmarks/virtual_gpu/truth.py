@@ -1,14 +1,11 @@
 """One combination on a GPU, or on one that stands for it: what torch's own allocator makes of it.
 
-The child of `run.py`. The trainer is that of a probe (`training/`), its micro-batches are those of
-a probe in their order: a first optimizer step that makes the optimizer's state, one that ends with
-the worst micro-batch, then those that a probe times. Nothing is timed here.
+Runs in a child of `run.py`. The trainer is that of a probe (`training/`), its micro-batches are
+those of a probe in their order: a first optimizer step that makes the optimizer's state, one that
+ends with the worst micro-batch, then those that a probe times. Nothing is timed here.
 """
 
-import dataclasses
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,36 +53,36 @@ def figures() -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
-    """Run what `folder/request.json` asks for; write `folder/truth.json`, and where `RECORD` is
-    set the allocator's own history to that file."""
-    from autotune.probe.protocol import ProbeRequest, Unsupported, read_json, write_json
+def measure_peaks(path: Path) -> None:
+    """Run what `path/request.json` asks for; write `path/reply.json`, and where `RECORD` is set the
+    allocator's own history to that file."""
+    from autotune.probe.protocol import (
+        ProbeFolder,
+        ProbeRequest,
+        Unsupported,
+        read_json,
+        write_json,
+    )
 
-    request = ProbeRequest.from_plain(read_json(folder / "request.json"))
-    request = dataclasses.replace(request, device_kind="cuda")
+    folder = ProbeFolder(path=path)
+    request = ProbeRequest.from_plain(read_json(folder.request) or {})
     os.environ.update(request.environment)
     import torch
 
     record = os.environ.get("RECORD")
     if record:
         torch.cuda.memory._record_memory_history(max_entries=10_000_000, stacks="python")
-    torch.backends.cuda.enable_cudnn_sdp(False)
     if request.memory_limit_bytes is not None:
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(min(request.memory_limit_bytes / total, 1.0))
     found: dict[str, Any] = {"oom": False}
+    free = torch.cuda.mem_get_info()[0]
     try:
-        train(request, folder / "scratch")
+        train(request, folder.scratch)
     except torch.cuda.OutOfMemoryError as error:
         found = {"oom": True, "said": str(error).splitlines()[0]}
     except Unsupported as error:
         found = {"failure": str(error)}
     if record:
         torch.cuda.memory._dump_snapshot(record)
-    write_json(folder / "truth.json", {**found, **figures()})
-    print(json.dumps({**found, **figures()}))
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    main(Path(sys.argv[1]))
+    write_json(folder.reply, {**found, **figures(), "free_bytes": free})

@@ -20,8 +20,16 @@ FIXED = {
     "attn_implementation": "sdpa",
     "optim": "adamw_torch_fused",
     "gradient_checkpointing": False,
+    "expandable_segments": False,
+    "per_device_train_batch_size": 4,
 }
-OFFLINE = {"global_batch_size": 8, "max_length": 64, "fixed": FIXED}
+"""One way through the program, so that little is traced: `sft-lora` alone searches more."""
+OFFLINE = {
+    "global_batch_size": 8,
+    "max_length": 64,
+    "fixed": {**FIXED, "activation_offloading": False, "dataloader_num_workers": 0},
+}
+PREFERENCE = {**OFFLINE, "fixed": {**OFFLINE["fixed"], "precompute_ref_log_probs": False}}
 ONLINE = {
     "global_batch_size": 8,
     "reward_funcs": ["my_rewards.by_length"],
@@ -30,15 +38,21 @@ ONLINE = {
 PPO = {
     "global_batch_size": 8,
     "reward_model_path": "judge",
-    "fixed": {**FIXED, "response_length": 10},
+    "fixed": {
+        **FIXED,
+        "response_length": 8,
+        "local_rollout_forward_batch_size": 4,
+        "num_ppo_epochs": 1,
+    },
 }
+SEARCHED = {"global_batch_size": 8, "max_length": 64, "fixed": {"gradient_checkpointing": False}}
 METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sft-full": (AMPERE, "data", {**OFFLINE, "tuning": "full", "precision": "fp16"}),
-    "sft-lora": (HOPPER, "data", {**OFFLINE, "tuning": "lora"}),
+    "sft-lora": (HOPPER, "data", {**SEARCHED, "tuning": "lora"}),
     "sft-qlora": (AMPERE, "data", {**OFFLINE, "tuning": "qlora"}),
     "reward-full": (HOPPER, "pairs", {**OFFLINE, "tuning": "full"}),
-    "dpo-lora": (AMPERE, "pairs", {**OFFLINE, "tuning": "lora"}),
-    "kto-full": (HOPPER, "labelled", {**OFFLINE, "tuning": "full"}),
+    "dpo-lora": (AMPERE, "pairs", {**PREFERENCE, "tuning": "lora"}),
+    "kto-full": (HOPPER, "labelled", {**PREFERENCE, "tuning": "full"}),
     "grpo-lora": (AMPERE, "prompts", {**ONLINE, "tuning": "lora"}),
     "rloo-full": (HOPPER, "prompts", {**ONLINE, "tuning": "full"}),
     "ppo-full": (AMPERE, "prompts", {**PPO, "tuning": "full"}),

@@ -189,11 +189,20 @@ int cudaGetSymbolAddress(void **p, const void *symbol) {
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *f, int block, size_t shared) { *n = 2; return SUCCESS; }
 int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *f, int b, size_t s, unsigned fl) { *n = 2; return SUCCESS; }
 typedef struct { size_t shared, constant, local; int threads, registers, ptx, binary, cache, most_shared, carveout; } FunctionAttributes;
+// Of which architecture the kernels are that a device runs: the newest one of torch's wheels with its
+// major number that it can run (8.9 runs those of 8.6). cub looks its tables up by that.
+static int kernel_architecture(void) {
+  static const int BUILT[] = {75, 80, 86, 90, 100, 120};
+  int device = kind()->major * 10 + kind()->minor, found = device;
+  for (unsigned i = 0; i < sizeof BUILT / sizeof *BUILT; i++)
+    if (BUILT[i] / 10 == kind()->major && BUILT[i] <= device) found = BUILT[i];
+  return found;
+}
 int cudaFuncGetAttributes(FunctionAttributes *a, const void *f) {
   memset(a, 0, sizeof *a);
   a->threads = 1024;
   a->registers = 64;
-  a->ptx = a->binary = kind()->major * 10 + kind()->minor;
+  a->ptx = a->binary = kernel_architecture();
   a->most_shared = 49152;
   return SUCCESS;
 }

@@ -1,0 +1,75 @@
+"""What DeepSpeed compiles at first use is compiled before the first probe that needs it.
+
+It takes a minute, several on a busy machine. Within a probe it would count as the probe's time, and
+a probe that is killed meanwhile leaves a lock behind it for which every later one would wait for
+ever (torch's `FileBaton`). What cannot be compiled stays for the probe to say so.
+"""
+
+import os
+from pathlib import Path
+
+from autotune.probe.ending import Limits
+from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
+from autotune.probe.runner import ProbeServer
+from autotune.space.sharding import DEEPSPEED
+
+WORKER = "autotune.probe.extensions:compile_extensions"
+LIMITS = Limits(wall_s=900.0, stall_s=900.0)
+"""A compile that another process is at is waited for."""
+
+
+def extensions_of(request: ProbeRequest) -> list[str]:
+    """The names of the builders (`deepspeed.ops.op_builder`) whose code such a probe calls."""
+    shared = request.shared
+    if shared.distributed_type != DEEPSPEED:
+        return []
+    exchange = ["ShareMemCommBuilder"] if request.device_kind == "cpu" else []
+    update = ["CPUAdamBuilder"] if shared.offload_optimizer_device != "none" else []
+    disk = ["AsyncIOBuilder"] if shared.on_disk else []
+    return [*exchange, *update, *disk]
+
+
+def compile_before(server: ProbeServer, request: ProbeRequest) -> None:
+    """Have all that compiled which a probe of `request` needs, once a run."""
+    names = extensions_of(request)
+    if not names:
+        return
+    folder = ProbeFolder(path=_folder(request) / "-".join([request.device_kind, *names]))
+    if folder.reply.exists():
+        return
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.request, request.plain())
+    server.run(folder, WORKER, LIMITS)
+
+
+def compile_extensions(path: Path) -> None:
+    """Compile what the request in `path/request.json` needs. A child's work."""
+    folder = ProbeFolder(path=path)
+    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    keep_extensions_in_run(request)
+    if request.device_kind == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    from deepspeed.accelerator import get_accelerator
+
+    missing = []
+    for name in extensions_of(request):
+        builder = get_accelerator().create_op_builder(name)
+        try:
+            builder.load()
+        except (AttributeError, OSError, RuntimeError) as error:  # no builder, compiler or header
+            missing.append(f"{name}: {error}")
+    write_json(folder.reply, {"missing": missing})
+
+
+def keep_extensions_in_run(request: ProbeRequest) -> None:
+    """Have DeepSpeed compile into a folder of the run, whose probes come one after the other,
+    unless the user has named one. A lock that a killed process left there is removed."""
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        folder = _folder(request)
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+        for lock in folder.glob("*/lock"):
+            lock.unlink()
+
+
+def _folder(request: ProbeRequest) -> Path:
+    return Path(request.rows).absolute().parent / "compiled"
