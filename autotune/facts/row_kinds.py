@@ -212,15 +212,16 @@ class LabelledRows(RowKind):
         return {**row, "completion_ids": completion}
 
     def of_lengths(self, lengths: Sequence[int], labelled: float) -> list[Row]:
-        rows = []
-        for index, length in enumerate(lengths):
+        """None is wanted: the trainer copies the logits of the wanted rows and of the others for its
+        log, one after the other, which takes most where all are of one kind."""
+        rows: list[Row] = []
+        for length in lengths:
             completion = max(round(length * labelled), 1)
-            wanted: Any = index % 2 == 0
             rows.append(
                 {
                     "prompt_ids": [A_TOKEN] * (length - completion),
                     "completion_ids": [A_TOKEN] * completion,
-                    "label": wanted,
+                    "label": False,
                 }
             )
         return rows
