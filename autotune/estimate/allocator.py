@@ -10,11 +10,10 @@ that is a retry.
 Where it may differ from a real run:
 - The driver decides addresses. Here they only rise, so among free blocks of equal size another one
   may be taken.
-- `limit_bytes` is what the driver can hand out. Under `set_per_process_memory_fraction`, torch
-  compares the limit with the reserved bytes plus the whole request, rounded to a segment's size.
-  For segments of fixed size that is the same. An expandable segment may need less (its end is free
-  already) or more (it grows by 20 MiB): torch may then retry where this does not, and go beyond the
-  limit by less than a page. Whether a record fits differed only within 60 MiB of the limit.
+- `limit_bytes` is that of `set_per_process_memory_fraction`, which holds a probe: torch compares it
+  with the reserved bytes plus the whole request, rounded to a segment's size. An expandable segment
+  may need less (its end is free already): a training that only the driver limits then goes on where
+  this retries. It may take more, by less than a page of 20 MiB, and so go beyond the limit.
 - Uses on other streams, which delay a free, CUDA graphs and `torch.cuda.empty_cache` are left out.
 """
 
@@ -30,6 +29,7 @@ from autotune.estimate.allocator_pools import (
     Driver,
     FixedPool,
     Pool,
+    segment_bytes,
 )
 
 
@@ -96,6 +96,7 @@ class CachingAllocator:
         allocated_bytes: in use, as `torch.cuda.memory_allocated` counts: whole blocks.
         peak_allocated_bytes: its highest.
         retries: `num_alloc_retries`, with those that ended in OutOfMemory.
+        roomy_limit_bytes: the least limit under which nothing so far would have been a retry.
     """
 
     def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
@@ -112,6 +113,7 @@ class CachingAllocator:
         self.allocated_bytes = 0
         self.peak_allocated_bytes = 0
         self.retries = 0
+        self.roomy_limit_bytes = 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -177,17 +179,17 @@ class CachingAllocator:
 
     def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
         """A block from the driver, if need be once the cache has been given back to it."""
-        block = pool.grow(size)
-        if block is not None:
-            return block
-        self.empty_cache()
-        self.retries += 1
-        block = pool.grow(size)
-        if block is not None:
-            return block
-        raise OutOfMemory(
-            requested_bytes=nbytes,
-            reserved_bytes=self.reserved_bytes,
-            allocated_bytes=self.allocated_bytes,
-            missing_bytes=self._driver.excess(pool.growth(size)),
-        )
+        if pool.missing(size) > 0:
+            self.empty_cache()
+            self.retries += 1
+        missing = pool.missing(size)
+        if missing > 0:
+            raise OutOfMemory(
+                requested_bytes=nbytes,
+                reserved_bytes=self.reserved_bytes,
+                allocated_bytes=self.allocated_bytes,
+                missing_bytes=missing,
+            )
+        wanted = self.reserved_bytes + segment_bytes(size)
+        self.roomy_limit_bytes = max(self.roomy_limit_bytes, wanted)
+        return pool.grow(size)

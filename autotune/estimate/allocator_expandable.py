@@ -33,32 +33,17 @@ class ExpandablePool(Pool):
             index, room = index + 1, following
         return self._pop(index)
 
-    def grow(self, size: int) -> Block | None:
-        """Map pages at the lowest address where `size` fits (try_allocate_expandable_block).
-
-        Where the driver runs out between two stretches of pages, the first stays mapped, and free.
-        """
+    def grow(self, size: int) -> Block:
+        """Map pages at the lowest address where `size` fits (try_allocate_expandable_block)."""
         block = self._lowest_fit(size)
-        if not block.mapped and not self._map(block, min(size, block.size)):
-            return None
+        if not block.mapped:
+            self._map(block, min(size, block.size))
         while block.size < size:
             following = block.next
             assert following is not None  # _lowest_fit saw room there
-            if not self._map(following, min(size - block.size, following.size)):
-                return None
+            self._map(following, min(size - block.size, following.size))
         self._remove(block)
         return block
-
-    def growth(self, size: int) -> int:
-        """The pages still to be mapped for `size`."""
-        pages = 0
-        for block in self._lowest_fit(size).onward():
-            if size <= 0:
-                break
-            if not block.mapped:
-                pages += rounded_up(min(size, block.size), self._page)
-            size -= block.size
-        return pages
 
     def release(self) -> None:
         """Give back all pages without a used byte (unmap_block)."""
@@ -85,17 +70,15 @@ class ExpandablePool(Pool):
                 return block
         raise ValueError(f"a request of {size} bytes is more than the address space")
 
-    def _map(self, block: Block, size: int) -> bool:
+    def _map(self, block: Block, size: int) -> None:
         """Put memory behind the first `size` bytes of an unmapped block and cache them."""
         size = rounded_up(size, self._page)
-        if not self._driver.reserve(size):
-            return False
+        self._driver.reserve(size)
         self._unmapped.remove(block)
         if size < block.size:
             self._add_unmapped(block.cut(size))
         block.mapped = True
         self.put(block)
-        return True
 
     def _unmap(self, block: Block, begin: int, end: int) -> None:
         """Take the memory from between two addresses of a free block."""

@@ -29,6 +29,15 @@ def rounded_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def segment_bytes(size: int) -> int:
+    """The size of the segment for a rounded request (get_allocation_size)."""
+    if size <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    if size < OWN_SEGMENT_REQUEST:
+        return LARGE_SEGMENT
+    return rounded_up(size, LARGE_ROUNDING)
+
+
 class Driver:
     """What the CUDA driver hands out, up to `limit_bytes` (None: without end)."""
 
@@ -43,13 +52,10 @@ class Driver:
         """How far `size` more bytes would go beyond the limit; at most 0: they would not."""
         return 0 if self.limit_bytes is None else self.reserved_bytes + size - self.limit_bytes
 
-    def reserve(self, size: int) -> bool:
-        """Hand out `size` bytes; False, and nothing done, where that is beyond the limit."""
-        if self.excess(size) > 0:
-            return False
+    def reserve(self, size: int) -> None:
+        """Hand out `size` bytes."""
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return True
 
     def give_back(self, size: int) -> None:
         """Take `size` bytes back."""
@@ -137,13 +143,13 @@ class Pool(ABC):
             if mapped
         ]
 
-    @abstractmethod
-    def grow(self, size: int) -> Block | None:
-        """A block of at least `size`, in use, on new memory; None: the driver has not got it."""
+    def missing(self, size: int) -> int:
+        """How far a rounded request on new memory goes beyond the limit; at most 0: it does not."""
+        return self._driver.excess(segment_bytes(size))
 
     @abstractmethod
-    def growth(self, size: int) -> int:
-        """The bytes that `grow` would ask the driver for."""
+    def grow(self, size: int) -> Block:
+        """A block of at least `size`, in use, on new memory, whatever the limit says."""
 
     @abstractmethod
     def release(self) -> None:
@@ -176,23 +182,14 @@ class FixedPool(Pool):
         self._segments: dict[int, Block] = {}
         self._end = 0
 
-    def grow(self, size: int) -> Block | None:
+    def grow(self, size: int) -> Block:
         """A new segment (alloc_block)."""
-        segment = self.growth(size)
-        if not self._driver.reserve(segment):
-            return None
+        segment = segment_bytes(size)
+        self._driver.reserve(segment)
         block = Block(self, self._end, segment, mapped=True)
         self._segments[block.address] = block
         self._end += segment
         return block
-
-    def growth(self, size: int) -> int:
-        """The size of the segment for a rounded request (get_allocation_size)."""
-        if size <= SMALL_REQUEST:
-            return SMALL_SEGMENT
-        if size < OWN_SEGMENT_REQUEST:
-            return LARGE_SEGMENT
-        return rounded_up(size, LARGE_ROUNDING)
 
     def release(self) -> None:
         """Give back the segments that are one free block; split ones stay."""

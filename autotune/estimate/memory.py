@@ -62,7 +62,7 @@ def replayed(
     use = use or on_cuda(events)
     free = _run(events, AllocatorSettings(expandable_segments=expandable_segments))
     reserved, retries, missing = free.peak_reserved_bytes, 0, None
-    if limit_bytes is not None and reserved > limit_bytes:
+    if limit_bytes is not None and free.roomy_limit_bytes > limit_bytes:
         if use.peak_bytes > limit_bytes:
             missing = use.peak_bytes - limit_bytes
         else:  # it may still fit, once the cache is given back

@@ -212,16 +212,17 @@ class LabelledRows(RowKind):
         return {**row, "completion_ids": completion}
 
     def of_lengths(self, lengths: Sequence[int], labelled: float) -> list[Row]:
-        """None is wanted: the trainer copies the logits of the wanted rows and of the others for its
-        log, one after the other, which takes most where all are of one kind."""
-        rows: list[Row] = []
+        """Rows none of which is wanted: the trainer copies the logits of the wanted ones and of the
+        others for its log, one after the other, which takes most where all are of one kind."""
+        rows = []
         for length in lengths:
             completion = max(round(length * labelled), 1)
+            wanted: Any = False
             rows.append(
                 {
                     "prompt_ids": [A_TOKEN] * (length - completion),
                     "completion_ids": [A_TOKEN] * completion,
-                    "label": False,
+                    "label": wanted,
                 }
             )
         return rows

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.estimate.allocator_pools import LARGE_SEGMENT
 
 MIB = 1 << 20
 SIZES = st.one_of(
@@ -61,7 +62,8 @@ def test_the_figures_agree_with_each_other_and_with_the_limit(record, limit, exp
         allocated, reserved, peak_allocated, peak_reserved, retries = figures(caching)
         assert 0 <= allocated <= reserved <= peak_reserved
         assert allocated <= peak_allocated <= peak_reserved
-        assert limit is None or peak_reserved <= limit
+        beyond = LARGE_SEGMENT if expandable else 0  # by less than a page
+        assert limit is None or peak_reserved <= limit + beyond
         if error is not None:
             errors.append(error)
             assert limit is not None
@@ -124,7 +126,7 @@ def test_the_same_record_gives_the_same_answer(record, limit, expandable):
 def test_a_limit_that_is_never_reached_changes_nothing(record, room, expandable):
     free = allocator(expandable=expandable)
     play(free, record)
-    limited = allocator(free.peak_reserved_bytes + room, expandable)
+    limited = allocator(free.roomy_limit_bytes + room, expandable)
     play(limited, record)
     assert limited.retries == 0
     assert figures(limited) == figures(free)
@@ -132,12 +134,12 @@ def test_a_limit_that_is_never_reached_changes_nothing(record, room, expandable)
 
 
 @given(RECORDS, st.booleans())
-def test_one_byte_less_than_the_peak_is_retried(record, expandable):
+def test_one_byte_less_than_a_roomy_limit_is_retried(record, expandable):
     free = allocator(expandable=expandable)
     play(free, record)
-    limited = allocator(free.peak_reserved_bytes - 1, expandable)
+    limited = allocator(free.roomy_limit_bytes - 1, expandable)
     play(limited, record)
-    assert limited.retries > 0 or free.peak_reserved_bytes == 0
+    assert limited.retries > 0 or free.roomy_limit_bytes == 0
 
 
 def pseudo_random_record(events):
@@ -161,16 +163,17 @@ RECORDED = {
     (False, 300): (56823808, 299892736, 293695488, 314572800, 41, 37),
     (True, None): (55820800, 614465536, 590457344, 614465536, 0, 0),
     (True, 560): (55820800, 572522496, 543892480, 572522496, 1, 1),
-    (True, 300): (55820800, 274726912, 274918400, 299892736, 49, 44),
+    (True, 300): (55820800, 295698432, 284754432, 320864256, 46, 38),
 }
-"""What a line-by-line transcription of CUDACachingAllocator.cpp (of after torch 2.13) made of it.
+"""What torch 2.13's own allocator made of it on a virtual GPU, limited as a probe is
+(`set_per_process_memory_fraction`).
 
 By (expandable segments, limit in MiB): allocated, reserved, their peaks, retries, requests refused.
 """
 
 
 @pytest.mark.parametrize(("expandable", "limit"), RECORDED)
-def test_a_long_record_comes_out_as_in_the_source(expandable, limit):
+def test_a_long_record_comes_out_as_in_torch(expandable, limit):
     caching = allocator(limit and limit * MIB, expandable)
     lost = set()
     for key, size in pseudo_random_record(3000):
