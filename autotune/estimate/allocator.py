@@ -1,11 +1,11 @@
 """PyTorch's CUDA caching allocator, replayed without a device. Pure.
 
-A model of c10/cuda/CUDACachingAllocator.cpp for one stream with the default settings, or with
-expandable segments. The rules, read in a version of 2025 and in one newer than torch 2.13 (they are
-the same there): a request is rounded up to 512 bytes. The smallest free block that fits is taken,
-at the lowest address among equals, and split if enough remains. Without one, memory is asked of the
-driver. If that refuses, whatever is wholly free is given back to it, and it is asked once more:
-that is a retry.
+A model of c10/cuda/CUDACachingAllocator.cpp with the default settings, or with expandable segments.
+The rules, read in a version of 2025 and in one newer than torch 2.13 (they are the same there): a
+request is rounded up to 512 bytes. The smallest free block that fits is taken, at the lowest
+address among equals, and split if enough remains. Without one, memory is asked of the driver. If
+that refuses, whatever is wholly free is given back to it, and it is asked once more: that is a
+retry.
 
 Where it may differ from a real run:
 - The driver decides addresses. Here they only rise, so among free blocks of equal size another one
@@ -14,7 +14,8 @@ Where it may differ from a real run:
   with the reserved bytes plus the whole request, rounded to a segment's size. An expandable segment
   may need less (its end is free already): a training that only the driver limits then goes on where
   this retries. It may take more, by less than a page of 20 MiB, and so go beyond the limit.
-- Uses on other streams, which delay a free, CUDA graphs and `torch.cuda.empty_cache` are left out.
+- Each stream has pools of its own. That a use on another stream delays a free (`record_stream`) is
+  left out, and so are CUDA graphs.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from autotune.estimate.allocator_pools import (
     Pool,
     segment_bytes,
 )
+from autotune.estimate.record import STREAM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ class SegmentState:
 
 
 class CachingAllocator:
-    """The allocator of one device and stream. Callers name their allocations by any integer.
+    """The allocator of one device. Callers name their allocations by integers, as a record does.
 
     Attributes (bytes):
         allocated_bytes: in use, as `torch.cuda.memory_allocated` counts: whole blocks.
@@ -101,14 +103,8 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
         self._driver = Driver(settings.limit_bytes)
-        self._small: Pool
-        self._large: Pool
-        if settings.expandable_segments:
-            self._small = ExpandablePool(self._driver, page=SMALL_SEGMENT)
-            self._large = ExpandablePool(self._driver, page=LARGE_SEGMENT)
-        else:
-            self._small = FixedPool(self._driver, least_rest=ROUNDING)
-            self._large = FixedPool(self._driver, least_rest=SMALL_REQUEST + ROUNDING)
+        self._expandable = settings.expandable_segments
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._live: dict[int, Block | None] = {}
         self.allocated_bytes = 0
         self.peak_allocated_bytes = 0
@@ -140,7 +136,7 @@ class CachingAllocator:
             self._live[key] = None
             return
         size = -(-nbytes // ROUNDING) * ROUNDING
-        pool = self._small if size <= SMALL_REQUEST else self._large
+        pool = self._pool(key // STREAM, small=size <= SMALL_REQUEST)
         block = pool.take(size) or self._grow(pool, size, nbytes)
         if block.size > size:
             pool.split(block, size)
@@ -158,14 +154,14 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give the driver back what is not in use (`torch.cuda.empty_cache`)."""
-        self._large.release()
-        self._small.release()
+        for pool in self._pools.values():
+            pool.release()
 
     def snapshot(self) -> list[SegmentState]:
-        """All reserved memory, the small pool's first, each by address."""
+        """All reserved memory, by stream, of each the small pool's first, each by address."""
         return [
             SegmentState(
-                small=pool is self._small,
+                small=small,
                 address=blocks[0].address,
                 size_bytes=sum(block.size for block in blocks),
                 blocks=tuple(
@@ -173,9 +169,23 @@ class CachingAllocator:
                     for b in blocks
                 ),
             )
-            for pool in (self._small, self._large)
+            for (_, small), pool in sorted(
+                self._pools.items(), key=lambda item: (item[0][0], not item[0][1])
+            )
             for blocks in pool.segments()
         ]
+
+    def _pool(self, stream: int, *, small: bool) -> Pool:
+        """The pool for small or large requests of a stream, made with the first of them."""
+        key = (stream, small)
+        if key not in self._pools:
+            if self._expandable:
+                page = SMALL_SEGMENT if small else LARGE_SEGMENT
+                self._pools[key] = ExpandablePool(self._driver, page=page)
+            else:
+                rest = ROUNDING if small else SMALL_REQUEST + ROUNDING
+                self._pools[key] = FixedPool(self._driver, least_rest=rest)
+        return self._pools[key]
 
     def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
         """A block from the driver, if need be once the cache has been given back to it."""

@@ -7,6 +7,7 @@ An event is a tuple:
     (MOVE, id, part, region)                        it is now counted in another part
     (PHASE, name, 0)                                what the trainer does from here on
 
+An id holds, in units of `STREAM`, on which stream the storage was made: 0 is the usual one.
 Bytes are as asked for: an allocator rounds them. The region says in which repeated stretch of the
 program an event happened: 0 none, `layer(i)`, or `chunk(j)` of a loss that is computed in chunks.
 """
@@ -20,6 +21,7 @@ ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
 DATA, MICRO_STEP, STEP = "data", "micro-step", "step"
 """Phases of a training: its batches are fetched, a micro-step, the optimizer's step."""
 NOWHERE = 0
+STREAM = 1 << 48
 FLASH_PACKAGE = "aten::_flash_attention"
 """Begins the names of flash-attn's own kernels, which never take a mask."""
 SCRATCH = " scratch"

@@ -71,6 +71,7 @@ class Tracer(TorchDispatchMode):
         self._part: dict[int, str] = {}
         self._made_by: dict[int, str] = {}
         self._workspaces: set[str] = set()
+        self._streams = [torch.cpu.current_stream()]
         self._cpu_scratch = CpuScratch()
         self._fake: Any = None
         self._next = 0
@@ -128,13 +129,20 @@ class Tracer(TorchDispatchMode):
         return None if entry is None else int(entry[0])
 
     def _allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
-        key = self._next
+        key = self._next + record.STREAM * self._stream()
         self._next += 1
         self._part[key], self._made_by[key] = part, operator
         if region:
             self._regions[key] = region
         self.events.append((record.ALLOCATE, key, nbytes, part, operator, region))
         return key
+
+    def _stream(self) -> int:
+        """The stream that the program is on, by a number; there are no others than the CPU's."""
+        now = torch.cpu.current_stream()
+        if now not in self._streams:
+            self._streams.append(now)
+        return self._streams.index(now)
 
     def _free(self, key: int) -> None:
         self.events.append((record.FREE, key, self.region or self._regions.get(key, 0)))

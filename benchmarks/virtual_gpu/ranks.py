@@ -29,7 +29,6 @@ from autotune.run_folder import RunFolder  # noqa: E402
 from autotune.space.load import load_job  # noqa: E402
 from autotune.space.spaces import bind  # noqa: E402
 from autotune.surveying import survey  # noqa: E402
-from benchmarks.command import done_in  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.run import add  # noqa: E402
@@ -101,8 +100,12 @@ def job_of(case: Row, model: Path) -> Row:
     }
 
 
-def compare(case: Row, server: ProbeServer, folder: Path) -> Row:
-    """What the ranks of a combination took, and what its plan says."""
+def compare(case: Row, server: ProbeServer, folder: Path, known: Row | None) -> Row:
+    """What the ranks of a combination took, and what its plan says.
+
+    Args:
+        known: an earlier row of it, whose ranks count.
+    """
     config = write_model(case["model"], folder / "model")
     file = folder / "job.yaml"
     file.write_text(json.dumps(job_of(case, config)), encoding="utf-8")
@@ -111,18 +114,20 @@ def compare(case: Row, server: ProbeServer, folder: Path) -> Row:
     run.path.mkdir()
     facts = survey(job, run, server)
     candidate = bind(definition, job, facts).candidates[0]
-    request = probe_request(
-        job, facts, candidate, rows=run.rows, output_dir=str(folder / "out"), limit=None
-    )
-    found = measure(server, ProbeFolder(path=folder / "probe"), request, LIMITS)
-    if found.outcome != "ok":
-        said = f"{found.outcome}: {found.reason} {(found.failure or {}).get('trace', '')}"
-        return {"failure": said[-1000:]}
+    if known is None:
+        request = probe_request(
+            job, facts, candidate, rows=run.rows, output_dir=str(folder / "out"), limit=None
+        )
+        found = measure(server, ProbeFolder(path=folder / "probe"), request, LIMITS)
+        if found.outcome != "ok":
+            said = f"{found.outcome}: {found.reason} {(found.failure or {}).get('trace', '')}"
+            return {"failure": said[-1000:]}
+        known = {**_figures(found), "knobs": dict(candidate.values)}
     (task,) = path_tasks(job, facts, [candidate], rows=run.rows, limit=NO_LIMIT, cache=None)
     asked = Asked(job=job, facts=facts, limit=NO_LIMIT, ceilings=None, effort=EVERY)
     replies = answered([task], asked, [server], folder / "traces")
     plan = estimates_of([task], replies, job, facts, NO_LIMIT)[candidate.key]
-    return {**_figures(found), "knobs": dict(candidate.values), "plan": _planned(plan)}
+    return {**known, "plan": _planned(plan)}
 
 
 def _figures(found: Measurement) -> Row:
@@ -179,6 +184,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--only", default="", help="of those whose name has this text")
+    parser.add_argument("--replan", action="store_true", help="plan anew what has been measured")
     parser.add_argument("--results", type=Path, default=HERE / "results_ranks.jsonl")
     options = parser.parse_args()
     about = about_this_run()
@@ -186,14 +192,16 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="autotune-ranks-") as scratch,
         ProbeServer(Path(scratch) / "server.log", environment=server_environment()) as server,
     ):
+        known = {row["name"]: row for row in rows_of(options.results) if "failure" not in row}
         for number in range(options.count):
             case = drawn(options.seed, number)
             name = " ".join(f"{key}={value}" for key, value in case.items())
-            if options.only not in name or name in done_in(options.results):
+            if options.only not in name or (name in known) != options.replan:
                 continue
             folder = Path(scratch) / str(number)
             folder.mkdir()
-            add(options.results, {"name": name, "about": about, **compare(case, server, folder)})
+            row = {**compare(case, server, folder, known.get(name)), "name": name, "about": about}
+            add(options.results, row)
             print(f"{number}: {name}", flush=True)
     text = table(list(rows_of(options.results)))
     options.results.with_suffix(".md").write_text(text, encoding="utf-8")
