@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from autotune.estimate import record
+from autotune.estimate.fake_accelerator import FakeAccelerator
 from autotune.estimate.tracer import Tracer
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
 from autotune.training.hooks import replaced, require
@@ -40,11 +41,11 @@ _DEFAULT_MESH = "_init_default_mesh"
 
 
 @contextlib.contextmanager
-def engines_on_fake_tensors(tracer: Tracer, sharding: Sharding) -> Iterator[None]:
+def engines_on_fake_tensors(tracer: Tracer, sharding: Sharding, *, on_cuda: bool) -> Iterator[None]:
     """For as long as a trainer that is spread over a fake world is traced."""
     with contextlib.ExitStack() as stack:
         if sharding.distributed_type == DEEPSPEED:
-            stack.enter_context(_deepspeed_on_fake_tensors())
+            stack.enter_context(_deepspeed_on_fake_tensors(on_cuda=on_cuda))
         if sharding.distributed_type == FSDP:
             stack.enter_context(_fsdp_on_fake_tensors(tracer, sharding.num_processes))
         yield
@@ -58,7 +59,7 @@ def built_whole() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deepspeed_on_fake_tensors() -> Iterator[None]:
+def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
     """No other rank answers whether it has the same lengths; no gradient overflows, which would
     have the optimizer step left out; the CPU's Adam computes nothing."""
     from deepspeed.accelerator import real_accelerator
@@ -66,7 +67,9 @@ def _deepspeed_on_fake_tensors() -> Iterator[None]:
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(real_accelerator, "ds_accelerator", CPU_Accelerator()))
+        accelerator = FakeAccelerator() if on_cuda else CPU_Accelerator()
+        stack.enter_context(replaced(real_accelerator, "ds_accelerator", accelerator))
+        stack.enter_context(replaced(torch.Tensor, "record_stream", lambda *_: None))
         stack.enter_context(replaced(CPUAdamBuilder, "load", lambda *_, **__: _InPlace()))
         # `Module.to` is replaced already; what it cannot do on fake weights these could not either.
         for name, dtype in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
