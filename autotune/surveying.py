@@ -15,6 +15,7 @@ from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest, read_json, write_json
 from autotune.probe.runner import ProbeServer
 from autotune.run_folder import RunFolder
+from autotune.space.settings import device_environment
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.survey:survey"
@@ -40,7 +41,7 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
         # Measurements of one study share one limit: the free memory of the start stands.
         device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
         return dataclasses.replace(facts, device=device, host=facts.host or host())
-    model, data = _survey_in_child(job, run, server)
+    model, data = _survey_in_child(job, run, server, device)
     installed = stack.installed(job.method)
     facts = Facts(model=model, data=data, device=device, stack=installed, host=host())
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
@@ -63,7 +64,9 @@ def refuse_untried(job: Job) -> None:
         )
 
 
-def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[ModelFacts, DataFacts]:
+def _survey_in_child(
+    job: Job, run: RunFolder, server: ProbeServer, device: devices.DeviceFacts
+) -> tuple[ModelFacts, DataFacts]:
     folder = run.survey
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.reply.unlink(missing_ok=True)
@@ -82,6 +85,7 @@ def _survey_in_child(job: Job, run: RunFolder, server: ProbeServer) -> tuple[Mod
         run_folder=str(run.path),
         reward_funcs=job.reward_funcs,
         reward_model_path=job.reward_model_path,
+        environment=device_environment(device),
     )
     write_json(folder.request, request.plain())
     ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))

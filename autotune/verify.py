@@ -100,7 +100,7 @@ def _rehearse(
         environment={
             "TRL_EXPERIMENTAL_SILENCE": "1",
             # The user's own choice of devices wins in `launch.sh`, and may list several.
-            **device_environment(facts),
+            **device_environment(facts.device),
             # A folder whose card lists its files is cached by its name alone, whatever it holds
             # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
             "HF_DATASETS_CACHE": str(run.verification / "cache"),

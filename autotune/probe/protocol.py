@@ -105,6 +105,8 @@ class SurveyRequest(Message):
     run_folder: str
     reward_funcs: list[str] = field(default_factory=list)
     reward_model_path: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that show it the devices of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)

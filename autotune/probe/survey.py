@@ -6,6 +6,7 @@ Raises nothing: what is wrong with the user's model, data or training fields is 
 import contextlib
 import io
 import json
+import os
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,7 @@ def survey(path: Path) -> None:
     is `[where, what, hint or null]`."""
     folder = ProbeFolder(path=path)
     request = SurveyRequest.from_plain(read_json(folder.request) or {})
+    os.environ.update(request.environment)  # transformers takes the first GPU that it sees
     problems: list[tuple[str, str, str | None]] = []
     reply: dict[str, Any] = {"problems": problems}
     where = "training"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.facts import Facts
+from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job import Job
 from autotune.methods import METHODS
@@ -123,7 +124,7 @@ def _target_modules(candidate: Candidate, facts: Facts) -> list[str]:
 
 def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[str, str]:
     """Environment variables of the training processes."""
-    variables = device_environment(facts, sharding.num_processes)
+    variables = device_environment(facts.device, sharding.num_processes)
     if facts.device.kind == "cpu" and sharding.distributed_type == DEEPSPEED:
         # Without `use_cpu` a GPU that is here would be taken.
         variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -132,11 +133,11 @@ def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[
     return variables
 
 
-def device_environment(facts: Facts, count: int | None = None) -> dict[str, str]:
-    """Environment variables that show a process the devices of the facts: the first `count`."""
-    if facts.device.kind != "cuda":
+def device_environment(device: DeviceFacts, count: int | None = None) -> dict[str, str]:
+    """Environment variables that show a process the job's devices: the first `count`."""
+    if device.kind != "cuda":
         return {}
-    devices = (facts.device.index, *facts.device.peers)[:count]
+    devices = (device.index, *device.peers)[:count]
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),

@@ -1,6 +1,7 @@
 """Builds the stand-in libraries of a virtual GPU for one installation of torch.
 
     python tests/virtual_gpu/build.py SITE_PACKAGES TARGET
+    python tests/virtual_gpu/build.py SITE_PACKAGES           only look whether they fit this torch
 
 Torch's CUDA libraries say which symbols of which libraries they want. What stand_ins/*.c answers
 lies in `libvirtual_gpu.so`; for each library that is wanted there is a file of its name, which
@@ -14,6 +15,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from autotune.errors import AutotuneError, machine_error
+
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 SOURCES = Path(__file__).parent / "stand_ins"
 CORE = "libvirtual_gpu.so"
 FAMILIES = (
@@ -37,6 +41,7 @@ FAMILIES = (
 """How the symbols of a library begin, the first that fits; and its file, of CUDA 13."""
 ALIASES = {"libnvidia-ml.so": "libnvidia-ml.so.1", "libcuda.so": "libcuda.so.1"}
 EXTRA = ("bitsandbytes/libbitsandbytes_cuda130.so",)
+AGAIN = "remove .venv-cuda; the next call of scripts/virtual_gpu makes it again"
 
 
 def printed(*command: str | Path) -> str:
@@ -60,33 +65,78 @@ def wanted_symbols(libraries: Iterable[Path]) -> Iterator[tuple[str, str, str | 
 
 
 def needed_files(libraries: Iterable[Path]) -> set[str]:
-    """Files that the libraries link, of those that stand-ins are known for."""
+    """Files that the libraries link, of those that stand-ins are known for.
+
+    Raises:
+        MachineError: they link a library of NVIDIA's that there is no stand-in for.
+    """
     known = {file for _, file in FAMILIES}
-    found: set[str] = set()
-    for library in libraries:
-        told = subprocess.run(
-            ["readelf", "-d", library], capture_output=True, text=True, check=True
-        )
-        found |= set(re.findall(r"\(NEEDED\).*\[(.*)\]", told.stdout))
+    found = set(re.findall(r"\(NEEDED\).*\[(.*)\]", printed("readelf", "-d", *libraries)))
     strange = sorted(
         name for name in found if re.match(r"lib(cu|nccl|nv)", name) and name not in known
     )
     if strange:
-        raise SystemExit(
-            f"virtual_gpu: this torch links {', '.join(strange)}, and there is no stand-in for that"
-            "\n\nhint: use the torch of constraints.txt; its stand-ins are made for CUDA 13"
+        raise machine_error(
+            f"this torch links {', '.join(strange)}, and there is no stand-in for that",
+            hint=f"{AGAIN}; stand-ins are made for CUDA 13",
         )
     return found & known
 
 
+def check(site_packages: Path) -> list[Path]:
+    """Torch's libraries, if stand-ins fit them.
+
+    Raises:
+        MachineError: there is no compiler, or this is not the CUDA build that constraints.txt has.
+    """
+    missing = [tool for tool in ("gcc", "nm", "readelf") if shutil.which(tool) is None]
+    if missing:
+        raise machine_error(
+            f"{' and '.join(missing)} must be there to build the stand-in libraries",
+            hint="apt-get install gcc libc6-dev binutils (or your system's like)",
+        )
+    torch = site_packages / "torch"
+    version = torch / "version.py"
+    told = version.read_text(encoding="utf-8") if version.exists() else ""
+    found = re.search(r"__version__ = '(.*)'", told)
+    locked = re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert locked is not None
+    if found is None or found[1].partition("+")[0] != locked[1]:
+        raise machine_error(
+            f"{site_packages} has torch {found[1] if found else '(none)'}, and constraints.txt "
+            f"has {locked[1]}",
+            hint=AGAIN,
+        )
+    libraries = sorted((torch / "lib").glob("lib*.so*"))
+    if not any(file.name == "libtorch_cuda.so" for file in libraries):
+        raise machine_error(
+            f"{site_packages} has torch {found[1]}, which is no CUDA build", hint=AGAIN
+        )
+    if (site_packages / "nvidia").exists():
+        raise machine_error(
+            f"{site_packages} has nvidia-* packages: torch would load these libraries, not the "
+            "stand-ins",
+            hint=AGAIN,
+        )
+    needed_files(libraries)
+    return libraries
+
+
 def compile_library(target: Path, source: list[Path], *flags: str) -> None:
-    """Compile C into a shared library."""
+    """Compile C into a shared library.
+
+    Raises:
+        MachineError: the compiler cannot.
+    """
     command = ["gcc", "-O1", "-w", "-shared", "-fPIC", f"-Wl,-soname,{target.name}"]
     made = subprocess.run(
         [*command, "-o", target, *source, *flags], capture_output=True, text=True, check=False
     )
     if made.returncode:
-        raise SystemExit(f"virtual_gpu: {target.name} cannot be compiled\n\n{made.stderr.strip()}")
+        raise machine_error(
+            f"{target.name} cannot be compiled: {made.stderr.strip()}",
+            hint="apt-get install gcc libc6-dev (or your system's like)",
+        )
 
 
 def answered_symbols(core: Path) -> set[str]:
@@ -111,18 +161,12 @@ def build_library(target: Path, symbols: Mapping[str, str | None], answered: set
 
 
 def build(site_packages: Path, target: Path) -> None:
-    """Make all stand-ins in `target`."""
-    if shutil.which("gcc") is None or shutil.which("nm") is None:
-        raise SystemExit(
-            "virtual_gpu: gcc and nm are needed to build the stand-in libraries\n\n"
-            "hint: apt-get install gcc binutils (or your system's like)"
-        )
-    torch = sorted((site_packages / "torch" / "lib").glob("lib*.so*"))
-    if not any(file.name == "libtorch_cuda.so" for file in torch):
-        raise SystemExit(
-            f"virtual_gpu: {site_packages} has no CUDA build of torch\n\n"
-            "hint: remove .venv-cuda and run scripts/virtual_gpu again"
-        )
+    """Make all stand-ins in `target`.
+
+    Raises:
+        MachineError: they do not fit this torch, or cannot be compiled.
+    """
+    torch = check(site_packages)
     libraries = torch + [site_packages / name for name in EXTRA if (site_packages / name).exists()]
     target.mkdir(parents=True, exist_ok=True)
     core = target / CORE
@@ -139,5 +183,13 @@ def build(site_packages: Path, target: Path) -> None:
         (target / alias).symlink_to(file)
 
 
+def main(site_packages: Path, target: Path | None = None) -> None:
+    try:
+        build(site_packages, target) if target else check(site_packages)
+    except AutotuneError as error:
+        print(f"virtual_gpu: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

@@ -1,22 +1,27 @@
 """Runs a command on virtual GPUs. `scripts/virtual_gpu` calls it with the Python of .venv-cuda.
 
-    python tests/virtual_gpu/run.py LIBRARIES [--kind h200] [--devices 2] [--virtual] -- COMMAND ...
+    python tests/virtual_gpu/run.py --libraries FOLDER [--kind h200] [--devices 2] -- COMMAND ...
 
+Without `--libraries` nothing runs, and only the call is checked, by any Python.
 The kinds are those of autotune/facts/device_kinds.yaml.
 """
 
 import argparse
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autotune.errors import UserError
+from autotune.errors import AutotuneError, machine_error, user_error
 from autotune.facts.device_kinds import DeviceKind, find_kind
 
 SITE = Path(__file__).parent / "site"
 DRIVER = Path("/proc/driver/nvidia/version")
+MOST_DEVICES = 16
 USUAL_FLOPS, USUAL_BANDWIDTH = 1e14, 1e12
 """Of the clock, where the table has no rate. No measurement either way."""
 
@@ -51,51 +56,79 @@ def command_environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def main() -> None:
+def read_call() -> tuple[argparse.Namespace, DeviceKind | None]:
+    """The flags and the kind of GPU; no kind where this Python has no YAML and nothing shall run.
+
+    Raises:
+        UserError: what is called for cannot be.
+        MachineError: there is a real GPU, and `--virtual` is not given.
+    """
     parser = argparse.ArgumentParser(prog="scripts/virtual_gpu")
-    parser.add_argument("libraries", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--libraries", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="h200", help="a kind of GPU; h200 unless given")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many; 1")
     parser.add_argument("--virtual", action="store_true", help="although there is a real GPU")
-    parser.add_argument("command", nargs="+", metavar="-- COMMAND")
+    parser.add_argument("command", nargs="*", metavar="-- COMMAND")
     given = parser.parse_args()
-    if DRIVER.exists() and not given.virtual:
-        sys.exit(
-            "virtual_gpu: this machine has an NVIDIA GPU, and a virtual one would hide it\n\n"
-            "hint: run the command without scripts/virtual_gpu, or add --virtual"
+    if not given.command:
+        raise user_error(
+            "there is no command to run",
+            hint="scripts/virtual_gpu --kind h200 -- autotune run job.yaml",
         )
-    if not 1 <= given.devices <= 16:
-        sys.exit(f"virtual_gpu: --devices must be 1 to 16, but got {given.devices}")
+    if not 1 <= given.devices <= MOST_DEVICES:
+        raise user_error(f"--devices must be 1 to {MOST_DEVICES}, but got {given.devices}")
+    if DRIVER.exists() and not given.virtual:
+        raise machine_error(
+            "this machine has an NVIDIA GPU, and a virtual one would hide it",
+            hint="run the command without scripts/virtual_gpu, or add --virtual",
+        )
     try:
-        kind = find_kind(given.kind)
-    except UserError as error:
-        sys.exit(f"virtual_gpu: {error}")
-    variables = device_environment(kind, given.devices, given.libraries)
+        return given, find_kind(given.kind)
+    except ModuleNotFoundError:
+        if given.libraries:
+            raise
+        return given, None
+
+
+def main() -> None:
+    try:
+        given, kind = read_call()
+        if given.libraries and kind:
+            variables = device_environment(kind, given.devices, given.libraries)
+            sys.exit(run_command(given.command, variables))
+    except AutotuneError as error:
+        print(f"virtual_gpu: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run a command on devices of its own, or those that VIRTUAL_GPU_STATE names; its exit code.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    environment = command_environment(variables)
+    if shutil.which(command[0], path=environment["PATH"]) is None:
+        raise user_error(
+            f"there is no command `{command[0]}`",
+            hint="name a program that is on PATH or in .venv-cuda/bin",
+        )
     if "VIRTUAL_GPU_STATE" in os.environ:  # shared with other commands
-        environment = command_environment(variables)
-        os.execvpe(given.command[0], given.command, environment)
+        os.execvpe(command[0], command, environment)
     shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-    state = tempfile.mkdtemp(prefix="virtual-gpu-", dir=shared)
-    variables["VIRTUAL_GPU_STATE"] = f"{state}/state"
-    sys.exit(run_and_clean(given.command, command_environment(variables), Path(state)))
+    with tempfile.TemporaryDirectory(
+        prefix="virtual-gpu-", dir=shared, ignore_cleanup_errors=True
+    ) as state:
+        return run_to_its_end(command, {**environment, "VIRTUAL_GPU_STATE": f"{state}/state"})
 
 
-def run_and_clean(command: list[str], environment: Mapping[str, str], state: Path) -> int:
-    """Run a command, remove the devices' shared state; its exit code. Signals reach both."""
-    import shutil
-    import signal
-    import subprocess
-
-    try:
-        process = subprocess.Popen(command, env=dict(environment))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command has it, too, and ends us
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        code = process.wait()
-        return code if code >= 0 else 128 - code
-    except FileNotFoundError:
-        sys.exit(f"virtual_gpu: there is no command {command[0]}")
-    finally:
-        shutil.rmtree(state, ignore_errors=True)
+def run_to_its_end(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit code of a command. Signals reach it and leave this process."""
+    process = subprocess.Popen(command, env=dict(environment))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command has it, too, and ends us
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    code = process.wait()
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
