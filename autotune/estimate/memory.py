@@ -30,6 +30,11 @@ class Replay:
     retries: int
     missing_bytes: int | None
 
+    @property
+    def need(self) -> tuple[bool, int, int]:
+        """What orders replays by how much they need."""
+        return self.missing_bytes is not None, self.retries, self.reserved_bytes
+
     def told(self) -> dict[str, Any]:
         """As fields of a `PointReply`."""
         return {

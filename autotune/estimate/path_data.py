@@ -2,7 +2,7 @@
 
 from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.shapes import Worst
-from autotune.training.batches import Batching, Plan, Rows, plan, sequence_lengths
+from autotune.training.batches import Batching, Plan, Rows, batch_size, plan, sequence_lengths
 
 
 class PathData:
@@ -36,6 +36,18 @@ class PathData:
             lengths[longest] = -(-lengths[longest] // multiple) * multiple
         labelled = sum(batching.kind.labelled(row, batching.cut_to) for row in rows)
         return Worst(lengths=tuple(lengths), labelled=labelled, flat=batching.flat)
+
+    def first_shares(self, point: Point) -> tuple[float, ...]:
+        """How large the micro-batches of a probe's first optimizer step are, as shares of the worst
+        (tokens with padding; where a step has several, of the first two); none: all are as large.
+
+        A launch may begin with any: what is reserved hangs on it, so both are replayed.
+        """
+        batching, found = Batching(**point.batching), self.plan(point)
+        _, most = batch_size(found.worst, batching)
+        first = found.timed[: 2 if point.accumulates else 1]
+        shares = tuple(batch_size(rows, batching)[1] / most for rows in first)
+        return shares if min(shares) < 1 else ()
 
     def padded(self, point: Point) -> bool:
         """Whether some of its micro-batches are padded."""

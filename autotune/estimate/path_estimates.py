@@ -32,6 +32,7 @@ ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 LITTLE = 0.005
 """Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
 Key = tuple[int, int, bool]
+_Shares = tuple[float, ...]
 
 
 def chunking_of(request: EstimateRequest) -> LossChunks:
@@ -208,9 +209,11 @@ class PathEstimates(Persevering):
             if passing + LARGE_SEGMENT <= LITTLE * own.use.peak_bytes and step < own.use.peak_bytes:
                 use = dataclasses.replace(own.use, phases={**own.use.phases, STEP: step})
                 return dataclasses.replace(own, use=use)
-        key = (worst, padded, point.accumulates, point.optim, point.expandable_segments)
+        shares = () if self._request.cuda is None else self._data.first_shares(point)
+        key = (worst, padded, point.accumulates, point.optim, point.expandable_segments, shares)
         if key not in self._replays:
-            self._replays[key] = self._replay(point, worst, padded)
+            replays = [self._replay(point, worst, padded, first) for first in {(), shares}]
+            self._replays[key] = max(replays, key=lambda replay: replay.need)
         return self._replays[key]
 
     def _passing_of(self, optim: str) -> float:
@@ -223,20 +226,20 @@ class PathEstimates(Persevering):
     def _growth(self) -> float:
         return self.traces.growth()
 
-    def _replay(self, point: Point, worst: Worst, padded: bool) -> memory.Replay:
-        key = (worst, padded, point.accumulates, point.optim)
+    def _replay(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> memory.Replay:
+        key = (worst, padded, point.accumulates, point.optim, first)
         limit = self._request.limit_bytes
         if self._request.cuda is None:
-            return memory.on_cpu(self._record(point, worst, padded), limit)
+            return memory.on_cpu(self._record(point, worst, padded, ()), limit)
         if key not in self._events:
-            events = self._record(point, worst, padded)
+            events = self._record(point, worst, padded, first)
             self._events = {key: (events, memory.on_cuda(events))}
         events, use = self._events[key]
         return memory.replayed(
             events, limit, expandable_segments=point.expandable_segments, use=use
         )
 
-    def _record(self, point: Point, worst: Worst, padded: bool) -> list[Event]:
+    def _record(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> list[Event]:
         direct, scaled = self._keys[padded]
         sizes = [worst.size] if worst.size in direct else scaled
         keys = [(size, self._length, padded) for size in sizes]
@@ -245,7 +248,12 @@ class PathEstimates(Persevering):
             chunks = self._chunks(worst)
         optimizer = None if point.optim is None else self._other(point.optim)
         return self.traces.record(
-            keys, worst.size, chunks, accumulates=point.accumulates, optimizer=optimizer
+            keys,
+            worst.size,
+            chunks,
+            accumulates=point.accumulates,
+            optimizer=optimizer,
+            first_shares=first,
         )
 
     def _other(self, optim: str) -> Traces:

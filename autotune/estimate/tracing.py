@@ -3,10 +3,11 @@
 Runs in a child only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.estimate.data_parallel import on_several
-from autotune.estimate.first_step import with_first_step
+from autotune.estimate.first_step import with_first_step, with_smaller_batches
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.resizing import SMALLEST, Irregular
@@ -89,11 +90,14 @@ class Traces:
         *,
         accumulates: bool,
         optimizer: "Traces | None" = None,
+        first_shares: Sequence[float] = (),
     ) -> list[Event]:
         """All events of a run whose micro-batches have this size, from the shapes of `keys`.
 
         Args:
             optimizer: traces whose optimizer is to take the place of this one's.
+            first_shares: how large the micro-batches of the first step are beside the others; none:
+                as large.
 
         Raises:
             Irregular: the traced shapes or layers do not fit each other.
@@ -107,7 +111,8 @@ class Traces:
             opening = with_optimizer_step(opening, optimizer._opening)
             step = with_optimizer_step(step, optimizer.first_step())
         if self.request.cuda is not None:  # elsewhere nothing is cached
-            opening = with_first_step(opening, step)
+            first = with_smaller_batches(step, opening, first_shares) if first_shares else step
+            opening = with_first_step(opening, first)
         record = whole_record(opening, step, self.have_layers, self._layers())
         return on_several(record, self.request)
 

@@ -14,13 +14,15 @@ GROUPS: dict[str, Callable[[Row], bool]] = {
     "LoRA": lambda case: case["tuning"] == "lora",
     "rows of many lengths": lambda case: case["ragged"],
 }
+VERDICTS = ("fits", "retries", "out of memory")
 
 
 def table(truths: Sequence[Row], plans: Sequence[Row]) -> str:
-    """Errors of the plan by group, then a row a combination, the worst reserved bytes first."""
+    """Errors of the plan by group, verdicts under a limit, then a row a combination, the worst
+    reserved bytes first."""
     real = {row["name"]: row for row in truths if not row.get("oom") and "failure" not in row}
-    told = {row["name"]: row for row in plans if "failure" not in row}
-    both = [(real[name], told[name]) for name in real if name in told]
+    planned = {row["name"]: row for row in plans if "failure" not in row}
+    both = [(real[name], planned[name]) for name in real if name in planned]
     lines = [
         f"{len(both)} combinations ({len(truths)} drawn; {_count(truths, 'oom')} out of memory on"
         f" the device, {_count(truths, 'failure')} failed there, {_count(plans, 'failure')} not"
@@ -34,7 +36,8 @@ def table(truths: Sequence[Row], plans: Sequence[Row]) -> str:
         some = [pair for pair in both if chosen(pair[0]["case"])]
         if some:
             requested, reserved = [_requested(*p) for p in some], [_reserved(*p) for p in some]
-            lines.append(f"| {name} | {len(some)} | {_said(requested)} | {_said(reserved)} |")
+            lines.append(f"| {name} | {len(some)} | {_spread(requested)} | {_spread(reserved)} |")
+    lines += ["", *_verdicts(both)]
     lines += ["", "| combination | real reserved, GB | requested | reserved |", "|---|---|---|---|"]
     for truth, plan in sorted(both, key=lambda pair: -abs(_reserved(*pair))):
         lines.append(
@@ -46,6 +49,33 @@ def table(truths: Sequence[Row], plans: Sequence[Row]) -> str:
     for row, where in failed:
         lines.append(f"\nFailed ({where}): {row['name']}: {row['failure'].splitlines()[-1:]}")
     return "\n".join(lines) + "\n"
+
+
+def _verdicts(both: Sequence[tuple[Row, Row]]) -> list[str]:
+    """What the plan says under a limit within 10% of the real reserved peak, beside the truth."""
+    limited = [(truth, plan) for truth, plan in both if "limited" in truth and "limited" in plan]
+    lines = [
+        "Under a limit drawn within 10% of what was reserved:",
+        "",
+        f"| real | {' | '.join(f'planned {verdict}' for verdict in VERDICTS)} |",
+        "|---|---|---|---|",
+    ]
+    for verdict in VERDICTS:
+        some = [plan["limited"] for truth, plan in limited if _verdict(truth["limited"]) == verdict]
+        counts = (str(sum(_verdict(plan) == other for plan in some)) for other in VERDICTS)
+        lines.append(f"| {verdict} | {' | '.join(counts)} |")
+    for truth, plan in limited:
+        real, said = _verdict(truth["limited"]), _verdict(plan["limited"])
+        if real != said:
+            share = truth["limited"]["limit_bytes"] / truth["reserved_bytes"]
+            lines.append(f"\n{real}, planned {said}, at {share:.3f} of the peak: {truth['name']}")
+    return lines
+
+
+def _verdict(row: Row) -> str:
+    if row["oom"]:
+        return "out of memory"
+    return "retries" if row["retries"] else "fits"
 
 
 def _count(rows: Sequence[Row], what: str) -> int:
@@ -60,6 +90,6 @@ def _reserved(truth: Row, plan: Row) -> float:
     return float(plan["reserved_bytes"] / truth["reserved_bytes"] - 1)
 
 
-def _said(errors: list[float]) -> str:
+def _spread(errors: list[float]) -> str:
     middle = statistics.median(map(abs, errors))
     return f"{middle:.3%} | {min(errors):+.3%} | {max(errors):+.3%}"

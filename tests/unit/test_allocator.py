@@ -6,6 +6,7 @@
 import pytest
 
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.estimate.record import STREAM
 
 MIB = 1 << 20
 
@@ -291,3 +292,17 @@ def test_stretches_of_pages_on_both_sides_of_a_free_block_are_joined():
     caching.allocate(2, 45 * MIB)
     assert layout(caching) == [[(45, True), (15, False)]]
     assert (caching.reserved_bytes, caching.retries) == (60 * MIB, 1)
+
+
+# ---- streams
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_what_one_stream_lets_go_of_does_not_serve_another(expandable):
+    caching = allocator(expandable=expandable)
+    caching.allocate(STREAM, 40 * MIB)
+    caching.free(STREAM)
+    caching.allocate(1, 40 * MIB)
+    assert caching.reserved_bytes == 80 * MIB
+    caching.allocate(STREAM + 2, 40 * MIB)
+    assert caching.reserved_bytes == 80 * MIB

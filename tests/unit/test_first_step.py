@@ -5,8 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_program import Toy, canonical
 
-from autotune.estimate.first_step import EMPTY_CACHE, with_first_step
-from autotune.estimate.record import ALLOCATE, DATA, FREE, PHASE, training_start
+from autotune.estimate.first_step import EMPTY_CACHE, with_first_step, with_smaller_batches
+from autotune.estimate.record import (
+    ACTIVATIONS,
+    ALLOCATE,
+    CASTS,
+    DATA,
+    FREE,
+    MICRO_STEP,
+    PHASE,
+    STEP,
+    TEMPORARIES,
+    WEIGHTS,
+    training_start,
+)
 from autotune.estimate.templates import divide, whole_record
 
 LAYERS = 5
@@ -79,3 +91,18 @@ def test_the_cache_is_given_back_where_a_training_begins(accumulation):
     start = training_start(made)
     assert made[start][:2] == (PHASE, DATA)
     assert made[start - 1] == EMPTY_CACHE
+
+
+def test_smaller_batches_leave_weights_and_the_optimizer_as_they_are():
+    building = [(ALLOCATE, 0, 4000, WEIGHTS, "empty", 0)]
+    step = [
+        (PHASE, MICRO_STEP, 0),
+        (ALLOCATE, 1, 1000, ACTIVATIONS, "mm", 0),
+        (ALLOCATE, 2, 2000, CASTS, "_to_copy", 0),  # of the weights, in another precision
+        (PHASE, MICRO_STEP, 0),
+        (ALLOCATE, 3, 1000, ACTIVATIONS, "mm", 0),
+        (PHASE, STEP, 0),
+        (ALLOCATE, 4, 1000, TEMPORARIES, "mul", 0),
+    ]
+    smaller = with_smaller_batches(step, building, [0.25, 0.5])
+    assert [event[2] for event in smaller if event[0] == ALLOCATE] == [250, 2000, 500, 1000]

@@ -1,6 +1,6 @@
 """Tests of CUDA code on a virtual GPU. Pytest runs inside of it:
 
-scripts/virtual_gpu --kind a100-80gb --devices 2 -- python -m pytest tests/virtual_gpu
+scripts/virtual_gpu --kind a100-80gb --devices 4 -- python -m pytest tests/virtual_gpu
 """
 
 import json

@@ -46,11 +46,11 @@ PPO = {
     },
 }
 SEARCHED = {"global_batch_size": 8, "max_length": 64, "fixed": {"gradient_checkpointing": False}}
+# Reward models: test_several.py, on two devices.
 METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sft-full": (AMPERE, "data", {**OFFLINE, "tuning": "full", "precision": "fp16"}),
     "sft-lora": (HOPPER, "data", {**SEARCHED, "tuning": "lora"}),
     "sft-qlora": (AMPERE, "data", {**OFFLINE, "tuning": "qlora"}),
-    "reward-full": (HOPPER, "pairs", {**OFFLINE, "tuning": "full"}),
     "dpo-lora": (AMPERE, "pairs", {**PREFERENCE, "tuning": "lora"}),
     "kto-full": (HOPPER, "labelled", {**PREFERENCE, "tuning": "full"}),
     "grpo-lora": (AMPERE, "prompts", {**ONLINE, "tuning": "lora"}),

@@ -1,4 +1,4 @@
-"""Two devices: every way to spread a training over them, by the real NCCL process group."""
+"""Several devices: every way to spread a training over them, by the real NCCL process group."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.cpu.conftest import server as server  # of all tests here
 from tests.virtual_gpu.test_runs import AMPERE, write_job
 
 pytestmark = pytest.mark.skipif(
-    int(os.environ["VIRTUAL_GPU_DEVICES"]) < 2, reason="wants --devices 2"
+    int(os.environ["VIRTUAL_GPU_DEVICES"]) < 4, reason="wants --devices 4"
 )
 
 WIDE = {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8000}
@@ -21,6 +21,7 @@ WIDE = {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 80
 ZERO = {"distributed_type": "DEEPSPEED"}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "DDP": {"distributed_type": "MULTI_GPU"},
+    "ZeRO-1": {**ZERO, "zero_stage": 1},
     "ZeRO-2": {**ZERO, "zero_stage": 2},
     "ZeRO-3": {**ZERO, "zero_stage": 3},
     "FSDP2": {"distributed_type": "FSDP"},
@@ -34,19 +35,20 @@ FIXED = {
     "offload_optimizer_device": "none",
     "activation_offloading": False,
     "expandable_segments": False,
+    "dataloader_num_workers": 0,
 }
 
 
 @pytest.fixture(scope="module")
 def measured(server: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurement]:
-    bench = open_two(server, tmp_path_factory.mktemp("two"))
+    bench = open_several(server, tmp_path_factory.mktemp("two"), 2, "bf16")
     return {name: bench.probe(name, **FIXED, **knobs) for name, knobs in STRATEGIES.items()}
 
 
-def open_two(server: Any, folder: Path) -> Bench:
+def open_several(server: Any, folder: Path, count: int, precision: str) -> Bench:
     lengths = "dataset={lengths: {max: 32, p50: 16, p99: 30, rows: 100}}"
-    sets = [lengths, "global_batch_size=4", "max_length=32", "devices.count=2", "precision=bf16"]
-    return open_bench(folder, server, WIDE, [*sets, "devices.kind=cuda"])
+    sets = [f"global_batch_size={2 * count}", f"devices.count={count}", f"precision={precision}"]
+    return open_bench(folder, server, WIDE, [lengths, "max_length=32", "devices.kind=cuda", *sets])
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -69,9 +71,20 @@ def test_what_is_sharded_takes_less_of_each_device(measured: dict[str, Measureme
     assert allocated["ZeRO-3"] < 0.8 * allocated["DDP"]
 
 
+def test_four_devices_train_in_fp16(server: Any, tmp_path: Path) -> None:
+    bench = open_several(server, tmp_path, 4, "fp16")
+    found = bench.probe("four", **FIXED, **STRATEGIES["ZeRO-3"])
+    assert found.outcome == "ok", (found.reason, found.failure)
+    assert found.engine == "ZeRO-3"
+    assert len({rank["peak_memory_bytes"] for rank in found.ranks}) <= 2
+    assert [rank["rank"] for rank in found.ranks] == [0, 1, 2, 3]
+
+
 def test_a_job_for_two_devices_becomes_a_verified_bundle(virtual_gpu: Any, tmp_path: Path) -> None:
-    """accelerate's launch of the bundle, under ZeRO-2 in bfloat16, with its evaluation."""
+    """accelerate's launch of a reward model's bundle, under ZeRO-2 in bfloat16, with its
+    evaluation."""
     chosen = {**STRATEGIES["ZeRO-2"], **FIXED}
+    del chosen["loss_type"]
     fields = {
         "tuning": "full",
         "precision": "bf16",
@@ -81,7 +94,7 @@ def test_a_job_for_two_devices_becomes_a_verified_bundle(virtual_gpu: Any, tmp_p
         "budget": {"probes": 1, "minutes": 5},
         "fixed": chosen,
     }
-    write_job(tmp_path, "sft", "data", fields)
+    write_job(tmp_path, "reward", "pairs", fields)
     result = virtual_gpu(AMPERE, devices=2).autotune("run", "job.yaml", "--out", "run")
     assert result["outcome"] == "recommended", result
     verification = result["verification"]

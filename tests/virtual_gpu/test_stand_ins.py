@@ -120,3 +120,17 @@ def test_a_kernel_may_stall_and_the_killed_process_holds_nothing(virtual_gpu: An
     stalled.kill()
     assert "done" not in stalled.communicate()[0]
     assert on(gpu, FREE)[1] == []
+
+
+SORTED = """
+import json, torch
+rows = torch.arange(100000, device="cuda") % 7
+weights = torch.zeros(7, 4, device="cuda", requires_grad=True)
+weights[rows].sum().backward()
+print(json.dumps([list(rows.sort().values.shape), list(rows.cumsum(0).shape)]))
+"""
+
+
+def test_kernels_of_another_architecture_with_the_same_major_number_run(virtual_gpu: Any) -> None:
+    """torch's wheels have none of 8.9; cub looks up what it launches by those they have."""
+    assert on(virtual_gpu("l40s"), SORTED) == [[100000], [100000]]
