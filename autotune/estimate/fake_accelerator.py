@@ -10,13 +10,6 @@ import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 
-class _Stream(torch.cpu.Stream):
-    """A stream that nothing is on."""
-
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
-
 class FakeAccelerator(CPU_Accelerator):
     """The CPU's accelerator, with streams and events as on a GPU.
 
@@ -34,7 +27,7 @@ class FakeAccelerator(CPU_Accelerator):
 
     @property
     def Stream(self) -> Any:
-        return _Stream
+        return torch.cpu.Stream
 
     def stream(self, stream: Any) -> Any:
         return contextlib.nullcontext() if stream is None else torch.cpu.stream(stream)

@@ -70,6 +70,8 @@ def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
         accelerator = FakeAccelerator() if on_cuda else CPU_Accelerator()
         stack.enter_context(replaced(real_accelerator, "ds_accelerator", accelerator))
         stack.enter_context(replaced(torch.Tensor, "record_stream", lambda *_: None))
+        nothing_on_it = replaced(torch.cpu.Stream, "synchronize", lambda _: None, absent_too=True)
+        stack.enter_context(nothing_on_it)
         stack.enter_context(replaced(CPUAdamBuilder, "load", lambda *_, **__: _InPlace()))
         # `Module.to` is replaced already; what it cannot do on fake weights these could not either.
         for name, dtype in (("bfloat16", torch.bfloat16), ("float", torch.float32)):

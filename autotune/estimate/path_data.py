@@ -41,13 +41,14 @@ class PathData:
         """How large the micro-batches of a probe's first optimizer step are, as shares of the worst
         (tokens with padding; where a step has several, of the first two); none: all are as large.
 
-        A launch may begin with any: what is reserved hangs on it, so both are replayed.
+        A launch may begin with any: what is reserved hangs on it, so both are replayed. Of flat
+        rows none: that has not been held against the real allocator.
         """
         batching, found = Batching(**point.batching), self.plan(point)
         _, most = batch_size(found.worst, batching)
         first = found.timed[: 2 if point.accumulates else 1]
         shares = tuple(batch_size(rows, batching)[1] / most for rows in first)
-        return shares if min(shares) < 1 else ()
+        return shares if min(shares) < 1 and not batching.flat else ()
 
     def padded(self, point: Point) -> bool:
         """Whether some of its micro-batches are padded."""
