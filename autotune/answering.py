@@ -5,6 +5,9 @@ first: how a step's time grows with its shape, no engine changes much, and every
 by formula from that. Few engines are then all traced. Of many those are that the formula does not
 rule out: the fastest that may fit, and of each strategy the first, unless it is much slower. That
 may put others first; it ends when the first ones are all traced.
+
+Engines are traced with a few layers of a deep model. What an allocator loses between blocks does
+not follow well from these, so that of the first candidate all layers are traced in the end.
 """
 
 import dataclasses
@@ -22,6 +25,7 @@ from autotune.facts import Facts
 from autotune.job import Job
 from autotune.path_tasks import PathTask
 from autotune.probe.runner import ProbeServer
+from autotune.space.knobs import Candidate
 from autotune.traced_paths import traced_in_children
 
 FIRST = 8
@@ -29,6 +33,8 @@ FIRST = 8
 MUCH_SLOWER = 0.6
 """A strategy whose candidates reach less of the fastest one's speed (or, where nothing fits, take
 so much more than the leanest) is left to the formula. Chosen, not measured."""
+MOST_SETTLED = 3
+"""So often all layers are traced, where that puts another candidate first."""
 RULED_OUT = 0.95
 """What does not fit with this probability is not looked at more closely."""
 Rank = tuple[bool, float]
@@ -42,14 +48,16 @@ class Effort:
     Attributes:
         first: of so many, the fastest first; None: of all.
         each_strategy: and of the first of every strategy.
+        settled: and of the first candidate with all layers.
     """
 
     first: int | None
     each_strategy: bool = False
+    settled: bool = False
 
 
-PROMISING = Effort(first=FIRST, each_strategy=True)
-EVERY = Effort(first=None)
+PROMISING = Effort(first=FIRST, each_strategy=True, settled=True)
+EVERY = Effort(first=None, settled=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +85,24 @@ def answered(
 ) -> list[EstimateReply]:
     """The reply to each task."""
     engines = [number for number, task in enumerate(tasks) if task.engine]
-    if asked.ceilings is None or not engines:
-        return traced_in_children(tasks, started, folder, told)
     answers = _Answers(
         tasks, asked, lambda some, name: traced_in_children(some, started, folder / name, told)
     )
-    if asked.effort.first is None or len(engines) <= asked.effort.first:
-        answers.trace(engines)
+    if asked.ceilings is None or not engines:
+        answers.trace(range(len(tasks)))
     else:
-        answers.trace_first()
+        answers.adjust()
+        if asked.effort.first is None or len(engines) <= asked.effort.first:
+            answers.trace(engines)
+        else:
+            answers.trace_first()
+    if engines and asked.effort.settled:
+        answers.settle()
     return [answers.replies[number] for number in range(len(tasks))]
 
 
 class _Answers:
-    """Replies to tasks, by their index: those of engines by formula until they are traced."""
+    """Replies to tasks, by their index."""
 
     def __init__(
         self,
@@ -100,16 +112,21 @@ class _Answers:
     ) -> None:
         self._tasks, self._asked, self._children = tasks, asked, children
         self.replies: dict[int, EstimateReply] = {}
-        shared = bases(tasks)
-        copies = children([one.task for one in shared], "copies")
+
+    def adjust(self) -> None:
+        """Answer for all engines by formula, from traces without one."""
+        shared = bases(self._tasks)
+        copies = self._children([one.task for one in shared], "copies")
         for base, reply in zip(shared, copies, strict=True):
-            self.replies |= dict(shared_out(base, reply, tasks, asked.job, asked.facts))
+            found = shared_out(base, reply, self._tasks, self._asked.job, self._asked.facts)
+            self.replies |= dict(found)
 
     def trace(self, numbers: Sequence[int]) -> None:
-        """Trace the engines of these tasks."""
+        """Trace these tasks, with their engines."""
         some = [self._tasks[number] for number in numbers]
         for number, own in zip(numbers, self._children(some, f"from-{numbers[0]}"), strict=True):
-            self.replies[number] = traced_or_not(self.replies[number], own)
+            formula = self.replies.get(number)
+            self.replies[number] = own if formula is None else traced_or_not(formula, own)
 
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
@@ -118,8 +135,27 @@ class _Answers:
             self.trace(chosen)
             ranks |= self._ranks(chosen)
 
+    def settle(self) -> None:
+        """Trace all layers of the first candidate, until one is the first with all of them."""
+        for _ in range(MOST_SETTLED):
+            ranked = self._ranked(list(self.replies))
+            number = min(ranked, key=lambda number: ranked[number][0])
+            task, reply = self._tasks[number], self.replies[number]
+            place = task.places[task.candidates.index(ranked[number][1])]
+            if reply.problem is not None or reply.by_formula or not reply.points[place].sigma:
+                return
+            (own,) = self._children([whole(task, place)], f"whole-{number}-{place}")
+            if own.problem is not None:
+                return
+            points = [*reply.points[:place], own.points[0], *reply.points[place + 1 :]]
+            self.replies[number] = dataclasses.replace(reply, points=points)
+
     def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
         """Of each task that of its first candidate."""
+        return {number: rank for number, (rank, _) in self._ranked(numbers).items()}
+
+    def _ranked(self, numbers: Sequence[int]) -> dict[int, tuple[Rank, Candidate]]:
+        """Of each task its first candidate, and how that ranks."""
         some = [representatives(self._tasks[number]) for number in numbers]
         found = estimates_of(
             some,
@@ -129,13 +165,20 @@ class _Answers:
             self._asked.limit,
             ceilings=self._asked.ceilings,
         )
-        return {
-            number: min(
-                rank(found[one.key], by_formula=self.replies[number].by_formula)
-                for one in task.candidates
-            )
-            for number, task in zip(numbers, some, strict=True)
-        }
+        ranked: dict[int, tuple[Rank, Candidate]] = {}
+        for number, task in zip(numbers, some, strict=True):
+            by_formula = self.replies[number].by_formula
+            ranks = [rank(found[one.key], by_formula=by_formula) for one in task.candidates]
+            first = min(range(len(ranks)), key=lambda n: ranks[n])
+            ranked[number] = ranks[first], task.candidates[first]
+        return ranked
+
+
+def whole(task: PathTask, place: int) -> PathTask:
+    """The task of one point of a task, to be traced with all layers."""
+    request = task.request
+    point = dataclasses.replace(request, points=[request.points[place]], whole=True)
+    return dataclasses.replace(task, request=point, candidates=(), replaced=(), places=())
 
 
 def traced_or_not(formula: EstimateReply, own: EstimateReply) -> EstimateReply:

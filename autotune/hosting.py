@@ -1,10 +1,11 @@
 """What a candidate's processes are expected to take of the host together, and whether it has that.
 Pure.
 
-Counted: what a process with the training stack holds, once for each, and what offloading keeps
-there (by the trace of the engine where there is one, else by `estimate/offloaded.py`). Devices are
+Counted: what a process with the training stack holds, once for each; what offloading keeps there
+(by the trace of the engine where there is one, else by `estimate/offloaded.py`); under FSDP the
+models, which the first process of a machine holds whole until all have their part. Devices are
 evenly divided among the machines of a job. Not counted: what CUDA itself takes of the host, and
-what a model takes while it is loaded.
+what other trainings take while a model is loaded.
 
 On a CPU the host's memory is the devices', and only matters where the job limits it for all
 processes together: each of them takes its peak.
@@ -15,14 +16,15 @@ import dataclasses
 from autotune.estimate.estimates import Estimate
 from autotune.estimate.memory import Residual
 from autotune.estimate.offloaded import Kept, offloaded_bytes, pinned_excess_bytes
-from autotune.exchanging import computed_bytes, trained_parameters
+from autotune.exchanging import computed_bytes, is_wide, trained_parameters
 from autotune.facts import Facts
 from autotune.facts.host import host_limit
 from autotune.job import Job
 from autotune.space.knobs import Candidate
 from autotune.space.processes import processes_of
+from autotune.space.reference import has_reference
 from autotune.space.settings import settings
-from autotune.space.sharding import sharding_of
+from autotune.space.sharding import FSDP, sharding_of
 from autotune.units import format_bytes
 
 UNSURE = 0.1
@@ -50,11 +52,12 @@ def with_host(
     if facts.device.kind == "cpu":
         if limit is None:
             return estimate
-        each = float(estimate.peak_memory_bytes)
+        each, loaded = float(estimate.peak_memory_bytes), 0
     else:
+        loaded = loaded_on_host(job, facts, candidate)
         kept = kept_on_host(job, facts, candidate, traced_bytes)
         each = float(process_bytes + kept + estimate.offloaded_bytes)
-    total = round(count * each)
+    total = round(count * each) + loaded
     estimate = dataclasses.replace(estimate, host_bytes=total)
     if limit is None:
         return estimate
@@ -68,6 +71,19 @@ def with_host(
         host_missing_bytes=max(total - limit, 1),
         notes=(*estimate.notes, _why_not(total, limit, count)),
     )
+
+
+def loaded_on_host(job: Job, facts: Facts, candidate: Candidate) -> int:
+    """Bytes of the models that one process of a machine divides among all.
+
+    Source: accelerate 1.15, `cpu_ram_efficient_loading`, which emitted files ask for. Measured of
+    ranks on a virtual GPU (`benchmarks/virtual_gpu/results_ranks.md`).
+    """
+    if sharding_of(candidate.values, job.devices.total).distributed_type != FSDP:
+        return 0
+    config = settings(job, facts, candidate, "out").config
+    models = 1 + has_reference(job, config)
+    return models * facts.model.parameters * (4 if is_wide(config) else 2)
 
 
 def kept_on_host(job: Job, facts: Facts, candidate: Candidate, traced_bytes: int | None) -> int:

@@ -3,11 +3,13 @@
 DDP gives every device a whole copy (ZeRO: `zero.py`). torch's DistributedDataParallel exchanges
 gradients in buckets of its own, which live as long as the model (`gradient_as_bucket_view=False`,
 its default and accelerate's): as many bytes as there are gradients. The first bucket closes at
-1 MiB, the others at 25 MiB (torch/nn/parallel/distributed.py). Not modelled: that buckets are
-rebuilt after the first step, in the order in which gradients came.
+1 MiB, the others at 25 MiB (torch/nn/parallel/distributed.py). Before, it sends the weights of the
+first process to all, gathered to 250 MiB each, two at a time: of a small adapter's training that is
+the peak (torch/csrc/distributed/c10d/comm.cpp). Not modelled: that buckets are rebuilt after the
+first step, in the order in which gradients came.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from autotune.estimate.protocol import EstimateRequest
@@ -15,17 +17,21 @@ from autotune.estimate.record import (
     ALLOCATE,
     COMMUNICATION,
     DATA,
+    FREE,
     GRADIENTS,
     MOVE,
     NOWHERE,
     PHASE,
+    WEIGHTS,
     Event,
+    live_after,
     training_start,
 )
 from autotune.estimate.zero import Zero, divided, zero_of
 from autotune.space.sharding import DEEPSPEED, FSDP, Sharding
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+BROADCAST, IN_FLIGHT = 250 << 20, 2
 _FIRST_ID = 1 << 43
 
 
@@ -48,11 +54,26 @@ def zero_asked(request: EstimateRequest) -> Zero:
 def with_buckets(events: list[Event]) -> list[Event]:
     """The record of one device as that of one of several."""
     start = training_start(events)
+    weights = [e for e in live_after(events[:start], {}).values() if e[3] == WEIGHTS]
     made = [
         (ALLOCATE, _FIRST_ID + n, size, COMMUNICATION, "bucket", NOWHERE)
         for n, size in enumerate(buckets(gradient_sizes(events)))
     ]
-    return [*events[:start], *made, *events[start:]]
+    return [*events[:start], *broadcast(e[2] for e in weights), *made, *events[start:]]
+
+
+def broadcast(sizes: Iterable[int]) -> list[Event]:
+    """How weights of these sizes are sent; one that fills its bucket alone is sent as it is."""
+    ids = [_FIRST_ID - 1 - n for n in range(IN_FLIGHT)]
+    found: list[Event] = []
+    gathered = [sum(one) for one in divided_into(sizes, [BROADCAST]) if len(one) > 1]
+    for n, size in enumerate(gathered):
+        if n >= IN_FLIGHT:
+            found.append((FREE, ids[n % IN_FLIGHT], NOWHERE))
+        made = (ALLOCATE, ids[n % IN_FLIGHT], size, COMMUNICATION, "broadcast", NOWHERE)
+        found.append(made)
+    last = range(max(len(gathered) - IN_FLIGHT, 0), len(gathered))
+    return found + [(FREE, ids[n % IN_FLIGHT], NOWHERE) for n in last]
 
 
 def gradient_sizes(events: Iterable[Event]) -> list[int]:
@@ -71,11 +92,14 @@ def gradient_sizes(events: Iterable[Event]) -> list[int]:
 
 def buckets(sizes: Iterable[int]) -> list[int]:
     """Bytes of the buckets that gradients of these sizes are gathered in."""
-    closed: list[int] = []
-    gathered = 0
+    return [sum(one) for one in divided_into(sizes, [FIRST_BUCKET, BUCKET])]
+
+
+def divided_into(sizes: Iterable[int], limits: Sequence[int]) -> list[list[int]]:
+    """The sizes in order, a part closed once it reaches its limit; the last limit counts on."""
+    parts: list[list[int]] = [[]]
     for size in sizes:
-        gathered += size
-        if gathered >= (BUCKET if closed else FIRST_BUCKET):
-            closed.append(gathered)
-            gathered = 0
-    return [*closed, gathered] if gathered else closed
+        if sum(parts[-1]) >= limits[min(len(parts), len(limits)) - 1]:
+            parts.append([])
+        parts[-1].append(size)
+    return parts if parts[-1] else []

@@ -35,17 +35,22 @@ _CHECKED_FOR_OVERFLOW = (
     "deepspeed.runtime.zero.stage3",
 )
 _LOOKING_FOR_OVERFLOW = "has_inf_or_nan"
+_CHECKING = "_overflow_check_and_loss_scale_update"
 _RESIZING = ("alloc_storage", "free_storage")
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _DEFAULT_MESH = "_init_default_mesh"
 
 
 @contextlib.contextmanager
-def engines_on_fake_tensors(tracer: Tracer, sharding: Sharding, *, on_cuda: bool) -> Iterator[None]:
+def engines_on_fake_tensors(
+    tracer: Tracer, sharding: Sharding, *, on_cuda: bool, fp16: bool
+) -> Iterator[None]:
     """For as long as a trainer that is spread over a fake world is traced."""
     with contextlib.ExitStack() as stack:
         if sharding.distributed_type == DEEPSPEED:
             stack.enter_context(_deepspeed_on_fake_tensors(on_cuda=on_cuda))
+            if fp16 and on_cuda and sharding.zero_stage == 3 and not sharding.offloads:
+                stack.enter_context(_looking_for_overflow())
         if sharding.distributed_type == FSDP:
             stack.enter_context(_fsdp_on_fake_tensors(tracer, sharding.num_processes))
         yield
@@ -91,6 +96,25 @@ def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
 
 def _cast(dtype: torch.dtype) -> Callable[[Any], Any]:
     return lambda module: module.to(dtype)
+
+
+@contextlib.contextmanager
+def _looking_for_overflow() -> Iterator[None]:
+    """Stage 3 looks at all gradients of fp16 together, on a stream whose memory nothing else gets.
+    A trace is of bf16, where it does not look; `isinf` and `isnan` are these operators."""
+    stage3 = importlib.import_module("deepspeed.runtime.zero.stage3").DeepSpeedZeroOptimizer_Stage3
+    require(stage3, _CHECKING)
+    check = getattr(stage3, _CHECKING)
+
+    def checked(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.cpu.stream(optimizer.reduce_and_partition_stream):
+            gradients = optimizer.grad_partitions_flat_buffer
+            (gradients.abs() == float("inf")).any()
+            (gradients != gradients).any()
+        return check(optimizer, *args, **kwargs)
+
+    with replaced(stage3, _CHECKING, checked):
+        yield
 
 
 def _finite(look: Callable[[Any], Any]) -> Callable[[Any], Any]:

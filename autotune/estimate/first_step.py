@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.estimate.record import (
     ALLOCATE,
+    COMMUNICATION,
     FREE,
     MICRO_STEP,
     NOWHERE,
@@ -63,11 +64,13 @@ def with_smaller_batches(
     """The step with the micro-batches of its micro-steps made smaller.
 
     Args:
-        building: what makes the model: storages as large as its weights keep their size.
+        building: what makes the model. Storages as large as its weights, or as those that an
+            engine gathers, keep their size.
         shares: of each micro-step the share of its micro-batch that is left; the last one counts
             for all that follow.
     """
-    whole = {event[2] for event in building if event[0] == ALLOCATE and event[3] == WEIGHTS}
+    made = [event for event in (*building, *step) if event[0] == ALLOCATE]
+    whole = {event[2] for event in made if event[3] in (WEIGHTS, COMMUNICATION)}
     whole |= {size // 2 for size in whole} | {2 * size for size in whole}  # in other precisions
     out, phase, met = [], "", 0
     for event in step:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from autotune.estimate.allocator_pools import SMALL_REQUEST
 from autotune.estimate.record import ALLOCATE, HOST, MOVE, PHASE, Event, live_after, training_start
 
 
@@ -9,10 +10,17 @@ def since_training(events: list[Event]) -> list[Event]:
     """The record from the first batch on, with what was there then.
 
     How an engine comes by its part of a model is another matter for a trace, which makes the model
-    whole without storage, than for a job, which reads weights.
+    whole without storage, than for a job, which reads weights. What it makes and lets go of once it
+    has its part is left in the allocator's cache, though.
     """
     start = training_start(events)
-    return [*live_after(events[:start], {}).values(), *events[start:]]
+    lasting = live_after(events[:start], {})
+    tail = events[:start]
+    large = (n for n, e in enumerate(tail) if e[0] == ALLOCATE and e[2] > SMALL_REQUEST)
+    made = [n for n in large if tail[n][1] in lasting]
+    tail = tail[made[-1] + 1 :] if made else []
+    passing = {event[1] for event in tail if event[0] == ALLOCATE} - set(lasting)
+    return [*lasting.values(), *(e for e in tail if e[1] in passing), *events[start:]]
 
 
 def on_host(events: Iterable[Event]) -> set[int]:

@@ -158,6 +158,7 @@ class EstimateRequest(Message):
         sharding: fields of `space.sharding.Sharding`: what they divide among themselves; with
             DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
         deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
+        whole: whether all layers are traced then, however many there are.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
     """
@@ -180,6 +181,7 @@ class EstimateRequest(Message):
     hidden: int = 0
     sharding: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

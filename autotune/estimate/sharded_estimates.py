@@ -64,7 +64,7 @@ class ShardedEstimates(Persevering):
         layers, sharding = self._request.layers, Sharding(**self._request.sharding or {})
         adapters = bool(self._request.config.get("use_peft"))
         few = depths(layers, sharding, adapters=adapters)
-        self._depths = few if self.way == FEW_LAYERS else (layers,)
+        self._depths = few if self.way == FEW_LAYERS and not self._request.whole else (layers,)
 
     def forget(self) -> None:
         """Traces with other layers are of no use any more."""
@@ -75,7 +75,8 @@ class ShardedEstimates(Persevering):
         if key not in self._runs:
             same = [one for one in self._request.points if (one.accumulates, one.optim) == key]
             chosen = self._chosen([self._data.worst(one) for one in same])
-            steps = [self._opening, *map(_micro_batch, chosen)]
+            short = [self._short] if self._uneven else []
+            steps = [*map(_micro_batch, [chosen[-1], *chosen]), *short]
             whole = self._depths == (self._request.layers,)
             traces = [
                 traced(
@@ -91,10 +92,15 @@ class ShardedEstimates(Persevering):
         return self._runs[key]
 
     @cached_property
-    def _opening(self) -> MicroBatch:
-        """One short row; the same whatever else is planned."""
+    def _short(self) -> MicroBatch:
+        """One short row; speed is needed over all the lengths of the data."""
         longest = max(max(self._data.worst(point).lengths) for point in self._request.points)
         return MicroBatch(lengths=(max(longest // 4, 8),) * self._per_row)
+
+    @cached_property
+    def _uneven(self) -> bool:
+        """Whether micro-batches of a point differ in their size."""
+        return any(len(set(self._data.plan(point).sample)) > 1 for point in self._request.points)
 
     def _chosen(self, worsts: Sequence[Worst]) -> list[Worst]:
         """The micro-batches that are traced, the smallest first."""
@@ -155,13 +161,12 @@ class ShardedEstimates(Persevering):
     # -- what a step computes
 
     def shapes(self) -> list[ShapeWork]:
-        """The work of each traced micro-step with all layers, that of the short row first."""
+        """The work of each traced micro-step with all layers."""
         weights = at_depth(self._depths, self._request.layers)
         found: dict[tuple[int, int, bool], ShapeWork] = {}
-        short = max(self._opening.lengths)
         for run in self._runs.values():
-            opening = Worst(lengths=(short,) * self._per_row, labelled=0, flat=run.worsts[0].flat)
-            for place, worst in [(None, opening), *enumerate(run.worsts)]:
+            short = Worst(lengths=self._short.lengths, labelled=0, flat=run.worsts[0].flat)
+            for place, worst in enumerate([*run.worsts, *([short] if self._uneven else [])]):
                 rows = 1 if worst.flat else len(worst.lengths)
                 length = sum(worst.lengths) if worst.flat else max(worst.lengths)
                 found[rows, length, worst.padded] = ShapeWork(

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from autotune.estimate import memory
 from autotune.estimate.depths import Most, most_at_once, stepping_at_once
+from autotune.estimate.first_step import with_smaller_batches
 from autotune.estimate.host_bytes import divided_by_place
 from autotune.estimate.moments import (
     Moments,
@@ -22,6 +23,8 @@ from autotune.estimate.polynomial import Weights
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.record import (
     COMMUNICATION,
+    DATA,
+    PHASE,
     Event,
     MemoryUse,
     Work,
@@ -34,13 +37,19 @@ from autotune.estimate.trace import trace_steps
 from autotune.estimate.trace_cache import TraceCache
 from autotune.estimate.work_at_depth import work_at_depth
 from autotune.methods import METHODS
-from autotune.space.sharding import Sharding, worst_rank
 
 GAPS = 0.06
 """Of what comes with more layers: as much is lost between blocks of fixed segments (the 7B shape
 with 20 layers: 5 to 13% under FSDP2 and ZeRO, nothing with the optimizer offloaded)."""
-SIGMA = 0.03
-"""How far reserved bytes are off that follow from few layers (`benchmarks/sharding_depths`)."""
+SIGMA = 0.07
+"""How far reserved bytes are off that follow from few layers (`benchmarks/virtual_gpu`)."""
+WORST_RANK = 0
+"""The process that needs most memory, or within 0.3% of it.
+
+What is left over when weights are divided goes to the first. In DeepSpeed's stages 1 and 2 it also
+has the gradient of the embedding, whose norm is taken in float64 (a model of 1.2B without a head on
+4 devices: 3% more than the others). The last one holds the weights whose gradients come first, and
+so holds them longest: 0.3% more where both have as large a weight."""
 
 
 @dataclass
@@ -78,12 +87,10 @@ class Depth:
     """What was traced with so many layers: the steps in the order in which they were asked for.
 
     Attributes:
-        opening_work: of the first step's micro-step, which is one short row.
     """
 
     layers: int
     steps: list[Step]
-    opening_work: list[Work]
     optimizer_work: list[Work]
     policy: dict[str, int]
 
@@ -96,7 +103,8 @@ def traced(
     accumulates: bool,
     optim: str | None,
 ) -> Depth:
-    """Trace the steps one behind the other, the first of them as the opening.
+    """Trace the steps one behind the other, the first of them as the opening: as large as the
+    largest, and made smaller for those that are.
 
     Args:
         layers: None: all.
@@ -111,13 +119,13 @@ def traced(
         raise Irregular("it cannot be told where the model's layers are")
     works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
     records = step_records([tuple(event) for event in reply.events])
+    shares = [_tokens(step) / _tokens(steps[0]) for step in steps[1:]]
     return Depth(
         layers=layers or request.layers,
         steps=[
-            _step(events, work, on_cuda=request.cuda is not None)
-            for events, work in zip(records, works[1:], strict=True)
+            _step(_smaller_opening(events, share), work, on_cuda=request.cuda is not None)
+            for events, share, work in zip(records, shares, works[1:], strict=True)
         ],
-        opening_work=works[0],
         optimizer_work=[work_from_plain(row) for row in reply.optimizer_work],
         policy=reply.policy,
     )
@@ -145,9 +153,22 @@ def _asked(
         accumulation=2 if accumulates else 1,
         seed=request.seed,
         sharding=request.sharding,
-        rank=worst_rank(Sharding(**request.sharding or {})),
+        rank=WORST_RANK,
         deepspeed=request.deepspeed if layers is None else stepping_at_once(request.deepspeed),
     )
+
+
+def _tokens(batch: MicroBatch) -> int:
+    return len(batch.lengths) * max(batch.lengths)
+
+
+def _smaller_opening(record: list[Event], share: float) -> list[Event]:
+    """The record with this share of the micro-batch in its first optimizer step."""
+    if share == 1:
+        return record
+    start, second = [n for n, e in enumerate(record) if e[0] == PHASE and e[1] == DATA][:2]
+    opening = with_smaller_batches(record[start:second], record[:start], [share])
+    return [*record[:start], *opening, *record[second:]]
 
 
 def _step(events: list[Event], work: list[Work], *, on_cuda: bool) -> Step:
@@ -223,13 +244,7 @@ class Continued:
         )
 
 
-def work_of_all(
-    traces: Sequence[Depth], weights: Weights, place: int | None
-) -> list[tuple[Work, int]]:
-    """The work of a micro-step with all layers.
-
-    Args:
-        place: which of the traced steps; None: the opening.
-    """
-    known = [one.opening_work if place is None else one.steps[place].work for one in traces]
+def work_of_all(traces: Sequence[Depth], weights: Weights, place: int) -> list[tuple[Work, int]]:
+    """The work of the micro-step of a traced step with all layers."""
+    known = [one.steps[place].work for one in traces]
     return list(work_at_depth(known, weights).items())

@@ -73,7 +73,10 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
         stack.enter_context(liger_installed(tracer, config))
         if spread is not None:
-            stack.enter_context(engines_on_fake_tensors(tracer, spread, on_cuda=cuda is not None))
+            fp16 = bool(request.config.get("fp16"))
+            stack.enter_context(
+                engines_on_fake_tensors(tracer, spread, on_cuda=cuda is not None, fp16=fp16)
+            )
         trainer = _build(request, training, model, made, tracer)
         layers = watch_layers(tracer, inner_model(trainer.model))
         if made.reference is not None:

@@ -133,13 +133,3 @@ def on_cpus(sharding: Sharding) -> dict[str, Any]:
     if sharding.distributed_type == NONE:
         return {"use_cpu": True}
     return {"use_cpu": sharding.distributed_type in DATA_PARALLEL, "ddp_backend": "gloo"}
-
-
-def worst_rank(sharding: Sharding) -> int:
-    """The process that needs most memory, or within 0.02% of it.
-
-    DeepSpeed's stages 1 and 2 give the last one the weights whose gradients come first, so that it
-    holds them longest (measured: `benchmarks/sharding_exactness`); what is left over when weights
-    are divided goes to the first ones elsewhere.
-    """
-    return sharding.num_processes - 1 if sharding.zero_stage in (1, 2) else 0

@@ -132,7 +132,7 @@ def test_weights_that_a_group_holds_once_more_take_its_part_of_them(
     # The highest of all is where DeepSpeed's buckets are, which are larger than this model.
     more, less = (one["points"][0]["phases"]["step"] for one in (again, once))
     assert more - less == pytest.approx(whole / 4, rel=0.1)
-    assert len(again["shapes"]) == 2  # a trace each
+    assert len(again["shapes"]) == 1  # its rows are even: no short one is traced
 
 
 def test_what_is_offloaded_is_on_the_host_and_not_on_the_device(replies: dict[str, Any]) -> None:
@@ -155,9 +155,7 @@ def test_the_formula_of_what_is_offloaded_is_the_trace(replies: dict[str, Any]) 
 
 def test_the_work_of_a_step_is_told_as_well(replies: dict[str, Any]) -> None:
     for name in ("fsdp", "zero 3"):
-        short, shape = replies[name]["shapes"]
-        assert (short["rows"], shape["rows"]) == (1, 2)
-        assert short["length"] < shape["length"]
-        assert short["work"]
+        (shape,) = replies[name]["shapes"]
+        assert shape["rows"] == 2
         assert shape["work"]
         assert replies[name]["optimizer_work"][""]

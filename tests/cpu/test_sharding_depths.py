@@ -60,7 +60,7 @@ def compare(path: Path) -> None:
     point = request.points[2]
     few = ShardedEstimates(request)
     found: dict[str, Any] = {"few": few.point(point).plain(), "few work": _work(few)}
-    whole = ShardedEstimates(dataclasses.replace(request, points=[point]))
+    whole = ShardedEstimates(dataclasses.replace(request, points=[request.points[0], point]))
     whole.way = DIRECT
     found |= {"whole": whole.point(point).plain(), "whole work": _work(whole)}
     found["largest"] = few.point(request.points[0]).plain()["peak_allocated_bytes"]
@@ -68,8 +68,8 @@ def compare(path: Path) -> None:
 
 
 def _work(estimates: Any) -> list[list[int]]:
-    """Operators, FLOPs and moved bytes of the opening's micro-step, and of the optimizer step."""
-    rows = [estimates.shapes()[0].work, estimates.optimizer_work()[""]]
+    """Operators, FLOPs and moved bytes of the largest micro-step, and of the optimizer step."""
+    rows = [estimates.shapes()[-1].work, estimates.optimizer_work()[""]]
     return [
         [sum(row[-1] * (row[at] if at else 1) for row in one) for at in (None, 4, 5)]
         for one in rows

@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 from builders import make_estimate, make_facts, make_job, make_space
 
-from autotune.answering import FIRST, Effort, rank, representatives, to_trace, traced_or_not
+from autotune import answering
+from autotune.answering import (
+    EVERY,
+    FIRST,
+    MOST_SETTLED,
+    Asked,
+    Effort,
+    answered,
+    rank,
+    representatives,
+    to_trace,
+    traced_or_not,
+)
 from autotune.bases import bases, shared_out
 from autotune.candidate_estimates import estimates_of
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
@@ -162,6 +174,38 @@ def test_what_falls_behind_makes_room_for_the_next():
     slower = dict.fromkeys(first, (True, 5.0 * MIB))  # they do not fit
     later = to_trace(tasks(), replies, ranks | slower)
     assert later and not set(later) & set(first)
+
+
+def settled(monkeypatch, whole_bytes):
+    """Answers where all engines were traced with few layers, settled; which tasks were whole."""
+    few = [task for task in tasks() if task.engine][:3]
+    asked = []
+
+    def traced(some, started, folder, told):
+        asked.extend(one.request for one in some if one.request.whole)
+        sigma = 0.0 if some[0].request.whole else 0.07
+        size = whole_bytes if sigma == 0 else POINT.peak_reserved_bytes
+        fits = size < 2**36
+        known = replace(POINT, sigma=sigma, oom=not fits, peak_reserved_bytes=size)
+        known = replace(known, missing_bytes=None if fits else 1, retries=0)
+        return [reply([known] * len(one.request.points)) for one in some]
+
+    monkeypatch.setattr(answering, "traced_in_children", traced)
+    wanted = Asked(job=JOB, facts=FACTS, limit=2**36, ceilings=None, effort=EVERY)
+    return answered(few, wanted, [], Path("nowhere")), asked
+
+
+def test_of_the_first_candidate_all_layers_are_traced(monkeypatch):
+    replies, asked = settled(monkeypatch, whole_bytes=2 * POINT.peak_reserved_bytes)
+    assert [len(one.points) for one in asked] == [1]
+    sigmas = [point.sigma for one in replies for point in one.points]
+    assert sorted(sigmas) == [0.0] + [0.07] * (len(sigmas) - 1)
+
+
+def test_a_candidate_that_does_not_fit_with_all_layers_makes_room_for_the_next(monkeypatch):
+    _, asked = settled(monkeypatch, whole_bytes=2**37)
+    assert len(asked) == MOST_SETTLED
+    assert len({repr(one) for one in asked}) == MOST_SETTLED
 
 
 def test_strategies_that_are_much_slower_are_left_to_the_formula():

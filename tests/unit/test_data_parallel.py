@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.estimate.data_parallel import BUCKET, FIRST_BUCKET, buckets, with_buckets
+from autotune.estimate.data_parallel import (
+    BROADCAST,
+    BUCKET,
+    FIRST_BUCKET,
+    broadcast,
+    buckets,
+    with_buckets,
+)
 from autotune.estimate.record import (
     ALLOCATE,
     COMMUNICATION,
@@ -30,6 +37,17 @@ def test_buckets_hold_every_gradient_once(sizes: list[int]) -> None:
     made = buckets(sizes)
     assert sum(made) == sum(sizes)
     assert all(size >= (BUCKET if n else FIRST_BUCKET) for n, size in enumerate(made[:-1]))
+
+
+def test_weights_are_sent_two_parts_at_a_time_and_nothing_of_it_stays() -> None:
+    sizes = [BROADCAST, *[100 * MIB] * 9, MIB, MIB]  # the first fills its part alone: no copy of it
+    events = broadcast(sizes)
+    assert [e[2] for e in events if e[0] == ALLOCATE] == [300 * MIB] * 3 + [2 * MIB]
+    use = live_bytes(events)
+    assert use.peak_bytes == 600 * MIB
+    kept = [(PHASE, "data", 0), (ALLOCATE, 1, MIB, TEMPORARIES, "mm", 0)]
+    assert live_bytes([*events, *kept]).phases["data"] == MIB
+    assert broadcast([MIB]) == []
 
 
 def step(first: int) -> list[tuple[object, ...]]:

@@ -10,6 +10,7 @@ from autotune.estimate.record import (
     ACTIVATIONS,
     ALLOCATE,
     CASTS,
+    COMMUNICATION,
     DATA,
     FREE,
     MICRO_STEP,
@@ -99,10 +100,11 @@ def test_smaller_batches_leave_weights_and_the_optimizer_as_they_are():
         (PHASE, MICRO_STEP, 0),
         (ALLOCATE, 1, 1000, ACTIVATIONS, "mm", 0),
         (ALLOCATE, 2, 2000, CASTS, "_to_copy", 0),  # of the weights, in another precision
+        (ALLOCATE, 5, 700, COMMUNICATION, "empty", 0),  # gathered by an engine
         (PHASE, MICRO_STEP, 0),
         (ALLOCATE, 3, 1000, ACTIVATIONS, "mm", 0),
         (PHASE, STEP, 0),
         (ALLOCATE, 4, 1000, TEMPORARIES, "mul", 0),
     ]
     smaller = with_smaller_batches(step, building, [0.25, 0.5])
-    assert [event[2] for event in smaller if event[0] == ALLOCATE] == [250, 2000, 500, 1000]
+    assert [event[2] for event in smaller if event[0] == ALLOCATE] == [250, 2000, 700, 500, 1000]

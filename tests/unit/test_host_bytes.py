@@ -2,7 +2,6 @@
 
 from autotune.estimate.host_bytes import divided_by_place, since_training
 from autotune.estimate.record import ALLOCATE, FREE, MOVE, PHASE, live_bytes
-from autotune.space.sharding import Sharding, worst_rank
 
 RECORD = [
     (ALLOCATE, 1, 100, "weights", "init", 0),  # the whole model, before an engine divides it
@@ -46,9 +45,16 @@ def test_a_record_without_offloading_is_all_on_the_device():
     assert live_bytes(divided_by_place(events)[1]).peak_bytes == 0
 
 
-def test_the_last_rank_of_stages_1_and_2_needs_most_and_else_the_first():
-    def of(stage, kind="DEEPSPEED"):
-        return worst_rank(Sharding(distributed_type=kind, num_processes=8, zero_stage=stage))
-
-    assert [of(stage) for stage in (1, 2, 3)] == [7, 7, 0]
-    assert of(0, "FSDP") == 0
+def test_what_an_engine_lets_go_of_at_last_is_left_in_the_cache():
+    mib = 1 << 20
+    built = [
+        (ALLOCATE, 1, 100 * mib, "weights", "cat", 0),
+        (ALLOCATE, 2, 50 * mib, "temporaries", "zeros", 0),
+        (ALLOCATE, 3, 100, "optimizer", "ones", 0),  # small ones lie elsewhere
+        (FREE, 2, 0),
+    ]
+    kept = since_training([*built, (PHASE, "data", 0)])
+    assert kept == [built[0], built[2], built[1], built[3], (PHASE, "data", 0)]
+    late = (ALLOCATE, 4, 30 * mib, "weights", "cat", 0)  # may lie in what was let go of
+    kept = since_training([*built, late, (PHASE, "data", 0)])
+    assert kept == [built[0], built[2], late, (PHASE, "data", 0)]

@@ -91,6 +91,12 @@ def test_processes_take_their_part_each():
     assert hosted(OFFLOADED, 1000, traced=GIB).host_bytes < there.host_bytes
 
 
+def test_under_fsdp_one_process_holds_the_whole_model_while_it_is_loaded():
+    fsdp = {"distributed_type": "FSDP"}
+    assert hosted(fsdp, 1000).host_bytes == COUNT * GIB + 4 * PARAMETERS
+    assert not hosted(fsdp, 30).fits and hosted(ON_DEVICE, 30).fits
+
+
 def test_what_the_host_has_not_does_not_fit_and_says_so():
     estimate = hosted(OFFLOADED, 64)
     assert not estimate.fits and estimate.p_host_oom > 0.99

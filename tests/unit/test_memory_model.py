@@ -72,7 +72,9 @@ def test_the_verdict_and_its_figures_agree(events, expandable, share):
     else:
         assert held.missing_bytes > 0
         assert held.reserved_bytes == free.reserved_bytes > limit
-    if limit < held.use.peak_bytes:
+    if (
+        limit + PAGE * expandable < held.use.peak_bytes
+    ):  # torch maps whole pages, beyond a limit too
         assert held.missing_bytes == held.use.peak_bytes - limit
 
 
