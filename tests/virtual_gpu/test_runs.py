@@ -40,6 +40,7 @@ PPO = {
     "reward_model_path": "judge",
     "fixed": {
         **FIXED,
+        "gradient_checkpointing": True,
         "response_length": 8,
         "local_rollout_forward_batch_size": 4,
         "num_ppo_epochs": 1,
@@ -55,7 +56,7 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "kto-full": (HOPPER, "labelled", {**PREFERENCE, "tuning": "full"}),
     "grpo-lora": (AMPERE, "prompts", {**ONLINE, "tuning": "lora"}),
     "rloo-full": (HOPPER, "prompts", {**ONLINE, "tuning": "full"}),
-    "ppo-full": (AMPERE, "prompts", {**PPO, "tuning": "full"}),
+    "ppo-full": (AMPERE, "prompts", {**PPO, "tuning": "full", "precision": "bf16"}),
 }
 
 

@@ -80,27 +80,48 @@ def test_four_devices_train_in_fp16(server: Any, tmp_path: Path) -> None:
     assert [rank["rank"] for rank in found.ranks] == [0, 1, 2, 3]
 
 
-def test_a_job_for_two_devices_becomes_a_verified_bundle(virtual_gpu: Any, tmp_path: Path) -> None:
-    """accelerate's launch of a reward model's bundle, under ZeRO-2 in bfloat16, with its
-    evaluation."""
-    chosen = {**STRATEGIES["ZeRO-2"], **FIXED}
-    del chosen["loss_type"]
+OFFLOADED = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+BUNDLES: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
+    "ZeRO-2": ("reward", "pairs", 2, "bf16", STRATEGIES["ZeRO-2"]),
+    "FSDP2": ("sft", "data", 2, "bf16", STRATEGIES["FSDP2"]),
+    "ZeRO-3, optimizer on cpu, weights on cpu": (
+        "sft",
+        "data",
+        1,
+        "fp16",
+        {**STRATEGIES["ZeRO-3"], **OFFLOADED},
+    ),
+}
+"""Method, dataset, devices, precision and knobs of each."""
+
+
+@pytest.mark.parametrize("name", BUNDLES)
+def test_a_job_for_an_engine_becomes_a_verified_bundle(
+    name: str, virtual_gpu: Any, tmp_path: Path
+) -> None:
+    """accelerate's launch of a bundle with its evaluation."""
+    method, dataset, count, precision, knobs = BUNDLES[name]
+    chosen = {**FIXED, **knobs}
+    if method != "sft":
+        del chosen["loss_type"]
     fields = {
         "tuning": "full",
-        "precision": "bf16",
-        "global_batch_size": 4,
+        "precision": precision,
+        "global_batch_size": 2 * count,
         "max_length": 32,
-        "devices": {"count": 2},
+        "devices": {"count": count},
         "budget": {"probes": 1, "minutes": 5},
         "fixed": chosen,
     }
-    write_job(tmp_path, "reward", "pairs", fields)
-    result = virtual_gpu(AMPERE, devices=2).autotune("run", "job.yaml", "--out", "run")
+    write_job(tmp_path, method, dataset, fields)
+    result = virtual_gpu(AMPERE, devices=count).autotune("run", "job.yaml", "--out", "run")
     assert result["outcome"] == "recommended", result
     verification = result["verification"]
     assert verification["evaluated"] and verification["saved"], verification
     assert verification["verified"] or verification["only_too_slow"], verification
-    assert result["measurement"]["engine"] == "ZeRO-2"
-    file = tmp_path / "run" / "bundle" / "deepspeed.json"
-    written = json.loads(file.read_text(encoding="utf-8"))
-    assert written["bf16"]["enabled"] and written["zero_optimization"]["stage"] == 2
+    assert result["measurement"]["engine"] == name
+    if "zero_stage" in knobs:
+        file = tmp_path / "run" / "bundle" / "deepspeed.json"
+        written = json.loads(file.read_text(encoding="utf-8"))
+        assert written[precision]["enabled"]
+        assert written["zero_optimization"]["stage"] == knobs["zero_stage"]
