@@ -10,12 +10,17 @@ from autotune.job import Job, KnobValue
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package, the value of a knob that needs it, and the fact that says that it is here."""
+    """A package, the value of a knob that needs it, and the fact that says that it is here.
+
+    Attributes:
+        least: the lowest compute capability that it runs on; None: any.
+    """
 
     name: str
     knob: str
     value: KnobValue
     fact: str
+    least: tuple[int, int] | None = None
 
 
 PACKAGES = (
@@ -24,29 +29,42 @@ PACKAGES = (
         knob="attn_implementation",
         value="flash_attention_2",
         fact="flash_attention_2",
+        least=(8, 0),
     ),
     Package(
         name="flash_attn_3",
         knob="attn_implementation",
         value="flash_attention_3",
         fact="flash_attention_3",
+        least=(8, 0),
     ),
     Package(name="liger-kernel", knob="use_liger_kernel", value=True, fact="liger"),
 )
 
 
 def package_facts(job: Job, facts: Facts) -> Mapping[str, bool]:
-    """What rules may ask of packages: whether each is here, or taken to be there."""
+    """What rules may ask of packages: whether each is here, or taken to be there, and runs."""
     there = {package.name for package in assumed(job, facts)}
     return {
-        f"stack.{one.fact}": one.name in there or getattr(facts.stack, one.fact) for one in PACKAGES
+        f"stack.{package.fact}": _runs(package, facts)
+        and (package.name in there or getattr(facts.stack, package.fact))
+        for package in PACKAGES
     }
+
+
+def _runs(package: Package, facts: Facts) -> bool:
+    capability = facts.device.capability
+    return package.least is None or capability is None or capability >= package.least
 
 
 def assumed(job: Job, facts: Facts) -> list[Package]:
     """The packages that a job pins or lists values of, where its device is not on this machine."""
     elsewhere = facts.device.kind == "cuda" and facts.device.driver is None
-    return [one for one in PACKAGES if elsewhere and one.value in _listed(job, one.knob)]
+    return [
+        package
+        for package in PACKAGES
+        if elsewhere and _runs(package, facts) and package.value in _listed(job, package.knob)
+    ]
 
 
 def _listed(job: Job, knob: str) -> tuple[KnobValue, ...]:
@@ -56,5 +74,5 @@ def _listed(job: Job, knob: str) -> tuple[KnobValue, ...]:
 
 def packages_note(job: Job, facts: Facts) -> str | None:
     """What a plan says of them."""
-    names = " and ".join(one.name for one in assumed(job, facts))
+    names = " and ".join(package.name for package in assumed(job, facts))
     return f"needs {names} on the training machine" if names else None

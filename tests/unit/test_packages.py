@@ -45,3 +45,9 @@ def test_on_this_machine_it_must_be_installed(pins):
     installed = make_facts("cuda", installed=True)
     there = replace(installed, device=HERE.device)
     assert make_space(make_job(fixed=pins), there).notes == ()
+
+
+def test_a_gpu_that_is_too_old_does_not_run_flash_attention():
+    old = replace(ELSEWHERE, device=replace(ELSEWHERE.device, capability=(7, 5)))
+    with pytest.raises(UserError, match="older than Ampere"):
+        make_space(make_job(fixed=FLASH, precision="fp16"), old)
