@@ -26,6 +26,7 @@ from autotune.job import Job
 from autotune.path_tasks import PathTask
 from autotune.probe.runner import ProbeServer
 from autotune.space.knobs import Candidate
+from autotune.space.sharding import Sharding, heaviest_ranks
 from autotune.traced_paths import traced_in_children
 
 FIRST = 8
@@ -136,18 +137,26 @@ class _Answers:
             ranks |= self._ranks(chosen)
 
     def settle(self) -> None:
-        """Trace all layers of the first candidate, until one is the first with all of them."""
+        """Trace all layers of the first candidate, until one is the first with all of them; of
+        its processes the one that needs most counts."""
+        settled: set[tuple[int, int]] = set()
         for _ in range(MOST_SETTLED):
             ranked = self._ranked(list(self.replies))
             number = min(ranked, key=lambda number: ranked[number][0])
             task, reply = self._tasks[number], self.replies[number]
             place = task.places[task.candidates.index(ranked[number][1])]
-            if reply.problem is not None or reply.by_formula or not reply.points[place].sigma:
+            if not task.engine or reply.problem is not None or reply.by_formula:
                 return
-            (own,) = self._children([whole(task, place)], f"whole-{number}-{place}")
-            if own.problem is not None:
+            ranks = heaviest_ranks(Sharding(**task.request.sharding or {}))
+            if (number, place) in settled or (len(ranks) == 1 and not reply.points[place].sigma):
                 return
-            points = [*reply.points[:place], own.points[0], *reply.points[place + 1 :]]
+            settled.add((number, place))
+            tasks = [with_all_layers(task, place, rank) for rank in ranks]
+            found = self._children(tasks, f"whole-{number}-{place}")
+            if any(reply.problem is not None for reply in found):
+                return
+            most = max((reply.points[0] for reply in found), key=lambda p: p.peak_reserved_bytes)
+            points = [*reply.points[:place], most, *reply.points[place + 1 :]]
             self.replies[number] = dataclasses.replace(reply, points=points)
 
     def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
@@ -174,10 +183,10 @@ class _Answers:
         return ranked
 
 
-def whole(task: PathTask, place: int) -> PathTask:
-    """The task of one point of a task, to be traced with all layers."""
+def with_all_layers(task: PathTask, place: int, rank: int) -> PathTask:
+    """The task of one point of a task, to be traced with all layers, as this process."""
     request = task.request
-    point = dataclasses.replace(request, points=[request.points[place]], whole=True)
+    point = dataclasses.replace(request, points=[request.points[place]], whole=True, rank=rank)
     return dataclasses.replace(task, request=point, candidates=(), replaced=(), places=())
 
 

@@ -73,7 +73,8 @@ class Estimate:
     """What a vLLM server needs of each of its own devices; None: there is none, or not of the
     job's. All else is of the devices that train; `fits` is of both."""
     continued_sigma: float = 0.0
-    """Relative standard deviation of what follows from fewer layers of an engine."""
+    """Relative standard deviation of what follows from fewer layers of an engine, or from an order
+    of rows that may be another."""
     host_bytes: int | None = None
     """What all processes take of the host together (`hosting.py`); None: the device is the host."""
     p_host_oom: float | None = None

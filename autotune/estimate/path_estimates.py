@@ -55,9 +55,9 @@ class PathEstimates(Persevering):
         self._chunking = chunking_of(request)
         self._worsts = [self._data.worst(point) for point in request.points]
         self._flat = self._worsts[0].flat
+        self._liger = bool(request.config.get("use_liger_kernel"))
         eager = request.config.get("attn_implementation") == "eager"
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
-        self._liger = bool(request.config.get("use_liger_kernel"))
         self._uneven = not self._flat and not eager and any(map(self._data.padded, request.points))
         self.traces = Traces(request)
         self._keys: dict[bool, tuple[list[int], list[int]]] = {}
@@ -188,9 +188,9 @@ class PathEstimates(Persevering):
     def _variant(self, point: Point, worst: Worst, padded: bool) -> PointReply:
         if True not in self._keys or False not in self._keys:
             padded = next(iter(self._keys))
-        replay = self._replayed(point, worst, padded)
         return PointReply(
-            **replay.told(),
+            **self._replayed(point, worst, padded).told(),
+            sigma=self._data.order_sigma(point),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
             method=self._method(worst.size in self._keys[padded][0]),

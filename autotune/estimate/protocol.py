@@ -159,6 +159,7 @@ class EstimateRequest(Message):
             DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
         deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
         whole: whether all layers are traced then, however many there are.
+        rank: the process that is traced then.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
     """
@@ -182,6 +183,7 @@ class EstimateRequest(Message):
     sharding: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None
     whole: bool = False
+    rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +197,8 @@ class PointReply(Message):
         sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
         masked: whether the micro-batches of the sample are padded.
         host_bytes: what offloading puts into the host's memory for this device.
-        sigma: relative standard deviation of what was continued from fewer layers of an engine.
+        sigma: relative standard deviation of reserved bytes that were continued from fewer layers
+            of an engine, or that depend on the order of rows.
         method: `trace`, or `scaled trace` where sizes or layers follow from others (`templates.py`,
             `moments.py`).
     """

@@ -43,13 +43,6 @@ GAPS = 0.06
 with 20 layers: 5 to 13% under FSDP2 and ZeRO, nothing with the optimizer offloaded)."""
 SIGMA = 0.07
 """How far reserved bytes are off that follow from few layers (`benchmarks/virtual_gpu`)."""
-WORST_RANK = 0
-"""The process that needs most memory, or within 0.3% of it.
-
-What is left over when weights are divided goes to the first. In DeepSpeed's stages 1 and 2 it also
-has the gradient of the embedding, whose norm is taken in float64 (a model of 1.2B without a head on
-4 devices: 3% more than the others). The last one holds the weights whose gradients come first, and
-so holds them longest: 0.3% more where both have as large a weight."""
 
 
 @dataclass
@@ -84,10 +77,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """What was traced with so many layers: the steps in the order in which they were asked for.
-
-    Attributes:
-    """
+    """What was traced with so many layers: the steps in the order in which they were asked for."""
 
     layers: int
     steps: list[Step]
@@ -139,7 +129,6 @@ def _asked(
     accumulates: bool,
     optim: str | None,
 ) -> TraceRequest:
-    """As the rank that needs most memory."""
     per_row = METHODS[request.method].sequences
     config = request.config if optim is None else {**request.config, "optim": optim}
     rows = max(len(one.lengths) // per_row for one in steps)
@@ -153,7 +142,7 @@ def _asked(
         accumulation=2 if accumulates else 1,
         seed=request.seed,
         sharding=request.sharding,
-        rank=WORST_RANK,
+        rank=request.rank,
         deepspeed=request.deepspeed if layers is None else stepping_at_once(request.deepspeed),
     )
 

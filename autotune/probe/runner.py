@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from autotune.errors import machine_error
 from autotune.probe.ending import Ending, Limits, Watcher, lost
+from autotune.probe.forkserver import CHOICE
 from autotune.probe.host_memory import HostMeter, HostUse
 from autotune.probe.logs import LogTail
 from autotune.probe.processes import (
@@ -101,7 +102,7 @@ class ProbeServer:
         if ready["event"] == "cuda":
             self.close()
             why = f"fresh: importing {ready['starter']} starts CUDA"
-            self._environment = {**self._environment, "AUTOTUNE_PROCESSES": why}
+            self._environment = {**self._environment, CHOICE: why}
             self._start()
         else:
             self.fresh = ready["fresh"]

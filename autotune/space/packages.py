@@ -44,7 +44,7 @@ PACKAGES = (
 
 def package_facts(job: Job, facts: Facts) -> Mapping[str, bool]:
     """What rules may ask of packages: whether each is here, or taken to be there, and runs."""
-    there = {package.name for package in assumed(job, facts)}
+    there = {package.name for package in assumed_packages(job, facts)}
     return {
         f"stack.{package.fact}": _runs(package, facts)
         and (package.name in there or getattr(facts.stack, package.fact))
@@ -57,7 +57,7 @@ def _runs(package: Package, facts: Facts) -> bool:
     return package.least is None or capability is None or capability >= package.least
 
 
-def assumed(job: Job, facts: Facts) -> list[Package]:
+def assumed_packages(job: Job, facts: Facts) -> list[Package]:
     """The packages that a job pins or lists values of, where its device is not on this machine."""
     elsewhere = facts.device.kind == "cuda" and facts.device.driver is None
     return [
@@ -74,5 +74,5 @@ def _listed(job: Job, knob: str) -> tuple[KnobValue, ...]:
 
 def packages_note(job: Job, facts: Facts) -> str | None:
     """What a plan says of them."""
-    names = " and ".join(package.name for package in assumed(job, facts))
+    names = " and ".join(package.name for package in assumed_packages(job, facts))
     return f"needs {names} on the training machine" if names else None

@@ -16,7 +16,7 @@ def table(rows: Sequence[Row], found: Mapping[str, Found]) -> str:
     """The tables of memory and of speed."""
     good = {name: row for name, row in found.items() if "failure" not in row}
     known = [row for row in rows if name_of(row) in good]
-    memory = [_memory(row, good[name_of(row)]) for row in known]
+    memory = [_memory(row, good[name_of(row)]) for row in known if _comparable(row, good)]
     about = sorted({(r["about"]["date"][:10], r["about"]["commit"]) for r in found.values()})
     lines = [
         "`python benchmarks/published_runs/run.py`; planned by "
@@ -40,6 +40,13 @@ def table(rows: Sequence[Row], found: Mapping[str, Found]) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _comparable(row: Row, plans: Mapping[str, Found]) -> bool:
+    """Whether a plan has the row's figure: between steps there are states, which the parts of a
+    peak before the first one's end do not have."""
+    states = "optimizer" in plans[name_of(row)]["estimate"]["parts"]
+    return states or row["measured_kind"] != "steady_allocated"
 
 
 def _memory(row: Row, plan: Found) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from autotune.estimate.trace import (  # noqa: E402
     trace_config,
     trace_steps,
 )
-from autotune.space.sharding import DATA_PARALLEL, Sharding, worst_rank  # noqa: E402
+from autotune.space.sharding import DATA_PARALLEL, Sharding, heaviest_ranks  # noqa: E402
 from autotune.training.distributed import state_on_cpu  # noqa: E402
 from autotune.training.families import family  # noqa: E402
 from benchmarks.sharding_exactness.cases import Case  # noqa: E402
@@ -104,10 +105,15 @@ def _optimizer(trainer: Any) -> str:
 
 
 def traced(request: TraceRequest) -> dict[str, Any]:
-    """What the trace of the rank with most says."""
+    """What the traces of the ranks one of which needs most say."""
+    ranks = heaviest_ranks(Sharding(**request.sharding or {}))
+    return max((_traced(request, rank) for rank in ranks), key=itemgetter("estimate_bytes"))
+
+
+def _traced(request: TraceRequest, rank: int) -> dict[str, Any]:
     sharding, began = Sharding(**request.sharding or {}), time.perf_counter()
     spread = sharding.distributed_type not in DATA_PARALLEL
-    told = request.plain() | {"steps": request.steps, "rank": worst_rank(sharding)}
+    told = request.plain() | {"steps": request.steps, "rank": rank}
     told |= {} if spread else {"sharding": None, "rank": 0}
     reply = trace_steps(TraceRequest.from_plain(told))
     events = [tuple(event) for event in reply.events]

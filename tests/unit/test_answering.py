@@ -176,19 +176,27 @@ def test_what_falls_behind_makes_room_for_the_next():
     assert later and not set(later) & set(first)
 
 
-def settled(monkeypatch, whole_bytes):
+def with_size(size, sigma):
+    fits = size < 2**36
+    known = replace(POINT, sigma=sigma, oom=not fits, peak_reserved_bytes=size)
+    return replace(known, missing_bytes=None if fits else 1, retries=0)
+
+
+def settled(monkeypatch, whole_bytes, stages=(3,)):
     """Answers where all engines were traced with few layers, settled; which tasks were whole."""
-    few = [task for task in tasks() if task.engine][:3]
+    engines = [task for task in tasks() if task.engine]
+    few = [task for task in engines if task.request.sharding["zero_stage"] in stages][:3]
+    few_bytes = POINT.peak_reserved_bytes
     asked = []
 
     def traced(some, started, folder, told):
         asked.extend(one.request for one in some if one.request.whole)
         sigma = 0.0 if some[0].request.whole else 0.07
-        size = whole_bytes if sigma == 0 else POINT.peak_reserved_bytes
-        fits = size < 2**36
-        known = replace(POINT, sigma=sigma, oom=not fits, peak_reserved_bytes=size)
-        known = replace(known, missing_bytes=None if fits else 1, retries=0)
-        return [reply([known] * len(one.request.points)) for one in some]
+        sizes = [whole_bytes + one.request.rank if sigma == 0 else few_bytes for one in some]
+        return [
+            reply([with_size(size, sigma)] * len(one.request.points))
+            for size, one in zip(sizes, some, strict=True)
+        ]
 
     monkeypatch.setattr(answering, "traced_in_children", traced)
     wanted = Asked(job=JOB, facts=FACTS, limit=2**36, ceilings=None, effort=EVERY)
@@ -200,6 +208,16 @@ def test_of_the_first_candidate_all_layers_are_traced(monkeypatch):
     assert [len(one.points) for one in asked] == [1]
     sigmas = [point.sigma for one in replies for point in one.points]
     assert sorted(sigmas) == [0.0] + [0.07] * (len(sigmas) - 1)
+
+
+def test_in_stages_1_and_2_the_first_and_the_last_process_are_traced_and_the_larger_counts(
+    monkeypatch,
+):
+    replies, asked = settled(monkeypatch, POINT.peak_reserved_bytes, stages=(1, 2))
+    last = asked[0].sharding["num_processes"] - 1
+    assert [one.rank for one in asked] == [0, last]
+    (point,) = (point for one in replies for point in one.points if point.sigma == 0)
+    assert point.peak_reserved_bytes == POINT.peak_reserved_bytes + last
 
 
 def test_a_candidate_that_does_not_fit_with_all_layers_makes_room_for_the_next(monkeypatch):
