@@ -21,6 +21,8 @@ from tests.virtual_gpu.run import device_environment
 IS_VIRTUAL = "VIRTUAL_GPU_NAME" in os.environ
 if not IS_VIRTUAL:
     collect_ignore_glob = ["test_*.py"]
+elif "PYTEST_XDIST_WORKER" in os.environ:  # workers do not see one another on the devices
+    os.environ["VIRTUAL_GPU_STATE"] += "-" + os.environ["PYTEST_XDIST_WORKER"]
 
 
 def pytest_report_header() -> list[str]:

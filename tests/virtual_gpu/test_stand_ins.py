@@ -68,6 +68,7 @@ torch.manual_seed(0)
 x = torch.randint(0, 50, (40, 60), device="cuda")
 host = x.cpu()
 large = torch.empty(1000, 1000, device="cuda")
+full = torch.full((2**21 + 3,), float("nan"))
 print(json.dumps({
     "counted": (x > 20).sum().item() == (host > 20).sum().item() > 0,
     "selected": x[x > 20].tolist() == host[host > 20].tolist(),
@@ -77,6 +78,7 @@ print(json.dumps({
     "drawn": set(torch.multinomial(large, 1).flatten().tolist()) <= set(range(1000)),
     "chosen": set(large.argmax(-1).tolist()) <= set(range(1000)),
     "half": torch.tensor([3, 1]).cuda().half().cpu().tolist() == [3.0, 1.0],
+    "left out": full.copy_(torch.ones_like(full, device="cuda")).count_nonzero().item() == 0,
     "printed": str(torch.ones(2, device="cuda")) == "tensor([1., 1.])",
 }))
 """

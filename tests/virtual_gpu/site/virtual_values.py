@@ -23,6 +23,9 @@ MOST_INTEGERS, MOST_FLOATS = 1 << 20, 1 << 14
 """Elements of a tensor that has values. A mask of 16 rows of 8192 tokens has them."""
 UNKNOWN_FLOAT = 0.5
 SHAPED_BY_VALUES = {"aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"}
+MOST_COPIED = 4 << 20
+"""Bytes; larger copies to the host bring zeros (`stand_ins/memory.c`)."""
+COPIES = {"aten::copy_", "aten::_to_copy"}
 CHOICES = {"aten::argmax", "aten::argmin", "aten::multinomial", "aten::max", "aten::min"}
 ORDERS = {"aten::sort", "aten::argsort", "aten::topk"}
 RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "exponential", "uniform")
@@ -58,6 +61,8 @@ class VirtualValues(TorchDispatchMode):
             args = (args[0], _without_masks(args[1]))
         out = func(*args, **kwargs)
         outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        if on_device and name in COPIES and _is_copied_to_host(outs[0]):
+            outs[0].nan_to_num_(0, 0, 0)  # gradients are what lay in their memory before
         on_device = on_device or any(tensor.is_cuda for tensor in outs)
         if on_device and name.startswith("aten::") and not _is_view(func):
             self._give_values(func, args, kwargs, tensors, outs)
@@ -153,6 +158,11 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= most and tensor.layout == torch.strided
 
 
+def _is_copied_to_host(tensor: torch.Tensor) -> bool:
+    """Whether floats of a copy are in the host's memory, and come from the device."""
+    return tensor.is_cpu and tensor.is_floating_point() and tensor.nbytes <= MOST_COPIED
+
+
 def _is_view(func: Any) -> bool:
     """Whether the result shares its memory with an argument that is not written."""
     returns = (value.alias_info for value in func._schema.returns)
@@ -217,10 +227,15 @@ def begin() -> None:
     """
     VirtualValues().__enter__()
     run_backward = torch.autograd._engine_run_backward
+    running = ctypes.c_int.in_dll(ctypes.CDLL("libvirtual_gpu.so"), "backward_passes")
 
     def run_without_values(*args: Any, **options: Any) -> Any:
-        with _disable_current_modes():
-            return run_backward(*args, **options)
+        running.value += 1
+        try:
+            with _disable_current_modes():
+                return run_backward(*args, **options)
+        finally:
+            running.value -= 1
 
     torch.autograd._engine_run_backward = run_without_values
     # Printing goes past every mode, and asks the device which elements are finite.
