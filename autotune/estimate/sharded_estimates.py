@@ -92,9 +92,11 @@ class ShardedEstimates(Persevering):
     @cached_property
     def _short(self) -> list[Worst]:
         """One short row, where micro-batches of a point differ in their size: speed is needed over
-        all the lengths of the data."""
+        all the lengths of the data. What is traced whole is traced for its bytes alone."""
         points = self._request.points
-        if all(len(set(self._data.plan(point).sample)) == 1 for point in points):
+        if self._request.whole or all(
+            len(set(self._data.plan(point).sample)) == 1 for point in points
+        ):
             return []
         worsts = [self._data.worst(point) for point in points]
         length = max(max(max(worst.lengths) for worst in worsts) // 4, 8)
