@@ -66,7 +66,8 @@ def built_whole() -> Iterator[None]:
 @contextlib.contextmanager
 def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
     """No other rank answers whether it has the same lengths; no gradient overflows, which would
-    have the optimizer step left out; the CPU's Adam computes nothing."""
+    have the optimizer step left out; the CPU's Adam computes nothing, and no stream is waited for
+    (`FakeAccelerator` has several)."""
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder

@@ -66,17 +66,15 @@ class PathEstimates(Persevering):
         self.opening = self._short_rows(max(self._length // 4, 8))
         self._others: dict[str, Traces] = {}
         self._replays: dict[object, memory.Replay] = {}
-        self._events: dict[object, tuple[list[Event], MemoryUse]] = {}
+        self._events: dict[object, dict[_Shares, tuple[list[Event], MemoryUse]]] = {}
         super().__init__()
         self.persevere(self._check_chunks)
 
-    # -- what the data make of a candidate
+    # -- what to trace
 
     def _short_rows(self, length: int) -> MicroBatch:
         """One row, its sequences all of this length."""
         return MicroBatch(lengths=(length,) * self._per_row, labelled=1.0)
-
-    # -- what to trace
 
     def forget(self) -> None:
         """What was made of the traces so far is of no use any more."""
@@ -218,23 +216,24 @@ class PathEstimates(Persevering):
 
     def _passing_of(self, optim: str) -> float:
         """What a step with another optimizer makes and lets go of, of the whole model. Bytes."""
-        return (
-            live_bytes(passing_of_step(self._other(optim).first_step())).peak_bytes * self._growth
-        )
+        passing = passing_of_step(self._other(optim).first_step())
+        return live_bytes(passing).peak_bytes * self._growth
 
     @cached_property
     def _growth(self) -> float:
         return self.traces.growth()
 
     def _replay(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> memory.Replay:
-        key = (worst, padded, point.accumulates, point.optim, first)
         limit = self._request.limit_bytes
         if self._request.cuda is None:
             return memory.on_cpu(self._record(point, worst, padded, ()), limit)
-        if key not in self._events:
+        key = (worst, padded, point.accumulates, point.optim)
+        known = self._events.get(key, {})
+        self._events = {key: known}  # records are large: those of one point at a time
+        if first not in known:
             events = self._record(point, worst, padded, first)
-            self._events = {key: (events, memory.on_cuda(events))}
-        events, use = self._events[key]
+            known[first] = events, memory.on_cuda(events)
+        events, use = known[first]
         return memory.replayed(
             events, limit, expandable_segments=point.expandable_segments, use=use
         )

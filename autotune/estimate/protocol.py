@@ -158,7 +158,7 @@ class EstimateRequest(Message):
         sharding: fields of `space.sharding.Sharding`: what they divide among themselves; with
             DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
         deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
-        whole: whether all layers are traced then, however many there are.
+        whole: whether all layers are traced then, however many there are, for bytes alone.
         rank: the process that is traced then.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.

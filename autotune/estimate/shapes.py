@@ -34,6 +34,11 @@ class Worst:
         return sum(self.lengths) if self.flat else len(self.lengths)
 
     @property
+    def tokens(self) -> int:
+        """With padding."""
+        return sum(self.lengths) if self.flat else len(self.lengths) * max(self.lengths)
+
+    @property
     def padded(self) -> bool:
         """Whether some rows are shorter than the longest."""
         return not self.flat and len(set(self.lengths)) > 1

@@ -15,7 +15,7 @@ from autotune.estimate.depths import at_depth, depths
 from autotune.estimate.path_data import PathData
 from autotune.estimate.persevering import DIRECT, FEW_LAYERS, Persevering
 from autotune.estimate.polynomial import lagrange
-from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
+from autotune.estimate.protocol import EstimateRequest, Point, PointReply, ShapeWork
 from autotune.estimate.record import counted_rows
 from autotune.estimate.shapes import Worst, histogram
 from autotune.estimate.sharded_traces import SIGMA, Continued, Depth, traced, work_of_all
@@ -75,14 +75,12 @@ class ShardedEstimates(Persevering):
         if key not in self._runs:
             same = [one for one in self._request.points if (one.accumulates, one.optim) == key]
             chosen = self._chosen([self._data.worst(one) for one in same])
-            short = [self._short] if self._uneven else []
-            steps = [*map(_micro_batch, [chosen[-1], *chosen]), *short]
             whole = self._depths == (self._request.layers,)
             traces = [
                 traced(
                     self._request,
                     None if whole else layers,
-                    steps,
+                    [*chosen, *self._short],
                     accumulates=point.accumulates,
                     optim=point.optim,
                 )
@@ -92,15 +90,18 @@ class ShardedEstimates(Persevering):
         return self._runs[key]
 
     @cached_property
-    def _short(self) -> MicroBatch:
-        """One short row; speed is needed over all the lengths of the data."""
-        longest = max(max(self._data.worst(point).lengths) for point in self._request.points)
-        return MicroBatch(lengths=(max(longest // 4, 8),) * self._per_row)
-
-    @cached_property
-    def _uneven(self) -> bool:
-        """Whether micro-batches of a point differ in their size."""
-        return any(len(set(self._data.plan(point).sample)) > 1 for point in self._request.points)
+    def _short(self) -> list[Worst]:
+        """One short row, where micro-batches of a point differ in their size: speed is needed over
+        all the lengths of the data. What is traced whole is traced for its bytes alone."""
+        points = self._request.points
+        if self._request.whole or all(
+            len(set(self._data.plan(point).sample)) == 1 for point in points
+        ):
+            return []
+        worsts = [self._data.worst(point) for point in points]
+        length = max(max(max(worst.lengths) for worst in worsts) // 4, 8)
+        lengths = (length,) * self._per_row
+        return [Worst(lengths=lengths, labelled=sum(lengths), flat=worsts[0].flat)]
 
     def _chosen(self, worsts: Sequence[Worst]) -> list[Worst]:
         """The micro-batches that are traced, the smallest first."""
@@ -165,8 +166,7 @@ class ShardedEstimates(Persevering):
         weights = at_depth(self._depths, self._request.layers)
         found: dict[tuple[int, int, bool], ShapeWork] = {}
         for run in self._runs.values():
-            short = Worst(lengths=self._short.lengths, labelled=0, flat=run.worsts[0].flat)
-            for place, worst in enumerate([*run.worsts, *([short] if self._uneven else [])]):
+            for place, worst in enumerate([*run.worsts, *self._short]):
                 rows = 1 if worst.flat else len(worst.lengths)
                 length = sum(worst.lengths) if worst.flat else max(worst.lengths)
                 found[rows, length, worst.padded] = ShapeWork(
@@ -203,8 +203,3 @@ def _ends(sizes: list[int], *, flat: bool) -> list[int]:
         return [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
     alone = sizes[: sizes[0] == 1]
     return [*alone, sizes[len(alone)], sizes[-1]]
-
-
-def _micro_batch(worst: Worst) -> MicroBatch:
-    counted = max(sum(worst.lengths) - len(worst.lengths), 1)
-    return MicroBatch(lengths=worst.lengths, labelled=min(worst.labelled / counted, 1.0))

@@ -32,6 +32,7 @@ from autotune.estimate.record import (
     work_from_plain,
 )
 from autotune.estimate.resizing import Irregular
+from autotune.estimate.shapes import Worst
 from autotune.estimate.step_records import step_records
 from autotune.estimate.trace import trace_steps
 from autotune.estimate.trace_cache import TraceCache
@@ -88,13 +89,13 @@ class Depth:
 def traced(
     request: EstimateRequest,
     layers: int | None,
-    steps: Sequence[MicroBatch],
+    worsts: Sequence[Worst],
     *,
     accumulates: bool,
     optim: str | None,
 ) -> Depth:
-    """Trace the steps one behind the other, the first of them as the opening: as large as the
-    largest, and made smaller for those that are.
+    """Trace a step of each of these micro-batches, one behind the other. Before them is one of the
+    largest; it opens the record of each, made as small as that one's own.
 
     Args:
         layers: None: all.
@@ -102,6 +103,8 @@ def traced(
     Raises:
         Irregular: fewer layers cannot stand for all.
     """
+    largest = max(worsts, key=lambda worst: worst.tokens)
+    steps = [_micro_batch(worst) for worst in (largest, *worsts)]
     asked = _asked(request, layers, steps, accumulates=accumulates, optim=optim)
     cache = TraceCache(request)
     reply = cache.known(asked, TraceReply) or cache.keep(asked, trace_steps)
@@ -109,7 +112,7 @@ def traced(
         raise Irregular("it cannot be told where the model's layers are")
     works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
     records = step_records([tuple(event) for event in reply.events])
-    shares = [_tokens(step) / _tokens(steps[0]) for step in steps[1:]]
+    shares = [worst.tokens / largest.tokens for worst in worsts]
     return Depth(
         layers=layers or request.layers,
         steps=[
@@ -147,8 +150,9 @@ def _asked(
     )
 
 
-def _tokens(batch: MicroBatch) -> int:
-    return len(batch.lengths) * max(batch.lengths)
+def _micro_batch(worst: Worst) -> MicroBatch:
+    counted = max(sum(worst.lengths) - len(worst.lengths), 1)
+    return MicroBatch(lengths=worst.lengths, labelled=min(worst.labelled / counted, 1.0))
 
 
 def _smaller_opening(record: list[Event], share: float) -> list[Event]:

@@ -264,8 +264,8 @@ def _run_kernel(
 
 
 def _padded(tensor: Any, *, always: bool = False) -> Any:
-    """The kernels want rows of a multiple of eight; `always`: a copy where they are that, too, with
-    as many columns more as it takes on the average."""
+    """With rows of a multiple of eight, as the kernels want; `always`: also where they are that
+    already, with four columns more, as many as are missing on average."""
     missing = -tensor.shape[-1] % 8 or (4 if always else 0)
     return F.pad(tensor, (0, missing)) if missing else tensor
 
@@ -275,6 +275,6 @@ def _additive(mask: Any, query: Any, key: Any) -> Any:
     if mask.dtype == torch.bool:
         nothing = torch.zeros((), dtype=query.dtype)
         mask = torch.where(mask, nothing, torch.full((), float("-inf"), dtype=query.dtype))
-    # Rows that lie one behind the other are traced at multiples of eight, and are none in training.
+    # Rows laid one behind the other are traced at multiples of eight tokens; real ones rarely are.
     mask = _padded(mask, always=mask.shape[0] == 1)[..., : key.shape[2]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -34,8 +34,8 @@ def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
     A matmul takes its operations at `MATMUL_SHARE` of the peak plus `KERNEL_S`, and not less than
     its bytes take. Known error: not measured on any device but for the shares quoted above; expect
     a factor of 2 for small operators and for the host. Ranks that hang on it are not to be trusted
-    before a probe. Against runs that others have measured on an A100: 0.88 to 1.13 of their
-    tokens/s, 1.31 in one (`benchmarks/published_runs`).
+    before a probe. Against 28 runs that others have measured on an A100: 0.88 to 1.18 of their
+    tokens/s (`benchmarks/published_runs`).
     """
     bandwidth = kind.bandwidth_bytes_per_s
     peaks = {d: r for d, r in kind.matrix_flops_per_s.items() if r is not None and d in _BYTES}

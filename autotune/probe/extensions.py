@@ -47,8 +47,7 @@ def compile_extensions(path: Path) -> None:
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     keep_extensions_in_run(request)
-    if request.device_kind == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ.update(request.environment)  # its devices alone: DeepSpeed asks what they can
     from deepspeed.accelerator import get_accelerator
 
     missing = []

@@ -102,7 +102,7 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
 
 
 def heaviest_ranks(sharding: Sharding) -> tuple[int, ...]:
-    """The processes one of which needs most memory, or within 0.3% of it.
+    """Processes of which one needs the most memory, or at least 99.7% of the most.
 
     What is left over when weights are divided goes to the first. DeepSpeed's stages 1 and 2 give
     the last one the weights whose gradients come first, so that it holds them longest (up to 9%

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.protocol import EstimateRequest, MicroBatch
+from autotune.estimate.protocol import EstimateRequest
+from autotune.estimate.shapes import Worst
 from autotune.space.deepspeed import deepspeed_config
 from autotune.space.sharding import DEEPSPEED, Sharding
 from benchmarks.public_tables.figures import DOCUMENTED, ESTIMATORS, PAPER
 from benchmarks.sharding_depths.cases import as_planned, plan_request
 
-ROW = MicroBatch(lengths=(16,))
+ROW = Worst(lengths=(16,), labelled=16, flat=False)
 """One short row: published figures are of what lasts, without activations."""
 _TOKENS = {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
 

@@ -47,7 +47,7 @@ def estimated(case: Case, models: Path) -> dict[str, Any]:
     known = depths(request.layers, case.sharding, adapters=False)
     whole = known == (request.layers,)
     traces = [
-        traced(request, None if whole else few, [ROW, ROW], accumulates=True, optim=None)
+        traced(request, None if whole else few, [ROW], accumulates=True, optim=None)
         for few in known
     ]
     if request.sharding is None and case.ranks > 1:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.protocol import EstimateRequest, MicroBatch
+from autotune.estimate.protocol import EstimateRequest
+from autotune.estimate.shapes import Worst
 from autotune.space.deepspeed import deepspeed_config
 from autotune.space.sharding import DEEPSPEED, Sharding
 from benchmarks.sharding_exactness.cases import STRATEGIES
@@ -125,10 +126,10 @@ def plan_request(config: dict[str, Any], **fields: Any) -> EstimateRequest:
     )
 
 
-def steps(*rows: int) -> list[MicroBatch]:
-    """A short row, and micro-batches of so many full ones."""
-    full = [MicroBatch(lengths=(LENGTH,) * count) for count in rows]
-    return [MicroBatch(lengths=(LENGTH // 4,)), *full]
+def micro_batches(*rows: int) -> list[Worst]:
+    """Of so many full rows each, and one short row."""
+    lengths = [*((LENGTH,) * count for count in rows), (LENGTH // 4,)]
+    return [Worst(lengths=one, labelled=sum(one), flat=False) for one in lengths]
 
 
 def cases() -> Iterator[Case]:

@@ -30,7 +30,7 @@ from benchmarks.sharding_depths.cases import (  # noqa: E402
     TRACED,
     Case,
     cases,
-    steps,
+    micro_batches,
     write_model,
 )
 
@@ -50,10 +50,11 @@ def compared(case: Case, models: Path) -> dict[str, Any]:
     request, began = case.request(models), time.process_time()
     known = depths(request.layers, Sharding(**request.sharding or {}), adapters=case.lora)
     few = [
-        traced(request, layers, steps(*TRACED), accumulates=False, optim=None) for layers in known
+        traced(request, layers, micro_batches(*TRACED), accumulates=False, optim=None)
+        for layers in known
     ]
     continued = Continued(
-        steps=[one.steps for one in few],
+        steps=[one.steps[:-1] for one in few],
         sizes=lagrange(TRACED, ASKED),
         depths=at_depth(known, request.layers),
         request=request,
@@ -61,10 +62,10 @@ def compared(case: Case, models: Path) -> dict[str, Any]:
     use, host = continued.use, continued.host_bytes
     reserved = [continued.replay(expandable=way).reserved_bytes for way in (False, True)]
     seconds, began = time.process_time() - began, time.process_time()
-    whole = traced(request, None, steps(ASKED), accumulates=False, optim=None)
+    whole = traced(request, None, micro_batches(ASKED), accumulates=False, optim=None)
     truth = whole.steps[0]
     replays = [replayed(truth.device, None, expandable_segments=way) for way in (False, True)]
-    short = work_of_all(few, at_depth(known, request.layers), None)
+    short = work_of_all(few, at_depth(known, request.layers), -1)
     return {
         "depths": [*known, request.layers],
         "few": [use.peak_bytes, *reserved, host, *_work(short)],
@@ -72,7 +73,7 @@ def compared(case: Case, models: Path) -> dict[str, Any]:
             replays[0].use.peak_bytes,
             *(replay.reserved_bytes for replay in replays),
             truth.host_bytes,
-            *_work([(work, 1) for work in whole.opening_work]),
+            *_work([(work, 1) for work in whole.steps[-1].work]),
         ],
         "peak_at": [[use.phase, use.operator], [replays[0].use.phase, replays[0].use.operator]],
         "cpu_s": [round(seconds, 1), round(time.process_time() - began, 1)],

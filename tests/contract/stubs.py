@@ -294,7 +294,7 @@ def lists_its_descriptors(folder: Path) -> None:
 
 
 def tells_its_process(folder: Path) -> None:
-    """What runs it, what started that, and how much of the libraries it thinks it has not mapped.
+    """What runs it, its open files, and how much of the libraries it thinks it has not mapped.
 
     `notes_a_variable`, a module that a test has made and preloads, says what it saw.
     """
@@ -303,7 +303,6 @@ def tells_its_process(folder: Path) -> None:
     noted = sys.modules["notes_a_variable"]
     told = {
         "command": Path("/proc/self/cmdline").read_text(encoding="utf-8").split("\0"),
-        "parent": os.getppid(),
         "unmapped_bytes": unmapped_bytes(),
         "seen_at_import": noted.SEEN,
         "descriptors": sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()),

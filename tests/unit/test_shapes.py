@@ -31,18 +31,20 @@ def worst(lengths, labelled=1, flat=False):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "flat", "size", "padded"),
+    ("lengths", "flat", "size", "tokens", "padded"),
     [
-        ((7,), False, 1, False),
-        ((7, 7), False, 2, False),
-        ((7, 6, 7), False, 3, True),
-        ((7, 6, 7), True, 20, False),
-        ((7, 7), True, 14, False),
+        ((7,), False, 1, 7, False),
+        ((7, 7), False, 2, 14, False),
+        ((7, 6, 7), False, 3, 21, True),
+        ((7, 6, 7), True, 20, 20, False),
+        ((7, 7), True, 14, 14, False),
     ],
 )
-def test_the_measure_is_rows_or_tokens_and_only_rows_are_padded(lengths, flat, size, padded):
+def test_the_measure_is_rows_or_tokens_and_only_rows_are_padded(
+    lengths, flat, size, tokens, padded
+):
     one = worst(lengths, flat=flat)
-    assert (one.size, one.padded) == (size, padded)
+    assert (one.size, one.tokens, one.padded) == (size, tokens, padded)
 
 
 # -- chunks
