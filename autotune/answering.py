@@ -125,7 +125,9 @@ class _Answers:
     def trace(self, numbers: Sequence[int]) -> None:
         """Trace these tasks, with their engines."""
         some = [self._tasks[number] for number in numbers]
-        for number, own in zip(numbers, self._children(some, f"from-{numbers[0]}"), strict=True):
+        for number, own in zip(
+            numbers, self._children(some, f"from-{min(numbers, default=0)}"), strict=True
+        ):
             formula = self.replies.get(number)
             self.replies[number] = own if formula is None else traced_or_not(formula, own)
 
@@ -148,14 +150,18 @@ class _Answers:
             if not task.engine or reply.problem is not None or reply.by_formula:
                 return
             ranks = heaviest_ranks(Sharding(**task.request.sharding or {}))
-            if (number, place) in settled or (len(ranks) == 1 and not reply.points[place].sigma):
+            whole = reply.points[place].method == "trace"
+            if (number, place) in settled or (whole and len(ranks) == 1):
                 return
             settled.add((number, place))
             tasks = [with_all_layers(task, place, rank) for rank in ranks]
             found = self._children(tasks, f"whole-{number}-{place}")
             if any(reply.problem is not None for reply in found):
                 return
-            most = max((reply.points[0] for reply in found), key=lambda p: p.peak_reserved_bytes)
+            of_ranks = [reply.points[0] for reply in found]
+            most = max(of_ranks, key=lambda point: point.peak_reserved_bytes)
+            host_bytes = max(point.host_bytes for point in of_ranks)
+            most = dataclasses.replace(most, host_bytes=host_bytes)
             points = [*reply.points[:place], most, *reply.points[place + 1 :]]
             self.replies[number] = dataclasses.replace(reply, points=points)
 

@@ -7,6 +7,7 @@ second step), token counts off the checkpoint it saved, memory off the kernel's 
 import dataclasses
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.job import Job
 from autotune.methods import METHODS
 from autotune.path_tasks import batching
 from autotune.probe.ending import Limits
+from autotune.probe.extensions import compiled_folder
 from autotune.probe.launch import launch
 from autotune.probe.protocol import Measurement, ProbeFolder, read_json, write_json
 from autotune.probe.rehearsal import LOGGING_STEPS, RehearsalReply, RehearsalRequest
@@ -104,6 +106,10 @@ def _rehearse(
             # A folder whose card lists its files is cached by its name alone, whatever it holds
             # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
             "HF_DATASETS_CACHE": str(run.verification / "cache"),
+            # What DeepSpeed compiled for the probes (minutes); the user's own folder wins.
+            "TORCH_EXTENSIONS_DIR": os.environ.get(
+                "TORCH_EXTENSIONS_DIR", str(compiled_folder(run.rows))
+            ),
         },
         timeout_s=TIMEOUT_S + 3 * expected_s,
         gpus=(facts.device.index, *facts.device.peers) if facts.device.kind == "cuda" else (),

@@ -156,6 +156,7 @@ class ShardedEstimates(Persevering):
             host_bytes=host,
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
+            sigma=self._data.order_sigma(point),
             method="trace",
         )
 

@@ -34,12 +34,21 @@ def compile_before(server: ProbeServer, request: ProbeRequest) -> None:
     names = extensions_of(request)
     if not names:
         return
-    folder = ProbeFolder(path=_folder(request) / "-".join([request.device_kind, *names]))
+    folder = ProbeFolder(
+        path=compiled_folder(Path(request.rows)) / "-".join([request.device_kind, *names])
+    )
     if folder.reply.exists():
         return
     folder.path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, request.plain())
     server.run(folder, WORKER, LIMITS)
+    if not folder.reply.exists():  # the child crashed, or took too long: the probe will say so
+        write_json(folder.reply, {"missing": names})
+
+
+def compiled_folder(tokenized: Path) -> Path:
+    """Where a run keeps what was compiled: beside its tokenized rows."""
+    return tokenized.absolute().parent / "compiled"
 
 
 def compile_extensions(path: Path) -> None:
@@ -64,11 +73,7 @@ def keep_extensions_in_run(request: ProbeRequest) -> None:
     """Have DeepSpeed compile into a folder of the run, whose probes come one after the other,
     unless the user has named one. A lock that a killed process left there is removed."""
     if "TORCH_EXTENSIONS_DIR" not in os.environ:
-        folder = _folder(request)
+        folder = compiled_folder(Path(request.rows))
         os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
         for lock in folder.glob("*/lock"):
             lock.unlink()
-
-
-def _folder(request: ProbeRequest) -> Path:
-    return Path(request.rows).absolute().parent / "compiled"

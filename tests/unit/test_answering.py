@@ -179,6 +179,7 @@ def test_what_falls_behind_makes_room_for_the_next():
 def with_size(size, sigma):
     fits = size < 2**36
     known = replace(POINT, sigma=sigma, oom=not fits, peak_reserved_bytes=size)
+    known = replace(known, method="scaled trace" if sigma else "trace")
     return replace(known, missing_bytes=None if fits else 1, retries=0)
 
 
