@@ -16,13 +16,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "load_job": "autotune.space.load",
-    "plan": "autotune.planning",
-    "tune": "autotune.tuning",
-    "Job": "autotune.job",
-    "Recommendation": "autotune.recommend",
-    "Result": "autotune.session",
-    "RunFolder": "autotune.run_folder",
+    "load_job": "autotune.space.loading.load",
+    "plan": "autotune.plan.plan",
+    "tune": "autotune.run.tuning",
+    "Job": "autotune.job.job",
+    "Recommendation": "autotune.search.recommend",
+    "Result": "autotune.run.session",
+    "RunFolder": "autotune.process.run_folder",
 }
 __all__ = [
     "Job",

@@ -15,7 +15,7 @@ import click
 from pydantic import BaseModel
 
 from autotune.cli import main as cli
-from autotune.job import Budget, Devices, Job, Lengths
+from autotune.job.job import Budget, Devices, Job, Lengths
 from autotune.space.definition import INCLUDES, load_definition, shared_part
 from autotune.space.knobs import value_label
 

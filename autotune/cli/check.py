@@ -27,10 +27,10 @@ def command(
     scripts in BUNDLE agree, before a launch does. It may be a folder that was written by hand:
     the files are told apart by what they hold, or by their names in it. The exit code is 0 where
     they agree, 1 where not, 2 where a file is not there or cannot be read."""
-    from autotune.checking import read_launch
-    from autotune.emit.consistency import disagreements
+    from autotune.bundle.check.check import disagreements
+    from autotune.bundle.check.read import read_launch
     from autotune.errors import nearest, user_error
-    from autotune.methods import METHODS
+    from autotune.job.methods import METHODS
 
     if method is not None and method not in METHODS:
         raise user_error(

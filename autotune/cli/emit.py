@@ -33,7 +33,7 @@ def command(
     """Write the bundle of RUN again, or that of one of its probes. Only the bundle that was
     verified before is called verified: see `autotune verify`."""
     from autotune.errors import user_error
-    from autotune.reopening import reopen
+    from autotune.run.past_run import reopen
 
     past = reopen(run, storage)
     target = (out or past.run.bundle).absolute()

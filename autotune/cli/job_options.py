@@ -73,7 +73,7 @@ def load(
         UserError: the job cannot be, or not with this TRL.
     """
     from autotune.facts.stack import missing
-    from autotune.space.load import load_job
+    from autotune.space.loading.load import load_job
 
     overrides = all_sets(sets, flags)
     if job is None and not overrides:
@@ -83,7 +83,7 @@ def load(
     loaded, definition = load_job(job, overrides)
     why = missing(loaded.method)
     if why is not None:
-        from autotune.replacing import ways_out
+        from autotune.plan.questions.missing_trainer import ways_out
 
         hint = ways_out(loaded, device=device, figures=figures)
         raise user_error(why, where="method", hint=hint)

@@ -102,8 +102,8 @@ class _Asked:
 
 
 def _candidates(asked: _Asked, *, fits: bool, top: int | None, trace_all: bool) -> int:
-    from autotune.answering import EVERY, PROMISING
-    from autotune.planning import plan
+    from autotune.plan.engines import EVERY, PROMISING
+    from autotune.plan.plan import plan
 
     loaded, definition = asked.loaded()
     with _scratch() as folder, _shown() as told:
@@ -119,21 +119,21 @@ def _candidates(asked: _Asked, *, fits: bool, top: int | None, trace_all: bool) 
     chosen = [(one, estimate) for one, estimate in made.ranked() if estimate.fits or not fits]
     chosen = chosen[:top] if top else chosen
     if asked.as_json:
-        from autotune.report.plan import plan_plain
+        from autotune.cli.views.plan import plan_plain
 
         print_json(plan_plain(made, chosen))
     else:
         from rich.console import Console
 
-        from autotune.report.plan import plan_view
+        from autotune.cli.views.plan import plan_view
 
         Console(width=None if Console().is_terminal else 160).print(*plan_view(made, chosen))
     return 0 if any(estimate.fits for estimate in made.estimates.values()) else 1
 
 
 def _fewest(asked: _Asked) -> int:
-    from autotune.fewest import fewest
-    from autotune.report.fewest import fewest_lines, fewest_plain
+    from autotune.cli.views.fewest import fewest_lines, fewest_plain
+    from autotune.plan.questions.fewest_devices import fewest
 
     loaded, definition = asked.loaded()
     with _scratch() as folder, _shown() as told:
@@ -146,8 +146,8 @@ def _fewest(asked: _Asked) -> int:
 
 
 def _largest(asked: _Asked, maximum: str) -> int:
-    from autotune.largest import largest
-    from autotune.report.plan import largest_plain, largest_view
+    from autotune.cli.views.plan import largest_plain, largest_view
+    from autotune.plan.questions.largest import largest
 
     loaded, definition = asked.loaded()
     with _scratch() as folder:
@@ -160,8 +160,8 @@ def _largest(asked: _Asked, maximum: str) -> int:
 
 
 def _advice(asked: _Asked) -> int:
-    from autotune.advising import advise
-    from autotune.report.advice import advice_lines, advice_plain
+    from autotune.cli.views.advice import advice_lines, advice_plain
+    from autotune.plan.questions.advice import advise
 
     loaded, definition = asked.loaded()
     with _scratch() as folder, _shown() as told:
@@ -180,7 +180,7 @@ def _shown() -> Iterator[Any]:
     """What shows on stderr how far estimates are."""
     from rich.console import Console
 
-    from autotune.report.estimating import EstimatesShown
+    from autotune.cli.views.progress import EstimatesShown
 
     shown = EstimatesShown(Console(stderr=True))
     try:
@@ -213,7 +213,7 @@ def _sets(
         )
     if length is None:
         raise user_error("without a job file a length is needed", hint="add --max-length 1024")
-    from autotune.methods import METHODS, SFT
+    from autotune.job.methods import METHODS, SFT
 
     method = METHODS.get(flags["method"] or named.get("method", ""), SFT)
     if method.online:  # the length is that of prompts, which are not cut

@@ -21,9 +21,9 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
     """
     from rich.console import Console
 
-    from autotune.probing import probe_once
-    from autotune.report.plain import probe_plain
-    from autotune.report.tables import measurement_table
+    from autotune.cli.views.json import probe_plain
+    from autotune.cli.views.tables import measurement_table
+    from autotune.probe.single import probe_once
 
     loaded, definition = load(job, sets, flags)
     # Kept where something goes wrong: the message names a log in it.

@@ -16,16 +16,16 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     """Show every probe of RUN, what is recommended and why."""
     from rich.console import Console
 
-    from autotune.comparison import compared
-    from autotune.reopening import reopen
-    from autotune.report.plain import report_plain
-    from autotune.report.tables import (
+    from autotune.cli.views.json import report_plain
+    from autotune.cli.views.tables import (
         cost_lines,
         ending_lines,
         records_table,
         repeat_lines,
         skipped_lines,
     )
+    from autotune.run.comparison import compared
+    from autotune.run.past_run import reopen
 
     past = reopen(run, storage)
     stored = past.stored

@@ -50,12 +50,12 @@ def command(
     """
     from rich.console import Console
 
+    from autotune.cli.views.json import result_plain
+    from autotune.cli.views.tables import result_lines
+    from autotune.cli.views.terminal import TerminalListener
     from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-    from autotune.report.plain import result_plain
-    from autotune.report.tables import result_lines
-    from autotune.report.terminal import TerminalListener
-    from autotune.session import Options
-    from autotune.tuning import tune
+    from autotune.run.session import Options
+    from autotune.run.tuning import tune
 
     if resume is not None:
         _refuse_to_resume_with(out, sampler, no_history)
@@ -97,8 +97,8 @@ def _started(
     storage: str | None,
     options: Any,
 ) -> Any:
-    from autotune.run_folder import RunFolder
-    from autotune.tuning import begin
+    from autotune.process.run_folder import RunFolder
+    from autotune.run.tuning import begin
 
     loaded, definition = load(job, sets, flags, figures=True)
     name = job.stem if job is not None else "job"
@@ -117,8 +117,8 @@ def _resumed(
 ) -> Any:
     from autotune.cli.job_options import all_sets
     from autotune.errors import user_error
-    from autotune.run_folder import RunFolder
-    from autotune.space.load import load_job
+    from autotune.process.run_folder import RunFolder
+    from autotune.space.loading.load import load_job
 
     run = RunFolder(path=resume.absolute())
     run.check_storage(storage)

@@ -23,9 +23,9 @@ def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -
     """Show what this machine makes of JOB: its knobs, its candidates, and what is excluded."""
     from rich.console import Console
 
-    from autotune.probing import bound_space
-    from autotune.report.plain import space_plain
-    from autotune.report.tables import space_table
+    from autotune.cli.views.json import space_plain
+    from autotune.cli.views.tables import space_table
+    from autotune.probe.single import bound_space
 
     loaded, definition = load(job, sets, flags)
     # Kept where something goes wrong: the message names a log in it.

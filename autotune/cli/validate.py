@@ -14,7 +14,7 @@ from autotune.cli.job_options import guarded, job_options, json_option, load, pr
 @guarded
 def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Check JOB without touching model, data or device, and print it resolved."""
-    from autotune.yaml_file import to_yaml
+    from autotune.job.yaml_file import to_yaml
 
     loaded, _ = load(job, sets, flags)
     if as_json:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.probe.protocol import Message
-from autotune.space.vllm_share import VllmShare
+from autotune.process.messages import Message
+from autotune.space.vllm.memory import VllmShare
 
 POINT = "point"
 """The event that a child tells of each point it has answered for, with its index."""
@@ -199,8 +199,8 @@ class PointReply(Message):
         host_bytes: what offloading puts into the host's memory for this device.
         sigma: relative standard deviation of reserved bytes that were continued from fewer layers
             of an engine, or that depend on the order of rows.
-        method: `trace`, or `scaled trace` where sizes or layers follow from others (`templates.py`,
-            `moments.py`).
+        method: `trace`, or `scaled trace` where sizes or layers follow from others
+            (`records/shapes.py`, `peaks_by_depth.py`).
     """
 
     peak_allocated_bytes: int
@@ -220,7 +220,7 @@ class PointReply(Message):
     rollout: dict[str, list[Any]] | None = None
     """Where completions are generated: the work of one prefill, of one mean decoding pass, of one
     scoring, update and optimizer step, each as rows of `Work` and how often; the sample is then
-    one cycle (`training/rounds.py`)."""
+    one cycle (`training/rollout_plan.py`)."""
     shorter: float = 1.0
     """There: tokens with padding of such a cycle, over those with the longest prompts, traced."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.facts.made_text import labelled_of_lengths, pairs_of_lengths, prompts_of_lengths
+from autotune.facts.synthetic_text import labelled_of_lengths, pairs_of_lengths, prompts_of_lengths
 from autotune.facts.tokenizing import (
     as_trained,
     check_rows,
@@ -19,7 +19,7 @@ from autotune.facts.tokenizing import (
     form,
     tokenize,
 )
-from autotune.methods import METHODS
+from autotune.job.methods import METHODS
 
 RAW = "raw"
 """The untokenized rows, beside the folder of the tokenized ones."""

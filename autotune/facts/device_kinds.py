@@ -164,7 +164,7 @@ def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRul
 @functools.cache
 def _table() -> dict[str, Any]:
     # Imported here: PyYAML costs the commands that need no table.
-    from autotune.yaml_file import parse_yaml
+    from autotune.job.yaml_file import parse_yaml
 
     file = resources.files("autotune").joinpath("facts", _FILE)
     return parse_yaml(file.read_text(encoding="utf-8"), _FILE)[0]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.job import Job
+from autotune.job.job import Job
 
 KEPT_FREE = 0.05
 """Share of what is free that probes leave alone: at the last byte it is the kernel that ends

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.facts.quantizing import unquantised_weights
-from autotune.methods import METHODS
+from autotune.facts.quantized_weights import unquantised_weights
+from autotune.job.methods import METHODS
 
 _CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.methods import METHODS, SFT
+from autotune.job.methods import METHODS, SFT
 
 LIBRARIES = (
     "torch",

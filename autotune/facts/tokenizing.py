@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.facts.row_kinds import ROW_KINDS
+from autotune.facts.row_formats import ROW_KINDS
 from autotune.facts.stack import training_fields
-from autotune.methods import METHODS
+from autotune.job.methods import METHODS
 
 FIELDS = (
     "dataset_text_field",
@@ -96,7 +96,7 @@ def _tiny(method: str, vocabulary: int) -> Any:
 
 
 def described(method: str, rows: Any) -> Any:
-    """The rows with `lengths`, of their sequences, and `first_label` (see `row_kinds.py`)."""
+    """The rows with `lengths`, of their sequences, and `first_label` (see `row_formats.py`)."""
     kind = ROW_KINDS[method]
     told = [(kind.lengths(row), kind.first_label(row)) for row in rows]
     rows = rows.add_column("lengths", [lengths for lengths, _ in told])

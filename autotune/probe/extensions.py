@@ -8,10 +8,11 @@ ever (torch's `FileBaton`). What cannot be compiled stays for the probe to say s
 import os
 from pathlib import Path
 
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
-from autotune.probe.runner import ProbeServer
-from autotune.space.sharding import DEEPSPEED
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
+from autotune.space.sharding.sharding import DEEPSPEED
+from autotune.training.spec import ProbeRequest
 
 WORKER = "autotune.probe.extensions:compile_extensions"
 LIMITS = Limits(wall_s=900.0, stall_s=900.0)

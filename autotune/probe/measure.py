@@ -11,24 +11,26 @@ from typing import Any
 
 from autotune.facts import Facts, devices
 from autotune.facts.host import host_limit
-from autotune.job import Job
-from autotune.probe.disk import own_folder
-from autotune.probe.ending import Ending, Limits, Watcher, signal_name
+from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
-from autotune.probe.host_memory import HostMeter, HostUse
-from autotune.probe.progress import ProgressReader
-from autotune.probe.protocol import Measurement, ProbeFolder, ProbeRequest, read_json, write_json
-from autotune.probe.rank_files import SILENT, clear_ranks, rank_folder
-from autotune.probe.runner import ProbeServer
-from autotune.probe.worst_rank import behind
-from autotune.space.deepspeed import deepspeed_of
+from autotune.probe.nvme_folder import own_folder
+from autotune.probe.protocol import Measurement
+from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
+from autotune.probe.ranks.worst import behind
+from autotune.process.host_memory import HostMeter, HostUse
+from autotune.process.limits import Ending, Limits, Watcher, signal_name
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.progress import ProgressReader
+from autotune.process.server import ProbeServer
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
-from autotune.space.sharding import sharding_of
-from autotune.space.vllm import vllm_share
+from autotune.space.sharding.deepspeed import deepspeed_of
+from autotune.space.sharding.sharding import sharding_of
+from autotune.space.vllm.colocated import vllm_share
+from autotune.training.spec import ProbeRequest
 from autotune.units import format_bytes
 
-WORKER = "autotune.probe.ranks:probe"
+WORKER = "autotune.probe.ranks.group:probe"
 _DEATHS_BY_MEMORY = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}
 NEAR_LIMIT = 0.85
 """A child that dies or hangs holding this share of its limit is taken to have run out of memory."""

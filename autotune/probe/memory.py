@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts import devices
-from autotune.probe.template import template_pid
+from autotune.process.proc import process_status, unmapped_bytes
 
 _CPU_WANTED = re.compile(r"tried to allocate (\d+) bytes")
 _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
@@ -29,19 +29,6 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 def _size(match: re.Match[str]) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
-
-
-def process_status(field: str, pid: int | str = "self") -> int:
-    """A size of a process from /proc/PID/status, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
-
-
-def unmapped_bytes() -> int:
-    """What a fresh process has of the libraries' pages, and this one has not mapped yet."""
-    return process_status("RssFile", template_pid()) - process_status("RssFile")
 
 
 class CpuMemory:

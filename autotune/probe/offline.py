@@ -3,20 +3,21 @@
 from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.protocol import ProbeFolder, ProbeRequest, Unsupported
 from autotune.probe.throughput import Before, Throughput, passes
-from autotune.probe.trained import configured, told
+from autotune.probe.trainer_setup import configured, told
+from autotune.process.messages import ProbeFolder
+from autotune.training.spec import ProbeRequest, Unsupported
 
 
 def train_offline(
     request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], Throughput]:
     """Train a few steps of the candidate: fields of a measurement, and its speed."""
-    from autotune.probe.meters import Schedule, StepMeter
-    from autotune.probe.progress import Progress
-    from autotune.training.batches import Rows, as_dataset, batching_of, plan
-    from autotune.training.families import family
-    from autotune.training.sharing import Sharing
+    from autotune.probe.step_meter import Schedule, StepMeter
+    from autotune.process.progress import Progress
+    from autotune.training.batch_plan import Rows, as_dataset, batching_of, plan
+    from autotune.training.ranks import Sharing
+    from autotune.training.registry import family
 
     progress = Progress(folder.progress)
     stages.enter("plan")

@@ -3,21 +3,22 @@
 from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.protocol import ProbeFolder, ProbeRequest
-from autotune.probe.rollout_speed import RolloutSpeed
-from autotune.probe.trained import configured, told
+from autotune.probe.rollout_throughput import RolloutSpeed
+from autotune.probe.trainer_setup import configured, told
+from autotune.process.messages import ProbeFolder
+from autotune.training.spec import ProbeRequest
 
 
 def train_online(
     request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], RolloutSpeed]:
     """Generate and train a few cycles of the candidate: fields of a measurement, and its speed."""
-    from autotune.probe.progress import Progress
     from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
-    from autotune.training.batches import Rows, raw_rows
-    from autotune.training.families import family
-    from autotune.training.rounds import dealt, rollout_of, rollout_plan
-    from autotune.training.sharing import Sharing
+    from autotune.process.progress import Progress
+    from autotune.training.batch_plan import Rows, raw_rows
+    from autotune.training.ranks import Sharing
+    from autotune.training.registry import family
+    from autotune.training.rollout_plan import dealt, rollout_of, rollout_plan
 
     progress = Progress(folder.progress)
     stages.enter("plan")

@@ -5,17 +5,11 @@ child as it goes), `reply.json` (written by the child, atomically, last), `stdou
 `stderr.log`. A reply is whole or absent.
 """
 
-import json
-import math
-import os
 import reprlib
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from types import UnionType
-from typing import Any, Self, get_args, get_origin
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from autotune.space.sharding import Sharding
-from autotune.space.vllm_share import VllmShare
+from autotune.process.messages import Message, matches
 
 OUTCOMES = (
     "ok",
@@ -31,61 +25,6 @@ OUTCOMES = (
 )
 """How a probe can end. `oom`: the device's memory ran out, `host_oom`: the host's. `stopped`: it
 could not win any more. `interrupted`: the run was ended."""
-
-
-class Unsupported(Exception):
-    """This stack cannot do what the candidate asks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeFolder:
-    """Owns every path of one probe."""
-
-    path: Path
-
-    @property
-    def request(self) -> Path:
-        """What the parent asks."""
-        return self.path / "request.json"
-
-    @property
-    def reply(self) -> Path:
-        """What the child answers."""
-        return self.path / "reply.json"
-
-    @property
-    def progress(self) -> Path:
-        """What the child says as it goes."""
-        return self.path / "progress.jsonl"
-
-    @property
-    def stdout(self) -> Path:
-        """The child's standard output."""
-        return self.path / "stdout.log"
-
-    @property
-    def stderr(self) -> Path:
-        """The child's standard error."""
-        return self.path / "stderr.log"
-
-    @property
-    def scratch(self) -> Path:
-        """Where the trainer may write."""
-        return self.path / "scratch"
-
-
-class Message:
-    """A frozen dataclass that is JSON on disk."""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
-
-    @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Self:
-        """From JSON data; fields that this version does not know are left out."""
-        known = {one.name for one in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in data.items() if name in known})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,58 +46,6 @@ class SurveyRequest(Message):
     reward_model_path: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that show it the devices of the job."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeRequest(Message):
-    """Train a candidate for a few steps and measure."""
-
-    method: str
-    config: dict[str, Any]
-    """The flat TRL configuration, exactly as the bundle would have it."""
-    environment: dict[str, str]
-    weights: str
-    model_path: str
-    device_kind: str
-    device_index: int
-    memory_limit_bytes: int | None
-    threads: int
-    rows: str
-    """Folder of the tokenized rows."""
-    rows_total: int
-    rows_sampled: bool
-    global_batch: int
-    seed: int
-    to_beat_tokens_per_s: float | None = None
-    """The fastest so far: a candidate that comes near it is measured longer."""
-    vllm_bytes: int = 0
-    """What vLLM will have of the device while it generates; it is not run."""
-    vllm_asleep_bytes: int | None = None
-    """What it will have while the training computes; None: the same."""
-    sharding: dict[str, Any] = field(default_factory=dict)
-    """Fields of `space.sharding.Sharding`: one process for each device, all of them on this one
-    candidate; none: one process."""
-    peers: list[int] = field(default_factory=list)
-    """NVML's numbers of the GPUs of the other ranks."""
-    deepspeed: dict[str, Any] | None = None
-    """DeepSpeed's configuration, exactly as the bundle would have it."""
-    host_limit_bytes: int | None = None
-    """What all processes may take of the host's memory together; None: any amount."""
-
-    @property
-    def shared(self) -> Sharding:
-        """How the training is spread over processes."""
-        return Sharding(**self.sharding)
-
-    @property
-    def process_limit_bytes(self) -> int | None:
-        """What the training may take beside it."""
-        return None if (limit := self.memory_limit_bytes) is None else self.vllm.left_of(limit)
-
-    @property
-    def vllm(self) -> VllmShare:
-        """What vLLM will have; nothing where it has no bytes."""
-        return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +112,7 @@ class Measurement(Message):
     memory_limit_bytes: int | None = None
     missing_bytes: int | None = None
     host_peak_bytes: int | None = None
-    """What all processes took of the host together (`probe/host_memory.py`); None: it was not
+    """What all processes took of the host together (`process/host_memory.py`); None: it was not
     looked at, as on a CPU with one process, where it is the device."""
     host_loading_peak_bytes: int | None = None
     """The same until the first step began."""
@@ -252,35 +139,5 @@ class Measurement(Message):
             raise ValueError(f"`{self.outcome}` is no outcome; choose from {', '.join(OUTCOMES)}")
         for one in fields(self):
             value = getattr(self, one.name)
-            if not _fits(value, one.type):
+            if not matches(value, one.type):
                 raise ValueError(f"`{one.name}` cannot be {reprlib.repr(value)}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a field's kind; a number must be finite."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    plain = tuple(get_origin(one) or one for one in kinds)
-    if isinstance(value, bool):
-        return bool in plain
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    return isinstance(value, plain) or (isinstance(value, int) and float in plain)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON so that a reader sees all of it or none of it, whatever kills us."""
-    draft = path.with_name(path.name + ".draft")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def read_json(path: Path) -> Any | None:
-    """What `path` holds; None where there is no whole JSON document."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # the last: brackets, thousands deep
-        return None

@@ -16,13 +16,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from autotune.probe import clock
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.meters import NotFinite, enough, gradient_norm
-from autotune.probe.progress import Progress
-from autotune.probe.rollout_speed import PHASES, CycleTime, RolloutSpeed, rollout_speed
-from autotune.training.rounds import Rollout, RolloutPlan
-from autotune.training.sharing import ALONE, Sharing
+from autotune.probe.rollout_throughput import PHASES, CycleTime, RolloutSpeed, rollout_speed
+from autotune.probe.step_meter import NotFinite, enough, gradient_norm
+from autotune.process import clock
+from autotune.process.progress import Progress
+from autotune.training.ranks import ALONE, Sharing
+from autotune.training.rollout_plan import Rollout, RolloutPlan
 
 WARM_UP_CYCLES = 2
 MIN_CYCLES, MAX_CYCLES = 3, 12

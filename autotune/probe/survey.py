@@ -1,201 +1,191 @@
-"""The child's side of a survey: facts of the model and the data, and the tokenized rows.
+"""Find the facts of a run: in a child, once; later calls read what was found."""
 
-Raises nothing: what is wrong with the user's model, data or training fields is told in the reply.
-"""
-
-import contextlib
-import io
-import json
-import os
-import traceback
-from dataclasses import asdict
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import UserError, user_error
-from autotune.methods import METHODS
-from autotune.probe.protocol import ProbeFolder, SurveyRequest, read_json, write_json
+from autotune.errors import Problem, UserError, machine_error, user_error
+from autotune.facts import Facts, devices, facts_from_plain, stack
+from autotune.facts.data import DataFacts
+from autotune.facts.host import host
+from autotune.facts.model import ModelFacts, model_from_plain
+from autotune.job.job import Job, NoData
+from autotune.probe.measure import describe_processes
+from autotune.probe.protocol import SurveyRequest
+from autotune.process.limits import Limits
+from autotune.process.messages import read_json, write_json
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ProbeServer
+from autotune.space.settings import device_environment
+from autotune.units import format_bytes
 
-MEANT_TO_BE_READ = (ValueError, OSError, ImportError)
-"""Errors whose messages are sentences: a KeyError's is no more than the key."""
-NO_SENTENCES = (json.JSONDecodeError, UnicodeError)
-"""Of these it is not known what was read, unless their names are told."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model")
-
-
-def survey(path: Path) -> None:
-    """Answer `request.json` with `{"model", "data"}`, or with `{"problems": [...]}`, of which each
-    is `[where, what, hint or null]`."""
-    folder = ProbeFolder(path=path)
-    request = SurveyRequest.from_plain(read_json(folder.request) or {})
-    os.environ.update(request.environment)  # transformers takes the first GPU that it sees
-    problems: list[tuple[str, str, str | None]] = []
-    reply: dict[str, Any] = {"problems": problems}
-    where = "training"
-    try:
-        _check_training(request, folder.scratch)
-        where = "reward_funcs"
-        _check_rewards(request)
-        where = "model"
-        model = _model(request)
-        reply["model"] = asdict(model)
-        where = "reward_model_path"
-        _check_reward_model(request, model)
-        where = "model"
-        tokenizer = _tokenizer(request, model.path, model.vocab_size)
-        where = "dataset"
-        reply["data"] = asdict(_data(request, tokenizer))
-    except MemoryError:
-        raise
-    except UserError as error:
-        problems += [(one.where or where, one.what, one.hint) for one in error.problems]
-    except Exception as error:
-        traceback.print_exc()
-        problems.append((where, said(error), None))
-    write_json(folder.reply, reply)
+WORKER = "autotune.probe.survey_worker:survey"
+WALL_S = 3600.0
 
 
-def said(error: Exception) -> str:
-    """An error as a sentence; with the name of its class where that tells more."""
-    message, name = " ".join(str(error).split())[:600], type(error).__name__
-    if not message:
-        return f"{name}, with no message"
-    readable = isinstance(error, MEANT_TO_BE_READ) and not isinstance(error, NO_SENTENCES)
-    return message if readable else f"{name}: {message}"
+def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
+    """Facts of the job's model, data, device and stack; kept in the run folder.
+
+    A run that goes on keeps what it found of model and data; the device is looked at afresh.
+
+    Raises:
+        UserError: the model, the data or a training field cannot be used.
+        MachineError: the device that was asked for is not there.
+    """
+    gone = stack.missing(job.method)
+    if gone is not None:
+        raise user_error(gone, where="method", hint="pip install trl==1.12.0, or another method")
+    device = devices.detect(job.devices.kind, job.devices.index, job.devices.count)
+    stored = read_json(run.facts)
+    if stored is not None and run.rows.is_dir():
+        facts = facts_from_plain(stored)
+        # Measurements of one study share one limit: the free memory of the start stands.
+        device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
+        return dataclasses.replace(facts, device=device, host=facts.host or host())
+    model, data = _survey_in_child(job, run, server, device)
+    installed = stack.installed(job.method)
+    facts = Facts(model=model, data=data, device=device, stack=installed, host=host())
+    write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
+    write_json(run.facts, facts.plain())
+    return facts
 
 
-def _check_training(request: SurveyRequest, scratch: Path) -> None:
-    """Let TRL itself judge the user's fields."""
-    from autotune.training.families import family
+def refuse_untried(job: Job) -> None:
+    """What can be planned on several devices, but not be trained by probes.
 
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            config = {"output_dir": str(scratch), "bf16": False, **request.training}
-            family(request.method).parse(config, scratch)
-    except SystemExit:  # argparse, which has printed why
-        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
-
-
-def _check_rewards(request: SurveyRequest) -> None:
-    """What rewards completions can be found."""
-    if request.reward_funcs:
-        from autotune.training.online import reward_function
-
-        problems = []
-        for name in request.reward_funcs:
-            try:
-                reward_function(name)
-            except ValueError as error:
-                problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(problems))
-
-
-def _check_reward_model(request: SurveyRequest, policy: Any) -> None:
-    """What judges completions has one output; PPO shows it the policy's tokens, too."""
-    if request.reward_model_path is None:
-        return
-    from autotune.facts.model import check_labels, model_config
-
-    trust = bool(request.training.get("trust_remote_code", False))
-    check_labels(request.reward_model_path, trust_remote_code=trust)
-    if not METHODS[request.method].value_model or policy.vocab_size is None:
-        return
-    config = model_config(request.reward_model_path, "reward", trust_remote_code=trust)
-    words = config.get_text_config().vocab_size
-    if words < policy.vocab_size:
+    Raises:
+        UserError: several machines.
+    """
+    if job.devices.nodes > 1:
         raise user_error(
-            f"PPO shows the policy's {policy.vocab_size} tokens to the reward model, which knows "
-            f"{words}",
-            hint="take one that was made from the policy's family",
+            f"probes run on one machine; devices.nodes is {job.devices.nodes}",
+            where="devices.nodes",
+            hint="plan it (`autotune plan --device h100 --devices 8 --nodes 2`); a bundle that was "
+            "tuned on one machine can be launched over several (`launch_nodes.sh`)",
         )
 
 
-def _model(request: SurveyRequest) -> Any:
-    from autotune.facts.model import survey_model
-
-    return survey_model(
-        request.model,
-        request.weights,
-        Path(request.run_folder) / "model",
-        method=request.method,
-        revision=request.training.get("model_revision"),
-        trust_remote_code=bool(request.training.get("trust_remote_code", False)),
+def _survey_in_child(
+    job: Job, run: RunFolder, server: ProbeServer, device: devices.DeviceFacts
+) -> tuple[ModelFacts, DataFacts]:
+    folder = run.survey
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.reply.unlink(missing_ok=True)
+    lengths = job.dataset.lengths.model_dump() if isinstance(job.dataset, NoData) else None
+    request = SurveyRequest(
+        method=job.method,
+        model=job.model,
+        weights=job.weights,
+        dataset=_named_dataset(job, run),
+        dataset_config=job.dataset_config,
+        train_split=job.dataset_train_split,
+        test_split=job.dataset_test_split,
+        lengths=lengths,
+        training={**job.training, **_pinned_fields(job)},
+        seed=job.seed,
+        run_folder=str(run.path),
+        reward_funcs=job.reward_funcs,
+        reward_model_path=job.reward_model_path,
+        environment=device_environment(device),
     )
-
-
-def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any:
-    """The model's tokenizer; where there is no data, one is made for a model that has none.
-
-    transformers 5 makes an empty tokenizer of a folder without one, so the files are looked for.
-    """
-    import transformers
-
-    folder = Path(path)
-    if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
-        made = Path(request.run_folder) / "model"
-        if request.lengths is None or folder != made:
-            raise OSError(
-                f"{folder} holds no tokenizer, needed to read the data; put one beside the "
-                "config, or give `dataset: {lengths: ...}`"
+    write_json(folder.request, request.plain())
+    ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))
+    reply = read_json(folder.reply)
+    if not isinstance(reply, dict):
+        raise machine_error(
+            f"looking at the model and the data failed (exit code {ending.exit_code}, signal "
+            f"{ending.signal}, {ending.why})",
+            where=str(folder.stderr),
+            hint="read that log",
+        )
+    if reply["problems"]:
+        raise UserError(
+            *(
+                Problem(
+                    where=where,
+                    what=what,
+                    hint=hint or f"the whole message is in {folder.stderr}",
+                )
+                for where, what, hint in reply["problems"]
             )
-        return make_tokenizer(made, vocabulary or 256)
-    return transformers.AutoTokenizer.from_pretrained(
-        path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
-    )
+        )
+    if job.training.get("eval_strategy", "no") != "no" and reply["data"]["source"]:
+        _check_test_split(job, reply["data"]["test_rows"])
+    return model_from_plain(reply["model"]), DataFacts(**reply["data"])
 
 
-def make_tokenizer(folder: Path, vocabulary: int) -> Any:
-    """A tokenizer of made-up words, kept in `folder` beside the model's config."""
-    import transformers
-
-    _word_level(vocabulary).save_pretrained(folder)
-    made = transformers.AutoTokenizer.from_pretrained(folder)
-    if made("<3>")["input_ids"]:
-        return made
-    # Of some types (Qwen2) transformers keeps the vocabulary and reads it as bytes and merges.
-    _byte_level(vocabulary - 1).save_pretrained(folder)  # transformers adds a word
-    return transformers.AutoTokenizer.from_pretrained(folder)
+def _pinned_fields(job: Job) -> dict[str, Any]:
+    """Pinned knobs that are fields: TRL judges the user's other fields beside them."""
+    return {n: v for n, v in job.fixed.items() if n in stack.training_fields(job.method)}
 
 
-def _word_level(vocabulary: int) -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-
-    words = {"<pad>": 0, "<eos>": 1} | {f"<{n}>": n for n in range(2, vocabulary)}
-    made = Tokenizer(WordLevel(words, unk_token="<eos>"))
-    made.pre_tokenizer = WhitespaceSplit()
-    return _with_ends(made)
-
-
-def _byte_level(vocabulary: int) -> Any:
-    """Words of one letter are a token each, with the space before them."""
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import ByteLevel as Decoder
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    space = "\u0120"
-    alphabet = sorted(set(ByteLevel.alphabet()) - {"a", space})
-    known = ["<pad>", "<eos>", "a", space, f"{space}a", *alphabet][:vocabulary]
-    words = {word: n for n, word in enumerate(known)}
-    words |= {f"<{n}>": n for n in range(len(words), vocabulary)}
-    made = Tokenizer(BPE(words, [(space, "a")]))
-    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), Decoder()
-    return _with_ends(made)
+def _check_test_split(job: Job, test_rows: int) -> None:
+    """The launch evaluates, so there must be something to evaluate on."""
+    if test_rows == 0:
+        raise user_error(
+            f"`eval_strategy: {job.training['eval_strategy']}` needs the split "
+            f"`{job.dataset_test_split}`, which the data has not",
+            where="dataset_test_split",
+            hint="name another split, or leave eval_strategy out",
+        )
 
 
-def _with_ends(made: Any) -> Any:
-    from transformers import PreTrainedTokenizerFast
+def _named_dataset(job: Job, run: RunFolder) -> str | None:
+    """What `dataset_name` will be: TRL loads folders and hub ids, so one file gets a folder."""
+    if isinstance(job.dataset, NoData):
+        return None
+    file = Path(job.dataset)
+    if not file.is_file():
+        return job.dataset
+    if job.dataset_train_split != "train":
+        raise user_error(
+            "a data set that is one file has only the split `train`",
+            where="dataset_train_split",
+            hint="leave it out, or put the file into a folder",
+        )
+    run.dataset.mkdir(parents=True, exist_ok=True)
+    link = run.dataset / f"train{file.suffix}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(file)
+    return str(run.dataset)
 
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+def memory_limit(job: Job, device: devices.DeviceFacts) -> int:
+    """Bytes a probe may take: what the job allows, or all that is free.
+
+    Raises:
+        MachineError: the device is busy, or has less free than the job counts on.
+    """
+    if device.busy:
+        raise machine_error(
+            describe_processes(device), where="devices", hint="end them, or name another GPU"
+        )
+    if job.devices.memory is not None and job.devices.memory > device.free_bytes:
+        raise machine_error(
+            f"{format_bytes(job.devices.memory)} were asked for, but only "
+            f"{format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)} are free",
+            where="devices.memory",
+            hint="lower it, or free memory first",
+        )
+    return job.devices.memory or device.free_bytes
 
 
-def _data(request: SurveyRequest, tokenizer: Any) -> Any:
-    from autotune.facts.data import survey_data
+def check_host_memory(job: Job, facts: Facts) -> None:
+    """Hold what the job counts on against what the host has.
 
-    folder = Path(request.run_folder) / "data"
-    folder.mkdir(parents=True, exist_ok=True)
-    return survey_data(request, tokenizer, folder)
+    Raises:
+        MachineError: it has less free.
+    """
+    wanted, found = job.devices.host_memory, facts.host
+    if wanted is not None and found is not None and wanted > found.free_bytes:
+        raise machine_error(
+            f"{format_bytes(wanted)} of the host's memory were asked for, but only "
+            f"{format_bytes(found.free_bytes)} of {format_bytes(found.total_bytes)} are free",
+            where="devices.host_memory",
+            hint="lower it, or free memory first",
+        )
+
+
+def allowed_memory(job: Job, device: devices.DeviceFacts) -> int:
+    """Bytes a recommended candidate may take: the limit less the headroom."""
+    return int((job.devices.memory or device.free_bytes) * (1 - job.headroom))

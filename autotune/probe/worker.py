@@ -10,20 +10,15 @@ import traceback
 from dataclasses import asdict
 from typing import Any
 
-from autotune.methods import METHODS
+from autotune.job.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.offline import train_offline
 from autotune.probe.online import train_online
-from autotune.probe.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
-from autotune.probe.place import Place
-from autotune.probe.protocol import (
-    Failure,
-    Measurement,
-    ProbeFolder,
-    ProbeRequest,
-    Unsupported,
-    write_json,
-)
+from autotune.probe.protocol import Failure, Measurement
+from autotune.process.messages import ProbeFolder, write_json
+from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
+from autotune.process.rank import Place
+from autotune.training.spec import ProbeRequest, Unsupported
 from autotune.units import format_bytes
 
 

@@ -26,14 +26,14 @@ from optuna.trial import TrialState
 
 from autotune.errors import user_error
 from autotune.probe.protocol import Measurement
-from autotune.probe.record import Record, excess_bytes
-from autotune.probe.repeats import SD_95
-from autotune.search.expected import key_of
-from autotune.search.params import Sampler, distributions, params_of
 from autotune.search.pruning import CannotWinPruner, best_stable_value
-from autotune.search.sampler import ERROR, EstimateGuidedSampler
+from autotune.search.record import Record, excess_bytes
+from autotune.search.repeats import SD_95
+from autotune.search.sampler.expected import key_of
+from autotune.search.sampler.params import Sampler, distributions, params_of
+from autotune.search.sampler.sampler import ERROR, EstimateGuidedSampler
+from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate, from_knobs
-from autotune.space.spaces import SearchSpace
 
 STUDY_NAME = "autotune"
 _CANDIDATE, _MEASUREMENT = "candidate", "measurement"

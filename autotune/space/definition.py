@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from autotune.errors import Problem, UserError, nearest
+from autotune.job.yaml_file import parse_yaml
 from autotune.space.knobs import MICRO_BATCH, Knob, Rule
-from autotune.space.words import COUNTS, COUNTS_FROM_ZERO, WORDS, counts
-from autotune.yaml_file import parse_yaml
+from autotune.space.value_words import COUNTS, COUNTS_FROM_ZERO, WORDS, counts
 
 FACT_NAMES = frozenset(
     {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from autotune.job import KnobValue
+from autotune.job.job import KnobValue
 
 MICRO_BATCH = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
@@ -32,7 +32,7 @@ class Knob:
     """One setting that may vary, as a search space file describes it.
 
     `values` are searched by default: a list, a mapping by device kind, or one of the words that
-    `spaces.py` derives from the job. `choices` None means that any value may be asked for.
+    `bind.py` derives from the job. `choices` None means that any value may be asked for.
     """
 
     name: str

@@ -10,10 +10,10 @@ the gradient; neither says when a batch is too large.
 import math
 from dataclasses import dataclass
 
-from autotune.job import Job
-from autotune.methods import METHODS
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
 from autotune.space.knobs import Candidate
-from autotune.space.processes import rows_of_step
+from autotune.space.sharding.processes import rows_of_step
 
 SQUARE_ROOT, LINEAR = "square-root rule (arXiv:2205.10287)", "linear rule (arXiv:1706.02677)"
 _LINEAR_FOR = ("sgd",)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.facts import Facts
-from autotune.job import Job
+from autotune.job.job import Job
 from autotune.space.packages import packages_note
-from autotune.space.positions import Positions
+from autotune.space.position_checks import Positions
 from autotune.space.quantization import unquantised_note
-from autotune.space.vllm_server import division_note
+from autotune.space.vllm.server import division_note
 
 
 def space_notes(

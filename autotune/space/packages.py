@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.facts import Facts
-from autotune.job import Job, KnobValue
+from autotune.job.job import Job, KnobValue
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Which mixed precision `auto` means on a device, and why. Pure."""
 
 from autotune.facts.devices import DeviceFacts
-from autotune.job import Job
+from autotune.job.job import Job
 
 
 def resolve_precision(job: Job, device: DeviceFacts) -> tuple[str, str]:

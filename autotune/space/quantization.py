@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.facts import Facts
-from autotune.job import Job
+from autotune.job.job import Job
 from autotune.units import format_bytes
 
 FOUR_BITS: dict[str, Any] = {

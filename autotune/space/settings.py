@@ -11,15 +11,15 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
-from autotune.job import Job
-from autotune.methods import METHODS
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
 from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.quantization import quantization
-from autotune.space.sharding import DEEPSPEED, KNOBS, Sharding, on_cpus, sharding_of
-from autotune.space.vllm import vllm_fields
-from autotune.space.vllm_server import left_to_the_server
+from autotune.space.sharding.sharding import DEEPSPEED, KNOBS, Sharding, on_cpus, sharding_of
+from autotune.space.vllm.colocated import vllm_fields
+from autotune.space.vllm.server import left_to_the_server
 
 # What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
 # `methods.py`. The job's `training` overrides.

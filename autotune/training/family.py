@@ -22,18 +22,18 @@ from trl import (
 )
 
 from autotune.facts.model import model_class, model_config
-from autotune.methods import METHODS
-from autotune.probe.protocol import ProbeRequest
-from autotune.space.sharding import FSDP
-from autotune.training.batches import Batching
-from autotune.training.first_rank import whole_on_first_rank
-from autotune.training.hooks import require
+from autotune.job.methods import METHODS
+from autotune.space.sharding.sharding import FSDP
+from autotune.training.batch_plan import Batching
+from autotune.training.fsdp_loading import whole_on_first_rank
+from autotune.training.patching import require
 from autotune.training.quantized import (
     is_quantized,
     keep_trainable,
     quantization_of,
     quantize_empty,
 )
+from autotune.training.spec import ProbeRequest
 
 PROBE_OVERRIDES: dict[str, Any] = {
     # The rows come in the order in which they are to be timed.

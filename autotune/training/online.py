@@ -20,9 +20,9 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
 from autotune.facts.model import model_config
-from autotune.probe.protocol import ProbeRequest
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
-from autotune.training.hooks import replaced, require
+from autotune.training.patching import replaced, require
+from autotune.training.spec import ProbeRequest
 from autotune.training.vllm_stand_in import on_vllms_path
 
 OVERLONG = "get_soft_overlong_punishment"

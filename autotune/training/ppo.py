@@ -15,12 +15,12 @@ from transformers import TrainerCallback
 from trl import ModelConfig
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-from autotune.probe.protocol import ProbeRequest
 from autotune.training import train_ppo
 from autotune.training.family import PROBE_OVERRIDES, Family, Models
-from autotune.training.hooks import replaced, require
 from autotune.training.online import Listener, random_reward_model
+from autotune.training.patching import replaced, require
 from autotune.training.quantized import quantization_of
+from autotune.training.spec import ProbeRequest
 
 
 class PpoFamily(Family):

@@ -8,10 +8,10 @@ from typing import Any
 
 from trl import DPOTrainer, KTOTrainer, ModelConfig
 
-from autotune.facts.row_kinds import turned_by_one
-from autotune.probe.protocol import ProbeRequest
-from autotune.training.beforehand import ReferenceOnce
+from autotune.facts.row_formats import turned_by_one
 from autotune.training.family import Family, Models
+from autotune.training.reference_logps import ReferenceOnce
+from autotune.training.spec import ProbeRequest
 
 
 class PreferenceFamily(Family):

@@ -1,141 +1,56 @@
-"""The data of a rehearsal: the few steps in which a bundle is verified by its own launch command.
+"""What parent and child say to each other of a verification: which data it goes through."""
 
-The rows are the user's own, untokenized, so that loading, templates, tokenization, truncation and
-packing are rehearsed too. Their order is fixed: a representative step, a step that ends with the
-worst micro-batch, then representative steps, which are timed.
-"""
-
-import json
-import math
-import random
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from autotune.methods import METHODS
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.rehearsal import LOGGING_STEPS, UNTIMED_STEPS, RehearsalReply, RehearsalRequest
-from autotune.training.batches import (
-    Batching,
-    Rows,
-    cut_lengths,
-    grouped_by_length,
-    spread_over_lengths,
-)
-from autotune.training.rounds import Rollout, dealt, rollout_plan
+from autotune.process.messages import Message
+
+UNTIMED_STEPS = 2
+"""Steps of a verification that are not timed: one to warm up, one with the worst batch."""
+
+LOGGING_STEPS = 2
+"""A verification logs this seldom, because logging takes time too."""
 
 
-def rehearsal(path: Path) -> None:
-    """Write the data of `path/request.json` and, where there are none, random weights."""
-    folder = ProbeFolder(path=path)
-    request = RehearsalRequest.from_plain(read_json(folder.request) or {})
-    rows = Rows(request.rows, request.method)
-    source = _source(request, request.method)
-    if METHODS[request.method].online:
-        order, test, reply = _prompts(request, Rollout(**request.batching), rows)
-    else:
-        batching = Batching(**request.batching)
-        order, test = _order(request, batching, rows)
-        sizes = _timed_sizes(batching, rows, order, request.processes)
-        reply = RehearsalReply(untimed=UNTIMED_STEPS, timed=request.timed_steps, sizes=sizes)
-    target = Path(request.target)
-    target.mkdir(parents=True, exist_ok=True)
-    for split, indices in (("train", order), ("test", test)):
-        source.select(indices).to_json(target / f"{split}.jsonl")
-    (target / "README.md").write_text(_card(request.dataset_config), encoding="utf-8")
-    _make_weights(request, request.method)
-    write_json(folder.reply, reply.plain())
+@dataclass(frozen=True, kw_only=True)
+class RehearsalRequest(Message):
+    """Write the data of a verification (see `training/rehearsal_worker.py`)."""
+
+    method: str
+    rows: str
+    raw: str
+    target: str
+    dataset_config: str | None
+    batching: dict[str, Any]
+    """Fields of `training.batches.Batching`; of `training.rounds.Rollout` where completions are
+    generated."""
+    timed_steps: int
+    eval_batch: int
+    rows_total: int
+    make_weights: str | None
+    """Model folder that needs weights before it can be launched."""
+    processes: int = 1
+    """Ranks that the launch has; micro-batches are dealt out to them in turn."""
 
 
-def _timed_sizes(
-    batching: Batching, rows: Rows, order: list[int], processes: int
-) -> list[int] | None:
-    """Tokens with padding of each timed micro-batch, of the ranks' the largest; None where packing
-    decides it."""
-    if batching.packing:
-        return None
-    sizes, micro = [], batching.micro_batch
-    for start in range(UNTIMED_STEPS * batching.global_batch, len(order), micro):
-        every = [n for index in order[start : start + micro] for n in rows.lengths[index]]
-        lengths = cut_lengths(every, batching.max_length)
-        sizes.append(sum(lengths) if batching.padding_free else len(lengths) * max(lengths))
-    return [max(sizes[n : n + processes]) for n in range(0, len(sizes), processes)]
+@dataclass(frozen=True, kw_only=True)
+class RehearsalReply(Message):
+    """What a verification will go through.
 
+    Attributes:
+        untimed: steps before the timed ones.
+        timed: steps.
+        sizes: tokens with padding of each timed micro-batch, of several ranks of the largest that
+            they have at once; None where that is not known.
+        tokens: of all timed steps, where the launch does not count them step by step.
+    """
 
-def _source(request: RehearsalRequest, method: str) -> Any:
-    from datasets import load_from_disk
+    untimed: int
+    timed: int
+    sizes: list[int] | None
+    tokens: int | None = None
 
-    if Path(request.raw).is_dir():
-        return load_from_disk(request.raw)
-    return load_from_disk(request.rows).select_columns(list(METHODS[method].columns))
-
-
-def _order(
-    request: RehearsalRequest, batching: Batching, rows: Rows
-) -> tuple[list[int], list[int]]:
-    """(row indices of all steps in order, row indices of the evaluation)."""
-    size, micro = batching.global_batch, batching.micro_batch
-    usable = rows.usable(batching) or list(range(len(rows.lengths)))
-    lengths = [rows.longest[index] for index in usable]
-    longest = sorted(usable, key=lambda index: -rows.longest[index])
-
-    def spread(count: int) -> list[int]:
-        return [usable[n] for n in spread_over_lengths(lengths, count)]
-
-    worst = _fill(longest, micro) * request.processes
-    test = _fill(longest, max(request.eval_batch, 4))
-    if batching.packing and batching.max_length is not None:
-        mean = sum(cut_lengths(lengths, batching.max_length)) / len(lengths)
-        steps = UNTIMED_STEPS + request.timed_steps
-        needed = int(1.2 * steps * size * batching.max_length / mean)
-        return _fill(spread(needed), needed), test
-    count = request.timed_steps * size
-    timed = _fill(spread(count), count)
-    random.Random(batching.seed).shuffle(timed)
-    if batching.grouped:
-        keyed = [{"input_ids": [0] * rows.longest[i], "index": [i]} for i in timed]
-        timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
-    warm = _fill(spread(size), size)
-    return [*warm, *warm[: size - len(worst)], *worst, *timed], test
-
-
-def _prompts(
-    request: RehearsalRequest, rollout: Rollout, rows: Rows
-) -> tuple[list[int], list[int], RehearsalReply]:
-    """The same where completions are generated: a representative cycle, one from the longest
-    prompts, then those that are timed; an evaluation of the longest. Whole cycles, and as steps
-    are logged by twos an even number of steps."""
-    plan = rollout_plan(rows.longest, rollout, request.rows_total)
-    cycles = math.ceil(request.timed_steps / rollout.steps)
-    cycles += cycles * rollout.steps % LOGGING_STEPS
-    order = plan.timed + plan.longest * rollout.rounds + plan.timed * cycles
-    reply = RehearsalReply(
-        untimed=UNTIMED_STEPS * rollout.steps,
-        timed=cycles * rollout.steps,
-        sizes=None,
-        tokens=cycles * plan.tokens * request.processes,
-    )
-    test = _fill(plan.longest, max(request.eval_batch // rollout.group, 1))
-    return dealt(order, rollout, request.processes), test, reply
-
-
-def _fill(indices: list[int], count: int) -> list[int]:
-    return [indices[n % len(indices)] for n in range(count)]
-
-
-def _card(config: str | None) -> str:
-    """So that the folder can be loaded under the name of the job's own configuration."""
-    name = json.dumps(config or "default")
-    return (
-        f"---\nconfigs:\n- config_name: {name}\n  data_files:\n"
-        "  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n---\n"
-    )
-
-
-def _make_weights(request: RehearsalRequest, method: str) -> None:
-    """Random weights for a model folder of ours that has none."""
-    if request.make_weights is None:
-        return
-    from autotune.facts.model import model_class, model_config
-
-    config = model_config(request.make_weights, method)
-    model_class(config, method)._from_config(config).save_pretrained(request.make_weights)
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return self.untimed + self.timed

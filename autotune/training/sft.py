@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from trl import SFTTrainer
 
-from autotune.training.batches import Batching
+from autotune.training.batch_plan import Batching
 from autotune.training.family import PROBE_OVERRIDES, Family
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from trl.generation.vllm_generation import VLLMGeneration
 
-from autotune.probe.out_of_memory import is_out_of_memory
-from autotune.probe.protocol import Unsupported
+from autotune.process.out_of_memory import is_out_of_memory
 from autotune.training.distributed import in_unison
-from autotune.training.hooks import replaced, require
+from autotune.training.patching import replaced, require
+from autotune.training.spec import Unsupported
 
 Ids = list[list[int]]
 TOO_LARGE = (

@@ -12,10 +12,10 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from autotune.candidate_estimates import by_formula
-from autotune.estimate.memory import Residual
-from autotune.planning import plan
-from autotune.space.load import load_job
+from autotune.estimate.residual import Residual
+from autotune.plan.candidates import by_formula
+from autotune.plan.plan import plan
+from autotune.space.loading.load import load_job
 
 HERE = Path(__file__).parent
 SHOWN = ("gradient_checkpointing", "loss_type", "attn_implementation", "padding_free")

@@ -23,15 +23,15 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.probe.ending import Limits  # noqa: E402
-from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.probe.runner import PRELOAD, ProbeServer  # noqa: E402
+from autotune.process.limits import Limits  # noqa: E402
+from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import PRELOAD, ProbeServer  # noqa: E402
 from benchmarks.estimate_exactness.cases import FACTORS, Case, chosen  # noqa: E402
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
-IMPORTED = (*PRELOAD, "deepspeed", "autotune.estimate.trace")
+IMPORTED = (*PRELOAD, "deepspeed", "autotune.estimate.tracing.trace")
 WORKER = "benchmarks.estimate_exactness.worker:compare"
 
 

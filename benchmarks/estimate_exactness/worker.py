@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.process.messages import ProbeFolder, read_json, write_json
 
 
 def asked_of(folder: ProbeFolder) -> TraceRequest:
@@ -14,11 +14,11 @@ def asked_of(folder: ProbeFolder) -> TraceRequest:
     import logging
     import warnings
 
-    from autotune.estimate import truth
+    from benchmarks import real_steps
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    truth.threads(1)
+    real_steps.threads(1)
     asked = TraceRequest.from_plain(read_json(folder.request) or {})
     steps: list[Any] = asked.steps
     return replace(asked, steps=[MicroBatch.from_plain(step) for step in steps])
@@ -28,9 +28,11 @@ def compare(path: Path) -> None:
     """Estimate and truth of the combination that `path` asks for."""
     import torch
 
-    from autotune.estimate import record, tracer, truth
-    from autotune.estimate.trace import trace_steps
-    from autotune.training.hooks import replaced
+    from autotune.estimate.records import events as record
+    from autotune.estimate.tracing import tracer
+    from autotune.estimate.tracing.trace import trace_steps
+    from autotune.training.patching import replaced
+    from benchmarks import real_steps
 
     folder = ProbeFolder(path=path)
     request = asked_of(folder)
@@ -48,7 +50,7 @@ def compare(path: Path) -> None:
     use = record.live_bytes(reply.events)
     torch.manual_seed(request.seed)
     real_began = time.perf_counter()
-    real = truth.real_peak_bytes(request)
+    real = real_steps.real_peak_bytes(request)
     found = {
         "estimate_bytes": use.peak_bytes,
         "estimate_unmerged_bytes": unmerged[0],

@@ -24,9 +24,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.probe.ending import Limits  # noqa: E402
-from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.probe.runner import ProbeServer  # noqa: E402
+from autotune.process.limits import Limits  # noqa: E402
+from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import ProbeServer  # noqa: E402
 from benchmarks.estimate_rules.cases import (  # noqa: E402
     CONFIGS,
     FACTORS,

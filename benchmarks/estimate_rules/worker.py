@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate import memory, shapes
-from autotune.estimate.path_estimates import PathEstimates
+from autotune.estimate import residual
 from autotune.estimate.protocol import (
     EstimateRequest,
     MicroBatch,
@@ -15,9 +14,11 @@ from autotune.estimate.protocol import (
     TraceReply,
     TraceRequest,
 )
-from autotune.estimate.record import Work, work_from_plain
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.training.batches import Batching, Rows, plan
+from autotune.estimate.records.events import Work, work_from_plain
+from autotune.estimate.variants import sizes
+from autotune.estimate.variants.offline import PathEstimates
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.training.batch_plan import Batching, Rows, plan
 from benchmarks.estimate_rules.cases import LONGEST, Case
 
 RULES = {"workspace_bytes": 8519680, "flash": True, "cudnn_first": False}
@@ -126,13 +127,13 @@ def point_of(case: Case, micro_batch: int, *, expandable: bool) -> Point:
 
 def whole_trace(
     case: Case, request: EstimateRequest, paths: PathEstimates
-) -> tuple[shapes.Worst, TraceReply]:
+) -> tuple[sizes.Worst, TraceReply]:
     """A small first step, as the estimate's, then a step of the case's worst micro-batch."""
-    from autotune.estimate.trace import trace_steps
+    from autotune.estimate.tracing.trace import trace_steps
 
     batching = Batching(**request.points[0].batching)
     rows = plan(Rows(request.rows, "sft"), batching, request.rows_total, sampled=False).worst
-    worst = shapes.Worst(
+    worst = sizes.Worst(
         lengths=tuple(len(row["input_ids"]) for row in rows),
         labelled=sum(label != -100 for row in rows for label in row["labels"][1:]),
         flat=case.flat,
@@ -153,7 +154,7 @@ def memory_errors(replies: Sequence[PointReply], truth: TraceReply) -> dict[str,
     """Relative errors of the peaks, and what they are errors of."""
     events = [tuple(event) for event in truth.events]
     fixed, expandable = (
-        memory.replayed(events, None, expandable_segments=mode) for mode in (False, True)
+        residual.replayed(events, None, expandable_segments=mode) for mode in (False, True)
     )
     return {
         "allocated_bytes": fixed.use.peak_bytes,
@@ -169,7 +170,7 @@ def memory_errors(replies: Sequence[PointReply], truth: TraceReply) -> dict[str,
 
 
 def work_errors(
-    paths: PathEstimates, request: EstimateRequest, worst: shapes.Worst, truth: TraceReply
+    paths: PathEstimates, request: EstimateRequest, worst: sizes.Worst, truth: TraceReply
 ) -> dict[str, Any]:
     """Relative errors of the work of a micro-step."""
     keys = paths.traces.traced()
@@ -177,7 +178,7 @@ def work_errors(
     fitting = [key for key in keys if key[1] == longest and key[2] == worst.padded]
     loss = str(request.config["loss_type"])
     per_chunk = 256 if loss == "chunked_nll" else 128
-    chunks = shapes.chunk_count(worst, loss, per_chunk)
+    chunks = sizes.chunk_count(worst, loss, per_chunk)
     whole = [work_from_plain(row) for row in truth.micro_work[1]]
     scaled = paths.traces.work(fitting, worst.size, chunks)
     found: dict[str, Any] = {"flops": _flops((work, 1) for work in whole)}

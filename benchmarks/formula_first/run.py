@@ -16,10 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autotune.answering import EVERY, PROMISING, Effort
-from autotune.planning import Plan, plan
-from autotune.space.load import load_job
-from autotune.space.sharding import engine_name, sharding_of
+from autotune.plan.engines import EVERY, PROMISING, Effort
+from autotune.plan.plan import Plan, plan
+from autotune.space.loading.load import load_job
+from autotune.space.sharding.sharding import engine_name, sharding_of
 
 HERE = Path(__file__).parent
 HEAD = "| | candidates | peak, least | median | most | tokens/s, least | median | most |"

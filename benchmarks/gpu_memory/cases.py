@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from autotune.estimate.estimates import Estimate
+from autotune.estimate.estimate import Estimate
 from autotune.space.knobs import Candidate
 
 One = TypeVar("One")

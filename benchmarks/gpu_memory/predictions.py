@@ -20,22 +20,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autotune.candidate_estimates import estimates_of
-from autotune.device_ceilings import known_ceilings
 from autotune.errors import user_error
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
-from autotune.job import Job
-from autotune.path_tasks import path_tasks
-from autotune.placing import allocator_limit, device_facts, placed, planned_limit
-from autotune.plan_cache import PlanCache
-from autotune.probe.runner import ProbeServer
-from autotune.run_folder import RunFolder
+from autotune.job.job import Job
+from autotune.plan.cache import PlanCache
+from autotune.plan.candidates import estimates_of
+from autotune.plan.ceilings import known_ceilings
+from autotune.plan.children import traced_in_children
+from autotune.plan.device import allocator_limit, device_facts, placed, planned_limit
+from autotune.plan.variants import path_tasks
+from autotune.probe.survey import survey
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ProbeServer
+from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
-from autotune.space.load import load_job
-from autotune.space.spaces import bind
-from autotune.surveying import survey
-from autotune.traced_paths import traced_in_children
+from autotune.space.loading.load import load_job
 from benchmarks.gpu_memory.cases import MODELS, Case, chosen, probe_seconds, some_paths
 from scripts.gpu_smoke import said_by
 

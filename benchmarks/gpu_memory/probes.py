@@ -10,13 +10,13 @@ from typing import Any
 
 from autotune.errors import machine_error, user_error
 from autotune.facts import Facts, devices
-from autotune.job import Job
+from autotune.job.job import Job
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
-from autotune.probe.runner import ProbeServer
-from autotune.run_folder import RunFolder
+from autotune.probe.survey import memory_limit, survey
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ProbeServer
 from autotune.space.knobs import Candidate, from_knobs
-from autotune.surveying import memory_limit, survey
 from benchmarks.gpu_memory.predictions import (
     Predictions,
     Row,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from autotune.comparison import TOP, compared
-from autotune.estimate.memory import Residual
-from autotune.expectations import expectations_from_plain
+from autotune.estimate.residual import Residual
 from autotune.probe.protocol import Measurement
-from autotune.probe.record import Record
+from autotune.run.comparison import TOP, compared
+from autotune.run.expectations import expectations_from_plain
+from autotune.search.record import Record
 from autotune.space.knobs import from_knobs
 from benchmarks.gpu_memory.cases import PATH_KNOBS
 

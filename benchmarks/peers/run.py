@@ -19,9 +19,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.probe.ending import Limits  # noqa: E402
-from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.probe.runner import ProbeServer  # noqa: E402
+from autotune.process.limits import Limits  # noqa: E402
+from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import ProbeServer  # noqa: E402
 from benchmarks.command import done_in, run_and_tell  # noqa: E402
 from benchmarks.estimate_exactness import models  # noqa: E402
 from benchmarks.estimate_exactness.cases import Case  # noqa: E402

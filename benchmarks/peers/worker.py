@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import TraceRequest
-from autotune.probe.protocol import ProbeFolder, write_json
+from autotune.process.messages import ProbeFolder, write_json
 from benchmarks.estimate_exactness.worker import asked_of
 
 
@@ -13,15 +13,16 @@ def compare(path: Path) -> None:
     """Truth and all estimates of the point that `path` asks for."""
     import torch
 
-    from autotune.estimate import record, truth
-    from autotune.estimate.trace import trace_steps
+    from autotune.estimate.records import events
+    from autotune.estimate.tracing.trace import trace_steps
+    from benchmarks import real_steps
     from benchmarks.peers.estimators import PEERS
 
     folder = ProbeFolder(path=path)
     request = asked_of(folder)
 
     def autotune(wanted: TraceRequest) -> int:
-        return record.live_bytes(trace_steps(wanted).events).peak_bytes
+        return events.live_bytes(trace_steps(wanted).events).peak_bytes
 
     told: dict[str, Any] = {}
     for name, estimator in {"autotune": autotune, **PEERS}.items():
@@ -32,5 +33,5 @@ def compare(path: Path) -> None:
             told[name] = {"bytes": None, "failure": f"{type(error).__name__}: {error}"[:300]}
         told[name]["seconds"] = round(time.perf_counter() - began, 2)
     torch.manual_seed(request.seed)
-    real = truth.real_peak_bytes(request)
+    real = real_steps.real_peak_bytes(request)
     write_json(folder.reply, {"real_bytes": real, "told": told})

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import EstimateRequest
-from autotune.estimate.shapes import Worst
-from autotune.space.deepspeed import deepspeed_config
-from autotune.space.sharding import DEEPSPEED, Sharding
+from autotune.estimate.variants.sizes import Worst
+from autotune.space.sharding.deepspeed import deepspeed_config
+from autotune.space.sharding.sharding import DEEPSPEED, Sharding
 from benchmarks.public_tables.figures import DOCUMENTED, ESTIMATORS, PAPER
 from benchmarks.sharding_depths.cases import as_planned, plan_request
 
@@ -159,7 +159,7 @@ def cases() -> Iterator[Case]:
 
 def write_model(name: str, folder: Path) -> None:
     """A model's config and tokenizer."""
-    from autotune.probe.survey import make_tokenizer
+    from autotune.probe.survey_worker import make_tokenizer
 
     folder.mkdir(parents=True)
     config = json.dumps({**MODELS[name], **_TOKENS})

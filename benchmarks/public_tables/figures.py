@@ -12,7 +12,7 @@ Sources:
 
 from typing import Any
 
-from autotune.space.sharding import Sharding
+from autotune.space.sharding.sharding import Sharding
 
 PAPER, ESTIMATORS, DOCUMENTED = "ZeRO", "DeepSpeed", "T0_3B"
 TABLES = (PAPER, ESTIMATORS, DOCUMENTED)

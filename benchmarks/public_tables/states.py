@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.data_parallel import with_buckets
-from autotune.estimate.depths import at_depth, depths
-from autotune.estimate.polynomial import Weights, lagrange
-from autotune.estimate.record import MICRO_STEP, PARTS, PHASE, STEP, Event, Live
-from autotune.estimate.resizing import Irregular
-from autotune.estimate.sharded_traces import Continued, Depth, traced
+from autotune.estimate.formula.ddp import with_buckets
+from autotune.estimate.records.depths import at_depth, depths
+from autotune.estimate.records.events import MICRO_STEP, PARTS, PHASE, STEP, Event, Live
+from autotune.estimate.records.interpolation import Weights, lagrange
+from autotune.estimate.records.layers import Irregular
+from autotune.estimate.variants.sharded_traces import Continued, Depth, traced
 from benchmarks.public_tables.cases import ROW, Case
 
 Parts = dict[str, int]

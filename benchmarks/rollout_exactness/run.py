@@ -19,11 +19,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.estimate.decoding import TOKENS  # noqa: E402
-from autotune.probe.ending import Limits  # noqa: E402
-from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.probe.runner import PRELOAD, ProbeServer  # noqa: E402
-from autotune.probe.survey import make_tokenizer  # noqa: E402
+from autotune.estimate.records.decoding import TOKENS  # noqa: E402
+from autotune.probe.survey_worker import make_tokenizer  # noqa: E402
+from autotune.process.limits import Limits  # noqa: E402
+from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import PRELOAD, ProbeServer  # noqa: E402
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, server_environment  # noqa: E402
 from benchmarks.rollout_exactness.cases import (  # noqa: E402

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.process.messages import ProbeFolder, read_json, write_json
 
 PHASES = ("generation", "decode", "scoring", "micro-step", "clip", "step")
 
@@ -19,20 +19,20 @@ def compare(path: Path) -> None:
     import logging
     import warnings
 
-    from autotune.estimate import truth
-    from autotune.estimate.decoding import (
+    from autotune.estimate.protocol import RolloutTraceRequest
+    from autotune.estimate.records.decoding import (
         DECODE,
         GENERATION,
         with_all_tokens,
         without_generations,
     )
-    from autotune.estimate.protocol import RolloutTraceRequest
-    from autotune.estimate.record import live_bytes
-    from autotune.estimate.rollout_trace import trace_rollout
+    from autotune.estimate.records.events import live_bytes
+    from autotune.estimate.tracing.rollout import trace_rollout
+    from benchmarks import real_steps
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    truth.threads(1)
+    real_steps.threads(1)
     folder = ProbeFolder(path=path)
     asked = read_json(folder.request) or {}
     few = RolloutTraceRequest.from_plain(asked["few"])
@@ -41,7 +41,7 @@ def compare(path: Path) -> None:
     reply = trace_rollout(few)
     traced = time.perf_counter()
     traced_events = [tuple(e) for e in reply.events]
-    real = truth.real_rollout_peaks(whole)
+    real = real_steps.real_rollout_peaks(whole)
     if few.config.get("use_vllm"):
         events = without_generations(traced_events)
         real = {name: peak for name, peak in real.items() if name not in (GENERATION, DECODE)}

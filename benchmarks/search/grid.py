@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.estimates import Estimate, estimate_from_plain
-from autotune.estimate.memory import Residual
-from autotune.expectations import Expectations
-from autotune.search.expected import Expected, Params
-from autotune.search.params import choice, expected_of
+from autotune.estimate.estimate import Estimate, estimate_from_plain
+from autotune.estimate.residual import Residual
+from autotune.run.expectations import Expectations
+from autotune.search.sampler.expected import Expected, Params
+from autotune.search.sampler.params import choice, expected_of
 from autotune.space.knobs import Candidate, from_knobs
 from benchmarks.search.smoothing import smoothed
 

@@ -28,16 +28,16 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.expecter import Expecter  # noqa: E402
 from autotune.facts import Facts  # noqa: E402
-from autotune.job import Job  # noqa: E402
+from autotune.job.job import Job  # noqa: E402
 from autotune.probe.measure import measure_candidate  # noqa: E402
-from autotune.probe.runner import ProbeServer  # noqa: E402
-from autotune.run_folder import RunFolder  # noqa: E402
+from autotune.probe.survey import memory_limit, survey  # noqa: E402
+from autotune.process.run_folder import RunFolder  # noqa: E402
+from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.run.estimates import Expecter  # noqa: E402
+from autotune.space.bind import SearchSpace, bind  # noqa: E402
 from autotune.space.knobs import Candidate, from_knobs  # noqa: E402
-from autotune.space.load import load_job  # noqa: E402
-from autotune.space.spaces import SearchSpace, bind  # noqa: E402
-from autotune.surveying import memory_limit, survey  # noqa: E402
+from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.search.grid import undisturbed  # noqa: E402
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "optuna")

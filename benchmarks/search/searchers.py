@@ -23,12 +23,12 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from autotune.probe.protocol import Measurement
-from autotune.probe.record import Record, excess_bytes
-from autotune.search.baselines import FeasibleSampler, inner_sampler
-from autotune.search.dominance import dominated
-from autotune.search.sampler import EstimateGuidedSampler
+from autotune.search.record import Record, excess_bytes
+from autotune.search.rules.dominance import dominated
+from autotune.search.sampler.baselines import FeasibleSampler, inner_sampler
+from autotune.search.sampler.sampler import EstimateGuidedSampler
 from autotune.space.knobs import Candidate
-from autotune.space.leanness import expected_leanness
+from autotune.space.memory_order import expected_leanness
 from benchmarks.search.grid import Problem, knobs_of_default
 
 DEFAULT_MICRO_BATCH = 8

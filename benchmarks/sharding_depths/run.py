@@ -41,11 +41,11 @@ HEAD = "| | cases | " + " | ".join(FIGURES) + " |\n" + "|---" * (len(FIGURES) + 
 
 def compared(case: Case, models: Path) -> dict[str, Any]:
     """The row of one case: each figure from few layers, and from all."""
-    from autotune.estimate.depths import at_depth, depths
-    from autotune.estimate.memory import replayed
-    from autotune.estimate.polynomial import lagrange
-    from autotune.estimate.sharded_traces import Continued, traced, work_of_all
-    from autotune.space.sharding import Sharding
+    from autotune.estimate.allocator.replay import replayed
+    from autotune.estimate.records.depths import at_depth, depths
+    from autotune.estimate.records.interpolation import lagrange
+    from autotune.estimate.variants.sharded_traces import Continued, traced, work_of_all
+    from autotune.space.sharding.sharding import Sharding
 
     request, began = case.request(models), time.process_time()
     known = depths(request.layers, Sharding(**request.sharding or {}), adapters=case.lora)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
-from autotune.space.sharding import DEEPSPEED, FSDP, RESHARD, Sharding
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP, RESHARD, Sharding
 
 HIDDEN = 512
 _SHAPE: dict[str, Any] = {
@@ -193,7 +193,7 @@ def cases() -> Iterator[Case]:
 
 def write_model(name: str, folder: Path) -> None:
     """A model's config and tokenizer."""
-    from autotune.probe.survey import make_tokenizer
+    from autotune.probe.survey_worker import make_tokenizer
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(MODELS[name]), encoding="utf-8")

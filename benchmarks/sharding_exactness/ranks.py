@@ -29,21 +29,21 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 import transformers.training_args as arguments  # noqa: E402
 
-from autotune.estimate.data_parallel import with_buckets  # noqa: E402
-from autotune.estimate.fake_world import launched, spread_config  # noqa: E402
-from autotune.estimate.host_bytes import divided_by_place, since_training  # noqa: E402
+from autotune.estimate.formula.ddp import with_buckets  # noqa: E402
 from autotune.estimate.protocol import TraceRequest  # noqa: E402
-from autotune.estimate.record import live_bytes  # noqa: E402
-from autotune.estimate.trace import (  # noqa: E402
+from autotune.estimate.records.events import live_bytes  # noqa: E402
+from autotune.estimate.records.host import divided_by_place, since_training  # noqa: E402
+from autotune.estimate.tracing.engines.process_group import launched, spread_config  # noqa: E402
+from autotune.estimate.tracing.trace import (  # noqa: E402
     asked_probe,
     asked_rows,
     feed,
     trace_config,
     trace_steps,
 )
-from autotune.space.sharding import DATA_PARALLEL, Sharding, heaviest_ranks  # noqa: E402
+from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding, heaviest_ranks  # noqa: E402
 from autotune.training.distributed import state_on_cpu  # noqa: E402
-from autotune.training.families import family  # noqa: E402
+from autotune.training.registry import family  # noqa: E402
 from benchmarks.sharding_exactness.cases import Case  # noqa: E402
 
 PORT, LIMIT_S = 29600, 1800

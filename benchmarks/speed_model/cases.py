@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.facts import Facts
-from autotune.job import Job
+from autotune.job.job import Job
+from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
-from autotune.space.spaces import bind
 
 MODEL = {
     "architectures": ["Qwen2ForCausalLM"],

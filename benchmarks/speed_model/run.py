@@ -25,34 +25,34 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.estimate.ceilings import Ceilings  # noqa: E402
-from autotune.estimate.record import Work  # noqa: E402
-from autotune.estimate.shape_times import ShapeTimes  # noqa: E402
-from autotune.estimate.speed import (  # noqa: E402
+from autotune.estimate.records.events import Work  # noqa: E402
+from autotune.estimate.speed.ceilings import Ceilings  # noqa: E402
+from autotune.estimate.speed.operators import (  # noqa: E402
     TimeParts,
     counted,
     loss_apart,
     step_parts,
     work_time,
 )
+from autotune.estimate.speed.shapes import ShapeTimes  # noqa: E402
 from autotune.facts import Facts  # noqa: E402
-from autotune.job import Job  # noqa: E402
+from autotune.job.job import Job  # noqa: E402
 from autotune.probe import measure  # noqa: E402
-from autotune.probe.ending import Limits  # noqa: E402
-from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.probe.runner import ProbeServer  # noqa: E402
-from autotune.run_folder import RunFolder  # noqa: E402
+from autotune.probe.survey import survey  # noqa: E402
+from autotune.process.limits import Limits  # noqa: E402
+from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.run_folder import RunFolder  # noqa: E402
+from autotune.process.server import ProbeServer  # noqa: E402
 from autotune.space.definition import SpaceDefinition  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
-from autotune.space.load import load_job  # noqa: E402
-from autotune.surveying import survey  # noqa: E402
+from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.speed_model.cases import JOB, MODEL, chosen, levels  # noqa: E402
 from benchmarks.speed_model.table import table  # noqa: E402
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "trl", "accelerate")
 WORKERS = "benchmarks.speed_model.worker"
-CEILINGS = "autotune.estimate.bench_ceilings:measure"
+CEILINGS = "autotune.estimate.speed.measuring.worker:measure"
 Works = list[tuple[Work, int]]
 
 

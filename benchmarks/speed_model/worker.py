@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
-from autotune.estimate.speed import counted
-from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
+from autotune.estimate.speed.operators import counted
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.training.spec import ProbeRequest
 
 TRACED = (0.0, 0.35, 0.7, 1.0)
 """Which micro-batches of a sample are traced, by the quantile of their size."""
@@ -21,8 +22,8 @@ def trace(path: Path) -> None:
     import torch
     from trl.trainer import sft_trainer
 
-    from autotune.estimate.trace import trace_steps
-    from autotune.training.batches import Rows, batching_of, plan
+    from autotune.estimate.tracing.trace import trace_steps
+    from autotune.training.batch_plan import Rows, batching_of, plan
 
     torch.set_num_threads(1)
     folder = ProbeFolder(path=path)
@@ -82,17 +83,18 @@ class _Clock:
 
 def probe_by_processor_time(path: Path) -> None:
     """A probe that times its steps by the processor's time."""
-    from autotune.probe import meters, worker
-    from autotune.training.hooks import replaced
+    from autotune.probe import step_meter, worker
+    from autotune.training.patching import replaced
 
-    with replaced(meters, "time", _Clock):
+    with replaced(step_meter, "time", _Clock):
         worker.probe(path)
 
 
 def ceilings_by_processor_time(path: Path) -> None:
     """Ceilings in the processor's time."""
-    from autotune.estimate import bench_ceilings, bench_clock, bench_operators
-    from autotune.training.hooks import replaced
+    from autotune.estimate.speed.measuring import clock, operators
+    from autotune.estimate.speed.measuring import worker as bench_ceilings
+    from autotune.training.patching import replaced
 
-    with replaced(bench_clock, "time", _Clock), replaced(bench_operators, "time", _Clock):
+    with replaced(clock, "time", _Clock), replaced(operators, "time", _Clock):
         bench_ceilings.measure(path)

@@ -19,10 +19,10 @@ import operator_cases
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.estimate import record
-from autotune.estimate.cuda_rules import CudaRules
-from autotune.estimate.stand_ins import fake_run
-from autotune.estimate.tracer import Tracer
+from autotune.estimate.records import events as record
+from autotune.estimate.tracing.kernels.cuda import CudaRules
+from autotune.estimate.tracing.patches import fake_run
+from autotune.estimate.tracing.tracer import Tracer
 from autotune.facts.device_kinds import rules_of
 
 FIGURES = ("held", "forward", "kept", "backward")

@@ -18,17 +18,18 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.answering import EVERY, Asked, answered  # noqa: E402
-from autotune.candidate_estimates import estimates_of  # noqa: E402
-from autotune.path_tasks import path_tasks  # noqa: E402
-from autotune.probe.ending import Limits  # noqa: E402
+from autotune.plan.candidates import estimates_of  # noqa: E402
+from autotune.plan.engines import EVERY, Asked, answered  # noqa: E402
+from autotune.plan.variants import path_tasks  # noqa: E402
 from autotune.probe.measure import measure, probe_request  # noqa: E402
-from autotune.probe.protocol import Measurement, ProbeFolder  # noqa: E402
-from autotune.probe.runner import ProbeServer  # noqa: E402
-from autotune.run_folder import RunFolder  # noqa: E402
-from autotune.space.load import load_job  # noqa: E402
-from autotune.space.spaces import bind  # noqa: E402
-from autotune.surveying import survey  # noqa: E402
+from autotune.probe.protocol import Measurement  # noqa: E402
+from autotune.probe.survey import survey  # noqa: E402
+from autotune.process.limits import Limits  # noqa: E402
+from autotune.process.messages import ProbeFolder  # noqa: E402
+from autotune.process.run_folder import RunFolder  # noqa: E402
+from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.space.bind import bind  # noqa: E402
+from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.run import add  # noqa: E402

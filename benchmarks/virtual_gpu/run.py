@@ -22,19 +22,19 @@ sys.path.insert(0, str(ROOT))
 from autotune.errors import UserError  # noqa: E402
 from autotune.facts import Facts, devices  # noqa: E402
 from autotune.facts.device_kinds import find_kind  # noqa: E402
-from autotune.job import Job  # noqa: E402
-from autotune.path_tasks import path_tasks  # noqa: E402
-from autotune.placing import device_facts, placed  # noqa: E402
-from autotune.probe.ending import Limits  # noqa: E402
+from autotune.job.job import Job  # noqa: E402
+from autotune.plan.children import traced_in_children  # noqa: E402
+from autotune.plan.device import device_facts, placed  # noqa: E402
+from autotune.plan.variants import path_tasks  # noqa: E402
 from autotune.probe.measure import probe_request  # noqa: E402
-from autotune.probe.protocol import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.probe.runner import ProbeServer  # noqa: E402
-from autotune.run_folder import RunFolder  # noqa: E402
+from autotune.probe.survey import survey  # noqa: E402
+from autotune.process.limits import Limits  # noqa: E402
+from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.run_folder import RunFolder  # noqa: E402
+from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.space.bind import bind  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
-from autotune.space.load import load_job  # noqa: E402
-from autotune.space.spaces import bind  # noqa: E402
-from autotune.surveying import survey  # noqa: E402
-from autotune.traced_paths import traced_in_children  # noqa: E402
+from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.command import done_in  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.cases import Case, drawn  # noqa: E402

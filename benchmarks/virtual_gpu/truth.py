@@ -15,11 +15,11 @@ STEPS = 4
 
 def train(request: Any, scratch: Path) -> None:
     """Train the first steps of a probe's request."""
-    from autotune.probe.meters import Schedule
-    from autotune.probe.trained import configured
-    from autotune.training.batches import Rows, as_dataset, batching_of, plan
-    from autotune.training.families import family
-    from autotune.training.sharing import Sharing
+    from autotune.probe.step_meter import Schedule
+    from autotune.probe.trainer_setup import configured
+    from autotune.training.batch_plan import Rows, as_dataset, batching_of, plan
+    from autotune.training.ranks import Sharing
+    from autotune.training.registry import family
 
     trains = family(request.method)
     shown = min(request.config["gradient_accumulation_steps"], 2)
@@ -56,13 +56,8 @@ def figures() -> dict[str, Any]:
 def measure_peaks(path: Path) -> None:
     """Run what `path/request.json` asks for; write `path/reply.json`, and where `RECORD` is set the
     allocator's own history to that file."""
-    from autotune.probe.protocol import (
-        ProbeFolder,
-        ProbeRequest,
-        Unsupported,
-        read_json,
-        write_json,
-    )
+    from autotune.process.messages import ProbeFolder, read_json, write_json
+    from autotune.training.spec import ProbeRequest, Unsupported
 
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})

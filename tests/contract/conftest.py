@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage
 
-from autotune.probe.runner import ProbeServer
+from autotune.process.server import ProbeServer
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.probe.ending import Ending, Limits, Watcher
-from autotune.probe.host_memory import HostMeter
-from autotune.probe.protocol import ProbeFolder
-from autotune.probe.runner import ProbeServer
+from autotune.process.host_memory import HostMeter
+from autotune.process.limits import Ending, Limits, Watcher
+from autotune.process.messages import ProbeFolder
+from autotune.process.server import ProbeServer
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "contract")])

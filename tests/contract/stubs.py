@@ -298,7 +298,7 @@ def tells_its_process(folder: Path) -> None:
 
     `notes_a_variable`, a module that a test has made and preloads, says what it saw.
     """
-    from autotune.probe.memory import unmapped_bytes
+    from autotune.process.proc import unmapped_bytes
 
     noted = sys.modules["notes_a_variable"]
     told = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage, still_running
 
-from autotune.probe.protocol import read_json
-from autotune.probe.runner import ProbeServer
+from autotune.process.messages import read_json
+from autotune.process.server import ProbeServer
 
 NOTES = "import os\nSEEN = os.environ.get('A_VARIABLE')\n"
 PRELOADED = ("numpy", "notes_a_variable")
@@ -45,7 +45,7 @@ def test_a_child_is_a_new_interpreter_that_has_the_request_before_it_imports(fre
     fresh.folder.request.write_text(json.dumps(request), encoding="utf-8")
     assert fresh.run("tells_its_process").exit_code == 0
     told = read_json(fresh.folder.reply) or {}
-    assert "autotune.probe.fresh" in told["command"]
+    assert "autotune.process.fresh" in told["command"]
     assert told["seen_at_import"] == "of the request"
     assert told["descriptors"] == [0, 1, 2, 3]  # the last one is the list's own
     assert abs(told["unmapped_bytes"]) < 2**20  # it has the libraries itself
@@ -57,7 +57,7 @@ def test_a_server_that_can_fork_does(environment: dict[str, str], tmp_path: Path
         assert server.fresh is None
         stage.run("tells_its_process")
     told = read_json(stage.folder.reply) or {}
-    assert "autotune.probe.forkserver" in told["command"]
+    assert "autotune.process.forkserver" in told["command"]
     assert told["unmapped_bytes"] > 2**20  # the server has them
 
 

@@ -4,9 +4,9 @@ import pytest
 from staging import Stage
 from test_naming import request
 
-from autotune.probe.host_memory import HostMeter
 from autotune.probe.measure import name_outcome
-from autotune.probe.protocol import read_json
+from autotune.process.host_memory import HostMeter
+from autotune.process.messages import read_json
 
 MIB = 2**20
 INTERPRETER = 60 * MIB

@@ -10,7 +10,7 @@ import pytest
 from staging import still_running
 from stubs import hold
 
-from autotune.probe.launch import LaunchReport, launch
+from autotune.process.launch import LaunchReport, launch
 
 MIB = 2**20
 
@@ -156,7 +156,7 @@ def test_an_interrupted_launch_leaves_nothing(tmp_path: Path) -> None:
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
-from autotune.probe.launch import launch
+from autotune.process.launch import launch
 home = Path({str(tmp_path)!r})
 launch(["bash", "-c", f"echo $$ > '{{home}}/pids'; kill -INT {{os.getpid()}}; sleep 60 & sleep 60"],
        log=home / "log", environment={{}}, timeout_s=30, gpus=())
@@ -195,7 +195,7 @@ def test_ranks_in_sessions_of_their_own_end_when_the_one_who_asked_is_killed(
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from autotune.probe.launch import launch\n"
+        "from autotune.process.launch import launch\n"
         "launch([sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2',\n"
         "        '--master-port', '0', 'rank.py'],\n"
         "       log=Path('log'), environment={}, timeout_s=300, gpus=())\n"
@@ -228,7 +228,7 @@ def test_a_launch_ends_when_the_one_who_asked_is_killed(tmp_path: Path) -> None:
     """`kill -9` of us: nobody is left to end what we started, but the guard."""
     code = (
         "from pathlib import Path\n"
-        "from autotune.probe.launch import launch\n"
+        "from autotune.process.launch import launch\n"
         "launch(['bash', '-c', 'sleep 300 & echo $! > inner; echo $$ > outer; wait'],\n"
         "       log=Path('log'), environment={}, timeout_s=300, gpus=())\n"
     )

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from staging import Stage
 
-from autotune.probe.ending import Ending
 from autotune.probe.measure import NEAR_LIMIT, name_outcome
-from autotune.probe.protocol import Measurement, ProbeRequest, read_json
+from autotune.probe.protocol import Measurement
+from autotune.process.limits import Ending
+from autotune.process.messages import read_json
+from autotune.training.spec import ProbeRequest
 
 MIB = 2**20
 LIMIT = 200 * MIB

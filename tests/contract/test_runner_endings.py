@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage
 
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json
+from autotune.process.server import ProbeServer
 
 
 def test_an_exit_without_a_reply_is_an_exit_with_code_0(stage: Stage) -> None:

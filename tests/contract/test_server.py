@@ -12,16 +12,16 @@ import pytest
 from staging import STUBS_PATH, Stage, running, still_running
 
 from autotune.errors import MachineError
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder
+from autotune.process.server import ProbeServer
 
 PARENT = """
 import signal, sys, time
 from pathlib import Path
-from autotune.probe.protocol import ProbeFolder
-from autotune.probe.ending import Limits
-from autotune.probe.runner import ProbeServer
+from autotune.process.messages import ProbeFolder
+from autotune.process.limits import Limits
+from autotune.process.server import ProbeServer
 
 home, path = Path(sys.argv[1]), sys.argv[2]
 

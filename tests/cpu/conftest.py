@@ -14,17 +14,18 @@ import pytest
 from filelock import FileLock
 
 from autotune.facts import Facts
-from autotune.job import Job
-from autotune.probe.ending import Limits
+from autotune.job.job import Job
 from autotune.probe.measure import measure, probe_request
-from autotune.probe.protocol import Measurement, ProbeRequest
-from autotune.probe.runner import ProbeServer
-from autotune.run_folder import RunFolder
+from autotune.probe.protocol import Measurement
+from autotune.probe.survey import survey
+from autotune.process.limits import Limits
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ProbeServer
+from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
-from autotune.space.load import load_job
-from autotune.space.spaces import SearchSpace, bind
-from autotune.surveying import survey
+from autotune.space.loading.load import load_job
+from autotune.training.spec import ProbeRequest
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.estimate.ceilings import Ceilings
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import ProbeServer
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
 
 FEW = {
     "dtypes": ["bfloat16", "float32"],
@@ -22,7 +22,7 @@ FEW = {
     "seconds": 0.001,
     "overhead_seconds": 0.05,
 }
-WORKER = "autotune.estimate.bench_ceilings:measure"
+WORKER = "autotune.estimate.speed.measuring.worker:measure"
 
 
 def measured(server: ProbeServer, path: Path, sizes: dict[str, object]) -> Ceilings:

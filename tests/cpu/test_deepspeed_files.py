@@ -6,8 +6,8 @@ import pytest
 from transformers import LlamaConfig, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-from autotune.space.deepspeed import auto_config, deepspeed_config
-from autotune.space.sharding import Sharding
+from autotune.space.sharding.deepspeed import auto_config, deepspeed_config
+from autotune.space.sharding.sharding import Sharding
 
 HIDDEN = 96
 CPU = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.probe.runner import ProbeServer
+from autotune.process.server import ProbeServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare

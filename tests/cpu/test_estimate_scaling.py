@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate.path_data import ORDER_SIGMA
+from autotune.estimate.variants.data import ORDER_SIGMA
 from autotune.facts.stack import fused_head
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
 from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, write_model
 
@@ -93,10 +93,10 @@ EVEN = ("liger", "on the CPU")
 
 def compare(path: Path) -> None:
     """The child: the estimate of a case, and a trace of it with all layers at its own size."""
-    from autotune.estimate.memory import on_cpu, replayed
-    from autotune.estimate.path_estimates import PathEstimates
+    from autotune.estimate.allocator.replay import on_cpu, replayed
     from autotune.estimate.protocol import MicroBatch, TraceRequest
-    from autotune.estimate.trace import trace_steps
+    from autotune.estimate.tracing.trace import trace_steps
+    from autotune.estimate.variants.offline import PathEstimates
 
     folder = ProbeFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}
@@ -146,7 +146,7 @@ def write_rows(case: Case, folder: Path) -> str:
 def estimate_request(case: Case, model: str, rows: str) -> Any:
     """The case on fixed and on expandable segments, and neighbours to be scaled to as well."""
     from autotune.estimate.protocol import EstimateRequest, Point
-    from autotune.training.batches import batching_of
+    from autotune.training.batch_plan import batching_of
 
     points = [
         Point(

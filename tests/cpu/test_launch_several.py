@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from autotune.emit.bundle import bundle_files
+from autotune.bundle.bundle import bundle_files
 from autotune.probe.protocol import Measurement
-from autotune.recommend import Ranked, Recommendation
+from autotune.search.recommend import Ranked, Recommendation
 from tests.unit.builders import make_candidate, make_facts, make_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]

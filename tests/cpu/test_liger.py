@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.estimate.liger import _Gated, _Kernels, _Loss, _Norm, chunk_size
-from autotune.estimate.record import Work
+from autotune.estimate.records.events import Work
+from autotune.estimate.tracing.kernels.liger import _Gated, _Kernels, _Loss, _Norm, chunk_size
 
 
 def kernels() -> tuple[_Kernels, list[Work]]:

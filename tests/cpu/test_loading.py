@@ -16,10 +16,10 @@ import pytest
 import transformers
 
 from autotune.probe import measure as measuring
-from autotune.probe.ending import Limits
 from autotune.probe.measure import measure
-from autotune.probe.protocol import read_json
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.messages import read_json
+from autotune.process.server import ProbeServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]

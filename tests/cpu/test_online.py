@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from autotune.facts.made_text import prompts_of_lengths
-from autotune.probe.runner import ProbeServer
-from autotune.probe.survey import make_tokenizer
-from autotune.space.vllm import ASLEEP_BYTES
+from autotune.facts.synthetic_text import prompts_of_lengths
+from autotune.probe.survey_worker import make_tokenizer
+from autotune.process.server import ProbeServer
+from autotune.space.vllm.colocated import ASLEEP_BYTES
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer, stand_in
 from tests.cpu.test_run import assert_launched, probes_of, write_job

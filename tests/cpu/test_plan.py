@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from autotune.answering import FIRST
 from autotune.facts.stack import fused_head
-from autotune.reopening import reopen
-from autotune.space.sharding import STRATEGY_KNOBS
+from autotune.plan.engines import FIRST
+from autotune.run.past_run import reopen
+from autotune.space.sharding.sharding import STRATEGY_KNOBS
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.test_run import write_job
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.probe.protocol import Measurement
-from autotune.probe.runner import ProbeServer
+from autotune.process.server import ProbeServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import stand_in
 from tests.cpu.test_online import WIDE, prompts
@@ -138,7 +138,7 @@ def test_the_script_steps_once_an_epoch_in_the_last_batch_of_the_data_too(tmp_pa
     import transformers
     import trl
 
-    from autotune.probe.survey import make_tokenizer
+    from autotune.probe.survey_worker import make_tokenizer
     from autotune.training import train_ppo
 
     make_tokenizer(tmp_path, 509)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.probe.runner import ProbeServer
+from autotune.process.server import ProbeServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer, stand_in
 from tests.cpu.test_run import assert_launched, probes_of, write_job

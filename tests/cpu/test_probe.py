@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.probe.protocol import ProbeFolder
-from autotune.probe.runner import ProbeServer
+from autotune.process.messages import ProbeFolder
+from autotune.process.server import ProbeServer
 from tests.cpu.conftest import LLAMA, MAMBA, Bench, open_bench
 
 MIB = 2**20
@@ -69,8 +69,8 @@ def test_a_loss_that_is_no_number_is_unstable(bench: Bench) -> None:
     job = bench.job.model_copy(update={"training": {"learning_rate": 1e30}})
     request = bench.request(job=job)
     folder = ProbeFolder(path=bench.run.path / "probes" / "unstable")
-    from autotune.probe.ending import Limits
     from autotune.probe.measure import measure
+    from autotune.process.limits import Limits
 
     m = measure(bench.server, folder, request, Limits(wall_s=120, stall_s=15))
     assert m.outcome == "unstable", m.reason

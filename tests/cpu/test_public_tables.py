@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate.offloaded import Kept, offloaded_bytes
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import ProbeServer
+from autotune.estimate.formula.offload import Kept, offloaded_bytes
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
 from benchmarks.public_tables.cases import Case, write_model
 from benchmarks.public_tables.figures import FIGURE_1, PAPER, by_paper
 
@@ -27,7 +27,7 @@ CASES = {
 
 def answer(path: Path) -> None:
     """The child: what is live on one device, for each strategy."""
-    from autotune.estimate import fake_engines
+    from autotune.estimate.tracing.engines import patches
     from benchmarks.public_tables.states import estimated, weights_of
 
     folder = ProbeFolder(path=path)
@@ -35,7 +35,7 @@ def answer(path: Path) -> None:
     parameters, largest = weights_of(path / "small")
     found: dict[str, Any] = {"parameters": parameters, "largest": largest}
     found |= {name: estimated(case, path) for name, case in CASES.items()}
-    fake_engines._CHECKED_FOR_OVERFLOW = ()  # a DeepSpeed that looks for overflows elsewhere
+    patches._CHECKED_FOR_OVERFLOW = ()  # a DeepSpeed that looks for overflows elsewhere
     try:
         found["left out"] = estimated(CASES["ZeRO-2"], path)
     except RuntimeError as error:

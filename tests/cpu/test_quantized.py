@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare
@@ -120,14 +120,14 @@ def test_the_estimate_of_an_online_trainer_is_its_peak(
 
 def traced_without_the_package(path: Path) -> None:
     """A child that cannot import bitsandbytes: the peak of a trace."""
-    from autotune.estimate import record
-    from autotune.estimate.trace import trace_steps
+    from autotune.estimate.records import events
+    from autotune.estimate.tracing.trace import trace_steps
     from benchmarks.estimate_exactness.worker import asked_of
 
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
     folder = ProbeFolder(path=path)
     reply = trace_steps(asked_of(folder))
-    write_json(folder.reply, {"estimate_bytes": record.live_bytes(reply.events).peak_bytes})
+    write_json(folder.reply, {"estimate_bytes": events.live_bytes(reply.events).peak_bytes})
 
 
 def test_estimates_do_not_need_the_package(

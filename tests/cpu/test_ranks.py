@@ -13,10 +13,10 @@ import transformers
 from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
 
 from autotune.probe import measure as measuring
-from autotune.probe.ending import Limits
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.server import ProbeServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer
 from tests.cpu.test_run import assert_launched, probes_of, write_job

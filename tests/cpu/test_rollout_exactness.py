@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.probe.runner import ProbeServer
+from autotune.process.server import ProbeServer
 from benchmarks.rollout_exactness.cases import Case
 from benchmarks.rollout_exactness.ppo_cases import PpoCase
 from benchmarks.rollout_exactness.run import compare, write_models

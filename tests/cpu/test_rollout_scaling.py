@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
 from tests.cpu.conftest import LLAMA, write_model
 from tests.cpu.test_estimate_scaling import CUDA, LAYERS
 
@@ -74,12 +74,12 @@ def compare(path: Path) -> None:
     """The child: the estimate of a case, and a trace of it with all layers and tokens."""
     from datasets import Dataset
 
-    from autotune.estimate.memory import on_cpu, replayed
+    from autotune.estimate.allocator.replay import on_cpu, replayed
     from autotune.estimate.protocol import EstimateRequest, Point
-    from autotune.estimate.rollout_trace import trace_rollout
-    from autotune.estimate.rollouts import RolloutEstimates
+    from autotune.estimate.tracing.rollout import trace_rollout
+    from autotune.estimate.variants.rollouts import RolloutEstimates
     from autotune.facts.tokenizing import described
-    from autotune.training.rounds import rollout_of
+    from autotune.training.rollout_plan import rollout_of
 
     folder = ProbeFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}
@@ -132,7 +132,7 @@ def compare(path: Path) -> None:
 def test_few_layers_and_tokens_stand_for_all(
     name: str, server: ProbeServer, tmp_path: Path
 ) -> None:
-    from autotune.probe.survey import make_tokenizer
+    from autotune.probe.survey_worker import make_tokenizer
 
     config = {**LLAMA, "num_hidden_layers": LAYERS, "num_key_value_heads": 4}
     model = write_model(tmp_path / "model", config).parent

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autotune.conclusion import MAX_VERIFICATIONS
 from autotune.facts.stack import fused_head
+from autotune.run.conclusion import MAX_VERIFICATIONS
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.stand_ins import EXAMPLES, give_tokenizer, stand_in
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
 from tests.cpu.conftest import Bench
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate.offloaded import Kept, offloaded_bytes
-from autotune.probe.ending import Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import ProbeServer
-from autotune.space.sharding import Sharding
+from autotune.estimate.formula.offload import Kept, offloaded_bytes
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
+from autotune.space.sharding.sharding import Sharding
 from tests.cpu.conftest import LLAMA
 from tests.cpu.test_estimate_scaling import (
     CUDA,
@@ -69,7 +69,7 @@ def deepspeed(sharding: Sharding) -> dict[str, Any] | None:
 
 def answer(path: Path) -> None:
     """The child: what a plan's child says."""
-    from autotune.estimate.estimating import estimate
+    from autotune.estimate.worker import estimate
 
     folder = ProbeFolder(path=path)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(path / "compiled")

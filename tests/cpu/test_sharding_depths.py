@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import ProbeServer
-from autotune.space.sharding import Sharding
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
+from autotune.space.sharding.sharding import Sharding
 from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, write_rows
 from tests.cpu.test_sharded_estimates import BF16, deepspeed, replies_of
 
@@ -39,8 +39,8 @@ CLOSE = {"fsdp": 0.03, "zero 3": 0.01}
 
 def compare(path: Path) -> None:
     """The child: what a plan's child says of a point, and what it would say with all layers."""
-    from autotune.estimate.persevering import DIRECT
-    from autotune.estimate.sharded_estimates import ShardedEstimates
+    from autotune.estimate.variants.retracing import DIRECT
+    from autotune.estimate.variants.sharded import ShardedEstimates
 
     folder = ProbeFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}

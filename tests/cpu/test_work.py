@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from autotune.estimate.cuda_rules import CudaRules
-from autotune.estimate.work import work_of
+from autotune.estimate.tracing.kernels.cuda import CudaRules
+from autotune.estimate.tracing.operator_work import work_of
 
 aten = torch.ops.aten
 

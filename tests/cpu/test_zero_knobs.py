@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.probe import measure as measuring
-from autotune.probe.ending import Limits
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
-from autotune.probe.runner import ProbeServer
+from autotune.process.limits import Limits
+from autotune.process.server import ProbeServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 from tests.cpu.workers import ENGINE_SETTINGS
 

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.probe.memory import process_status
-from autotune.probe.protocol import ProbeFolder, ProbeRequest, read_json, write_json
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.proc import process_status
+from autotune.training.spec import ProbeRequest
 
 
 def one_step(path: Path) -> None:
     """One optimizer step of a candidate on its first rows; what it did to the weights."""
     import torch
 
-    from autotune.training.batches import Rows, as_dataset
-    from autotune.training.families import family
+    from autotune.training.batch_plan import Rows, as_dataset
+    from autotune.training.registry import family
 
     folder = ProbeFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
@@ -45,8 +46,8 @@ def zero_as_it_is(path: Path) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-    from autotune.probe import ranks
-    from autotune.training.sharing import Sharing
+    from autotune.probe.ranks import group
+    from autotune.training.ranks import Sharing
 
     check, make = Sharing.checked_engine, DeepSpeedZeroOptimizer.setup_buckets
     made: list[int] = []
@@ -69,13 +70,13 @@ def zero_as_it_is(path: Path) -> None:
 
     Sharing.checked_engine = checked_engine  # type: ignore[method-assign]
     DeepSpeedZeroOptimizer.setup_buckets = setup_buckets
-    ranks.probe(path)
+    group.probe(path)
 
 
 def zero_told_otherwise(path: Path) -> None:
     """A probe of several ranks, of which one takes another bucket than it was told."""
-    from autotune.probe import ranks
-    from autotune.training.sharing import Sharing
+    from autotune.probe.ranks import group
+    from autotune.training.ranks import Sharing
 
     check = Sharing.checked_engine
 
@@ -85,7 +86,7 @@ def zero_told_otherwise(path: Path) -> None:
         return check(self, trainer)
 
     Sharing.checked_engine = checked_engine  # type: ignore[method-assign]
-    ranks.probe(path)
+    group.probe(path)
 
 
 RANK_FAULTS = {
@@ -144,17 +145,17 @@ def rank_1_raises(path: Path) -> None:
 
 def with_a_taken_port(path: Path) -> None:
     """Two ranks where the rendezvous port that the surroundings name is somebody else's."""
-    from autotune.probe import ranks
+    from autotune.probe.ranks import group
 
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(somebody.getsockname()[1])}
-        ranks.probe(path)
+        group.probe(path)
 
 
 def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
     """A probe of several ranks; in one of them something happens in its second optimizer step."""
-    from autotune.probe import ranks
-    from autotune.probe.meters import StepMeter
+    from autotune.probe.ranks import group
+    from autotune.probe.step_meter import StepMeter
 
     begin = StepMeter.on_step_begin
 
@@ -164,7 +165,7 @@ def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
         begin(self, args, state, control, **kwargs)
 
     StepMeter.on_step_begin = on_step_begin  # type: ignore[method-assign]
-    ranks.probe(path)
+    group.probe(path)
 
 
 class Stepped(Exception):
@@ -174,8 +175,8 @@ class Stepped(Exception):
 def notes_growth(path: Path) -> None:
     """Each rank writes down by how much its memory grew at most until the model was there, until
     the engine was, and after a first optimizer step; it goes no further."""
-    from autotune.probe import ranks
-    from autotune.probe.meters import StepMeter
+    from autotune.probe.ranks import group
+    from autotune.probe.step_meter import StepMeter
     from autotune.training.family import Family
 
     make, begin = Family.trainer, StepMeter.on_train_begin
@@ -203,4 +204,4 @@ def notes_growth(path: Path) -> None:
     Family.trainer = trainer  # type: ignore[method-assign]
     StepMeter.on_train_begin = on_train_begin  # type: ignore[method-assign]
     StepMeter.on_step_end = on_step_end  # type: ignore[method-assign]
-    ranks.probe(path)
+    group.probe(path)

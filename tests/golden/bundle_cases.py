@@ -6,13 +6,13 @@ from typing import Any
 
 from bundle_facts import MIB, make_facts
 
-from autotune.emit.bundle import bundle_files
+from autotune.bundle.bundle import bundle_files
 from autotune.facts import Facts
 from autotune.facts.stack import training_fields
-from autotune.job import Job
-from autotune.methods import METHODS
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
 from autotune.probe.protocol import Measurement
-from autotune.recommend import Ranked, Recommendation
+from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate
 
 NASTY = "/data/a 0/a'; echo foo/ü ñ 日本"

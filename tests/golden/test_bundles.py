@@ -6,8 +6,8 @@ import pytest
 from bundle_cases import CASES
 from record import RECORDED
 
-from autotune.emit.trainer_config import trainer_config
-from autotune.methods import SFT
+from autotune.bundle.trainer_config import trainer_config
+from autotune.job.methods import SFT
 
 
 @pytest.mark.parametrize("name", CASES)

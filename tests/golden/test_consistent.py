@@ -12,16 +12,16 @@ from bundle_cases import CASES
 from click.testing import CliRunner
 from test_consumers import parsed, trl
 
-from autotune.checking import read_launch
+from autotune.bundle.bundle import AUTO_FILE, auto_deepspeed
+from autotune.bundle.check.accelerate import FIELDS
+from autotune.bundle.check.check import disagreements
+from autotune.bundle.check.deepspeed_fields import SECTIONS
+from autotune.bundle.check.files import DEFAULTS
+from autotune.bundle.check.read import read_launch
 from autotune.cli import main
-from autotune.emit.bundle import AUTO_FILE, auto_deepspeed
-from autotune.emit.consistency import disagreements
-from autotune.emit.deepspeed_keys import SECTIONS
-from autotune.emit.launch_checks import FIELDS
-from autotune.emit.launch_files import DEFAULTS
 from autotune.errors import UserError
 from autotune.facts.stack import canonical_name
-from autotune.methods import METHODS
+from autotune.job.methods import METHODS
 
 __all__ = ["trl"]
 

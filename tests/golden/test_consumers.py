@@ -9,9 +9,9 @@ import yaml
 from bundle_cases import CASES
 
 from autotune.facts.stack import RENAMED, field_name, fused_head, training_fields
-from autotune.methods import METHODS
+from autotune.job.methods import METHODS
 from autotune.space.settings import settings
-from autotune.training.families import family
+from autotune.training.registry import family
 
 GPU = ("cuda_bf16", "grpo_server", "grpo_split", "zero3", "zero2_alone", "fsdp2")
 SEVERAL = {

@@ -11,11 +11,11 @@ import pytest
 from bundle_cases import CASES
 from test_launch_script import bundle, launch, make_spy
 
-from autotune.checking import read_launch
-from autotune.emit.consistency import disagreements
-from autotune.emit.nodes import nodes_script, slurm_script
-from autotune.methods import METHODS
-from autotune.space.sharding import NVME_PATH, Sharding
+from autotune.bundle.check.check import disagreements
+from autotune.bundle.check.read import read_launch
+from autotune.bundle.multi_node import nodes_script, slurm_script
+from autotune.job.methods import METHODS
+from autotune.space.sharding.sharding import NVME_PATH, Sharding
 
 SRUN = """\
 #!/bin/bash

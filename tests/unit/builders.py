@@ -3,18 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-from autotune.estimate.estimates import Estimate
+from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts
 from autotune.facts.model import ModelFacts
 from autotune.facts.stack import StackFacts, training_fields
-from autotune.job import Job
+from autotune.job.job import Job
 from autotune.probe.protocol import Measurement
-from autotune.probe.record import Record
+from autotune.search.record import Record
+from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import Candidate
-from autotune.space.spaces import SearchSpace, bind
 
 GIB = 2**30
 

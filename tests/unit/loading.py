@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
-from autotune.job import Job
-from autotune.space.load import load_job
+from autotune.job.job import Job
+from autotune.space.loading.load import load_job
 
 
 def load(folder: Path, text: str, *sets: str) -> Job:

@@ -4,17 +4,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from builders import GIB, bad, make_facts, ok
-
 from autotune.facts import Facts
-from autotune.probe.protocol import Measurement, write_json
-from autotune.run_folder import RunFolder
-from autotune.search.params import compared_sampler
+from autotune.job.yaml_file import to_yaml
+from autotune.probe.protocol import Measurement
+from autotune.probe.survey import allowed_memory
+from autotune.process.messages import write_json
+from autotune.process.run_folder import RunFolder
+from autotune.search.sampler.params import compared_sampler
 from autotune.search.study import Study
-from autotune.space.load import load_job
-from autotune.space.spaces import bind
-from autotune.surveying import allowed_memory
-from autotune.yaml_file import to_yaml
+from autotune.space.bind import bind
+from autotune.space.loading.load import load_job
+from tests.unit.builders import GIB, bad, make_facts, ok
 
 STUDY = "autotune-test"
 MEASUREMENTS = (

@@ -16,7 +16,7 @@ def test_every_public_name_resolves_and_stays_what_it_is(name: str) -> None:
 
 def test_the_tune_function_is_callable_whatever_was_imported_before() -> None:
     code = (
-        "import autotune, autotune.cli.run, autotune.tuning\n"
+        "import autotune, autotune.cli.run, autotune.run.tuning\n"
         "assert callable(autotune.tune) and callable(autotune.load_job)\n"
         "assert callable(autotune.tune)\n"
     )

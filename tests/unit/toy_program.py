@@ -9,7 +9,7 @@ was scaled must be the record of the program itself at that size.
 import random
 from dataclasses import dataclass, field
 
-from autotune.estimate.record import (
+from autotune.estimate.records.events import (
     ACTIVATIONS,
     ALLOCATE,
     FREE,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from autotune.facts import devices
-from autotune.probe.ending import Ending, Limits
-from autotune.probe.protocol import ProbeFolder, read_json, write_json
-from autotune.probe.runner import PRELOAD, ProbeServer
+from autotune.process.limits import Ending, Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import PRELOAD, ProbeServer
 
 pytestmark = pytest.mark.skipif(
     not devices.gpu_count(), reason="there is no GPU, nor a virtual one"
@@ -45,7 +45,7 @@ def uses_the_gpu(folder: Path) -> None:
     told = {
         "device": str(torch.zeros(8, device="cuda").device),
         "processors": properties.multi_processor_count,
-        "is_forked": "autotune.probe.forkserver" in Path("/proc/self/cmdline").read_text(),
+        "is_forked": "autotune.process.forkserver" in Path("/proc/self/cmdline").read_text(),
         "is": {
             "available": torch.cuda.is_available(),
             "count": torch.cuda.device_count(),

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from autotune.facts import devices
-from autotune.probe.ending import Limits
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
+from autotune.process.limits import Limits
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 from tests.cpu.conftest import server as server  # of all tests here
 from tests.virtual_gpu.test_stand_ins import HOLD

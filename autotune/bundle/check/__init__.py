@@ -1,0 +1,1 @@
+"""Files of a launch, read together: what disagrees."""

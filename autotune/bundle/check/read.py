@@ -1,0 +1,191 @@
+"""Read the files of a launch from a folder, a bundle's or one that somebody wrote by hand."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.bundle.check.check import commands_of
+from autotune.bundle.check.commands import Started, plain
+from autotune.bundle.check.files import LaunchFiles, section
+from autotune.bundle.check.scripts.shell import ENDINGS
+from autotune.errors import Problem, UserError, user_error
+from autotune.facts.stack import field_types
+from autotune.job.methods import METHODS, Method
+
+_ACCELERATES = ("distributed_type", "compute_environment")
+_TRAINERS = ("model_name_or_path", "per_device_train_batch_size", "output_dir", "learning_rate")
+_DEEPSPEEDS = ("zero_optimization", "train_micro_batch_size_per_gpu")
+
+
+def read_launch(
+    folder: Path,
+    *,
+    trainer: Path | None = None,
+    accelerate: Path | None = None,
+    deepspeed: Path | None = None,
+    method: str | None = None,
+) -> LaunchFiles:
+    """The files of a launch.
+
+    Args:
+        folder: where they lie.
+        trainer, accelerate, deepspeed: their names in it, where there are several of a kind.
+        method: of the training; by default what the trainer's file is named after.
+
+    Raises:
+        UserError: a file is not there, cannot be read, or there are several of its kind.
+    """
+    if not folder.is_dir():
+        raise user_error("there is no such folder", where=str(folder))
+    found, problems = _read_all(folder, [trainer, accelerate, deepspeed])
+    launch = _one(found, folder, _ACCELERATES, accelerate, "accelerate", problems)
+    rest = {path: data for path, data in found.items() if path != launch}
+    trains = _one(rest, folder, _TRAINERS, trainer, "trainer", problems)
+    if problems or launch is None or trains is None:
+        raise UserError(*problems)
+    commands = commands_of(_scripts(folder))
+    named = section(found[launch], "deepspeed_config").get("deepspeed_config_file")
+    named = named or found[trains].get("deepspeed") or _by_flag(commands)
+    inside = named if isinstance(named, Mapping) else None
+    theirs = None if inside is not None else _deepspeeds(found, folder, deepspeed, named)
+    if theirs is not None and theirs not in found:
+        found[theirs] = _read(theirs)
+    name = theirs.name if theirs else Path(str(named or "deepspeed.json")).name
+    own = _method(method, trains)
+    return LaunchFiles(
+        trainer=found[trains],
+        accelerate=found[launch],
+        deepspeed=found[theirs] if theirs else inside,
+        method=own,
+        trainer_file=trains.name,
+        accelerate_file=launch.name,
+        deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
+        commands=commands,
+        types=field_types(own.name if own else None),
+    )
+
+
+def _by_flag(commands: tuple[Started, ...]) -> str | None:
+    """DeepSpeed's file, as a command names it and nothing else does."""
+    for one in commands:
+        if one.told is not None:
+            told = one.told.launch.get("deepspeed_config_file", one.told.trains.get("deepspeed"))
+            name = Path(told).name if told is not None else ""
+            if name and plain(name):
+                return name
+    return None
+
+
+def _scripts(folder: Path) -> dict[str, str]:
+    """The shell scripts of a folder, by their names."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    paths = sorted(path for path in files if path.suffix in ENDINGS)
+    return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in paths}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The mapping that a file holds; empty where it holds something else.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        what = f"cannot be read: {_in_one_line(error)}"
+        raise user_error(what, where=str(path), hint=_repair(path, error)) from None
+    return data if isinstance(data, dict) else {}
+
+
+def _repair(path: Path, error: Exception) -> str:
+    """What to do about a file that cannot be read."""
+    if isinstance(error, OSError):
+        return "let it be read, or name another file"
+    right = "put that place right"
+    if path.suffix == ".json":
+        right += " (JSON has no comments, and no comma behind the last value)"
+    return f"{right}, or take the file out of the folder if it is no part of the launch"
+
+
+def _in_one_line(error: Exception) -> str:
+    """What is wrong, and in which line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None)}"
+    return str(error).splitlines()[0]
+
+
+def _read_all(
+    folder: Path, given: list[Path | None]
+) -> tuple[dict[Path, dict[str, Any]], list[Problem]]:
+    """Every YAML and JSON file of the folder that holds a mapping, and those that were named.
+
+    A file that cannot be read is a problem; it may be the one that is meant.
+    """
+    files = (path for path in folder.iterdir() if path.is_file())
+    own = (path for path in files if path.suffix in (".yaml", ".yml", ".json"))
+    paths = sorted({*own, *(folder / path for path in given if path is not None)})
+    found: dict[Path, dict[str, Any]] = {}
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            found[path] = _read(path)
+        except UserError as error:
+            problems += error.problems
+    return found, problems
+
+
+def _one(
+    found: Mapping[Path, Mapping[str, Any]],
+    folder: Path,
+    marks: tuple[str, ...],
+    given: Path | None,
+    kind: str,
+    problems: list[Problem],
+) -> Path | None:
+    """The file of a kind, by its name or by what it holds; what is wrong is added to `problems`."""
+    if given is not None:
+        if found.get(folder / given):
+            return folder / given
+        if not any(problem.where == str(folder / given) for problem in problems):
+            problems.append(Problem(where=str(folder / given), what="is no file of settings"))
+        return None
+    paths = list(_marked(found, marks))
+    if len(paths) == 1:
+        return paths[0]
+    which = ", ".join(path.name for path in paths)
+    what = f"several files could be {kind}'s: {which}" if paths else f"no file is {kind}'s"
+    hint = f"name it: --{kind} FILE"
+    problems.append(Problem(where=str(folder), what=what, hint=hint))
+    return None
+
+
+def _marked(found: Mapping[Path, Mapping[str, Any]], marks: tuple[str, ...]) -> Iterator[Path]:
+    """The YAML files that have a field of a kind."""
+    for path, data in found.items():
+        if path.suffix != ".json" and set(marks) & set(data):
+            yield path
+
+
+def _deepspeeds(
+    found: Mapping[Path, Mapping[str, Any]], folder: Path, given: Path | None, named: Any
+) -> Path | None:
+    """DeepSpeed's file: the one named here, or by the others, or the one there is."""
+    if given is not None:
+        return folder / given
+    if named is not None:
+        # Where it is said to be, or beside the others: a bundle may have been moved.
+        paths = (folder / str(named), folder / Path(str(named)).name)
+        return next((path for path in paths if path.is_file()), None)
+    kinds = [p for p, data in found.items() if p.suffix == ".json" and set(_DEEPSPEEDS) & set(data)]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+def _method(given: str | None, trainer: Path) -> Method | None:
+    """The method that is named, or that the trainer's file is named after."""
+    named = next((m for m in METHODS.values() if m.config_file == trainer.name), None)
+    return METHODS[given] if given else named

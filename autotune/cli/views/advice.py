@@ -1,0 +1,67 @@
+"""Advice for people and for programs. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.plan.questions.advice import Advice, Way
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
+from autotune.space.sharding.sharding import sharding_of
+from autotune.units import format_bytes
+
+SCHEMA = 1
+
+
+def advice_plain(advice: Advice) -> dict[str, Any]:
+    """What `autotune plan --advise --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "device": advice.device,
+        "limit_bytes": advice.limit_bytes,
+        "fits": advice.fits,
+        "leanest": {"knobs": advice.nearest.knobs, "estimate": advice.estimate.plain()},
+        "tried": advice.tried,
+        "ways": [
+            {
+                "changes": [{"text": one.text, "kind": one.kind} for one in way.changes],
+                "knobs": way.candidate.knobs,
+                "estimate": way.estimate.plain(),
+                "speed": way.speed,
+            }
+            for way in advice.ways
+        ],
+    }
+
+
+def advice_lines(advice: Advice) -> Iterator[str]:
+    """The ways out, what does not touch the learning first."""
+    takes = format_bytes(advice.estimate.peak_memory_bytes)
+    has = f"{format_bytes(advice.limit_bytes)} on {advice.device}"
+    if advice.fits:
+        yield f"It fits as it is: the leanest candidate takes {takes} of {has}."
+        return
+    yield f"It does not fit: by estimate the leanest candidate takes {takes}; there are {has}."
+    if not advice.ways:
+        yield f"No list of up to three changes makes it fit ({advice.tried} were estimated)."
+        return
+    yield "These changes make it fit, by estimate:"
+    order = sorted(advice.ways, key=lambda way: (len(way.changes), not way.learns_the_same))
+    for number, way in enumerate(order, 1):
+        yield f"  {number}. {' and '.join(change.text for change in way.changes)}"
+        yield f"     {_price(way)}"
+
+
+def _price(way: Way) -> str:
+    knobs = way.candidate.knobs
+    batch = f"{knobs[MICRO_BATCH]} x {knobs[ACCUMULATION]}"
+    parts = [f"{format_bytes(way.estimate.peak_memory_bytes)} at {batch}"]
+    host = way.estimate.host_bytes
+    if host is not None and sharding_of(way.candidate.values, 1).offloads:
+        parts.append(f"{format_bytes(host)} of the host's memory")
+    if way.speed is not None:
+        parts.append(f"{100 * way.speed:.0f}% of the speed it would have if it fitted")
+    if way.learns_the_same:
+        parts.append("what is learned stays the same")
+    else:
+        changed = [change.text for change in way.changes if change.kind != "speed"]
+        parts.append(f"changes what is learned ({', '.join(changed)})")
+    return "; ".join(parts)

@@ -1,0 +1,73 @@
+"""How few devices would do, for people and for programs. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from autotune.cli.views.tables import describe
+from autotune.plan.questions.fewest_devices import Tried
+from autotune.space.knobs import value_label
+from autotune.units import format_bytes
+
+SCHEMA = 1
+
+
+def fewest_plain(tried: Sequence[Tried]) -> dict[str, Any]:
+    """What `autotune plan --min-devices --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "devices": tried[-1].devices if tried[-1].fits else None,
+        "tried": [_plain(one) for one in tried],
+    }
+
+
+def _plain(one: Tried) -> dict[str, Any]:
+    if one.plan is None:
+        return {"devices": one.devices, "fits": False, "problem": one.problem}
+    candidate, estimate = _shown(one)
+    return {
+        "devices": one.devices,
+        "fits": one.fits,
+        "knobs": dict(candidate.knobs),
+        "estimate": estimate.plain(),
+        "limit_bytes": one.plan.limit_bytes,
+        "left_out": list(one.left_out),
+    }
+
+
+def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
+    """A line for each number of devices; of the one that does, the fastest candidate."""
+    for one in tried:
+        count = f"{one.devices} device{'s' if one.devices > 1 else ''}"
+        if one.plan is None:
+            yield f"{count}: cannot be: {one.problem}"
+            continue
+        candidate, estimate = _shown(one)
+        named = describe(candidate, [knob.name for knob in one.plan.space.free_knobs])
+        room = f"of {format_bytes(one.plan.limit_bytes)} on each"
+        if not one.fits:
+            peak = format_bytes(estimate.peak_memory_bytes)
+            yield f"{count}: nothing fits; the least takes {peak} {room} ({named})"
+            continue
+        speed = estimate.tokens_per_s
+        told = f", {speed:.0f} tokens/s on all" if speed is not None else ""
+        peak = format_bytes(estimate.peak_memory_bytes)
+        yield f"{count}: fits; the fastest takes {peak} {room}{told}"
+        yield f"  {named}"
+        if one.left_out:
+            yield f"  without {', '.join(one.left_out)}: there is nothing to divide"
+        pinned = {n: v for n, v in candidate.values.items() if len(_values(one, n)) > 1}
+        yield "  " + " ".join(f"--set {n}={value_label(v)}" for n, v in sorted(pinned.items()))
+    if not tried[-1].fits:
+        yield "more of them were not tried: `autotune plan --advise` says what else would help"
+
+
+def _values(one: Tried, name: str) -> tuple[Any, ...]:
+    assert one.plan is not None
+    return next((knob.values for knob in one.plan.space.knobs if knob.name == name), ())
+
+
+def _shown(one: Tried) -> tuple[Any, Any]:
+    """The fastest that fits, or the leanest."""
+    assert one.plan is not None
+    ranked = one.plan.ranked()
+    return ranked[0] if one.fits else min(ranked, key=lambda pair: pair[1].peak_memory_bytes)

@@ -1,0 +1,133 @@
+"""How a job's GPUs may be divided between training and a vLLM server, and what fits. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from autotune.estimate.estimate import Estimate
+from autotune.space.knobs import NUM_PROCESSES, Candidate
+from autotune.units import format_bytes
+
+Pair = tuple[Candidate, Estimate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """One way to divide the devices.
+
+    Attributes:
+        training: devices that train, one process on each.
+        generating: those of the server.
+        idle: the others.
+        candidates: how many train so.
+        fitting: how many of them fit, on both sides.
+        shown: the fastest that fits, or the leanest.
+        training_short_bytes: by how much the leanest is too large for each device that trains;
+            None: some candidate fits there.
+        server_short_bytes: the same of the server's.
+    """
+
+    training: int
+    generating: int
+    idle: int
+    candidates: int
+    fitting: int
+    shown: Pair
+    training_short_bytes: int | None
+    server_short_bytes: int | None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        candidate, estimate = self.shown
+        assert estimate.server is not None
+        return {
+            "training": self.training,
+            "generating": self.generating,
+            "idle": self.idle,
+            "candidates": self.candidates,
+            "fit": self.fitting,
+            "knobs": candidate.knobs,
+            "peak_memory_bytes": estimate.peak_memory_bytes,
+            "server": estimate.server.plain(),
+            "training_short_bytes": self.training_short_bytes,
+            "server_short_bytes": self.server_short_bytes,
+        }
+
+
+def divisions(pairs: Iterable[Pair], devices: int) -> list[Division]:
+    """Every division among candidates, those that train on most devices first.
+
+    Args:
+        pairs: every candidate with its estimate, the best first.
+        devices: of the job.
+    """
+    groups: dict[tuple[int, int], list[Pair]] = {}
+    for candidate, estimate in pairs:
+        if estimate.server is not None:
+            key = (int(candidate[NUM_PROCESSES]), estimate.server.devices)
+            groups.setdefault(key, []).append((candidate, estimate))
+    return [_division(*key, groups[key], devices) for key in sorted(groups, reverse=True)]
+
+
+def _division(training: int, generating: int, members: list[Pair], devices: int) -> Division:
+    fitting = [pair for pair in members if pair[1].fits]
+    leanest = min(members, key=lambda pair: pair[1].peak_memory_bytes)
+    servers = [one.server.missing_bytes for _, one in members if one.server is not None]
+    return Division(
+        training=training,
+        generating=generating,
+        idle=devices - training - generating,
+        candidates=len(members),
+        fitting=len(fitting),
+        shown=fitting[0] if fitting else leanest,
+        training_short_bytes=_least(estimate.missing_bytes for _, estimate in members),
+        server_short_bytes=_least(servers),
+    )
+
+
+def _least(short: Iterable[int | None]) -> int | None:
+    """The least of what is missing; None: to some nothing is."""
+    found = list(short)
+    return None if None in found else min(one for one in found if one is not None)
+
+
+def divisions_table(found: Iterable[Division]) -> Table:
+    """A line for each division: how many candidates fit, what each device takes, and why none
+    fits."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("train", "generate", "idle", "fit", "each that trains", "each that generates"):
+        table.add_column(name, justify="right")
+    table.add_column("why not")
+    for one in found:
+        _, estimate = one.shown
+        assert estimate.server is not None
+        needs = estimate.server
+        table.add_row(
+            str(one.training),
+            str(one.generating),
+            str(one.idle),
+            f"{one.fitting} of {one.candidates}",
+            format_bytes(estimate.peak_memory_bytes),
+            f"{format_bytes(needs.needed_bytes)} of {format_bytes(needs.given_bytes)}",
+            escape("; ".join(why_not(one))),
+        )
+    return table
+
+
+def why_not(one: Division) -> Iterator[str]:
+    """Which side does not fit, and by how much; nothing where something fits."""
+    if one.training_short_bytes is not None:
+        short = format_bytes(one.training_short_bytes)
+        yield f"training: the leanest is {short} short on each GPU"
+    if one.server_short_bytes is not None:
+        _, estimate = one.shown
+        assert estimate.server is not None
+        weights = format_bytes(estimate.server.weights_bytes)
+        cache = format_bytes(estimate.server.cache_bytes or 0)
+        short = format_bytes(one.server_short_bytes)
+        yield f"server: {short} short on each GPU (weights {weights}, caches {cache})"
+    if not one.fitting and one.training_short_bytes is None and one.server_short_bytes is None:
+        yield "what fits the training does not fit the server, and the other way round"

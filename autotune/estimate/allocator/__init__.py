@@ -1,0 +1,1 @@
+"""torch's caching allocators, without torch. Pure."""

@@ -1,0 +1,205 @@
+"""PyTorch's CUDA caching allocator, replayed without a device. Pure.
+
+A model of c10/cuda/CUDACachingAllocator.cpp with the default settings, or with expandable segments.
+The rules, read in a version of 2025 and in one newer than torch 2.13 (they are the same there): a
+request is rounded up to 512 bytes. The smallest free block that fits is taken, at the lowest
+address among equals, and split if enough remains. Without one, memory is asked of the driver. If
+that refuses, whatever is wholly free is given back to it, and it is asked once more: that is a
+retry.
+
+Where it may differ from a real run:
+- The driver decides addresses. Here they only rise, so among free blocks of equal size another one
+  may be taken.
+- `limit_bytes` is that of `set_per_process_memory_fraction`, which holds a probe: torch compares it
+  with the reserved bytes plus the whole request, rounded to a segment's size. An expandable segment
+  may need less (its end is free already): a training that only the driver limits then goes on where
+  this retries. It may take more, by less than a page of 20 MiB, and so go beyond the limit.
+- Each stream has pools of its own. That a use on another stream delays a free (`record_stream`) is
+  left out, and so are CUDA graphs.
+"""
+
+from dataclasses import dataclass
+
+from autotune.estimate.allocator.expandable import ExpandablePool
+from autotune.estimate.allocator.pools import (
+    LARGE_SEGMENT,
+    ROUNDING,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+    Block,
+    Driver,
+    FixedPool,
+    Pool,
+    segment_bytes,
+)
+from autotune.estimate.records.events import STREAM
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """How the allocator is set up."""
+
+    limit_bytes: int | None = None
+    """The most that it may reserve; None: no limit."""
+    expandable_segments: bool = False
+    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+
+
+DEFAULT_SETTINGS = AllocatorSettings()
+
+
+class OutOfMemory(Exception):
+    """A request that did not fit, after all that is wholly free was given back. Bytes.
+
+    Args:
+        requested_bytes: the request, as it was made.
+        reserved_bytes: what was then still reserved.
+        allocated_bytes: what was in use.
+        missing_bytes: how far beyond the limit the request would have gone, above 0.
+    """
+
+    def __init__(
+        self, *, requested_bytes: int, reserved_bytes: int, allocated_bytes: int, missing_bytes: int
+    ) -> None:
+        super().__init__(
+            f"a request of {requested_bytes} bytes lacks {missing_bytes} bytes"
+            f" ({allocated_bytes} allocated, {reserved_bytes} reserved)"
+        )
+        self.requested_bytes = requested_bytes
+        self.reserved_bytes = reserved_bytes
+        self.allocated_bytes = allocated_bytes
+        self.missing_bytes = missing_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockState:
+    """One block of a segment."""
+
+    address: int
+    size_bytes: int
+    allocated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentState:
+    """A stretch of reserved memory. Addresses begin at 0 in each of the two pools."""
+
+    small: bool
+    """Whether it serves requests up to 1 MiB."""
+    address: int
+    size_bytes: int
+    blocks: tuple[BlockState, ...]
+
+
+class CachingAllocator:
+    """The allocator of one device. Callers name their allocations by integers, as a record does.
+
+    Attributes (bytes):
+        allocated_bytes: in use, as `torch.cuda.memory_allocated` counts: whole blocks.
+        peak_allocated_bytes: its highest.
+        retries: `num_alloc_retries`, with those that ended in OutOfMemory.
+        roomy_limit_bytes: the least limit under which nothing so far would have been a retry.
+    """
+
+    def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
+        self._driver = Driver(settings.limit_bytes)
+        self._expandable = settings.expandable_segments
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._live: dict[int, Block | None] = {}
+        self.allocated_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.retries = 0
+        self.roomy_limit_bytes = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Held from the driver now, as `torch.cuda.memory_reserved` counts."""
+        return self._driver.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The highest `reserved_bytes` so far."""
+        return self._driver.peak_reserved_bytes
+
+    def allocate(self, key: int, nbytes: int) -> None:
+        """Allocate `nbytes` (0: nothing) under the name `key`.
+
+        Raises:
+            OutOfMemory: it does not fit. `key` then names nothing, and one may go on.
+            ValueError: `key` is in use, or `nbytes` is negative.
+        """
+        if key in self._live:
+            raise ValueError(f"allocation {key} has not been freed")
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"`nbytes` must not be negative, but got {nbytes}")
+            self._live[key] = None
+            return
+        size = -(-nbytes // ROUNDING) * ROUNDING
+        pool = self._pool(key // STREAM, small=size <= SMALL_REQUEST)
+        block = pool.take(size) or self._grow(pool, size, nbytes)
+        if block.size > size:
+            pool.split(block, size)
+        self._live[key] = block
+        self.allocated_bytes += block.size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+
+    def free(self, key: int) -> None:
+        """Free what was allocated as `key`. KeyError: nothing was, or it was freed already."""
+        block = self._live.pop(key)
+        if block is not None:
+            self.allocated_bytes -= block.size
+            block.pool.put(block)
+
+    def empty_cache(self) -> None:
+        """Give the driver back what is not in use (`torch.cuda.empty_cache`)."""
+        for pool in self._pools.values():
+            pool.release()
+
+    def snapshot(self) -> list[SegmentState]:
+        """All reserved memory, by stream, of each the small pool's first, each by address."""
+        return [
+            SegmentState(
+                small=small,
+                address=blocks[0].address,
+                size_bytes=sum(block.size for block in blocks),
+                blocks=tuple(
+                    BlockState(address=b.address, size_bytes=b.size, allocated=not b.free)
+                    for b in blocks
+                ),
+            )
+            for (_, small), pool in sorted(
+                self._pools.items(), key=lambda item: (item[0][0], not item[0][1])
+            )
+            for blocks in pool.segments()
+        ]
+
+    def _pool(self, stream: int, *, small: bool) -> Pool:
+        """The pool for small or large requests of a stream, made with the first of them."""
+        key = (stream, small)
+        if key not in self._pools:
+            if self._expandable:
+                page = SMALL_SEGMENT if small else LARGE_SEGMENT
+                self._pools[key] = ExpandablePool(self._driver, page=page)
+            else:
+                rest = ROUNDING if small else SMALL_REQUEST + ROUNDING
+                self._pools[key] = FixedPool(self._driver, least_rest=rest)
+        return self._pools[key]
+
+    def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
+        """A block from the driver, if need be once the cache has been given back to it."""
+        if pool.missing(size) > 0:
+            self.empty_cache()
+            self.retries += 1
+        missing = pool.missing(size)
+        if missing > 0:
+            raise OutOfMemory(
+                requested_bytes=nbytes,
+                reserved_bytes=self.reserved_bytes,
+                allocated_bytes=self.allocated_bytes,
+                missing_bytes=missing,
+            )
+        wanted = self.reserved_bytes + segment_bytes(size)
+        self.roomy_limit_bytes = max(self.roomy_limit_bytes, wanted)
+        return pool.grow(size)

@@ -1,0 +1,238 @@
+"""What is expected of a candidate: its memory in parts, its speed, and how sure that is. Pure."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.estimate.protocol import PointReply
+from autotune.estimate.records.events import (
+    ACTIVATIONS,
+    GRADIENTS,
+    MICRO_STEP,
+    OPTIMIZER,
+    VLLM,
+    WEIGHTS,
+)
+from autotune.estimate.residual import Residual
+from autotune.estimate.speed.operators import TimeParts
+from autotune.estimate.variant import AT_MOST, UNTRACEABLE
+from autotune.space.vllm.memory import ServerNeeds, server_needs_from_plain
+
+FRAGMENTATION, CONTEXT = "fragmentation", "context"
+MIB = 2**20
+CUDA_PRIOR = Residual(
+    offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02, bias_sigma=0.02
+)
+"""Before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+NCCL_BYTES, NCCL_SIGMA = 400 * MIB, 200 * MIB
+"""What NCCL takes for its channels outside the allocator; assumed, not measured."""
+CPU_SIGMA = 0.08
+"""The C library's allocator: one and the same probe differed by 15% from process to process, and
+176 candidates of a tiny model by 8% around their estimates (`benchmarks/search/grids`)."""
+CPU_BIAS, CPU_BIAS_SIGMA = 0.1, 0.15
+"""What the C library holds beyond what tensors take: 5 to 11% of a 0.5B model, 36% of a tiny one
+(`benchmarks/host_memory`, `benchmarks/search/grids`)."""
+CPU_TRAINING = 160 * MIB
+"""What only training starts in a process (threads, arenas): 130 to 230 MiB in four probes."""
+GUESSED_SIGMA = 0.15
+"""Where something else was traced in a knob's place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a candidate is expected to take. Bytes, seconds.
+
+    Attributes:
+        peak_memory_bytes: of the whole process: reserved and what lies outside the allocator.
+        parts: by kind, fragmentation and context among them; they add up to the whole.
+        method: how it was found; `adjusted trace` where a knob could not be traced.
+        notes: what that means.
+        p_oom: probability that it runs out of the memory it may take.
+        fits: the replay under the limit went through, and it is more likely than not; the same of
+            the host's memory.
+        sigma_bytes: standard deviation of the expected peak.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_memory_bytes: int
+    parts: Mapping[str, int]
+    peak_operator: str
+    peak_phase: str
+    retries: int
+    method: str
+    notes: tuple[str, ...]
+    sigma_bytes: int
+    p_oom: float
+    fits: bool
+    missing_bytes: int | None
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    time_parts: TimeParts | None = None
+    """Of the optimizer step: what calibration corrects."""
+    at_most: bool = False
+    """Whether it is an upper bound: something that needs more was traced."""
+    offloaded_bytes: int = 0
+    """Activations that go to the host and back in the worst micro-step."""
+    server: ServerNeeds | None = None
+    """What a vLLM server needs of each of its own devices; None: there is none, or not of the
+    job's. All else is of the devices that train; `fits` is of both."""
+    continued_sigma: float = 0.0
+    """Relative standard deviation of what follows from fewer layers of an engine, or from an order
+    of rows that may be another."""
+    host_bytes: int | None = None
+    """What all processes take of the host together (`plan/host_memory.py`); None: the device is the
+    host."""
+    p_host_oom: float | None = None
+    """Probability that this is more than they may take; None: nothing is known of that."""
+    host_missing_bytes: int | None = None
+    """What the host lacks, where it is more likely than not that it does."""
+
+    @property
+    def vllm_bytes(self) -> int:
+        """What of its peak is vLLM's."""
+        return self.parts.get(VLLM, 0)
+
+    @property
+    def own_reserved_bytes(self) -> int:
+        """What the training's allocator holds."""
+        return self.peak_reserved_bytes - self.vllm_bytes
+
+    @property
+    def traced(self) -> bool:
+        """Whether the candidate itself was traced, nothing in a knob's place."""
+        return self.method in {"trace", "scaled trace"}
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "parts": dict(self.parts),
+            "peak_operator": self.peak_operator,
+            "peak_phase": self.peak_phase,
+            "allocator_retries": self.retries,
+            "step_time_s": self.step_time_s,
+            "tokens_per_s": self.tokens_per_s,
+            "time_parts": None if self.time_parts is None else asdict(self.time_parts),
+            "method": self.method,
+            "notes": list(self.notes),
+            "sigma_bytes": self.sigma_bytes,
+            "p_oom": round(self.p_oom, 4),
+            "at_most": self.at_most,
+            "offloaded_bytes": self.offloaded_bytes,
+            "continued_sigma": self.continued_sigma,
+            "missing_bytes": self.missing_bytes,
+            "server": None if self.server is None else self.server.plain(),
+            "host_bytes": self.host_bytes,
+            "p_host_oom": None if self.p_host_oom is None else round(self.p_host_oom, 4),
+            "host_missing_bytes": self.host_missing_bytes,
+        }
+
+
+def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
+    """The estimate that JSON data hold."""
+    known = {field.name for field in dataclasses.fields(Estimate)}
+    values = {name: value for name, value in data.items() if name in known}
+    parts, server = data.get("time_parts"), data.get("server")
+    values |= {
+        "retries": data["allocator_retries"],
+        "notes": tuple(data["notes"]),
+        "time_parts": None if parts is None else TimeParts(**parts),
+        "server": None if server is None else server_needs_from_plain(server),
+    }
+    return Estimate(**values)
+
+
+def prior_residual(device_kind: str, process_bytes: int, devices: int = 1) -> Residual:
+    """What is assumed of a device's processes before any was measured."""
+    if device_kind == "cuda":
+        if devices == 1:
+            return CUDA_PRIOR
+        return dataclasses.replace(
+            CUDA_PRIOR,
+            offset_bytes=CUDA_PRIOR.offset_bytes + NCCL_BYTES,
+            sigma_bytes=math.hypot(CUDA_PRIOR.sigma_bytes, NCCL_SIGMA),
+        )
+    offset = process_bytes + CPU_TRAINING
+    return Residual(
+        offset_bytes=offset,
+        sigma_bytes=64 * MIB,
+        relative_sigma=CPU_SIGMA,
+        bias=CPU_BIAS,
+        bias_sigma=CPU_BIAS_SIGMA,
+    )
+
+
+def estimated(
+    point: PointReply,
+    replaced: Sequence[str],
+    residual: Residual,
+    limit_bytes: int,
+    layers: int,
+) -> Estimate:
+    """The estimate of a candidate whose path, but for `replaced`, was traced as `point`."""
+    parts = {name: size for name, size in point.parts.items() if size}
+    reserved, offloaded = point.peak_reserved_bytes, 0
+    if "activation_offloading" in replaced:
+        parts, reserved, offloaded = _offloaded(point, layers)
+    allocated = sum(parts.values())
+    parts[FRAGMENTATION] = reserved - allocated
+    # What vLLM has is what it is given: nothing is learned of it, and nothing unsure.
+    vllm = parts.get(VLLM, 0)
+    own, left = reserved - vllm, limit_bytes - vllm
+    expected = residual.corrected(own) + vllm
+    parts[CONTEXT] = round(expected) - reserved
+    if replaced:
+        residual = _less_sure(residual)
+    residual = residual.with_noise(point.sigma)
+    p_oom = residual.probability_above(own, left)
+    missing = max(round(expected) - limit_bytes, 1) if p_oom >= 0.5 else None
+    if point.oom and not replaced:
+        missing = max(missing or 0, point.missing_bytes or 1)
+        p_oom = max(p_oom, 0.5)
+    return Estimate(
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        peak_memory_bytes=round(expected),
+        parts=parts,
+        peak_operator=point.operator,
+        peak_phase=point.phase,
+        retries=point.retries,
+        method="adjusted trace" if replaced else point.method,
+        notes=tuple(f"{name}: {UNTRACEABLE[name][1]}" for name in replaced),
+        sigma_bytes=round(residual.sigma(own)),
+        p_oom=p_oom,
+        fits=missing is None,
+        missing_bytes=missing,
+        at_most=any(name in AT_MOST for name in replaced),
+        offloaded_bytes=offloaded,
+        continued_sigma=point.sigma,
+    )
+
+
+def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int, int]:
+    """Parts and reserved bytes with all activations but those of two layers on the host, and the
+    bytes that go there.
+
+    A closed form, not a trace. The peaks of other phases, where no activations live, stay; where
+    the peak is in one of those, what a micro-step has above the weights counts as activations.
+    """
+    parts = {name: size for name, size in point.parts.items() if size}
+    activations = parts.get(ACTIVATIONS, 0)
+    if point.phase != MICRO_STEP:
+        lasting = sum(parts.get(name, 0) for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
+        activations = max(point.phases.get(MICRO_STEP, 0) - lasting, 0)
+    copied = activations - round(activations * min(2 / max(layers, 1), 1.0))
+    other = max((peak for phase, peak in point.phases.items() if phase != MICRO_STEP), default=0)
+    saved = min(copied, parts.get(ACTIVATIONS, 0), max(point.peak_allocated_bytes - other, 0))
+    parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0) - saved
+    return parts, point.peak_reserved_bytes - saved, copied
+
+
+def _less_sure(residual: Residual) -> Residual:
+    relative = max(residual.relative_sigma, GUESSED_SIGMA)
+    return dataclasses.replace(residual, relative_sigma=relative)

@@ -1,0 +1,1 @@
+"""Memory and exchange by arithmetic. Pure."""

@@ -1,0 +1,123 @@
+"""Seconds that processes need for one another, and to move what is offloaded. Pure.
+
+Ring algorithms: of `B` bytes among `n` devices each sends (and receives) `(n-1)/n B` for a
+reduce-scatter or an all-gather, twice that for an all-reduce (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms", 2009; NCCL's own "bus bandwidth" is reckoned so). What is exchanged
+when: Rajbhandari et al., "ZeRO" (arXiv:1910.02054), section 7; torch's `fully_shard`; in stage 2
+gradients are divided after each micro-step, else once a step.
+
+ZeRO-3 gathers weights for the forward pass and, but for those that are still there, for the
+backward pass. With `zero_hpz_partition_size` (Wang et al., "ZeRO++", arXiv:2306.10209, section 3.2)
+only weights that a step has just changed, in its first forward pass, come from all devices; what is
+gathered later, and what is not trained at all, comes from the device's own group. So it was counted
+in traces of DeepSpeed 0.19.8 on 4 ranks in groups of 2: with all weights trained and 2 micro-steps
+a step gathered them once among 4 (19.4 of 19.4 million), the rest among 2; with adapters these
+alone among 4 (0.8 million), the base always among 2.
+
+Known error: nothing is hidden behind computation here and no message costs time to begin with, at
+the full rate of the data sheet. Never held against several GPUs (`docs/unverified.md`).
+"""
+
+from dataclasses import dataclass
+
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding
+
+ADAM_BYTES = 28
+"""That an update of one float32 parameter reads and writes: weight, gradient, two moments."""
+HOST_BYTES_PER_S = 5e10
+"""Assumed share of the host's memory bandwidth that one process updates with."""
+STATE_BYTES = 16
+"""Of one parameter on a disk, read and written once a step: weight, two moments, and the gradient
+that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
+DISK_READS, DISK_WRITES = 6.5e9, 3.5e9
+"""Bytes per second of a machine's disk, assumed to be one of PCIe 4.0 with four lanes (Samsung
+PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What a training exchanges. Bytes and counts of one device.
+
+    Attributes:
+        weights: of all weights, in the type they are gathered in.
+        gradients: of all gradients.
+        trained: how many parameters have one.
+        link_bytes_per_s: between devices, in one direction.
+        group_bytes_per_s: the same inside a group that holds all weights once more.
+        host_bytes_per_s: between a device and its host.
+        machines: that all processes are on, each with a disk of its own.
+        kept: of weights that ZeRO-3 leaves gathered between the passes.
+    """
+
+    weights: float
+    gradients: float
+    trained: float
+    link_bytes_per_s: float
+    group_bytes_per_s: float
+    host_bytes_per_s: float
+    machines: int = 1
+    kept: float = 0.0
+
+
+def sent_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """What each device sends to others in one optimizer step, but inside its group."""
+    share = 1 - 1 / sharding.num_processes
+    if sharding.distributed_type == FSDP:
+        gathers = 2 if sharding.fsdp_reshard_after_forward else 1
+        return share * (accumulation * gathers * what.weights + what.gradients)
+    if sharding.distributed_type != DEEPSPEED:
+        return share * 2 * what.gradients
+    if sharding.zero_stage == 3:
+        reduced = accumulation * what.gradients
+        if sharding.zero_hpz_partition_size > 1:
+            return share * (what.gradients + reduced)  # changed weights are as large as gradients
+        return share * (accumulation * _gathered(what) + reduced)
+    often = accumulation if sharding.zero_stage == 2 else 1
+    return share * (often * what.gradients + what.gradients)  # and the updated weights, as large
+
+
+def group_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """What each device sends to others of the group that holds all weights once more among them,
+    in one optimizer step."""
+    if sharding.zero_hpz_partition_size == 1:
+        return 0.0
+    share = 1 - 1 / sharding.zero_hpz_partition_size
+    return share * max(accumulation * _gathered(what) - what.gradients, 0.0)
+
+
+def _gathered(what: Exchanged) -> float:
+    """Bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
+    return 2 * what.weights - what.kept
+
+
+def moved_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """Seconds of one optimizer step for what is kept on the host: copies, and the update there."""
+    own = 1 / sharding.num_processes
+    seconds = 0.0
+    if sharding.offload_optimizer_device != "none":
+        often = accumulation if sharding.zero_stage >= 2 else 1
+        seconds += own * (often + 1) * what.gradients / what.host_bytes_per_s
+        seconds += own * ADAM_BYTES * what.trained / HOST_BYTES_PER_S
+    if sharding.offload_param_device != "none":
+        seconds += own * accumulation * 2 * what.weights / what.host_bytes_per_s
+    return seconds
+
+
+def disk_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """Seconds of one optimizer step for what is kept on disk: states and gradients there and back
+    once; weights read for each pass, and written once."""
+    reads = writes = 0.0
+    if sharding.offload_optimizer_device == "nvme":
+        reads = writes = STATE_BYTES * what.trained
+    if sharding.offload_param_device == "nvme":
+        reads += accumulation * 2 * what.weights
+        writes += what.weights
+    return (reads / DISK_READS + writes / DISK_WRITES) / what.machines
+
+
+def exchange_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+    """Seconds of one optimizer step that all of it takes."""
+    sent = sent_bytes(sharding, what, accumulation)
+    inside = group_bytes(sharding, what, accumulation) / what.group_bytes_per_s
+    moved = moved_s(sharding, what, accumulation) + disk_s(sharding, what, accumulation)
+    return sent / what.link_bytes_per_s + inside + moved

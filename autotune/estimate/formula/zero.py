@@ -1,0 +1,222 @@
+"""What ZeRO leaves of a training to each of several devices, by formula. Pure.
+
+The record is that of one device, traced; every storage keeps its place in the program and changes
+its size: optimizer states are divided among the devices (stage 1 on), gradients (stage 2 on),
+weights (stage 3). DeepSpeed keeps weights and gradients in the type it computes in, and beside them
+a float32 copy of what is trained and moments in float32, divided too. Gradients are exchanged in
+buckets; stage 3 gathers weights for use and keeps up to `stage3_max_live_parameters`, and TRL
+gathers all of them to generate (`ds3_gather_for_generation`) or to give them to vLLM. With
+`zero_hpz_partition_size` each device holds a group's part of the weights, too (DeepSpeed lets go of
+that of trained ones at the end of a step and makes it in the next forward pass; here it stays).
+
+Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zero/stage_1_and_2.py`
+(`setup_buckets`: one of the whole size whatever the model's, and another one where communication
+overlaps) and `stage3.py` (one, and what is scattered from it flattened once more). Known error: see
+`docs/estimates.md`. DeepSpeed itself is traced by `sharded.py`; this is for what is not:
+methods that generate, and of many engines those that are not worth a trace (`engines.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.estimate.records.decoding import DECODE, GENERATION
+from autotune.estimate.records.events import (
+    ALLOCATE,
+    CASTS,
+    COMMUNICATION,
+    FREE,
+    GRADIENTS,
+    MOVE,
+    NOWHERE,
+    OPTIMIZER,
+    PHASE,
+    STEP,
+    TEMPORARIES,
+    WEIGHTS,
+    Event,
+    live_bytes,
+    training_start,
+)
+from autotune.space.sharding.buckets import as_transformers
+from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS
+from autotune.space.sharding.sharding import BUCKET_SIZE, Sharding
+
+GATHERED = 2
+"""How often gathered weights are in memory, by real runs of stage 3 (2 and 4 ranks, small models),
+whose truth was too high: torch's profiler does not see what gloo's threads free (docs/log.md)."""
+LASTING = (WEIGHTS, GRADIENTS, OPTIMIZER)
+_FIRST_ID, _GATHERED_ID = 1 << 44, 1 << 45
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero:
+    """How a training is divided.
+
+    Attributes:
+        stage: 1, 2 or 3.
+        devices: among how many.
+        bucket: gradients that are exchanged at a time.
+        overlaps: whether they are while others are computed.
+        again: among how many devices all weights are held once more; 1: among none.
+        half: whether it computes in 16 bits.
+        wide: whether its weights are kept in float32 without ZeRO.
+        offloads: whether optimizer states, and weights, are kept elsewhere.
+    """
+
+    stage: int
+    devices: int
+    bucket: int
+    half: bool
+    wide: bool
+    offloads: tuple[bool, bool] = (False, False)
+    overlaps: bool = True
+    again: int = 1
+
+    @property
+    def narrowed(self) -> float:
+        """Bytes of a weight or gradient, over those without ZeRO."""
+        return 0.5 if self.half and self.wide else 1.0
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight or gradient."""
+        return 2 if self.half else 4
+
+    def factors(self) -> dict[str, float]:
+        """Of each part: a device's bytes over those without ZeRO."""
+        part = 1 / self.devices
+        moments = 2.0 if self.half and not self.wide else 1.0
+        states, weights = (0.0 if away else 1.0 for away in self.offloads)
+        held = part + (1 / self.again if self.again > 1 else 0.0)
+        return {
+            WEIGHTS: weights * self.narrowed * (held if self.stage == 3 else 1.0),
+            # With the optimizer elsewhere, its gradients go there bucket by bucket.
+            GRADIENTS: states * self.narrowed * (part if self.stage >= 2 else 1.0),
+            OPTIMIZER: states * moments * part,
+            CASTS: 0.0,  # the whole model is in that type
+        }
+
+
+def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden: int) -> Zero:
+    """How a configuration would be divided; FSDP2 as the stage of ZeRO that divides as much."""
+    stage = sharding.zero_stage or (3 if sharding.fsdp_reshard_after_forward else 2)
+    offloads = (sharding.offload_optimizer_device, sharding.offload_param_device)
+    wide = config.get("dtype", "float32") == "float32"
+    half = bool(config.get("bf16") or config.get("fp16")) or not wide
+    return Zero(
+        stage=stage,
+        devices=devices,
+        bucket=sharding.reduce_bucket_size or as_transformers(BUCKET_SIZE, hidden),
+        half=half,
+        wide=wide,
+        offloads=(offloads[0] != "none", offloads[1] != "none"),
+        overlaps=sharding.overlap_comm,
+        again=sharding.zero_hpz_partition_size,
+    )
+
+
+def divided(events: list[Event], zero: Zero) -> list[Event]:
+    """The record of one device as that of one of several."""
+    part_of = _lasting_parts(events)
+    factors = zero.factors()
+    weights, gradients = (_most_live(events, part_of, part) for part in (WEIGHTS, GRADIENTS))
+    scaled = [
+        (*event[:2], round(event[2] * factors.get(part_of.get(event[1], ""), 1.0)), *event[3:])
+        if event[0] == ALLOCATE
+        else event
+        for event in events
+    ]
+    start = training_start(events)
+    trained = zero.narrowed * gradients / zero.width
+    gathered = min(zero.narrowed * weights, MAX_LIVE_PARAMETERS * zero.width)
+    training = _own_steps(
+        scaled[start:],
+        part_of,
+        computing=round(GATHERED * gathered) if zero.stage == 3 else 0,
+        stepping=0 if zero.offloads[0] else round(3 * 4 * trained / zero.devices),
+    )
+    out = [*scaled[:start], *_engine(zero, trained), *training]
+    if zero.stage == 3:
+        out = list(_gathered_to_generate(out, round(zero.narrowed * weights)))
+    return out
+
+
+def _lasting_parts(events: list[Event]) -> dict[int, str]:
+    """The part that each storage is counted in at last, by its id."""
+    found: dict[int, str] = {}
+    for event in events:
+        if event[0] == ALLOCATE:
+            found[event[1]] = event[3]
+        elif event[0] == MOVE:
+            found[event[1]] = event[2]
+    return found
+
+
+def _most_live(events: list[Event], part_of: Mapping[int, str], part: str) -> int:
+    """The most bytes of a part that are live at once."""
+    own = (e for e in events if e[0] in (ALLOCATE, FREE) and part_of.get(e[1]) == part)
+    return live_bytes(own).peak_bytes
+
+
+def _engine(zero: Zero, trained: float) -> list[Event]:
+    """What DeepSpeed holds all the time: a float32 copy of its part of what is trained, and
+    buckets.
+
+    Args:
+        trained: how many weights are.
+    """
+    buckets = [zero.bucket]
+    if zero.stage == 3:
+        buckets.append(min(zero.bucket, round(trained)))
+    elif zero.overlaps:
+        buckets.append(zero.bucket)
+    copy = 0.0 if zero.offloads[0] else 4 * trained / zero.devices
+    held = [(OPTIMIZER, copy), *[(COMMUNICATION, size * zero.width) for size in buckets]]
+    return [
+        (ALLOCATE, _FIRST_ID + n, round(size), part, "zero", NOWHERE)
+        for n, (part, size) in enumerate(held)
+    ]
+
+
+def _own_steps(
+    events: list[Event], part_of: Mapping[int, str], *, computing: int, stepping: int
+) -> Iterator[Event]:
+    """DeepSpeed's optimizer step in place of the trainer's: a flat float32 gradient of its part,
+    and two tensors of that size, which Adam makes. Else gathered weights are there.
+
+    Args:
+        computing: bytes beside what computes; stepping: beside the step.
+    """
+    dropped: set[int] = set()
+    stepped, held = False, None
+    for number, event in enumerate(events):
+        if event[0] == PHASE and (held is None or stepped is not (event[1] == STEP)):
+            if held is not None:
+                yield (FREE, held, NOWHERE)
+            yield event
+            stepped, held = event[1] == STEP, _FIRST_ID + 64 + number
+            part = TEMPORARIES if stepped else COMMUNICATION
+            yield (ALLOCATE, held, stepping if stepped else computing, part, "zero", NOWHERE)
+            continue
+        if stepped and event[0] == ALLOCATE and part_of[event[1]] not in LASTING:
+            dropped.add(event[1])
+        if event[0] == PHASE or event[1] not in dropped:
+            yield event
+
+
+def _gathered_to_generate(events: list[Event], weights: int) -> Iterator[Event]:
+    """All weights are there while completions are generated."""
+    gathered = None
+    for number, event in enumerate(events):
+        if event[0] == PHASE:
+            inside = event[1] in (GENERATION, DECODE)
+            if inside and gathered is None:
+                gathered = _GATHERED_ID + number
+                yield event
+                yield (ALLOCATE, gathered, weights, COMMUNICATION, "gathered", NOWHERE)
+                continue
+            if not inside and gathered is not None:
+                yield (FREE, gathered, NOWHERE)
+                gathered = None
+        yield event

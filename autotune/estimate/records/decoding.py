@@ -1,0 +1,223 @@
+"""A record in which few tokens were generated as one in which all were. Pure.
+
+Tokens are generated one by one, and each pass but the first is like the one before: the caches are
+one token longer. The second to last whole pass that was traced is continued: what grew between it
+and the one before it grows on (in layers with a sliding window until that is full; without a cache
+the square of the length grows as a square), and what it let go of the pass before, each copy lets
+go of the copy before. Of many passes only some are put in, evenly spread, the last among them: the
+bytes that are live at most do not change by that; what a caching allocator reserves may, a little.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.estimate.records.events import ALLOCATE, FREE, PHASE, SCRATCH, Event, layer
+from autotune.estimate.records.layers import Irregular
+
+GENERATION, DECODE = "generation", "decode"
+TOKENS = 6
+"""Enough to be traced of a generation: prompt, one that is not like the others, two, two ends."""
+MOST_PASSES = 32
+MOSTLY = 0.75
+"""The part of the last pass that is like that of the others."""
+
+
+def with_all_tokens(
+    events: Sequence[Event],
+    tokens: int,
+    length: int,
+    *,
+    prompt: int = 0,
+    windows: Sequence[int] = (),
+) -> list[Event]:
+    """The record of generations of `tokens` tokens as one of generations of `length`.
+
+    Args:
+        prompt: tokens of the longest prompt.
+        windows: of each layer how many tokens its cache keeps at most; 0: all.
+
+    Raises:
+        Irregular: the passes are not alike.
+    """
+    if tokens >= length:
+        return list(events)
+    if tokens < TOKENS:
+        raise Irregular(f"{tokens} tokens cannot stand for {length}")
+    out: list[Event] = []
+    fresh = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
+    start = 0
+    for passes in _generations(events, tokens - 1):
+        continued = _Continued(
+            [_Pass.of(events[slice(*one)]) for one in passes[-4:]], length - tokens, fresh
+        )
+        held = prompt + tokens - 2  # tokens whose keys are cached after the model pass
+        continued.fill({n: size - held for n, size in enumerate(windows) if size})
+        last = passes[-1]
+        out += [continued.kept(event) for event in events[start : last[0]]]
+        out += continued.copies()
+        out += continued.ending()
+        start, fresh = last[1], continued.fresh
+        events = [*events[:start], *map(continued.kept, events[start:])]
+    return out + list(events[start:])
+
+
+def without_generations(events: Sequence[Event], *, asleep: bool = False) -> list[Event]:
+    """The record as it is where something else generates: without what only generation held.
+
+    Args:
+        asleep: whether vLLM sleeps in between: then the trainer gives the allocator's cache back
+            to wake it.
+    """
+    inside, born, passing = False, set(), set()
+    for event in events:
+        if event[0] == PHASE:
+            inside = event[1] in (GENERATION, DECODE)
+        elif inside and event[0] == ALLOCATE:
+            born.add(event[1])
+        elif inside and event[0] == FREE and (event[1] in born or (event[1] < 0 and not asleep)):
+            passing.add(event[1])
+    return [event for event in events if event[0] == PHASE or event[1] not in passing]
+
+
+def _generations(events: Sequence[Event], passes: int) -> list[list[tuple[int, int]]]:
+    """Of each generation the stretches (from, to) of its passes after the first."""
+    marks = [n for n, event in enumerate(events) if event[0] == PHASE]
+    ends = [*marks[1:], len(events)]
+    found = [(a, b) for a, b in zip(marks, ends, strict=True) if events[a][1] == DECODE]
+    if len(found) % passes:
+        raise Irregular("a generation has another number of passes than was asked for")
+    return [found[n : n + passes] for n in range(0, len(found), passes)]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    events: Sequence[Event]
+    made: tuple[Event, ...]
+    place: dict[int, int]
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> "_Pass":
+        made = tuple(event for event in events if event[0] == ALLOCATE)
+        return cls(events, made, {event[1]: n for n, event in enumerate(made)})
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """Bytes that a storage grows by from one pass to the next."""
+
+    slope: int
+    curve: int = 0
+    """Bytes that each step is longer than the one before."""
+    room: float = math.inf
+    """Passes after which a sliding window is full, counted from the model pass."""
+
+    @classmethod
+    def of(cls, event: Event, *sizes: int) -> "_Growth":
+        """Of a storage that was so large in the passes before; `event` is of the last of them."""
+        # What kernels take inside is measured shape by shape, and goes up and down.
+        if event[4].endswith(SCRATCH):
+            return cls(0)
+        slope, curve = sizes[-1] - sizes[-2], 0
+        if len(sizes) > 2 and sizes[-3] < sizes[-2] < sizes[-1]:
+            # Roots in even steps: a square of the length. (What is rounded up grows unevenly too.)
+            first, second, third = map(math.sqrt, sizes[-3:])
+            if math.isclose(first + third, 2 * second, rel_tol=1e-9):
+                curve = slope - (sizes[-2] - sizes[-3])
+        return cls(slope, curve)
+
+    def after(self, passes: int, behind: int = 0) -> int:
+        """Bytes after so many passes that begin so many behind the model pass."""
+        n = int(max(min(passes, self.room - behind), 0))
+        return n * (self.slope + behind * self.curve) + self.curve * n * (n + 1) // 2
+
+
+class _Continued:
+    """One generation, its model pass, the second to last, continued."""
+
+    def __init__(self, passes: Sequence[_Pass], missing: int, fresh: int) -> None:
+        self._before, self._model, self._last = passes[-3:]
+        self._missing, self.fresh = missing, fresh
+        operators = [[event[4] for event in one.made] for one in passes]
+        model, last = operators[-2:]
+        if operators[-3] != model or not model:
+            raise Irregular("the passes of a generation are not alike")
+        pairs_of_names = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(model, last, strict=False)
+        )
+        self._alike = sum(1 for _ in pairs_of_names)
+        if self._alike < MOSTLY * len(model):  # it does not prepare another one
+            raise Irregular("the last pass of a generation is not like the others")
+        alike = [one.made for one, names in zip(passes[:-1], operators, strict=False)]
+        if operators[0] != model:
+            alike = alike[-2:]
+        self._growth = [
+            _Growth.of(events[-1], *(event[2] for event in events))
+            for events in zip(*alike, strict=True)
+        ]
+        # What a pass keeps, as the scores of its tokens, is made at once for those not traced.
+        ended = (*self._model.events, *self._last.events)
+        freed = {event[1] for event in ended if event[0] == FREE}
+        self._kept = {event[1] for event in self._model.made if event[1] not in freed}
+        self._previous = [event[1] for event in self._model.made]
+        self._final: dict[int, int] = {}
+
+    def fill(self, rooms: dict[int, int]) -> None:
+        """Nothing in these layers grows any more after so many passes."""
+        regions = {layer(number): room for number, room in rooms.items()}
+        for place, event in enumerate(self._model.made):
+            room = regions.get(event[-1], math.inf)
+            self._growth[place] = replace(self._growth[place], room=room)
+
+    def copies(self) -> list[Event]:
+        """The passes that were not traced, or some of them."""
+        count = min(self._missing, MOST_PASSES)
+        out: list[Event] = []
+        for n in range(1, count + 1):
+            out += self._copy(round(n * self._missing / count))
+        self._final = dict(
+            zip((event[1] for event in self._model.made), self._previous, strict=True)
+        )
+        return out
+
+    def _copy(self, further: int) -> list[Event]:
+        made = enumerate(self._model.made, self.fresh)
+        own = [event[1] if event[1] in self._kept else fresh for fresh, event in made]
+        self.fresh += len(own)
+        out: list[Event] = []
+        for event in self._model.events:
+            if event[0] == PHASE:
+                out.append(event)
+            elif event[1] in self._kept:
+                continue
+            elif event[1] in self._model.place:
+                place = self._model.place[event[1]]
+                renamed = (event[0], own[place], *event[2:])
+                if event[0] == ALLOCATE:
+                    size = event[2] + self._growth[place].after(further)
+                    renamed = (*renamed[:2], size, *renamed[3:])
+                out.append(renamed)
+            elif event[1] in self._before.place:
+                key = self._previous[self._before.place[event[1]]]
+                out.append((event[0], key, *event[2:]))
+        self._previous = own
+        return out
+
+    def ending(self) -> list[Event]:
+        """The last pass, as long as it really is."""
+        out = []
+        for event in self._last.events:
+            place = self._last.place.get(event[1]) if event[0] == ALLOCATE else None
+            if place is not None and place < self._alike:
+                size = event[2] + self._growth[place].after(self._missing, behind=1)
+                out.append((*event[:2], size, *event[3:]))
+            else:
+                out.append(self.kept(event))
+        return out
+
+    def kept(self, event: Event) -> Event:
+        """An event that was traced: what the model pass left lives on as its last copy's."""
+        if event[0] == PHASE or event[0] == ALLOCATE:
+            return event
+        return (event[0], self._final.get(event[1], event[1]), *event[2:])

@@ -1,0 +1,147 @@
+"""The first optimizer step of a run, with micro-batches as large as those of the later ones. Pure.
+
+A trace begins with one short row whatever is planned, so that candidates can share it. A real run
+does not: its first micro-steps leave large free blocks in the allocator's cache, and the states of
+the optimizer are cut out of these. Of the short step is taken what it leaves for good (workspaces,
+states) and what its optimizer does beside them; the rest is that of a later step, which is alike.
+Where rows are of many lengths, the micro-batches of a first step are smaller than the worst, and
+what they leave fits the worst badly: `with_smaller_batches`. Known errors: what grows with the
+square of a length is made smaller as the rest is. Where what follows a workspace is not met again
+(chunks of another number), the workspace is made where its phase begins.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from autotune.estimate.records.events import (
+    ALLOCATE,
+    COMMUNICATION,
+    FREE,
+    MICRO_STEP,
+    NOWHERE,
+    PHASE,
+    STEP,
+    WEIGHTS,
+    Event,
+    training_start,
+)
+from autotune.estimate.records.shapes import optimizer_part, passing_of_step, renumbered
+
+OWN_OF_FIRST = 1 << 42
+"""Ids from here on are of the first step's own storages; those below of other parts of a record."""
+EMPTY_CACHE: Event = (FREE, -1, NOWHERE)
+_END = ("end", 0)
+_Place = tuple[object, ...]
+"""Of a phase its name and how often it was met; of other events also what they are, and which."""
+
+
+def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Event]:
+    """The opening with its optimizer step as large as `step`.
+
+    Args:
+        opening: building the model, then one optimizer step of a short row.
+        step: a later optimizer step, without what it frees of others.
+    """
+    start = training_start(opening)
+    building, short = list(opening[:start]), list(opening[start:])
+    states = {event[1] for event in optimizer_part(short) if event[0] == ALLOCATE}
+    first = list(_placed(_without_optimizer(renumbered(list(step), OWN_OF_FIRST))))
+    kept = _kept(short, _lasting(building, short) - states, {place for place, _ in first})
+    out = [*building, EMPTY_CACHE]  # accelerate gives the cache back when a training begins
+    for place, event in first:
+        if event[0] == PHASE:
+            out += [event, *kept.get(place, [])]
+            if event[1] == STEP:
+                out += [e for e in short if e[0] != PHASE and e[1] in states]
+        else:
+            out += [*kept.get(place, []), event]
+    return [*out, *_left_behind(event for _, event in first), *kept.get(_END, [])]
+
+
+def with_smaller_batches(
+    step: Sequence[Event], building: Sequence[Event], shares: Sequence[float]
+) -> list[Event]:
+    """The step with the micro-batches of its micro-steps made smaller.
+
+    Args:
+        building: what makes the model. Storages as large as its weights, or as those that an
+            engine gathers, keep their size.
+        shares: of each micro-step the share of its micro-batch that is left; the last one counts
+            for all that follow.
+    """
+    made = [event for event in (*building, *step) if event[0] == ALLOCATE]
+    whole = {event[2] for event in made if event[3] in (WEIGHTS, COMMUNICATION)}
+    whole |= {size // 2 for size in whole} | {2 * size for size in whole}  # in other precisions
+    out, phase, met = [], "", 0
+    for event in step:
+        if event[0] == PHASE:
+            phase, met = event[1], met + (event[1] == MICRO_STEP)
+        elif event[0] == ALLOCATE and phase == MICRO_STEP and event[2] not in whole:
+            share = shares[min(met, len(shares)) - 1]
+            event = (*event[:2], round(event[2] * share), *event[3:])
+        out.append(event)
+    return out
+
+
+def _without_optimizer(step: list[Event]) -> list[Event]:
+    """The step without what its optimizer makes and lets go of."""
+    passing = {event[1] for event in passing_of_step(step)}
+    return [event for event in step if event[0] == PHASE or event[1] not in passing]
+
+
+def _lasting(building: list[Event], short: list[Event]) -> set[int]:
+    """What lives longer than the step, or was there before."""
+    freed = {event[1] for event in short if event[0] == FREE}
+    made = {event[1] for event in short if event[0] == ALLOCATE}
+    return (made - freed) | {event[1] for event in building if event[0] == ALLOCATE}
+
+
+def _kept(short: list[Event], lasting: set[int], known: set[_Place]) -> dict[_Place, list[Event]]:
+    """What the short step does to lasting storages, by the place that follows in the other step."""
+    kept: dict[_Place, list[Event]] = {}
+    passing = [event for event in short if event[0] == PHASE or event[1] not in lasting]
+    places = _placed(passing)
+    waiting: list[Event] = []
+    for event in short:
+        if event[0] != PHASE and event[1] in lasting:
+            waiting.append(event)
+            continue
+        place, _ = next(places)
+        if waiting:
+            _put(kept, place, waiting, known)
+            waiting = []
+    kept.setdefault(_END, []).extend(waiting)
+    return kept
+
+
+def _put(
+    kept: dict[_Place, list[Event]], place: _Place, events: list[Event], known: set[_Place]
+) -> None:
+    found = next((one for one in (place, place[:2]) if one in known), _END)
+    kept.setdefault(found, []).extend(events)
+
+
+def _placed(events: Sequence[Event]) -> Iterator[tuple[_Place, Event]]:
+    """Each event with its place."""
+    phases, times = Counter[object](), Counter[object]()
+    phase: _Place = ("", 0)
+    for event in events:
+        if event[0] == PHASE:
+            phases[event[1]] += 1
+            phase, times = (event[1], phases[event[1]]), Counter()
+            yield phase, event
+            continue
+        what = (event[0], event[4] if event[0] == ALLOCATE else "", event[-1])
+        times[what] += 1
+        yield (*phase, what, times[what]), event
+
+
+def _left_behind(step: Iterator[Event]) -> list[Event]:
+    """The frees of what a step leaves for the next one to let go of."""
+    live: dict[int, None] = {}
+    for event in step:
+        if event[0] == ALLOCATE:
+            live[event[1]] = None
+        elif event[0] == FREE:
+            live.pop(event[1], None)
+    return [(FREE, key, NOWHERE) for key in live]

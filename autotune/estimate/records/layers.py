@@ -1,0 +1,256 @@
+"""A record of few decoder layers as a record of many; a loss of few chunks as one of many. Pure.
+
+The stretches of a program that belong to one layer repeat. A trace of five layers holds two at
+each end, which may be special, and one in the middle, of which copies are inserted or left out.
+What an event refers to is found by its distance: what the middle layer frees of the layer below,
+each copy frees of the copy below. The rule is checked by comparing with whole traces
+(`benchmarks/estimate_rules`); where the repeated stretches are not alike, `Irregular` is raised.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+
+from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, Event, chunk, layer
+
+ENDS = 2
+"""Stretches at each end that are kept as they are."""
+SMALLEST = 2 * ENDS + 1
+_MIDDLE = ENDS
+
+_Slot = tuple[int, int, str, int]
+"""Phase, run of the stretch in this phase, operator, how many-th storage of it in this run."""
+
+
+class Irregular(Exception):
+    """The stretches of a record do not repeat in a way that can be copied."""
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Which repeated stretches are meant: decoder layers or chunks."""
+
+    layers: bool
+
+    def index(self, event: Event) -> int | None:
+        """Which layer (chunk) an event happened in; None: in none."""
+        region = 0 if event[0] == PHASE else event[-1]
+        if self.layers:
+            return region - 1 if region > 0 else None
+        return -region - 1 if region < 0 else None
+
+    def region(self, index: int) -> int:
+        return layer(index) if self.layers else chunk(index)
+
+
+def with_layers(events: list[Event], have: int, wanted: int) -> list[Event]:
+    """The record of `have` decoder layers as one of `wanted`.
+
+    Raises:
+        Irregular: the layers are not alike, or there are fewer than five on either side.
+    """
+    return _Resizing(events, _Axis(layers=True), have, wanted).events()
+
+
+def with_chunks(events: list[Event], have: int, wanted: int) -> list[Event]:
+    """The record of a loss in `have` chunks as one in `wanted`; the last one counts as full."""
+    return _Resizing(events, _Axis(layers=False), have, wanted).events()
+
+
+class _Resizing:
+    def __init__(self, events: list[Event], axis: _Axis, have: int, wanted: int) -> None:
+        self._same = have == wanted and (axis.layers or have == 0)
+        self._source, self._axis, self._have, self._wanted = events, axis, have, wanted
+        if not self._same and min(have, wanted) < SMALLEST:
+            raise Irregular(f"{have} stretches cannot stand for {wanted}")
+        self._runs = _runs(events, axis)
+        self._home: dict[int, tuple[int, _Slot]] = {}
+        self._by_slot: dict[tuple[int, _Slot], int] = {}
+        self._find_homes()
+        self._repeated = self._repeated_references()
+        self._sources = [self._source_of(target) for target in range(wanted)]
+        self._new: dict[tuple[int, int], int] = {}
+        self._first_new = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
+        self._out: list[Event] = []
+
+    def events(self) -> list[Event]:
+        """The resized record; ids of what is in no stretch stay."""
+        if self._same:
+            return self._source
+        previous: int | None = None
+        for number, (index, run) in enumerate(self._runs):
+            if index is None:
+                self._emit_outside(run)
+                continue
+            targets = list(self._targets(index))
+            if index == _MIDDLE and self._descending(number, previous):
+                targets.reverse()
+            once = [self._once(event, index) for event in run]
+            copied = [event for event, single in zip(run, once, strict=True) if not single]
+            self._emit_run(run, once, index, targets[0] if targets else None)
+            for target in targets[1:]:
+                self._emit(copied, index, target)
+            previous = index
+        self._check_frees()
+        return self._out
+
+    def _check_frees(self) -> None:
+        """What is freed in the source must be freed in each copy, once."""
+        freed = Counter(event[1] for event in self._out if event[0] == FREE)
+        if any(times > 1 for times in freed.values()):
+            raise Irregular("a copy would be freed twice")
+        mortal = {event[1] for event in self._source if event[0] == FREE}
+        if any(key in mortal and new not in freed for (key, _), new in self._new.items()):
+            raise Irregular("a copy would never be freed")
+
+    def _find_homes(self) -> None:
+        """The stretch of each storage, and its slot: the same in each stretch that makes its like.
+
+        What only one stretch makes must not shift the others' slots: the last chunk ends with the
+        loss, and its backward is the only one that adds to no gradient.
+        """
+        phase, met = 0, Counter[int]()
+        for index, run in self._runs:
+            if index is None:
+                phases = sum(event[0] == PHASE for event in run)
+                if phases:
+                    phase, met = phase + phases, Counter()
+                continue
+            made = [event for event in run if event[0] == ALLOCATE]
+            met[index] += bool(made)
+            times = Counter[str]()
+            for event in made:
+                times[event[4]] += 1
+                slot = (phase, met[index], event[4], times[event[4]])
+                self._home[event[1]] = (index, slot)
+                self._by_slot[index, slot] = event[1]
+
+    def _source_of(self, target: int) -> int:
+        if target < ENDS:
+            return target
+        if target >= self._wanted - ENDS:
+            return self._have - (self._wanted - target)
+        return _MIDDLE
+
+    def _targets(self, index: int) -> range:
+        if index < ENDS:
+            return range(index, index + 1)
+        if index >= self._have - ENDS:
+            target = self._wanted - (self._have - index)
+            return range(target, target + 1)
+        if index == _MIDDLE:
+            return range(ENDS, self._wanted - ENDS)
+        return range(0)
+
+    def _descending(self, number: int, previous: int | None) -> bool:
+        if previous is not None and previous != _MIDDLE:
+            return previous > _MIDDLE
+        later = (index for index, _ in self._runs[number + 1 :] if index not in (None, _MIDDLE))
+        following = next(later, None)
+        return following is not None and following < _MIDDLE
+
+    def _repeated_references(self) -> set[tuple[str, int, _Slot]]:
+        """What the middle stretch does to storages of others: how far away, and which."""
+        return {
+            (event[0], _MIDDLE - self._home[event[1]][0], self._home[event[1]][1])
+            for index, run in self._runs
+            if index == _MIDDLE
+            for event in run
+            if event[0] != ALLOCATE and event[1] in self._home
+        }
+
+    def _once(self, event: Event, index: int) -> bool:
+        """Whether no copy does it: it lets go of a loop's list, or of what was made outside."""
+        if event[0] == ALLOCATE:
+            return False
+        if event[1] not in self._home:
+            return True
+        home, slot = self._home[event[1]]
+        apart = index not in (home, _MIDDLE)
+        return apart and (event[0], index - home, slot) not in self._repeated
+
+    def _id(self, key: int, target: int) -> int:
+        new = self._new.get((key, target))
+        if new is None:
+            new = self._new[key, target] = self._first_new + len(self._new)
+        return new
+
+    def _emit_run(self, run: list[Event], once: list[bool], index: int, target: int | None) -> None:
+        """The first copy of a run, with what no other copy does."""
+        if target is None:
+            return
+        for single, events in groupby(zip(once, run, strict=True), key=lambda pair: pair[0]):
+            part = [event for _, event in events]
+            if single:
+                self._emit_outside(part, self._axis.region(target))
+            else:
+                self._emit(part, index, target)
+
+    def _emit(self, run: list[Event], index: int, target: int) -> None:
+        """The events of a run of stretch `index`, as those of stretch `target`."""
+        out, region = self._out, self._axis.region(target)
+        for event in run:
+            key = event[1]
+            home, slot = self._home[key]
+            there = target + home - index
+            if not 0 <= there < self._wanted:
+                continue
+            source = self._sources[there]
+            if source != home:
+                key = self._by_slot.get((source, slot), -1)
+                if key < 0:
+                    raise Irregular(f"stretch {source} does not repeat stretch {home}")
+            new = self._id(key, there)
+            if event[0] == ALLOCATE:
+                size = self._size(event, index)
+                out.append((ALLOCATE, new, size, event[3], event[4], region))
+            elif event[0] == MOVE:
+                out.append((MOVE, new, event[2], region))
+            else:
+                out.append((event[0], new, region))
+
+    def _size(self, event: Event, index: int) -> int:
+        """Bytes of an allocation; the last chunk, which may be a part, counts as a full one."""
+        if self._axis.layers or index != self._have - 1:
+            return int(event[2])
+        analog = self._by_slot.get((_MIDDLE, self._home[event[1]][1]))
+        if analog is None:
+            return int(event[2])
+        return max(int(event[2]), self._sizes()[analog])
+
+    def _sizes(self) -> dict[int, int]:
+        if not hasattr(self, "_size_of"):
+            self._size_of = {e[1]: int(e[2]) for e in self._source if e[0] == ALLOCATE}
+        return self._size_of
+
+    def _emit_outside(self, run: list[Event], region: int | None = None) -> None:
+        for event in run:
+            if event[0] == PHASE:
+                self._out.append(event)
+                continue
+            home = self._home.get(event[1])
+            if home is None:
+                self._out.append(event)
+                continue
+            for target in self._targets(home[0]):
+                there = event[-1] if region is None else region
+                self._out.append((event[0], self._id(event[1], target), *event[2:-1], there))
+
+
+def _runs(events: list[Event], axis: _Axis) -> list[tuple[int | None, list[Event]]]:
+    """Neighbouring events of the same stretch together.
+
+    What is freed between two stretches is told by where it was made. It belongs to the one before:
+    a layer's input dies when the layer has been left.
+    """
+    runs: list[tuple[int | None, list[Event]]] = []
+    made = False
+    for event in events:
+        index = axis.index(event)
+        between = made and event[0] == FREE and index is not None
+        if not between and (not runs or runs[-1][0] != index):
+            runs.append((index, []))
+            made = False
+        runs[-1][1].append(event)
+        made = made or (event[0] == ALLOCATE and index is not None)
+    return runs

@@ -1,0 +1,284 @@
+"""One trace of a few shapes as the record of any micro-batch and any depth. Pure.
+
+A trace runs one optimizer step for each of a few shapes. Between two shapes of the same path
+through the program only the sizes differ, and each size is a polynomial of the shape (rows at one
+length; tokens, where rows are laid one behind the other): linear, or quadratic where an attention
+mask of tokens x tokens is made. So the record of another shape has the same events with sizes from
+that polynomial, as many chunks of the loss as it needs, and as many layers as the model has.
+Where the events of the shapes do not match, `Irregular` is raised, and the shape is traced itself.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from autotune.estimate.records.events import (
+    ALLOCATE,
+    DATA,
+    FREE,
+    MICRO_STEP,
+    NOWHERE,
+    PHASE,
+    STEP,
+    Event,
+    Work,
+    chunk,
+)
+from autotune.estimate.records.interpolation import Weights, lagrange
+from autotune.estimate.records.layers import ENDS, Irregular, with_chunks, with_layers
+
+CHUNKS = 2 * ENDS + 1
+OWN, OWN_OF_OTHER = 1 << 40, 1 << 41
+"""Ids from here on are a step's own; those below are of what was there before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The events of a trace, divided: what comes before, and each optimizer step."""
+
+    opening: list[Event]
+    """Building the model and the first optimizer step, which makes the optimizer's state."""
+    steps: list[list[Event]]
+    """Each later optimizer step."""
+
+
+def divide(events: Sequence[Event]) -> Steps:
+    """Cut a trace where the batches of a step are fetched; the first step is the opening's."""
+    bounds = [n for n, event in enumerate(events) if event[0] == PHASE and event[1] == DATA][1:]
+    opening = list(events[: bounds[0]])
+    steps: list[list[Event]] = []
+    left_behind: list[Event] = []
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        part = events[start:end]
+        own = {event[1] for event in part if event[0] == ALLOCATE}
+        if not steps:  # the batch and the loss of the first step die in the second
+            left_behind = [e for e in part if e[0] == FREE and e[1] not in own]
+        mine = [event for event in part if event[0] == PHASE or event[1] in own]
+        steps.append(renumbered(_without_passing_rows(mine)))
+    return Steps(opening=[*opening, *left_behind], steps=steps)
+
+
+def _without_passing_rows(step: list[Event]) -> list[Event]:
+    """The step without what collating its rows makes and drops: there is some for each row."""
+    end = next((n for n, e in enumerate(step) if e[0] == PHASE and e[1] == MICRO_STEP), 0)
+    made = {event[1] for event in step[:end] if event[0] == ALLOCATE}
+    passing = {event[1] for event in step[:end] if event[0] == FREE and event[1] in made}
+    return [e for n, e in enumerate(step) if n >= end or e[0] == PHASE or e[1] not in passing]
+
+
+def renumbered(step: list[Event], first: int | None = None) -> list[Event]:
+    """The step's own storages numbered in their order: steps of one path are alike then."""
+    new: dict[int, int] = {}
+    for event in step:
+        if event[0] == ALLOCATE:
+            new[event[1]] = (first or OWN) + len(new)
+    return [
+        event if event[0] == PHASE else (event[0], new.get(event[1], event[1]), *event[2:])
+        for event in step
+    ]
+
+
+def without_accumulation(step: list[Event]) -> list[Event]:
+    """The step with its first micro-step only: what a candidate without accumulation does."""
+    marks = [n for n, e in enumerate(step) if e[0] == PHASE and e[1] == MICRO_STEP]
+    if len(marks) < 2:
+        return step
+    last = next((n for n in range(marks[-1] + 1, len(step)) if step[n][0] == PHASE), len(step))
+    made = {e[1] for e in step[marks[1] : last] if e[0] == ALLOCATE}
+    kept = step[: marks[1]] + step[last:]
+    return [event for event in kept if event[0] == PHASE or event[1] not in made]
+
+
+def with_optimizer_step(step: list[Event], other: list[Event]) -> list[Event]:
+    """The step with the optimizer's part taken from another one: what it makes only for itself.
+
+    Both may be openings, too: then the state that is made there stays, and comes first.
+    """
+    highest = max((event[1] for event in step if event[0] == ALLOCATE), default=0)
+    taken = renumbered(passing_of_step(other), OWN_OF_OTHER + highest)
+    part = optimizer_part(step)
+    own = {event[1] for event in _passing(part)}
+    kept = [event for event in part if event[1] not in own]
+    made = max((n for n, event in enumerate(kept, 1) if event[0] == ALLOCATE), default=0)
+    begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP) + 1
+    return [*step[:begin], *kept[:made], *taken, *kept[made:], *step[begin + len(part) :]]
+
+
+def passing_of_step(step: list[Event]) -> list[Event]:
+    """What the optimizer of a step makes and lets go of."""
+    return _passing(optimizer_part(step))
+
+
+def optimizer_part(step: list[Event]) -> list[Event]:
+    """The events of the optimizer's own step."""
+    begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP)
+    end = next((n for n in range(begin + 1, len(step)) if step[n][0] == PHASE), len(step))
+    return step[begin + 1 : end]
+
+
+def _passing(part: list[Event]) -> list[Event]:
+    """What is made and let go of in the same part."""
+    made = {event[1] for event in part if event[0] == ALLOCATE}
+    freed = {event[1] for event in part if event[0] == FREE}
+    return [event for event in part if event[1] in made & freed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A traced shape: its measure (rows or tokens), its chunks, its events and its work."""
+
+    size: int
+    chunks: int
+    events: list[Event]
+    work: list[Work]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """Shapes of one path; from them the events of any size."""
+
+    shapes: tuple[Shape, ...]
+
+    def events(self, size: int, chunks: int) -> list[Event]:
+        """The events of one step at `size`, with `chunks` chunks of the loss.
+
+        Raises:
+            Irregular: the shapes do not have the same events.
+        """
+        for shape in self.shapes:
+            if (shape.size, shape.chunks) == (size, chunks):
+                return shape.events
+        weights = lagrange([shape.size for shape in self.shapes], size)
+        few = [_few_chunks(shape) for shape in self.shapes]
+        if len({len(events) for events in few}) != 1:
+            raise Irregular("the traced shapes have different numbers of events")
+        out = [_mixed(same, weights) for same in zip(*few, strict=True)]
+        return with_chunks(out, CHUNKS, chunks) if self.shapes[0].chunks else out
+
+    def work(self, size: int, chunks: int, have_layers: int, layers: int) -> Counter[Work]:
+        """The work of one micro-step at `size`: each operator, and how often. Regions are left out.
+
+        Raises:
+            Irregular: the shapes do not have the same operators.
+        """
+        total: Counter[Work] = Counter()
+        if len(self.shapes) == 1:
+            alone = self.shapes[0]
+            resized = chunks != alone.chunks and min(chunks, alone.chunks) >= CHUNKS
+            for work in _work_of_few_chunks(alone) if resized else alone.work:
+                times = _layer_times(work.region, have_layers, layers)
+                times *= _chunk_times(work.region, chunks) if resized else 1
+                total[replace(work, region=NOWHERE)] += times
+            return +total
+        weights = lagrange([shape.size for shape in self.shapes], size)
+        few = [_work_of_few_chunks(shape) for shape in self.shapes]
+        if len({len(works) for works in few}) != 1:
+            raise Irregular("the traced shapes have different numbers of operators")
+        for same in zip(*few, strict=True):
+            if len({work.signature for work in same}) != 1:
+                raise Irregular("the traced shapes have different operators")
+            region = same[0].region
+            times = _layer_times(region, have_layers, layers) * _chunk_times(region, chunks)
+            total[_mixed_work(same, weights)] += times
+        return +total
+
+
+def _few_chunks(shape: Shape) -> list[Event]:
+    if not shape.chunks:
+        return shape.events
+    if shape.chunks < CHUNKS:
+        raise Irregular(f"{shape.chunks} chunks are too few")
+    return renumbered(with_chunks(shape.events, shape.chunks, CHUNKS))
+
+
+def _work_of_few_chunks(shape: Shape) -> list[Work]:
+    """The operators, those of chunks between the ends and the middle one left out."""
+    if not shape.chunks:
+        return shape.work
+    if shape.chunks < CHUNKS:
+        raise Irregular(f"{shape.chunks} chunks are too few")
+    kept = []
+    for work in shape.work:
+        index = -work.region - 1
+        if work.region >= 0 or index <= ENDS:
+            kept.append(work)
+        elif index >= shape.chunks - ENDS:
+            kept.append(replace(work, region=chunk(CHUNKS - (shape.chunks - index))))
+    return _last_as_full(kept)
+
+
+def _last_as_full(works: list[Work]) -> list[Work]:
+    """The operators, those of the last chunk, which may be a part, as large as the middle one's."""
+    slots = list(_slots(works))
+    middle, last = chunk(ENDS), chunk(CHUNKS - 1)
+    full = {slot: work for slot, work in zip(slots, works, strict=True) if work.region == middle}
+    return [
+        replace(full.get(slot, work), region=last) if work.region == last else work
+        for slot, work in zip(slots, works, strict=True)
+    ]
+
+
+def _slots(works: list[Work]) -> Iterator[tuple[int, object, int]]:
+    """Of each operator: the run of its stretch, what it is, how many-th of these in this run."""
+    runs = Counter[int]()
+    for region, run in groupby(works, key=lambda work: work.region):
+        runs[region] += 1
+        times = Counter[object]()
+        for work in run:
+            name = work.signature[:-1]
+            times[name] += 1
+            yield runs[region], name, times[name]
+
+
+def _layer_times(region: int, have_layers: int, layers: int) -> int:
+    """How often an operator of a trace of few layers is run in the whole model."""
+    if region <= 0 or have_layers == layers:
+        return 1
+    index = region - 1
+    if index < ENDS or index >= have_layers - ENDS:
+        return 1
+    return layers - 2 * ENDS if index == ENDS else 0
+
+
+def _chunk_times(region: int, chunks: int) -> int:
+    """How often an operator of the middle chunk is run."""
+    return max(chunks - 2 * ENDS, 1) if region < 0 and -region - 1 == ENDS else 1
+
+
+def _mixed(same: tuple[Event, ...], weights: Weights) -> Event:
+    first = same[0]
+    if any(event[0] != first[0] or event[1] != first[1] for event in same[1:]):
+        raise Irregular("the traced shapes have different events")
+    if first[0] != ALLOCATE:
+        return first
+    if any(event[4] != first[4] for event in same[1:]):
+        raise Irregular("the traced shapes have different operators")
+    return (*first[:2], weights.between([event[2] for event in same]), *first[3:])
+
+
+def _mixed_work(same: tuple[Work, ...], weights: Weights) -> Work:
+    first = same[0]
+    return replace(
+        first,
+        dims=tuple(
+            max(weights.between(dims), 1) for dims in zip(*(w.dims for w in same), strict=True)
+        ),
+        flops=weights.between([work.flops for work in same]),
+        moved_bytes=weights.between([work.moved_bytes for work in same]),
+        region=NOWHERE,
+    )
+
+
+def whole_record(
+    opening: list[Event], step: list[Event], have_layers: int, layers: int
+) -> list[Event]:
+    """Opening and step together, with all the model's layers.
+
+    Raises:
+        Irregular: the layers are not alike.
+    """
+    joined = [*opening, *step]
+    if have_layers == layers or not have_layers:
+        return joined
+    return with_layers(joined, have_layers, layers)

@@ -1,0 +1,1 @@
+"""Time from counted work and the rates of a device. Pure."""

@@ -1,0 +1,1 @@
+"""The rates of a device, measured. A child only."""

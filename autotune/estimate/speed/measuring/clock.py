@@ -1,0 +1,114 @@
+"""The clocks of `measuring/worker.py`: what a call takes on the CPU, or on a CUDA device.
+
+On CUDA the device is timed by its own events. A plug of matmuls runs in front, so that the host
+has dispatched what is timed before the device gets to it: else small kernels would be as slow as
+the host. Runs in a child only.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autotune.facts import devices
+
+PLUG_S = 0.01
+_COPIED_BYTES = 1 << 26
+
+
+class Clock:
+    """The CPU's; and what else differs between devices."""
+
+    kind = "cpu"
+    alive = 2
+    """Results that stay alive, as activations do. On CUDA it would change nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def name(self) -> str:
+        """The device's."""
+        return devices.cpu().name
+
+    def can(self, dtype: str) -> bool:
+        """Whether the device computes in this dtype, and not by detours."""
+        return True
+
+    def seconds(self, call: Callable[[], Any], enough_s: float) -> float:
+        """The time of a call, over about `enough_s`: the lower quartile, in case others compute."""
+        for _ in range(self.alive + 1):  # until results lie where others lay before them
+            call()
+        times: list[float] = []
+        began = time.perf_counter()
+        while len(times) < 3 or (time.perf_counter() - began < enough_s and len(times) < 100):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return sorted(times)[len(times) // 4]
+
+    def done(self) -> None:
+        """Wait until all that was dispatched has been computed."""
+
+    def host_bytes_per_s(self) -> float | None:
+        """Rate of copies between host and device, the mean of both ways; None: there are none."""
+        return None
+
+
+class CudaClock(Clock):
+    """A CUDA device's."""
+
+    kind = "cuda"
+    alive = 1
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._square = torch.rand(4096, 4096, device=device)
+        self._plugs = 1
+        self._plug()
+        self._plugs = max(1, round(PLUG_S / self._timed(self._plug)))
+
+    @property
+    def name(self) -> str:
+        """The device's."""
+        return str(torch.cuda.get_device_name(self.device))
+
+    def can(self, dtype: str) -> bool:
+        """Older devices compute bfloat16 by detours."""
+        return dtype != "bfloat16" or torch.cuda.get_device_capability(self.device) >= (8, 0)
+
+    def seconds(self, call: Callable[[], Any], enough_s: float) -> float:
+        """The mean time of a call on the device, over about `enough_s`."""
+        call()
+        # Few enough that the host has dispatched all of them before the plug is through.
+        count = max(2, min(50, round(enough_s / self._timed(call))))
+        self._plug()
+        return self._timed(lambda: [call() for _ in range(count)]) / count
+
+    def done(self) -> None:
+        """Wait until all that was dispatched has been computed."""
+        torch.cuda.synchronize(self.device)
+
+    def host_bytes_per_s(self) -> float | None:
+        """Rate of copies from and to pinned memory; None where none may be pinned."""
+        there = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self.device)
+        try:
+            here = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:
+            return None
+        to = self.seconds(lambda: there.copy_(here, non_blocking=True), PLUG_S)
+        back = self.seconds(lambda: here.copy_(there, non_blocking=True), PLUG_S)
+        return 2 * _COPIED_BYTES / (to + back)
+
+    def _plug(self) -> None:
+        for _ in range(self._plugs):
+            torch.mm(self._square, self._square)
+
+    def _timed(self, call: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3

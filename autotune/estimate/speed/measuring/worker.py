@@ -1,0 +1,257 @@
+"""Measures the ceilings of one device: the CPU, or a CUDA device. Runs in a child only.
+
+What is measured is what training meets: operands that are not in the caches (they are cut out of a
+buffer larger than those), results that stay alive for a while, the three layouts of a linear
+layer. Not covered: attention heads of other sizes than 64, clocks that fall after minutes of load.
+"""
+
+import contextlib
+import math
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_iter
+
+from autotune.estimate.speed.ceilings import (
+    AttentionRate,
+    Bandwidth,
+    Ceilings,
+    MatmulRate,
+    OperatorRate,
+)
+from autotune.estimate.speed.measuring.clock import Clock, CudaClock
+from autotune.estimate.speed.measuring.operators import operator_calls, overhead_s_per_operator
+from autotune.estimate.speed.operators import BACKWARD
+from autotune.estimate.tracing.operator_work import work_of
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.proc import processor_wait_seconds
+
+HEADS, HEAD_SIZE = 4, 64
+POOL = 16
+"""Operands that take turns, where the buffer holds as many."""
+KEPT_BYTES = 1 << 26
+"""Results that stay alive take at most about this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What to measure.
+
+    Attributes:
+        dtypes: of matmuls and attention; those that the device cannot are left out.
+        matmul: m, k and n: every combination of at most `matmul_flops`.
+        attention: lengths, of `attention_tokens` in one call (or one row).
+        moved_bytes: of elementwise operators.
+        operator_elements: of the operators that are measured by name.
+        buffer_bytes: operands are cut out of at least this much.
+        seconds: for one figure, about; the least number of calls may take longer.
+        overhead_seconds: for the host's time for one operator.
+    """
+
+    dtypes: tuple[str, ...]
+    matmul: tuple[int, ...]
+    matmul_flops: float
+    attention: tuple[int, ...]
+    attention_tokens: int
+    moved_bytes: tuple[int, ...]
+    operator_elements: int
+    buffer_bytes: int
+    seconds: float
+    overhead_seconds: float
+
+
+CPU = Sizes(
+    dtypes=("bfloat16", "float32"),
+    matmul=(16, 64, 256, 1024, 4096),
+    matmul_flops=2.2e9,
+    attention=(16, 64, 256, 1024),
+    attention_tokens=512,
+    moved_bytes=tuple(12 * 4**n for n in range(5, 13)),
+    operator_elements=1 << 20,
+    buffer_bytes=1 << 26,
+    seconds=0.004,
+    overhead_seconds=1.0,
+)
+CUDA = Sizes(
+    dtypes=("bfloat16", "float16", "float32"),
+    matmul=(16, 128, 1024, 8192),
+    matmul_flops=2e12,
+    attention=(32, 128, 512, 2048, 8192),
+    attention_tokens=16384,
+    moved_bytes=tuple(12 * 4**n for n in range(6, 14)),
+    operator_elements=1 << 24,
+    buffer_bytes=1 << 29,
+    seconds=0.01,
+    overhead_seconds=1.0,
+)
+
+
+def measure(path: Path) -> None:
+    """Answer `request.json` (`device_kind`, `device_index`, `threads`) with `ceilings`
+    (`Ceilings.plain()`) and `processor_wait_share`, of the time that threads waited for a core.
+
+    `sizes` in the request replaces fields of `Sizes`.
+    """
+    folder = ProbeFolder(path=path)
+    request = read_json(folder.request) or {}
+    torch.set_num_threads(request["threads"])
+    torch.manual_seed(0)
+    asked: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in request.get("sizes", {}).items()
+    }
+    if request["device_kind"] == "cuda":
+        # Read when CUDA starts, which it has not yet; the index is NVML's, as everywhere.
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(request["device_index"])
+        bench = Bench(CudaClock(torch.device("cuda", 0)), replace(CUDA, **asked))
+    else:
+        bench = Bench(Clock(torch.device("cpu")), replace(CPU, **asked))
+    began, waited = time.monotonic(), processor_wait_seconds()
+    found = bench.ceilings().plain()
+    share = None
+    if waited is not None and (after := processor_wait_seconds()) is not None:
+        share = (after - waited) / (time.monotonic() - began) / request["threads"]
+    write_json(folder.reply, {"ceilings": found, "processor_wait_share": share})
+
+
+class Bench:
+    """A device under measurement, with the buffer that operands are cut out of."""
+
+    def __init__(self, clock: Clock, sizes: Sizes) -> None:
+        self._clock, self._sizes = clock, sizes
+        self._buffer = torch.empty(0)
+        self._next = 0
+
+    def ceilings(self) -> Ceilings:
+        """Everything, in seconds."""
+        overhead = overhead_s_per_operator(self._clock, self._sizes.overhead_seconds)
+        bandwidth = tuple(self._bandwidth())
+        matmul: list[MatmulRate] = []
+        attention: list[AttentionRate] = []
+        operators: list[OperatorRate] = []
+        for dtype in filter(self._clock.can, self._sizes.dtypes):
+            self._use(dtype)
+            matmul += self._matmuls(dtype)
+            attention += self._attention(dtype)
+            operators += self._operators(dtype)
+        return Ceilings(
+            device=self._clock.name,
+            kind=self._clock.kind,
+            measured=True,
+            matmul=tuple(matmul),
+            attention=tuple(attention),
+            bandwidth=bandwidth,
+            operators=tuple(operators),
+            overhead_s_per_operator=overhead,
+            host_bytes_per_s=self._clock.host_bytes_per_s(),
+        )
+
+    # -- operands and results
+
+    def _use(self, dtype: str) -> None:
+        """Operands are of this dtype from now on."""
+        kind = getattr(torch, dtype)
+        largest = 2 * max(self._sizes.matmul) ** 2
+        elements = max(self._sizes.buffer_bytes // kind.itemsize, largest)
+        self._buffer = torch.empty(0)
+        self._buffer = torch.empty(elements, dtype=kind, device=self._clock.device).uniform_(-1, 1)
+
+    def _cut(self, *shape: int) -> torch.Tensor:
+        """The next piece of the buffer; its first one again where it ends."""
+        elements = math.prod(shape)
+        if self._next + elements > self._buffer.numel():
+            self._next = 0
+        piece = self._buffer[self._next : self._next + elements]
+        self._next += elements
+        return piece.view(shape)
+
+    def _seconds(self, operation: Any, operands: Callable[[], tuple[Any, ...]]) -> float:
+        """The time of an operation on ever other operands, of which some results stay alive."""
+        first = operands()
+        size = sum(one.nbytes for one in first if torch.is_tensor(one))
+        count = max(2, min(POOL, self._buffer.nbytes // max(size, 1)))
+        pool = cycle([first, *(operands() for _ in range(count - 1))])
+        size = sum(one.nbytes for one in tree_iter(operation(*first)) if torch.is_tensor(one))
+        alive = deque[Any](maxlen=max(1, min(self._clock.alive, KEPT_BYTES // max(size, 1))))
+        return self._clock.seconds(
+            lambda: alive.append(operation(*next(pool))), self._sizes.seconds
+        )
+
+    # -- the figures
+
+    def _bandwidth(self) -> Iterator[Bandwidth]:
+        """Of products of float32 numbers."""
+        self._use("float32")
+        for moved in self._sizes.moved_bytes:
+            size = max(moved // 12, 1)
+            seconds = self._seconds(torch.mul, partial(self._vectors, size))
+            yield Bandwidth(12 * size, 12 * size / seconds)
+
+    def _vectors(self, size: int) -> tuple[Any, ...]:
+        return self._cut(size), self._cut(size)
+
+    def _matmuls(self, dtype: str) -> Iterator[MatmulRate]:
+        """Of a linear layer's output and both of its gradients."""
+        for m, k, n in product(self._sizes.matmul, repeat=3):
+            flops = 2 * m * k * n
+            if flops <= self._sizes.matmul_flops:
+                layouts = (self._output, self._input_gradient, self._weight_gradient)
+                seconds = [self._seconds(torch.mm, partial(one, m, k, n)) for one in layouts]
+                yield MatmulRate(dtype, m, k, n, flops / statistics.mean(seconds))
+
+    def _output(self, m: int, k: int, n: int) -> tuple[Any, ...]:
+        return self._cut(m, k), self._cut(n, k).t()
+
+    def _input_gradient(self, m: int, k: int, n: int) -> tuple[Any, ...]:
+        return self._cut(m, k), self._cut(k, n)
+
+    def _weight_gradient(self, m: int, k: int, n: int) -> tuple[Any, ...]:
+        return self._cut(k, m).t(), self._cut(k, n)
+
+    def _attention(self, dtype: str) -> Iterator[AttentionRate]:
+        """Of PyTorch's fused attention, causal and with a mask."""
+        for length, masked in product(self._sizes.attention, (False, True)):
+            batch = max(1, self._sizes.attention_tokens // length)
+            shape = (batch, length, HEADS, HEAD_SIZE)
+            inputs = tuple(self._cut(*shape).clone().requires_grad_() for _ in range(3))
+            mask = None
+            if masked:
+                square = torch.full((length, length), -math.inf, device=self._clock.device)
+                mask = square.triu(1).to(inputs[0].dtype).expand(batch, 1, length, length)
+            forward = partial(_attended, mask)
+            flops = 4 * math.prod(shape) * length * (1.0 if masked else 0.5)
+            seconds = self._seconds(forward, partial(tuple, inputs))
+            yield AttentionRate(dtype, length, False, masked, flops / seconds)
+            out = forward(*inputs)
+            upward = torch.ones_like(out)
+            backward = partial(torch.autograd.grad, out, inputs, retain_graph=True)
+            seconds = self._seconds(backward, partial(tuple, (upward,)))
+            yield AttentionRate(dtype, length, True, masked, BACKWARD * flops / seconds)
+
+    def _operators(self, dtype: str) -> Iterator[OperatorRate]:
+        """Of operators that read less, or compute more, than their bytes tell."""
+        for func, operands in operator_calls(self._cut, self._sizes.operator_elements):
+            with contextlib.suppress(NotImplementedError, RuntimeError):  # not in this dtype
+                given = operands()
+                outs = [one for one in tree_iter(func(*given)) if torch.is_tensor(one)]
+                work = work_of(func, func.name(), given, {}, outs, 0)
+                rate = work.moved_bytes / self._seconds(func, operands)
+                yield OperatorRate(func.name(), dtype, rate)
+
+
+def _attended(mask: torch.Tensor | None, *inputs: torch.Tensor) -> Any:
+    """Attention over what a model hands in: heads behind the tokens in memory."""
+    attention: Any = F.scaled_dot_product_attention
+    heads = (one.transpose(1, 2) for one in inputs)
+    return attention(*heads, attn_mask=mask, is_causal=mask is None)

@@ -1,0 +1,130 @@
+"""The speed of the candidates on one path, from its traced work and a device's ceilings. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autotune.estimate.protocol import EstimateReply, Point, PointReply, ShapeWork
+from autotune.estimate.records.events import Work, work_from_plain
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.estimate.speed.operators import TimeParts, step_parts, tokens_per_s, work_time
+from autotune.estimate.speed.shapes import ShapeTimes
+from autotune.job.methods import METHODS
+
+UNKNOWN_HOST_RATE = 2e10
+"""Bytes/s between host and device where that is not known: PCIe 4.0 x16, less a fifth."""
+ENOUGH_FOR_CURVES = 3
+"""From so few shapes no curve can be told; those of the other shapes are corrected by them."""
+_Times = dict[bool, dict[tuple[int, int], TimeParts]]
+"""Of micro-steps by their shape, and by whether rows are padded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What a candidate is expected to run at. `parts` are of one optimizer step."""
+
+    step_time_s: float
+    tokens_per_s: float
+    parts: TimeParts
+
+
+class PathSpeed:
+    """Answers for the points of one path."""
+
+    def __init__(self, reply: EstimateReply, ceilings: Ceilings) -> None:
+        self._reply, self._ceilings = reply, ceilings
+        self._known: dict[tuple[int, int, bool], TimeParts] = {}
+        self._told: dict[str, Speed] = {}
+
+    @cached_property
+    def _shapes(self) -> dict[bool, ShapeTimes]:
+        """Curves over the shape, by whether rows are padded; those of an engine are those of data
+        parallelism, corrected by its own shapes."""
+        own = self._times(self._reply.shapes)
+        if not self._reply.copied_shapes:
+            return _curves(own)
+        copied = _curves(self._times(self._reply.copied_shapes))
+        known = next(iter(copied.values()))
+        return {
+            masked: replace(copied.get(masked, known), points=points)
+            for masked, points in own.items()
+        }
+
+    def _times(self, shapes: Sequence[ShapeWork]) -> _Times:
+        found: _Times = {}
+        for shape in shapes:
+            masked = None if shape.flat else shape.masked
+            time = work_time(works(shape), self._ceilings, masked=masked)
+            found.setdefault(shape.masked, {})[shape.rows, shape.length] = time
+        return found
+
+    def at(self, rows: int, length: int, masked: bool) -> TimeParts:
+        """One micro-step of `rows` rows padded to `length`."""
+        key = (rows, length, masked)
+        if key not in self._known:
+            curves = self._shapes.get(masked) or next(iter(self._shapes.values()))
+            self._known[key] = curves.at(rows, length)
+        return self._known[key]
+
+    def _host_rate(self) -> float:
+        return self._ceilings.host_bytes_per_s or UNKNOWN_HOST_RATE
+
+    def optimizer(self, optim: str | None) -> TimeParts:
+        """One optimizer step, clipping and all."""
+        rows = self._reply.optimizer_work.get(optim or "") or self._reply.optimizer_work[""]
+        return work_time(counted_work(rows), self._ceilings)
+
+    def speed(
+        self, point: Point, answer: PointReply, accumulation: int, *, offloaded_bytes: int = 0
+    ) -> Speed:
+        """What a candidate runs at, over the micro-batches that its sampler forms of the data.
+
+        Args:
+            offloaded_bytes: what its largest micro-batch copies to the host, and back.
+        """
+        key = repr((point.batching, point.optim, accumulation, offloaded_bytes))
+        if key not in self._told:  # how memory is laid out makes other points, no other speed
+            self._told[key] = self._speed(point, answer, accumulation, offloaded_bytes)
+        return self._told[key]
+
+    def _speed(self, point: Point, answer: PointReply, accumulation: int, offloaded: int) -> Speed:
+        largest = max(padded for _, padded, _ in answer.sample)
+        micro: Counter[TimeParts] = Counter()
+        tokens: list[int] = []
+        sequences = METHODS[point.batching["method"]].sequences
+        rows = 1 if self._reply.shapes[0].flat else sequences * point.batching["micro_batch"]
+        for real, padded, count in answer.sample:
+            masked = rows > 1 and real != padded
+            time = self.at(rows, padded // rows, masked)
+            copied = 2 * offloaded * padded / largest
+            if copied:
+                time = replace(time, transfer_s=copied / self._host_rate())
+            micro[time] += count
+            tokens += [real] * count
+        often = list(micro.values())
+        parts = step_parts(list(micro), self.optimizer(point.optim), accumulation, often)
+        step = parts.total
+        return Speed(
+            step_time_s=step, tokens_per_s=tokens_per_s(step, tokens, accumulation), parts=parts
+        )
+
+
+def _curves(times: _Times) -> dict[bool, ShapeTimes]:
+    most = ShapeTimes.fitted(max(times.values(), key=len))
+    return {
+        masked: ShapeTimes.fitted(points)
+        if len(points) >= ENOUGH_FOR_CURVES
+        else replace(most, points=points)
+        for masked, points in times.items()
+    }
+
+
+def works(shape: ShapeWork) -> list[tuple[Work, int]]:
+    """The work of a traced shape, each piece with how often it is done."""
+    return counted_work(shape.work)
+
+
+def counted_work(rows: Sequence[Sequence[object]]) -> list[tuple[Work, int]]:
+    """Work from JSON rows, each piece with how often it is done."""
+    return [(work_from_plain(row[:-1]), int(str(row[-1]))) for row in rows]

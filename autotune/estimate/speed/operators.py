@@ -1,0 +1,206 @@
+"""How long a step takes, from its traced work and the ceilings of a device. Pure.
+
+    time = matmul and attention operations / their rates + bytes of other operators / bandwidth
+           + dispatched operators * the host's time for one
+
+Made to rank candidates. Known error: see `benchmarks/speed_model/`. Nothing is known of kernels
+that overlap on the device, of waits for single values, or of the trainer's own Python.
+On a CPU the parts add. On CUDA the host dispatches while the device computes, and copies run
+beside both: a micro-step takes as long as the longest of the three, as if each could run ahead of
+the others without end.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Any
+
+from autotune.estimate.records.events import FLASH_PACKAGE, NOWHERE, Work, chunk
+from autotune.estimate.speed.ceilings import Ceilings
+
+TERMS = ("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s", "exchange_s")
+_ONLY_WHEN_TRACED = ("prim::", "profiler::")
+"""Fake tensors dispatch these; real ones do not."""
+LOSS = chunk(0)
+"""The region that the work of all chunks of a loss is counted in."""
+BACKWARD = 2.5
+"""Operations of an attention's backward pass over those of its forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeParts:
+    """Seconds of a micro-step, of an optimizer step, or of both together.
+
+    Attributes:
+        memory_s: of operators that are bound by bandwidth.
+        overhead_s: of the host, to dispatch.
+        transfer_s: of copies between host and device (what offloads knows how much).
+        exchange_s: of what processes exchange; nothing hides it.
+        overlapped: whether host, device and copies run beside each other (CUDA).
+    """
+
+    matmul_s: float = 0.0
+    attention_s: float = 0.0
+    memory_s: float = 0.0
+    overhead_s: float = 0.0
+    transfer_s: float = 0.0
+    exchange_s: float = 0.0
+    overlapped: bool = False
+
+    @property
+    def device_s(self) -> float:
+        """What computing alone takes."""
+        return self.matmul_s + self.attention_s + self.memory_s
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        if self.overlapped:
+            return max(self.device_s, self.overhead_s, self.transfer_s) + self.exchange_s
+        return self.device_s + self.overhead_s + self.transfer_s + self.exchange_s
+
+    def exposed(self) -> "TimeParts":
+        """The same total as parts that add: of host and copies, what nothing else hides."""
+        if not self.overlapped:
+            return self
+        overhead = max(self.overhead_s - self.device_s, 0.0)
+        transfer = max(self.transfer_s - max(self.device_s, self.overhead_s), 0.0)
+        return replace(self, overhead_s=overhead, transfer_s=transfer, overlapped=False)
+
+    def times(self, factor: float) -> "TimeParts":
+        """Every part times `factor`."""
+        return replace(self, **{term: factor * getattr(self, term) for term in TERMS})
+
+    def plus(self, other: "TimeParts") -> "TimeParts":
+        """Both in the same micro-step: host, device and copies each do more before they meet."""
+        more = {term: getattr(self, term) + getattr(other, term) for term in TERMS}
+        return replace(self, **more)
+
+
+def added(parts: Iterable[TimeParts]) -> TimeParts:
+    """One after the other."""
+    exposed = [one.exposed() for one in parts]
+    return TimeParts(**{term: sum(getattr(one, term) for one in exposed) for term in TERMS})
+
+
+# -- of traced work
+
+
+def counted(rows: Iterable[Sequence[Any]]) -> list[tuple[Work, int]]:
+    """The rows of a trace's work, equal ones once with their number.
+
+    Of the regions only the chunks of a loss are kept, as one (`loss_apart`).
+    """
+    number: Counter[Work] = Counter()
+    for operator, kind, dtype, dims, flops, moved, region in rows:
+        number[
+            Work(
+                operator=operator,
+                kind=kind,
+                dtype=dtype,
+                dims=tuple(dims),
+                flops=flops,
+                moved_bytes=moved,
+                region=LOSS if region < NOWHERE else NOWHERE,
+            )
+        ] += 1
+    return list(number.items())
+
+
+def loss_apart(
+    works: Iterable[tuple[Work, int]],
+) -> tuple[list[tuple[Work, int]], list[tuple[Work, int]]]:
+    """(the rest, the chunks of a chunked loss).
+
+    They grow differently: the rest with the tokens of a micro-batch, padding included, the chunks
+    with those that have a label, a whole chunk at a time.
+    """
+    works = list(works)
+    rest = [one for one in works if one[0].region >= NOWHERE]
+    return rest, [one for one in works if one[0].region < NOWHERE]
+
+
+def work_time(
+    works: Iterable[tuple[Work, int]], ceilings: Ceilings, *, masked: bool | None = None
+) -> TimeParts:
+    """Seconds of some work, each piece with how often it is done.
+
+    Args:
+        masked: whether attention gets a mask (padded or flattened rows) and computes all of it;
+            None: as each operator's own count of operations says.
+    """
+    seconds = dict.fromkeys(TERMS, 0.0)
+    works = list(works)
+    logits = _logits_dtype([work for work, _ in works])
+    for work, times in works:
+        if work.operator.startswith(_ONLY_WHEN_TRACED):
+            continue
+        seconds["overhead_s"] += times * ceilings.overhead_s_per_operator
+        if work.kind == "matmul":
+            seconds["matmul_s"] += times * _matmul_s(work, ceilings)
+        elif work.kind.startswith("attention"):
+            seconds["attention_s"] += times * _attention_s(work, ceilings, masked)
+        elif work.moved_bytes > 0:
+            # What makes indices of floats (argmax, which is slow) does so of the logits.
+            dtype = work.dtype if "float" in work.dtype else logits
+            rate = ceilings.bytes_per_s(work.operator, dtype, work.moved_bytes)
+            seconds["memory_s"] += times * work.moved_bytes / rate
+    return TimeParts(**seconds, overlapped=ceilings.kind == "cuda")
+
+
+def _logits_dtype(works: Sequence[Work]) -> str:
+    """The dtype of the loss; where no softmax tells it, that of the largest matmul."""
+    softmax = [(work.moved_bytes, work.dtype) for work in works if "log_softmax" in work.operator]
+    return max(softmax or [(work.flops, work.dtype) for work in works], default=(0, ""))[1]
+
+
+def _matmul_s(work: Work, ceilings: Ceilings) -> float:
+    """A batch of matmuls fills a device as one that has all their rows."""
+    batch, m, k, n = work.dims
+    return work.flops / ceilings.matmul_flops_per_s(work.dtype, batch * m, k, n)
+
+
+def _attention_s(work: Work, ceilings: Ceilings, masked: bool | None) -> float:
+    batch, heads, queries, keys, size = work.dims
+    backward = work.kind == "attention_backward"
+    whole = 4 * batch * heads * queries * keys * size * (BACKWARD if backward else 1.0)
+    if masked is None or work.operator.startswith(FLASH_PACKAGE):
+        masked = work.flops > 0.75 * whole
+    length = round(math.sqrt(queries * keys))
+    rate = ceilings.attention_flops_per_s(work.dtype, length, backward=backward, masked=masked)
+    return whole * (1.0 if masked else 0.5) / rate
+
+
+# -- of a step
+
+
+def step_parts(
+    micro: Sequence[TimeParts],
+    optimizer: TimeParts,
+    accumulation: int,
+    counts: Sequence[int] | None = None,
+) -> TimeParts:
+    """One optimizer step: `accumulation` mean micro-steps of the sample and the optimizer.
+
+    As `probe/throughput.py` has it, without the wait for data: its line over the timed
+    micro-batches is calibrated to their sum, so over a whole sample it is the mean.
+
+    Args:
+        counts: how often each of them is in the sample; None: once.
+    """
+    often = counts or [1] * len(micro)
+    share = accumulation / sum(often)
+    parts = (one.exposed().times(share * count) for one, count in zip(micro, often, strict=True))
+    return added([*parts, optimizer])
+
+
+def step_time_s(micro: Sequence[TimeParts], optimizer: TimeParts, accumulation: int) -> float:
+    """Seconds of one optimizer step over the micro-batches of the sample."""
+    return step_parts(micro, optimizer, accumulation).total
+
+
+def tokens_per_s(step_s: float, tokens: Sequence[int], accumulation: int) -> float:
+    """Real tokens per second, end to end; `tokens` of each micro-batch of the sample."""
+    return accumulation * mean(tokens) / step_s

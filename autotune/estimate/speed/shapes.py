@@ -1,0 +1,113 @@
+"""The time of a micro-step of any shape, from a few shapes that were traced. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Self
+
+from autotune.estimate.speed.linear import dot, least_squares
+from autotune.estimate.speed.operators import TERMS, TimeParts
+
+Shape = tuple[int, int]
+"""Rows and their padded length; rows laid one behind the other are one row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeTimes:
+    """Times as curves over the shape.
+
+    Each part is `a + b * tokens + c * tokens * length` with a, b, c >= 0 (least squares of the
+    relative error), times a correction that makes it exact at the traced shapes and is
+    interpolated between them. Known error: rates jump where kernels change, and a chunked loss
+    grows by whole chunks.
+    """
+
+    points: Mapping[Shape, TimeParts]
+    curves: Mapping[str, tuple[float, ...]]
+
+    @classmethod
+    def fitted(cls, points: Mapping[Shape, TimeParts]) -> Self:
+        """From the times at some shapes."""
+        if not points:
+            raise ValueError("no shape was traced")
+        curves = {}
+        for term in TERMS:
+            values = [(_basis(shape), getattr(parts, term)) for shape, parts in points.items()]
+            curves[term] = nonnegative_fit(values, first=0 if term == "overhead_s" else 1)
+        return cls(points=dict(points), curves=curves)
+
+    def at(self, rows: int, length: int) -> TimeParts:
+        """The time at this shape."""
+        shape = (rows, length)
+        if shape in self.points:
+            return self.points[shape]
+        weights = {known: 1 / _apart(known, shape) for known in self.points}
+        parts = {term: self._part(term, shape, weights) for term in TERMS}
+        overlapped = next(iter(self.points.values())).overlapped
+        return TimeParts(**parts, overlapped=overlapped)
+
+    def _part(self, term: str, shape: Shape, weights: Mapping[Shape, float]) -> float:
+        off = self._off[term]
+        total = sum(weights[known] for known in off)
+        correction = sum(weights[known] * one for known, one in off.items())
+        factor = math.exp(correction / total) if total else 1.0
+        return dot(self.curves[term], _basis(shape)) * factor
+
+    @cached_property
+    def _off(self) -> dict[str, dict[Shape, float]]:
+        """Of each term the logarithm of what a known point is over the curve, where both are."""
+        found: dict[str, dict[Shape, float]] = {}
+        for term, curve in self.curves.items():
+            pairs = {
+                known: (getattr(time, term), dot(curve, _basis(known)))
+                for known, time in self.points.items()
+            }
+            found[term] = {
+                known: math.log(real / fit)
+                for known, (real, fit) in pairs.items()
+                if fit > 0 and real > 0
+            }
+        return found
+
+
+def _basis(shape: Shape) -> tuple[float, float, float]:
+    rows, length = shape
+    return 1.0, float(rows * length), float(rows * length * length)
+
+
+def _apart(one: Shape, other: Shape) -> float:
+    """Squared distance of two shapes, in doublings."""
+    return sum(math.log2(a / b) ** 2 for a, b in zip(one, other, strict=True))
+
+
+def nonnegative_fit(
+    values: Sequence[tuple[Sequence[float], float]], *, first: int = 0
+) -> tuple[float, ...]:
+    """c >= 0 with the least relative error of `c . x` to y, over (x, y); all subsets are tried.
+
+    Where several fit alike, as they do with one value, that of `first` alone is taken.
+    """
+    width = len(values[0][0])
+    order = sorted(range(width), key=lambda n: n != first)
+    scaled = [([x / y for x in xs], 1.0) for xs, y in values if y > 0]
+    best, least = (0.0,) * width, math.inf
+    if not scaled:
+        return best
+    for count in range(1, width + 1):
+        for chosen in combinations(order, count):
+            found = least_squares([([xs[n] for n in chosen], y) for xs, y in scaled])
+            if found is None or min(found) < 0:
+                continue
+            full = [0.0] * width
+            for index, value in zip(chosen, found, strict=True):
+                full[index] = value
+            error = sum((dot(full, xs) - y) ** 2 for xs, y in scaled)
+            if error < least - _TIE:
+                best, least = tuple(full), error
+    return best
+
+
+_TIE = 1e-12
+"""Squared relative error by which a curve with more terms has to be better."""

@@ -1,0 +1,1 @@
+"""A trainer on fake tensors. A child only."""

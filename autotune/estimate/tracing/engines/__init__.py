@@ -1,0 +1,1 @@
+"""DeepSpeed's engines and FSDP2 on fake tensors. A child only."""

@@ -1,0 +1,185 @@
+"""What has to be replaced so that DeepSpeed's engines and FSDP2 run on fake tensors as they do.
+
+Each function is a context manager that puts things back. Runs in a child only.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
+import torch.distributed.fsdp._fully_shard._fully_shard as fsdp_wrapper
+import transformers.integrations.deepspeed as hf_deepspeed
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from autotune.estimate.records import events
+from autotune.estimate.tracing.engines.accelerator import FakeAccelerator
+from autotune.estimate.tracing.tracer import Tracer
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding
+from autotune.training.patching import replaced, require
+
+_SAME_ON_ALL = ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")
+_CHECKED_IN = (
+    "deepspeed.runtime.zero.partitioned_param_coordinator",
+    "deepspeed.runtime.zero.partition_parameters",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.utils",
+)
+_CHECKED_FOR_OVERFLOW = (
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+)
+_LOOKING_FOR_OVERFLOW = "has_inf_or_nan"
+_CHECKING = "_overflow_check_and_loss_scale_update"
+_RESIZING = ("alloc_storage", "free_storage")
+_SHAPES = "_propagate_tensor_meta_non_cached"
+_DEFAULT_MESH = "_init_default_mesh"
+
+
+@contextlib.contextmanager
+def engines_on_fake_tensors(
+    tracer: Tracer, sharding: Sharding, *, on_cuda: bool, fp16: bool
+) -> Iterator[None]:
+    """For as long as a trainer that is spread over a fake world is traced."""
+    with contextlib.ExitStack() as stack:
+        if sharding.distributed_type == DEEPSPEED:
+            stack.enter_context(_deepspeed_on_fake_tensors(on_cuda=on_cuda))
+            if fp16 and on_cuda and sharding.zero_stage == 3 and not sharding.offloads:
+                stack.enter_context(_looking_for_overflow())
+        if sharding.distributed_type == FSDP:
+            stack.enter_context(_fsdp_on_fake_tensors(tracer, sharding.num_processes))
+        yield
+
+
+@contextlib.contextmanager
+def built_whole() -> Iterator[None]:
+    """Models are made whole, without storage; DeepSpeed's stage 3 divides them afterwards."""
+    with replaced(hf_deepspeed, "_hf_deepspeed_config_weak_ref", None):
+        yield
+
+
+@contextlib.contextmanager
+def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
+    """No other rank answers whether it has the same lengths; no gradient overflows, which would
+    have the optimizer step left out; the CPU's Adam computes nothing, and no stream is waited for
+    (`FakeAccelerator` has several)."""
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    with contextlib.ExitStack() as stack:
+        accelerator = FakeAccelerator() if on_cuda else CPU_Accelerator()
+        stack.enter_context(replaced(real_accelerator, "ds_accelerator", accelerator))
+        stack.enter_context(replaced(torch.Tensor, "record_stream", lambda *_: None))
+        nothing_on_it = replaced(torch.cpu.Stream, "synchronize", lambda _: None, absent_too=True)
+        stack.enter_context(nothing_on_it)
+        stack.enter_context(replaced(CPUAdamBuilder, "load", lambda *_, **__: _InPlace()))
+        # `Module.to` is replaced already; what it cannot do on fake weights these could not either.
+        for name, dtype in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
+            stack.enter_context(replaced(torch.nn.Module, name, _cast(dtype)))
+        for path in _CHECKED_IN:
+            module = importlib.import_module(path)
+            for name in _SAME_ON_ALL:
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, lambda *_, **__: None))
+        for path in _CHECKED_FOR_OVERFLOW:
+            module = importlib.import_module(path)
+            if hasattr(module, _LOOKING_FOR_OVERFLOW):  # else `ShardedWatch` sees what is left out
+                finite = _finite(getattr(module, _LOOKING_FOR_OVERFLOW))
+                stack.enter_context(replaced(module, _LOOKING_FOR_OVERFLOW, finite))
+        yield
+
+
+def _cast(dtype: torch.dtype) -> Callable[[Any], Any]:
+    return lambda module: module.to(dtype)
+
+
+@contextlib.contextmanager
+def _looking_for_overflow() -> Iterator[None]:
+    """Stage 3 looks at all gradients of fp16 together, on a stream whose memory nothing else gets.
+    A trace is of bf16, where it does not look; `isinf` and `isnan` are these operators."""
+    stage3 = importlib.import_module("deepspeed.runtime.zero.stage3").DeepSpeedZeroOptimizer_Stage3
+    require(stage3, _CHECKING)
+    check = getattr(stage3, _CHECKING)
+
+    def checked(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.cpu.stream(optimizer.reduce_and_partition_stream):
+            gradients = optimizer.grad_partitions_flat_buffer
+            (gradients.abs() == float("inf")).any()
+            (gradients != gradients).any()
+        return check(optimizer, *args, **kwargs)
+
+    with replaced(stage3, _CHECKING, checked):
+        yield
+
+
+def _finite(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """It looks, with what that takes, and finds nothing; a fake tensor's answer is not known."""
+
+    def finite(tensor: torch.Tensor) -> torch.Tensor:
+        look(tensor)
+        return torch.zeros((), dtype=torch.bool, device=tensor.device)
+
+    return finite
+
+
+class _InPlace:
+    """DeepSpeed's Adam for the CPU: it changes what is there and allocates nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: 0
+
+
+@contextlib.contextmanager
+def _fsdp_on_fake_tensors(tracer: Tracer, processes: int) -> Iterator[None]:
+    """Storages that are emptied and filled again are seen; DTensor's own fake tensors are not."""
+    require(fsdp_param, *_RESIZING)
+    require(ShardingPropagator, _SHAPES)
+    with contextlib.ExitStack() as stack:
+        for name in _RESIZING:
+            told = _told(tracer, getattr(fsdp_param, name))
+            stack.enter_context(replaced(fsdp_param, name, told))
+        unseen = _unseen(tracer, getattr(ShardingPropagator, _SHAPES))
+        stack.enter_context(replaced(ShardingPropagator, _SHAPES, unseen))
+        stack.enter_context(replaced(FakeTensor, "data_ptr", _address, absent_too=True))
+        if hasattr(fsdp_wrapper, _DEFAULT_MESH):  # it would be of GPUs where there are some
+            mesh = cache(lambda: init_device_mesh("cpu", (processes,)))
+            stack.enter_context(replaced(fsdp_wrapper, _DEFAULT_MESH, lambda *_, **__: mesh()))
+        yield
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """accelerate tells weights apart by where they lie; fake ones would all lie at 0."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
+
+
+def _told(tracer: Tracer, resize: Callable[..., None]) -> Callable[[torch.Tensor], None]:
+    """Gathered weights keep their tensors; their storages come and go without an operator."""
+
+    def told(tensor: torch.Tensor) -> None:
+        tracer.count_as(tensor, events.COMMUNICATION)
+        before = tensor.untyped_storage().nbytes()
+        resize(tensor)
+        if tensor.untyped_storage().nbytes() != before:
+            tracer.resized(tensor)
+
+    return told
+
+
+def _unseen(tracer: Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
+    """DTensor finds shapes on fake tensors of its own, also where those that it holds are real."""
+
+    def unseen(*args: Any) -> Any:
+        tracer.paused = True
+        try:
+            return function(*args)
+        finally:
+            tracer.paused = False
+
+    return unseen

@@ -1,0 +1,127 @@
+"""FlashAttention's packages by what their kernels allocate, whether they are installed or not.
+
+torch has the same kernels (aten/src/ATen/native/transformers/cuda/flash_attn is flash-attn 2): rows
+of one length, or laid one behind the other with their starts. They keep queries, keys, values, the
+output and a float32 log of the softmax's sums; what the backward pass takes inside is in
+`cuda.py`. Around them runs transformers' own code, which takes padding out and puts it back.
+Known error: FlashAttention 3 is taken to allocate what 2 does; of grouped heads its backward pass
+adds keys' and values' gradients up in float32.
+Runs in a child only.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from autotune.training.patching import replaced, require
+
+IMPLEMENTATIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
+"""What `attn_implementation` calls them, and transformers' number of each."""
+_UTILS = "transformers.modeling_flash_attention_utils"
+_MULTIPLE = 8
+"""Of a head's size: others are padded to it (flash_attn_interface.py)."""
+
+
+@contextlib.contextmanager
+def flash_attention_installed(implementation: Any) -> Iterator[None]:
+    """transformers finds the package of this implementation, if it is one of these."""
+    number = IMPLEMENTATIONS.get(implementation)
+    if number is None:
+        yield
+        return
+    utils = importlib.import_module(_UTILS)
+    require(
+        utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", "_lazy_imports", "_loaded_implementation"
+    )
+    known = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX
+    there = {
+        "general_availability_check": lambda *_, **__: True,
+        "supported_devices": ((lambda: True, "cuda"),),
+    }
+    unpad = utils._unpad_input
+
+    def functions(*_: Any, **__: Any) -> Any:
+        return _rows, _rows_end_to_end, None, _pad, unpad
+
+    before = known[number]
+    known[number] = {**before, **there}
+    try:
+        with (
+            replaced(utils, "_lazy_imports", functions),
+            replaced(utils, "_loaded_implementation", None),
+        ):
+            yield
+    finally:
+        known[number] = before
+
+
+def _rows(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+) -> Any:
+    """`flash_attn_func`: rows of one length, as (rows, length, heads, size)."""
+    return _kernel((q, k, v), (None, None, q.shape[1], k.shape[1]), dropout_p, causal)
+
+
+def _rows_end_to_end(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func`: rows one behind the other, as (tokens, heads, size)."""
+    longest = int(max_seqlen_q), int(max_seqlen_k)
+    return _kernel((q, k, v), (cu_seqlens_q, cu_seqlens_k, *longest), dropout_p, causal)
+
+
+def _kernel(states: Any, lengths: Any, dropout: float, causal: bool) -> Any:
+    size = states[0].shape[-1]
+    if size % _MULTIPLE:
+        states = [F.pad(one, [0, _MULTIPLE - size % _MULTIPLE]) for one in states]
+    kernel = torch.ops.aten._flash_attention_forward
+    out = kernel(*states, *lengths, dropout, causal, return_debug_mask=False)[0]
+    return out[..., :size]
+
+
+class _Padded(torch.autograd.Function):
+    """`flash_attn.bert_padding.IndexPutFirstAxis`."""
+
+    @staticmethod
+    def forward(context: Any, values: Any, indices: Any, count: int) -> Any:
+        """Values at their places, zeros elsewhere."""
+        context.save_for_backward(indices)
+        out = torch.zeros(count, *values.shape[1:], device=values.device, dtype=values.dtype)
+        out[indices] = values
+        return out
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        """What the places get."""
+        (indices,) = context.saved_tensors
+        return gradients[0][indices], None, None
+
+
+def _pad(states: Any, indices: Any, batch: int, length: int) -> Any:
+    """`flash_attn.bert_padding.pad_input`."""
+    padded: Any = _Padded.apply(states, indices, batch * length)
+    return padded.view(batch, length, *states.shape[1:])

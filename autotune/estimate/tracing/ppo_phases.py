@@ -1,0 +1,172 @@
+"""Tells the tracer what PPOTrainer is doing, whose `train` is one function.
+
+It keeps the scores of every token that it generates until it has stacked them: those of tokens that
+are not decoded here are made before that. Runs in a child only.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from trl.experimental.ppo import ppo_trainer
+
+from autotune.estimate.records.decoding import GENERATION
+from autotune.estimate.records.events import MICRO_STEP
+from autotune.estimate.tracing.rollout_phases import SCORING, Phases
+from autotune.estimate.tracing.trace import inner_model
+from autotune.training.patching import replaced
+
+
+class PpoPhases(Phases):
+    """Generation, scoring, micro-steps and the optimizer's steps of updates."""
+
+    def install(self) -> None:
+        """Watch the trainer's own entry points."""
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        model = inner_model(trainer.policy_model)
+        self._vocabulary = model.config.get_text_config().vocab_size
+        self._scores: list[torch.Tensor] = []
+        self._rows = self._parts = self._part = 0
+        self._logits, self._score = (torch.bfloat16, self._vocabulary), torch.bfloat16
+        # A batch is all completions of an update, whatever part of them is trained on here; what
+        # the first update leaves behind is there during the second.
+        rows = [{"input_ids": [self._tracer.token] * n} for n in self._request.prompts]
+        trainer.dataloader = DataLoader(
+            rows, batch_size=len(rows), collate_fn=trainer.data_collator
+        )
+        trainer.policy_model.generate = self._generation(trainer.policy_model.generate)
+        trainer.optimizer.step = self._optimizer(trainer.optimizer.step)
+        accelerator.accumulate = self._accumulated(accelerator.accumulate)
+        trainer.train = self._train(trainer.train)
+
+    def _train(self, train: Any) -> Any:
+        batches, part = ppo_trainer.batch_generation, ppo_trainer.generate
+
+        def generated(model: Any, queries: Any, size: int, *args: Any) -> Any:
+            self._parts, self._part = -(-len(queries) // size), -1
+            self._tracer.enter_phase(GENERATION)
+            made = batches(model, queries, size, *args)
+            self._tracer.enter_phase(SCORING)
+            self._part = -1
+            return made
+
+        def of_a_part(model: Any, queries: Any, *args: Any) -> Any:
+            self._part += 1
+            if not self._left_out:
+                return part(model, queries, *args)
+            logits = torch.empty((len(queries), self._length, self._vocabulary))
+            return torch.cat([queries, self._tokens_of(queries, self._length)], 1), logits
+
+        def trained() -> None:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(replaced(ppo_trainer, "batch_generation", generated))
+                stack.enter_context(replaced(ppo_trainer, "generate", of_a_part))
+                stack.enter_context(replaced(ppo_trainer, "forward", self._reference()))
+                stack.enter_context(replaced(ppo_trainer, "get_reward", self._judges()))
+                train()
+
+        return trained
+
+    @property
+    def _left_out(self) -> bool:
+        """Whether this part of the completions takes no more than the last one, beside which all
+        others are kept: only that is generated and scored."""
+        return not self._whole and self._part < self._parts - 1
+
+    def _reference(self) -> Any:
+        forward = ppo_trainer.forward
+
+        def referred(model: Any, responses: Any, *args: Any) -> Any:
+            if self._tracer.phase != SCORING:
+                return forward(model, responses, *args)
+            self._part += 1
+            if self._left_out:
+                kind, words = self._logits
+                return SimpleNamespace(logits=torch.empty((*responses.shape, words), dtype=kind))
+            self.work["judging"] = []
+            with self._judging():
+                output = forward(model, responses, *args)
+            self._logits = output.logits.dtype, output.logits.shape[-1]
+            return output
+
+        return referred
+
+    def _judges(self) -> Any:
+        get_reward = ppo_trainer.get_reward
+
+        def judged(model: Any, responses: Any, *args: Any) -> Any:
+            if self._left_out:
+                each, whole = (*responses.shape, 1), (len(responses),)
+                return *(torch.empty(size, dtype=self._score) for size in (each, whole)), None
+            with self._judging():
+                found = get_reward(model, responses, *args)
+            self._score = found[0].dtype
+            return found
+
+        return judged
+
+    @contextlib.contextmanager
+    def _judging(self) -> Iterator[None]:
+        """What is done here is done for each part."""
+        rest, self._tracer.works = self._tracer.works, self.work["judging"]
+        yield
+        self._tracer.works = rest
+
+    def _generation(self, generate: Any) -> Any:
+        def generated(generation_config: Any, **kwargs: Any) -> Any:
+            self._rows = len(kwargs["input_ids"])
+            few = copy.deepcopy(generation_config)
+            few.max_new_tokens = few.min_new_tokens = self._tokens
+            with self._decoding(self._trainer.policy_model):
+                made = generate(generation_config=few, **kwargs)
+            self._tracer.enter_phase(GENERATION)
+            self._note("scoring")
+            missing = self._length - self._tokens
+            if missing:
+                if self._tokens == 1:
+                    self._make_up()
+                made.scores += tuple(self._scores)
+                self._scores = []
+                rest = self._tokens_of(made.sequences, missing)
+                made.sequences = torch.cat([made.sequences, rest], 1)
+            return made
+
+        return generated
+
+    def _tokens_of(self, rows: Any, count: int) -> Any:
+        return torch.full((len(rows), count), self._tracer.token, dtype=rows.dtype)
+
+    def _make_up(self) -> None:
+        """The scores of the tokens that are not decoded."""
+        shape = (self._rows, self._vocabulary)
+        missing = range(self._length - self._tokens)
+        self._scores = [torch.empty(shape, dtype=torch.float32) for _ in missing]
+
+    def _accumulated(self, accumulate: Any) -> Any:
+        @contextlib.contextmanager
+        def accumulated(*models: Any) -> Iterator[None]:
+            self._watch.begin()
+            with accumulate(*models):
+                yield
+            self._watch.end("metrics")
+            self._micro_step += 1
+
+        return accumulated
+
+    def _optimizer(self, step: Any) -> Any:
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            if not self._trainer.accelerator.sync_gradients:
+                return step(*args, **kwargs)
+            update, self._tracer.works = self._tracer.works, []
+            self._watch.on_pre_optimizer_step()
+            result = step(*args, **kwargs)
+            self._watch.on_optimizer_step()
+            self._tracer.enter_phase(MICRO_STEP)  # what it logs is part of it
+            self._tracer.works = update
+            return result
+
+        return stepped

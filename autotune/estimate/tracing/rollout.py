@@ -1,0 +1,127 @@
+"""Two optimizer steps of a real online trainer under FakeTensorMode: generation, scoring, update.
+
+The trainer is the one that probes use, and generation is transformers' own. Of a completion only
+the first tokens are decoded, in the first step only one; then the trainer goes on as if all had
+been (`decoding.py` puts in what the second step left out). What rewards completions by a function
+costs nothing here; reward models run.
+Runs in a child only.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
+from autotune.estimate.records import events
+from autotune.estimate.tracing.kernels.cuda import CudaRules
+from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
+from autotune.estimate.tracing.kernels.quantized_model import without_bitsandbytes
+from autotune.estimate.tracing.layers import watch_layers
+from autotune.estimate.tracing.patches import fake_run
+from autotune.estimate.tracing.phases import Watch
+from autotune.estimate.tracing.rollout_phases import STEPS, GroupPhases, Phases
+from autotune.estimate.tracing.trace import (
+    asked_probe,
+    inner_model,
+    materialize,
+    models_of,
+    trace_config,
+)
+from autotune.estimate.tracing.tracer import Tracer
+from autotune.training.registry import family
+
+
+def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
+    """Run the steps of `request` on fake tensors.
+
+    Raises:
+        Irregular: fewer layers are asked for, and they cannot stand for all.
+        Exception: whatever the stack raises where the candidate cannot be traced.
+    """
+    cuda = None if request.cuda is None else CudaRules(**request.cuda)
+    asked = as_trace(request)
+    with (
+        tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch,
+        flash_attention_installed(asked.config.get("attn_implementation")),
+    ):
+        config = trace_config(asked, Path(scratch))
+        trains = family(request.method)
+        _, training, model = trains.parse(config, Path(scratch))
+        training.max_steps = STEPS
+        made = models_of(asked, training, model)
+        made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
+        tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(fake_run(tracer, cuda))
+            stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
+            for one in made.all():
+                materialize(one, tracer)
+            with tracer:
+                rows = asked_prompts(request)
+                trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
+                for parameter in trainer.model.parameters():
+                    tracer.count_as(parameter, events.WEIGHTS)
+            layers = watch_layers(tracer, inner_model(trains.policy(trainer)))
+            for one in made.all()[1:]:
+                watch_layers(tracer, one)
+            watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
+            phases = phases_of(tracer, trainer, request, watch)
+            phases.install()
+            stack.enter_context(tracer)
+            trainer.train()
+        del trainer
+    work = {**phases.work, "update": watch.micro_work[-1], "optimizer": watch.optimizer_work}
+    return RolloutTraceReply(
+        events=tracer.finish(),
+        layers=layers,
+        work={name: [dataclasses.astuple(w) for w in works] for name, works in work.items()},
+        windows=phases.windows,
+        policy=dict(tracer.policy),
+    )
+
+
+def as_trace(request: RolloutTraceRequest) -> TraceRequest:
+    """What both kinds of trace have in common."""
+    return TraceRequest(
+        method=request.method,
+        config=request.config,
+        model_path=request.model_path,
+        layers=request.layers,
+        cuda=request.cuda,
+        steps=[],
+        accumulation=request.micro_steps,
+        seed=request.seed,
+    )
+
+
+def free_rewards(rewards: list[Any]) -> list[Any]:
+    """As many, the functions among them replaced by one that costs nothing."""
+    return [one if isinstance(one, torch.nn.Module) else no_reward for one in rewards]
+
+
+def no_reward(completions: list[Any], **_: Any) -> list[float]:
+    """In place of the functions that reward completions."""
+    return [float(index % 2) for index in range(len(completions))]
+
+
+def asked_prompts(request: RolloutTraceRequest) -> Any:
+    """A row for each prompt; their tokens are made up later."""
+    from datasets import Dataset
+
+    rows = [{"prompt": str(n), "input_ids": [n]} for n in range(len(request.prompts))]
+    return Dataset.from_list(rows)
+
+
+def phases_of(tracer: Tracer, trainer: Any, request: RolloutTraceRequest, watch: Watch) -> Phases:
+    """What watches the entry points of a method's trainer."""
+    if request.method == "ppo":
+        from autotune.estimate.tracing.ppo_phases import PpoPhases
+
+        return PpoPhases(tracer, trainer, request, watch)
+    return GroupPhases(tracer, trainer, request, watch)

@@ -1,0 +1,189 @@
+"""Tells the tracer what an online trainer is doing, and lets it decode a few tokens only.
+
+Runs in a child only.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from autotune.estimate.protocol import RolloutTraceRequest
+from autotune.estimate.records import events
+from autotune.estimate.records.decoding import DECODE, GENERATION
+from autotune.estimate.records.events import MICRO_STEP
+from autotune.estimate.tracing.phases import Watch
+from autotune.estimate.tracing.trace import inner_model
+from autotune.estimate.tracing.tracer import Tracer
+from autotune.training.patching import replaced
+from autotune.training.rollout_plan import completion_length
+
+STEPS = 2
+SCORING = "scoring"
+
+
+class Phases(ABC):
+    """When generation and scoring begin; completions that are whole, of a few decoded tokens."""
+
+    def __init__(
+        self, tracer: Tracer, trainer: Any, request: RolloutTraceRequest, watch: Watch
+    ) -> None:
+        self._tracer, self._trainer, self._request = tracer, trainer, request
+        self._watch = watch
+        self.work: dict[str, list[events.Work]] = {}
+        self.windows: list[int] = []
+        self._length = completion_length(request.config)
+        self._micro_step = 0
+        self._whole = request.tokens >= self._length
+        self._decoded = 0
+        tokenizer = trainer.processing_class
+        special = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        tracer.token = next(n for n in range(len(special) + 1) if n not in special)
+
+    @abstractmethod
+    def install(self) -> None:
+        """Watch the trainer's own entry points."""
+
+    @property
+    def _opening(self) -> bool:
+        """Whether this is the first step, which only makes the optimizer's state."""
+        return self._micro_step < self._request.micro_steps
+
+    def _note(self, name: str) -> None:
+        """Work from here on belongs to `name`."""
+        self.work[name] = self._tracer.works = []
+
+    @property
+    def _tokens(self) -> int:
+        return 1 if self._opening and not self._whole else self._request.tokens
+
+    def _make_up(self) -> None:  # noqa: B027 (of most trainers it is nothing)
+        """Make what the tokens that are not decoded would have left behind."""
+
+    @contextlib.contextmanager
+    def _decoding(self, model: Any) -> Iterator[None]:
+        """While `model` generates: a phase and a list of work for each of its forward passes."""
+
+        def forward(_: Any, __: Any, given: dict[str, Any]) -> None:
+            self.windows = _windows(given.get("past_key_values"))
+            if 0 < self._decoded == self._tokens - 1 and not self._whole:
+                self._tracer.enter_phase(GENERATION)
+                self._tracer.works = None
+                self._make_up()
+            if self._decoded == 0 or self._whole or not self._opening:
+                self._tracer.enter_phase(GENERATION if self._decoded == 0 else DECODE)
+            if self._decoded == 0:
+                self._note("prefill")
+            elif self._decoded < self._request.tokens - 1 or self._decoded == 1:
+                self.work["before"] = self.work.get("decode", [])
+                self._note("decode")
+            else:
+                self._note("last")
+            self._decoded += 1
+
+        self._decoded = 0
+        handle = inner_model(model).register_forward_pre_hook(forward, with_kwargs=True)
+        yield
+        handle.remove()
+
+
+class GroupPhases(Phases):
+    """Of GRPO and RLOO."""
+
+    def install(self) -> None:
+        """Watch the trainer's own entry points."""
+        trainer, request = self._trainer, self._request
+        group = trainer.num_generations
+        rows = [{"prompt": str(n)} for n in range(len(request.prompts)) for _ in range(group)]
+        rows = rows[: request.config["generation_batch_size"]]
+
+        def loader() -> Any:
+            micro_steps = STEPS * request.micro_steps
+            return DataLoader([rows] * micro_steps, batch_size=None, collate_fn=lambda batch: batch)
+
+        trainer.get_train_dataloader = loader
+        trainer._tokenize_prompts = self._tokenized
+        judged = self._judged
+        trainer.reward_processing_classes = [judged for _ in trainer.reward_processing_classes]
+        trainer._generate_single_turn = self._generation(trainer._generate_single_turn)
+        trainer._generate_and_score_completions = self._scoring(
+            trainer._generate_and_score_completions
+        )
+        trainer.training_step = self._step(trainer.training_step)
+
+    def _tokenized(self, prompts: Any) -> Any:
+        lengths = self._request.prompts
+        return [[self._tracer.token] * lengths[int(prompt)] for prompt in prompts], None, {}
+
+    def _judged(self, text: list[str], **_: Any) -> dict[str, Any]:
+        """What a reward model reads: whole prompts and completions, whatever its tokenizer makes
+        of the text."""
+        group = self._trainer.num_generations
+        prompts = [self._request.prompts[n // group] for n in range(len(text))]
+        widest = max(prompts) + self._length
+        ids = [[self._tracer.token] * widest for _ in prompts]
+        mask = [[int(at < n + self._length) for at in range(widest)] for n in prompts]
+        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+    def _generation(self, generate: Any) -> Any:
+        length, token = self._length, self._tracer.token
+
+        def generated(*args: Any, **kwargs: Any) -> Any:
+            tokens = dict.fromkeys(("max_new_tokens", "min_new_tokens"), self._tokens)
+            self._trainer.generation_kwargs |= tokens
+            self._trainer.generation_config.update(**tokens)
+            before = self._tracer.phase
+            with self._decoding(self._trainer.model):
+                made = generate(*args, **kwargs)
+            self._tracer.enter_phase(before)
+            self._note("scoring")
+            # GRPO answers with log-probabilities beside them, which only vLLM has.
+            if not isinstance(made, tuple):
+                return _filled(made, token, length)
+            ids, scores = made
+            scores = scores and _filled(scores, scores[0][0], length)
+            return _filled(ids, token, length), scores
+
+        return generated
+
+    def _scoring(self, score: Any) -> Any:
+        args, config = self._trainer.args, self._request.config
+
+        def scored(*given: Any, **kwargs: Any) -> Any:
+            update = self._tracer.works
+            self._tracer.enter_phase(SCORING)
+            self._note("scoring")
+            # It asks whether generation and optimizer steps begin together.
+            real = config["gradient_accumulation_steps"]
+            with replaced(args, "gradient_accumulation_steps", real):
+                output = score(*given, **kwargs)
+            self._tracer.enter_phase(MICRO_STEP)
+            self._tracer.works = update
+            return output
+
+        return scored
+
+    def _step(self, training_step: Any) -> Any:
+        trainer, request = self._trainer, self._request
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            first = self._micro_step % request.micro_steps == 0
+            again = request.again and (self._whole or not self._opening)
+            trainer._step = 0 if first or again else 1
+            loss = training_step(*args, **kwargs)
+            self._micro_step += 1
+            return loss
+
+        return step
+
+
+def _windows(cache: Any) -> list[int]:
+    """Of each layer how many tokens the cache keeps at most; 0: all."""
+    return [getattr(one, "sliding_window", None) or 0 for one in getattr(cache, "layers", ())]
+
+
+def _filled(rows: list[list[Any]], value: Any, length: int) -> list[list[Any]]:
+    return [[*row, *[value] * (length - len(row))] for row in rows]

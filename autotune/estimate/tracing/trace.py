@@ -1,0 +1,257 @@
+"""A few optimizer steps of the real trainer under FakeTensorMode: every allocation, no device.
+
+The trainer is the one that probes use (`training/`): TRL's parser, TRL's trainer, the real
+collator. Only its models have no storage, and its micro-batches have the shapes that were asked
+for.
+Runs in a child only.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.data import DataLoader
+
+from autotune.estimate.protocol import TraceReply, TraceRequest
+from autotune.estimate.records import events as record
+from autotune.estimate.records.layers import ENDS, Irregular
+from autotune.estimate.tracing.engines.patches import built_whole, engines_on_fake_tensors
+from autotune.estimate.tracing.engines.phases import ShardedWatch
+from autotune.estimate.tracing.engines.process_group import fake_world, spread_config
+from autotune.estimate.tracing.kernels.cuda import CudaRules
+from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
+from autotune.estimate.tracing.kernels.liger import liger_installed
+from autotune.estimate.tracing.kernels.quantized_model import quantized, without_bitsandbytes
+from autotune.estimate.tracing.layers import chunks_watched, signatures, watch_layers
+from autotune.estimate.tracing.patches import fake_run
+from autotune.estimate.tracing.phases import Watch
+from autotune.estimate.tracing.tracer import Tracer
+from autotune.facts.row_formats import ROW_KINDS, turned_by_one
+from autotune.job.methods import METHODS
+from autotune.space.sharding.sharding import Sharding
+from autotune.training.family import Models
+from autotune.training.patching import replaced
+from autotune.training.registry import family
+from autotune.training.spec import ProbeRequest
+
+TRACE_OVERRIDES: dict[str, Any] = {
+    "use_cpu": True,  # fake tensors of the CPU stand for those of the device
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": False,
+    "torch_compile": False,
+}
+
+
+def trace_steps(request: TraceRequest) -> TraceReply:
+    """Run the steps of `request` on fake tensors.
+
+    Raises:
+        Irregular: fewer layers are asked for, and they cannot stand for all.
+        Exception: whatever the stack raises where the candidate cannot be traced.
+    """
+    cuda = None if request.cuda is None else CudaRules(**request.cuda)
+    spread = None if request.sharding is None else Sharding(**request.sharding)
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-trace-"))
+        config = trace_config(request, Path(scratch))
+        if spread is not None:
+            stack.enter_context(fake_world(spread, request.rank))
+            config = spread_config(config, request.deepspeed, Path(scratch))
+        stack.enter_context(flash_attention_installed(config.get("attn_implementation")))
+        _, training, model = family(request.method).parse(config, Path(scratch))
+        training.max_steps = len(request.steps)
+        with built_whole():
+            made = models_of(request, training, model)
+        tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(fake_run(tracer, cuda))
+        stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
+        stack.enter_context(liger_installed(tracer, config))
+        if spread is not None:
+            fp16 = bool(request.config.get("fp16"))
+            stack.enter_context(
+                engines_on_fake_tensors(tracer, spread, on_cuda=cuda is not None, fp16=fp16)
+            )
+        trainer = _build(request, training, model, made, tracer)
+        layers = watch_layers(tracer, inner_model(trainer.model))
+        if made.reference is not None:
+            watch_layers(tracer, made.reference)
+        watch = (
+            Watch(tracer, trainer, request.micro_steps)
+            if spread is None
+            else ShardedWatch(tracer, trainer, request.micro_steps, spread)
+        )
+        if request.method == "sft":
+            stack.enter_context(chunks_watched(tracer))
+        stack.enter_context(tracer)
+        trainer.train()
+        del trainer
+    return TraceReply(
+        events=tracer.finish(),
+        layers=layers,
+        chunks=_chunks(tracer.events, len(request.steps), request.accumulation),
+        micro_work=[[dataclasses.astuple(w) for w in step] for step in watch.micro_work],
+        optimizer_work=[dataclasses.astuple(work) for work in watch.optimizer_work],
+        policy=dict(tracer.policy),
+    )
+
+
+def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
+    """The models without storage, with as many layers as are asked for.
+
+    Raises:
+        Irregular: the whole model's layers are not like those.
+    """
+
+    def build() -> Models:
+        made = family(request.method).models(asked_probe(request), training, model, "meta")
+        return quantized(made, model, on_cuda=request.cuda is not None)
+
+    with _fewer_layers(request.layers):
+        made = build()
+    if request.layers is not None:
+        built = build()
+        few, whole = signatures(made.policy), signatures(built.policy)
+        if len({len(signatures(one)) for one in built.all()}) != 1:
+            raise Irregular("the models do not all have as many layers")
+        middle = [few[ENDS]] * (len(whole) - 2 * ENDS) if len(few) == request.layers else []
+        if whole != [*few[:ENDS], *middle, *few[-ENDS:]]:
+            raise Irregular("the model's layers do not all have the same parameters")
+    return made
+
+
+def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
+    """The flat configuration of the traced trainer."""
+    config = {**request.config, **family(request.method).overrides, **TRACE_OVERRIDES}
+    config["gradient_accumulation_steps"] = request.accumulation
+    config["output_dir"] = str(scratch)
+    if config.get("fp16"):  # needs a GPU; bf16 makes tensors of the same sizes
+        config = {**config, "fp16": False, "bf16": True}
+    return config
+
+
+@contextlib.contextmanager
+def _fewer_layers(layers: int | None) -> Iterator[None]:
+    """Model configs read from now on have this many decoder layers."""
+    if layers is None:
+        yield
+        return
+    original = transformers.AutoConfig.from_pretrained
+
+    def read(*args: Any, **kwargs: Any) -> Any:
+        config = original(*args, **kwargs)
+        text = config.get_text_config()
+        types = getattr(text, "layer_types", None)
+        if types:
+            # Those at the ends stay what they are; what is between is like the third.
+            with contextlib.suppress(AttributeError):  # some configs compute them
+                text.layer_types = [*types[: layers - ENDS], *types[-ENDS:]]
+        text.num_hidden_layers = layers
+        return config
+
+    with replaced(transformers.AutoConfig, "from_pretrained", read):
+        yield
+
+
+def asked_probe(request: TraceRequest) -> ProbeRequest:
+    """The trace as a probe would be asked for it."""
+    return ProbeRequest(
+        method=request.method,
+        config=request.config,
+        environment={},
+        weights="random",
+        model_path=request.model_path,
+        device_kind="cpu",
+        device_index=0,
+        memory_limit_bytes=None,
+        threads=1,
+        rows="",
+        rows_total=1,
+        rows_sampled=False,
+        global_batch=1,
+        seed=request.seed,
+    )
+
+
+def materialize(model: Any, tracer: Tracer) -> None:
+    """Give a model of the meta device fake storage, and count it as weights."""
+    with tracer:
+        model.to_empty(device="cpu")
+        model.tie_weights()
+        for tensor in (*model.parameters(), *model.buffers()):
+            tracer.follow(tensor, record.WEIGHTS, "init", record.NOWHERE)
+            tracer.count_as(tensor, record.WEIGHTS)
+
+
+def _build(request: TraceRequest, training: Any, model: Any, made: Models, tracer: Tracer) -> Any:
+    for one in made.all():
+        materialize(one, tracer)
+    with tracer:
+        trainer = family(request.method).trainer(
+            asked_probe(request), training, model, asked_rows(request), made
+        )
+        for parameter in trainer.model.parameters():
+            tracer.count_as(parameter, record.WEIGHTS)
+    feed(trainer, request)
+    return trainer
+
+
+def asked_rows(request: TraceRequest) -> Any:
+    """Rows of the asked lengths, one micro-batch behind the other."""
+    from datasets import Dataset
+
+    kind = ROW_KINDS[request.method]
+    rows = []
+    for step, times in zip(request.steps, request.micro_steps, strict=True):
+        batch: list[Any] = kind.of_lengths(step.lengths, step.labelled)
+        if request.method == "kto" and request.config.get("loss_type", "kto") == "kto":
+            turned = turned_by_one([row["completion_ids"] for row in batch])
+            batch = [
+                {**row, "KL_completion_ids": one} for row, one in zip(batch, turned, strict=True)
+            ]
+        rows += batch * times
+    dataset = Dataset.from_list(rows)
+    if request.config.get("precompute_ref_log_probs"):
+        for column in METHODS[request.method].reference:
+            dataset = dataset.add_column(column, [0.0] * len(rows))
+    return dataset
+
+
+def feed(trainer: Any, request: TraceRequest) -> None:
+    """Let the trainer's own collator form exactly the micro-batches that were asked for."""
+    order, start = [], 0
+    for step, times in zip(request.steps, request.micro_steps, strict=True):
+        rows = len(step.lengths) // METHODS[request.method].sequences
+        for _ in range(times):
+            order.append(list(range(start, start + rows)))
+            start += rows
+
+    def loader() -> Any:
+        # accelerate's own would fetch a batch ahead, into the step of another shape.
+        data: Any = trainer.train_dataset
+        return DataLoader(data, batch_sampler=order, collate_fn=trainer.data_collator)
+
+    trainer.get_train_dataloader = loader
+
+
+def inner_model(model: Any) -> Any:
+    """The model without the adapters around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _chunks(events: list[Any], steps: int, accumulation: int) -> list[int]:
+    """Chunks of the loss met in each optimizer step."""
+    found: list[int] = [0] * steps
+    micro = -1
+    for event in events:
+        if event[0] == record.PHASE:
+            micro += event[1] == "micro-step"
+        elif event[0] == record.ALLOCATE and event[5] < 0 <= micro:
+            step = micro // accumulation
+            found[step] = max(found[step], -event[5])
+    return found

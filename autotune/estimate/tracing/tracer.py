@@ -1,0 +1,299 @@
+"""The tracer: every storage a fake training run makes, and its death, in program order.
+
+A dispatch mode inside FakeTensorMode: no data exist and no kernel runs. What differs between fake
+and real tensors is put right here or in `patches.py`:
+
+- autograd accumulates gradients in place for real tensors and never for fake ones; the copies are
+  merged again (`finish`);
+- values that decide the way through the program are carried along (`known_values.py`);
+- scratch that kernels allocate inside C++ is put in (`cuda.py`, `cpu.py`).
+"""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from autotune.estimate.records import events
+from autotune.estimate.tracing.inplace_gradients import called_by_engine, merged
+from autotune.estimate.tracing.kernels import cpu
+from autotune.estimate.tracing.kernels.cpu_scratch import CpuScratch
+from autotune.estimate.tracing.kernels.cuda import CudaRules
+from autotune.estimate.tracing.known_values import tensors_in
+from autotune.estimate.tracing.operator_work import work_of
+from autotune.estimate.tracing.unknown_values import UnknownValues
+
+aten = torch.ops.aten
+_WRITES_IN_PLACE_FOR_REAL = {
+    # Backward formulas that write into their own fresh zeros, but not for tensor subclasses
+    # (areAnyTensorSubclassLike in FunctionsManual.cpp).
+    *(aten.scatter_add.default, aten.scatter.src, aten.index_put.default, aten.index_add.default),
+}
+_ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
+_PASSING = (events.ACTIVATIONS, events.TEMPORARIES)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor that is spread over several."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+class Tracer(TorchDispatchMode):
+    """Records the storages of everything dispatched while it is active."""
+
+    def __init__(self, vocabulary: int | None, cuda: CudaRules | None) -> None:
+        """`cuda`: whose hidden allocations to put in; None: the CPU as it is."""
+        super().__init__()
+        self.events: list[tuple[Any, ...]] = []
+        self.works: list[events.Work] | None = None
+        """Where to note the work of operators; None: nowhere."""
+        self.unknown = UnknownValues()
+        self.policy, self.carried = self.unknown.policy, self.unknown.carried
+        self.token: int | None = None
+        """What is drawn where a model generates; None: it is not known."""
+        self.tiles: frozenset[int] = frozenset()
+        """Widths that only logits have inside a chunk of the loss."""
+        self.phase = "init"
+        self.recomputing = False
+        self.paused = False
+        """Whether nothing of what is done now would be done with real tensors."""
+        self.region = events.NOWHERE
+        self._regions: dict[int, int] = {}
+        self.vocabulary, self._cuda = vocabulary, cuda
+        self._seen: Any = WeakIdKeyDictionary()
+        self._part: dict[int, str] = {}
+        self._made_by: dict[int, str] = {}
+        self._workspaces: set[str] = set()
+        self._streams = [torch.cpu.current_stream()]
+        self._cpu_scratch = CpuScratch()
+        self._fake: Any = None
+        self._next = 0
+        self._aside = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch would wrap each of a million calls against it."""
+        return False
+
+    # -- what the trainer tells
+
+    def enter_phase(self, name: str) -> None:
+        """The trainer does something else from here on."""
+        self.phase, self.region = name, events.NOWHERE
+        self.events.append((events.PHASE, name, 0))
+
+    def empty_cache(self) -> None:
+        """The program gives the allocator's cache back."""
+        self.events.append((events.FREE, -1 - len(self.events), events.NOWHERE))
+
+    def count_as(self, tensor: torch.Tensor, part: str) -> None:
+        """The tensor's storage belongs to this part from now on."""
+        key = self._key(tensor)
+        if key is not None and self._part[key] != part:
+            self._part[key] = part
+            self.events.append((events.MOVE, key, part, self._regions.get(key, 0)))
+
+    def belongs_to(self, tensor: torch.Tensor, region: int) -> None:
+        """The tensor is of this layer, wherever it is made or freed."""
+        key = self._key(tensor)
+        if key is not None:
+            self._regions[key] = region
+
+    def belongs_with(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """The tensor is of the layer that the other one is of."""
+        key = self._key(other)
+        if key in self._regions:
+            self.belongs_to(tensor, self._regions[key])
+
+    def finish(self) -> list[events.Event]:
+        """The events, with autograd's in-place accumulation as it is for real tensors."""
+        return [self._placed(event) for event in merged(self.events)]
+
+    def _placed(self, event: events.Event) -> events.Event:
+        """Which layer a weight belongs to is told only after it was made."""
+        if event[0] == events.PHASE or event[-1] != events.NOWHERE:
+            return event
+        return (*event[:-1], self._regions.get(event[1], events.NOWHERE))
+
+    # -- storages
+
+    def _key(self, tensor: torch.Tensor) -> int | None:
+        entry = self._seen.get(local(tensor).untyped_storage())
+        return None if entry is None else int(entry[0])
+
+    def _allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
+        key = self._next + events.STREAM * self._stream()
+        self._next += 1
+        self._part[key], self._made_by[key] = part, operator
+        if region:
+            self._regions[key] = region
+        self.events.append((events.ALLOCATE, key, nbytes, part, operator, region))
+        return key
+
+    def _stream(self) -> int:
+        """The stream that the program is on, by a number; there are no others than the CPU's."""
+        now = torch.cpu.current_stream()
+        if now not in self._streams:
+            self._streams.append(now)
+        return self._streams.index(now)
+
+    def _free(self, key: int) -> None:
+        self.events.append((events.FREE, key, self.region or self._regions.get(key, 0)))
+
+    def follow(self, tensor: torch.Tensor, part: str, operator: str, region: int) -> int | None:
+        """Note the tensor's storage if it is new; its id then."""
+        tensor = local(tensor)
+        storage = tensor.untyped_storage()
+        if storage in self._seen or tensor.device.type == "meta":
+            return None
+        key = self._allocate(storage.nbytes(), part, operator, region)
+        self._seen[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
+        return key
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """The tensor's storage has another size now, or none; no operator has told of it."""
+        storage = local(tensor).untyped_storage()
+        entry = self._seen.pop(storage, None)
+        if entry is None:
+            return
+        self._free(entry[0])
+        if storage.nbytes():
+            self.follow(tensor, self._part[entry[0]], "resize_", self.region)
+
+    def _inside(self, func: Any, args: Any, kwargs: Any, out: Any) -> Iterable[int]:
+        """Sizes of what a kernel allocates and frees inside."""
+        if self._cuda is not None:
+            return self._cuda.scratch_bytes(func, args, out)
+        measured = self._cpu_scratch.bytes(func, args, kwargs, out)
+        return cpu.scratch_bytes(func, args, out) if measured is None else [measured]
+
+    def _scratch(self, sizes: Iterable[int], operator: str) -> None:
+        keys = [self._allocate(n, events.TEMPORARIES, operator, self.region) for n in sizes]
+        for key in keys:
+            self._free(key)
+
+    def _holds_logits(self, width: int) -> bool:
+        return width == self.vocabulary or (self.region < 0 and width in self.tiles)
+
+    def _part_of(self, tensor: torch.Tensor, backward: bool) -> str:
+        if self.phase == "init":
+            return events.WEIGHTS if isinstance(tensor, torch.nn.Parameter) else events.TEMPORARIES
+        if tensor.ndim > 1 and self._holds_logits(tensor.shape[-1]):
+            return events.LOGITS
+        if self.phase in {"step", "clip"} or (backward and not self.recomputing):
+            return events.TEMPORARIES
+        return events.ACTIVATIONS
+
+    def _region_of(self, index: int, count: int, args: Any) -> int:
+        """Outside the layers: an operator over lists makes one storage for each of its inputs."""
+        if self.region or not args:
+            return self.region
+        first = args[0]
+        if isinstance(first, list | tuple):
+            if len(first) != count:
+                return events.NOWHERE
+            first = first[index]
+        elif self.phase not in {"init", "clip", "step"}:
+            return events.NOWHERE
+        if not isinstance(first, torch.Tensor):
+            return events.NOWHERE
+        key = self._key(first)
+        return events.NOWHERE if key is None else self._regions.get(key, 0)
+
+    # -- operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            return self._on_local_tensors(func, args, kwargs)
+        if self.paused:
+            return func(*args, **kwargs)
+        if self._fake is None:
+            self._fake = active_fake_mode()
+        elif active_fake_mode() is not self._fake:
+            return func(*args, **kwargs)  # DTensor propagates shapes in a nested fake mode
+        answered, answer = self.unknown.answer(func, args)
+        if answered:
+            return answer
+        asked, of = func, args
+        func, args, kwargs = self.unknown.without_unknown_shapes(func, args, kwargs)
+        backward = torch._C._current_autograd_node() is not None
+        self._put_in_workspace(func, backward)
+        out = func(*args, **kwargs)
+        if self._cuda is not None:
+            out = self._cuda.result(func, out)
+        self._note(func, args, kwargs, out, backward)
+        self.carried.follow(func, args, kwargs, out)
+        if func is aten.multinomial.default and self.token is not None:
+            with unset_fake_temporarily():
+                self.carried.set(out, torch.full(tuple(out.shape), self.token, dtype=out.dtype))
+        if asked is aten.nonzero.default:
+            self.carried.set_nonzero(out, of[0])
+        return out
+
+    def _on_local_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A DTensor calls operators on what it holds; a mode that is on then sees them.
+
+        A mode is off while it handles a call. So this one is there twice, and the upper one steps
+        aside.
+        """
+        if self._aside:
+            self._aside = False
+            return NotImplemented
+        with self, self:
+            self._aside = True
+            return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool) -> None:
+        name = func.name()
+        outs = tensors_in(out)
+        if name.startswith("aten::any"):
+            for tensor in outs:
+                self.unknown.harmless[tensor] = True
+        made = None
+        for index, tensor in enumerate(outs):
+            region = self._region_of(index, len(outs), args)
+            part = self._part_of(tensor, backward)
+            if func is aten._to_copy.default and part == events.ACTIVATIONS:
+                key = self._key(args[0])
+                part = events.CASTS if key and self._part[key] == events.WEIGHTS else part
+            made = self.follow(tensor, part, name, region)
+        self._scratch(self._inside(func, args, kwargs, out), name + events.SCRATCH)
+        if backward and made is not None:  # last: what is merged dies right after the mark
+            self._note_in_place(func, args, made)
+        if name.startswith("c10d::"):
+            self._exchanged(tensors_in(args))
+        if self.works is not None and not name.startswith("prim::"):
+            self.works.append(work_of(func, name, args, kwargs, outs, self.region))
+
+    def _exchanged(self, tensors: list[torch.Tensor]) -> None:
+        """A collective read or wrote them: what is nothing else was made for that."""
+        for tensor in tensors:
+            key = self._key(tensor)
+            if key is not None and self._part[key] in _PASSING:
+                self.count_as(tensor, events.COMMUNICATION)
+
+    def _note_in_place(self, func: Any, args: Any, made: int) -> None:
+        old = self._key(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        if old is None:
+            return
+        accumulated = func is aten.add.Tensor and called_by_engine() and not args[0]._is_view()
+        into_zeros = func in _WRITES_IN_PLACE_FOR_REAL and self._made_by[old] in _ZEROS
+        if accumulated or into_zeros:
+            self.events.append(("i", made, old))
+
+    def _put_in_workspace(self, func: Any, backward: bool) -> None:
+        """cuBLAS keeps one workspace a handle; the autograd thread has a handle of its own."""
+        handle = "backward" if backward else "forward"
+        if self._cuda is None or not self._cuda.uses_cublas(func) or handle in self._workspaces:
+            return
+        self._workspaces.add(handle)
+        self._allocate(self._cuda.workspace_bytes, events.WORKSPACES, "cublas", 0)

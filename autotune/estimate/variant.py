@@ -1,0 +1,147 @@
+"""Candidates that take the same path through the program, so that one trace serves them all. Pure.
+
+What only changes a number (micro-batch, accumulation, learning rate), the order of the data, or
+the allocator does not change the path.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.job.methods import METHODS, SFT
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP
+
+NOT_ON_THE_PATH = {
+    *(
+        "learning_rate",
+        "num_train_epochs",
+        "lr_scheduler_type",
+        "seed",
+        "max_steps",
+    ),
+    *("logging_steps", "save_strategy", "save_steps", "eval_strategy", "report_to", "output_dir"),
+    *("dataset_name", "dataset_train_split", "dataset_test_split", "dataset_config", "run_name"),
+    *("per_device_eval_batch_size", "warmup_ratio", "warmup_steps", "save_total_limit"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy"),
+    *("dataloader_num_workers", "model_name_or_path", "dataset_text_field"),
+    *("generation_batch_size", "local_rollout_forward_batch_size", "num_ppo_epochs"),
+    *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enable_sleep_mode"),
+    "vllm_tensor_parallel_size",
+}
+
+UNTRACEABLE = {
+    # What cannot run on fake tensors of a CPU: the value that is traced in its place, and what
+    # that means for the estimate.
+    "activation_offloading": (False, "activations are subtracted, but for those of two layers"),
+    "torch_compile": (
+        False,
+        "traced uncompiled; compiled code keeps fewer activations, and is faster than told",
+    ),
+    "zero_stage": (
+        False,
+        "ZeRO by formula, 8% too low to 22% too high in 12 real CPU runs",
+    ),
+    "distributed_type": (
+        False,
+        "FSDP2 by the formula of ZeRO, which was not held against real ranks of it",
+    ),
+    "offload_optimizer_device": (
+        False,
+        "what is offloaded is taken from the device by formula, never held against real ranks",
+    ),
+    "use_liger_kernel": (False, "traced without Liger, which needs less, and is faster than told"),
+}
+LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose Liger kernels are traced, by SFTTrainer: the same four for each."""
+
+
+AT_MOST = ("torch_compile", "use_liger_kernel")
+"""Of these what is traced is an upper bound: no estimate says that a candidate cannot fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedConfig:
+    """What is traced for a candidate: its configuration, and where it differs from its own."""
+
+    config: Mapping[str, Any]
+    replaced: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The same text for the same path."""
+        return json.dumps(path_of(self.config), sort_keys=True)
+
+
+SAME_STATE = ("adamw_torch_fused", "adamw_torch")
+"""Optimizers that keep the same state: one is traced, of the others only their own step."""
+
+
+def engine_is_traced(method: str, distributed_type: str | None) -> bool:
+    """Whether DeepSpeed or FSDP itself is traced; not where the method generates."""
+    return distributed_type in (DEEPSPEED, FSDP) and not METHODS[method].online
+
+
+def optimizer_apart(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """(configuration of the path, the candidate's optimizer where that is another one)."""
+    optim = config.get("optim")
+    if optim in SAME_STATE[1:]:
+        return {**config, "optim": SAME_STATE[0]}, str(optim)
+    return dict(config), None
+
+
+def optimizer_alone(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
+    """A configuration whose optimizer step is that of `config` with `optim`: the same for all paths
+    that train the same weights, so that it is traced once."""
+    plain = {name: value for name, value in config.items() if name not in _BEFORE_THE_STEP}
+    if plain.get("loss_type") == "chunked_nll":
+        plain["loss_type"] = "nll"
+    return {**plain, "optim": optim}
+
+
+_BEFORE_THE_STEP = {
+    *("activation_checkpointing", "activation_checkpointing_kwargs", "padding_free", "packing"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "pad_to_multiple_of"),
+    *("packing_strategy", "use_cache", "precompute_ref_log_probs", "use_liger_kernel"),
+}
+"""What shapes the micro-steps, and nothing of the optimizer's part."""
+
+
+def path_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a flat configuration that decides the path."""
+    path = {name: value for name, value in config.items() if name not in NOT_ON_THE_PATH}
+    # How far from the reference is only a number; that there is one is not.
+    return {**path, "beta": bool(path["beta"])} if "beta" in path else path
+
+
+def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
+    """Whether Liger's kernels are known where this method puts them into this model. Where TRL has
+    a fused head, the loss is another one."""
+    return method == SFT.name and model_type in LIGER_MODELS and not fused_head
+
+
+def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:
+    """The configuration to trace in place of `config`; `liger`: with Liger's kernels."""
+    replaced = tuple(
+        name
+        for name, (value, _) in UNTRACEABLE.items()
+        if config.get(name, value) not in (value, None)
+        and not (liger and name == "use_liger_kernel")
+    )
+    return TracedConfig(
+        config={**config, **{name: UNTRACEABLE[name][0] for name in replaced}}, replaced=replaced
+    )
+
+
+def unique(values: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """(different values, for each value the index of its like)."""
+    seen: dict[str, int] = {}
+    kept: list[dict[str, Any]] = []
+    places = []
+    for value in values:
+        key = json.dumps(value, sort_keys=True)
+        if key not in seen:
+            seen[key] = len(kept)
+            kept.append(value)
+        places.append(seen[key])
+    return kept, places

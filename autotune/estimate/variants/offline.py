@@ -1,0 +1,297 @@
+"""What the points of one path take, and which shapes to trace for that. Runs in a child only."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+
+from autotune.estimate.allocator.pools import LARGE_SEGMENT
+from autotune.estimate.allocator.replay import Replay, on_cpu, on_cuda, replayed
+from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
+from autotune.estimate.records.events import STEP, Event, MemoryUse, counted_rows, grown, live_bytes
+from autotune.estimate.records.layers import SMALLEST, Irregular
+from autotune.estimate.records.shapes import passing_of_step
+from autotune.estimate.tracing.fused_head import tokens_per_chunk
+from autotune.estimate.variant import optimizer_alone
+from autotune.estimate.variants.data import PathData
+from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Persevering
+from autotune.estimate.variants.sizes import (
+    LossChunks,
+    Worst,
+    chunk_count,
+    histogram,
+    micro_batch,
+    sizes_to_trace,
+    smallest_with_chunks,
+)
+from autotune.estimate.variants.traces import Traces
+from autotune.facts.stack import fused_head
+from autotune.job.methods import METHODS
+
+ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
+"""Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
+LITTLE = 0.005
+"""Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
+Key = tuple[int, int, bool]
+_Shares = tuple[float, ...]
+
+
+def chunking_of(request: EstimateRequest) -> LossChunks:
+    """How the installed TRL divides the loss of a path. Its fused head scores the labelled tokens
+    on CUDA, and every position elsewhere."""
+    if fused_head():
+        return LossChunks(rows=tokens_per_chunk(), labelled_only=request.cuda is not None)
+    if request.config.get("loss_type") == "chunked_nll":
+        return LossChunks(rows=CHUNKED_ROWS, labelled_only=True)
+    return LossChunks(rows=ENTROPY_ROWS, labelled_only=False)
+
+
+class PathEstimates(Persevering):
+    """Traces a path once, when it is made; then answers for its points."""
+
+    def __init__(self, request: EstimateRequest) -> None:
+        self._request = request
+        self._data = PathData(request)
+        self._per_row = METHODS[request.method].sequences
+        self._chunking = chunking_of(request)
+        self._worsts = [self._data.worst(point) for point in request.points]
+        self._flat = self._worsts[0].flat
+        self._liger = bool(request.config.get("use_liger_kernel"))
+        eager = request.config.get("attn_implementation") == "eager"
+        # The kernels of sdpa differ with and without a mask; eager attention always has one.
+        self._uneven = not self._flat and not eager and any(map(self._data.padded, request.points))
+        self.traces = Traces(request)
+        self._keys: dict[bool, tuple[list[int], list[int]]] = {}
+        self._length = max(max(worst.lengths) for worst in self._worsts)
+        # What candidates share with a plan must not depend on which others are planned with them.
+        self.opening = self._short_rows(max(self._length // 4, 8))
+        self._others: dict[str, Traces] = {}
+        self._replays: dict[object, Replay] = {}
+        self._events: dict[object, dict[_Shares, tuple[list[Event], MemoryUse]]] = {}
+        super().__init__()
+        self.persevere(self._check_chunks)
+
+    # -- what to trace
+
+    def _short_rows(self, length: int) -> MicroBatch:
+        """One row, its sequences all of this length."""
+        return MicroBatch(lengths=(length,) * self._per_row, labelled=1.0)
+
+    def forget(self) -> None:
+        """What was made of the traces so far is of no use any more."""
+        for known in (self._replays, self._events, self._others):
+            known.clear()
+        self.__dict__.pop("_growth", None)
+
+    def _check_chunks(self) -> None:
+        """TRL's chunks must be those that are counted, or scaling would follow another rule."""
+        if self.way == DIRECT:
+            return
+        for size, length, padded in self.traces.traced():
+            shape = self.traces.shape((size, length, padded))
+            batch = self._micro_batch(size, length, padded)
+            made = self._chunks_of(batch.lengths, batch.labelled)
+            if shape.chunks and abs(shape.chunks - made) > 1:
+                raise Irregular("the loss is not computed in the chunks that were expected")
+
+    @property
+    def _labelled(self) -> float:
+        """Share of the tokens that count in the loss."""
+        labelled = sum(worst.labelled for worst in self._worsts)
+        tokens = sum(sum(worst.lengths) - len(worst.lengths) for worst in self._worsts)
+        return min(labelled / max(tokens, 1), 1.0)
+
+    def _share(self, size: int, length: int) -> float:
+        """Share that is traced: of a chunked loss as few as make chunks."""
+        share = self._labelled
+        if self._chunking.labelled_only:
+            enough = (SMALLEST + 0.5) * self._chunking.rows
+            share = min(share, enough / max(size if self._flat else size * (length - 1), 1))
+        return share
+
+    def trace(self) -> None:
+        """Trace all that is needed, in the way that it is to be done now."""
+        wanted: dict[Key, MicroBatch] = {}
+        variants = {worst.padded for worst in self._worsts} | ({True} if self._uneven else set())
+        if any(worst.size == 1 for worst in self._worsts):
+            variants |= {False}
+        for padded in sorted(variants):
+            fitting = [w.size for w in self._worsts if not (padded and w.size == 1)]
+            fitting = [n for n in fitting if padded or n == 1 or not self._needs_padding(n)]
+            self._keys[padded] = self._sizes(fitting or [2 * self._per_row])
+            for size in self._keys[padded][0] + self._keys[padded][1]:
+                wanted[size, self._length, padded] = self._micro_batch(size, self._length, padded)
+        short = self._add_short_shapes(wanted)
+        whole = self.way != FEW_LAYERS
+        self.traces.make(wanted, opening=self.opening, whole=whole, only_work=short)
+
+    def _needs_padding(self, size: int) -> bool:
+        return all(worst.padded for worst in self._worsts if worst.size == size)
+
+    def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
+        # Liger's chunks are powers of two, which no curve follows.
+        apart = METHODS[self._request.method].loops_over_rows or self._liger
+        if self.way == DIRECT or apart:
+            return sorted(set(fitting)), []
+        per_size = 1.0 if self._flat else self._length - 1.0
+        if self._chunking.labelled_only:
+            labelled = sum(worst.labelled for worst in self._worsts)
+            per_size *= labelled / max(sum(sum(worst.lengths) for worst in self._worsts), 1)
+        smallest = smallest_with_chunks(per_size, self._chunking.rows, flat=self._flat)
+        smallest = -(-smallest // self._per_row) * self._per_row
+        return sizes_to_trace(fitting, flat=self._flat, smallest_with_chunks=smallest)
+
+    def _micro_batch(self, size: int, length: int, padded: bool) -> MicroBatch:
+        share = self._share(size, length)
+        return micro_batch(size, length, flat=self._flat, padded=padded, share=share)
+
+    def _add_short_shapes(self, wanted: dict[Key, MicroBatch]) -> Key | None:
+        """Shapes of short rows: speed is needed over all the lengths of the data. The last, if any.
+
+        Padded ones where there are any: what rows without padding take at other lengths follows
+        from the same curves (`speed/offline.py`).
+        """
+        added = None
+        short = max(self._length // 4, 8)
+        padded = True in self._keys
+        direct, scaled = self._keys[padded]
+        sizes = [] if self._flat else (scaled or direct)[:1]
+        for size in sizes + ([1] if sizes and 1 in direct and not padded else []):
+            key = (size, short, padded)
+            if key not in wanted:
+                added, wanted[key] = key, self._micro_batch(*key)
+        return added
+
+    # -- answers
+
+    def _chunks(self, worst: Worst) -> int:
+        return chunk_count(worst, self._chunking)
+
+    def _chunks_of(self, lengths: Sequence[int], share: float) -> int:
+        """Chunks of a micro-batch of which this share is labelled."""
+        labelled = sum(max(round(n * share), 1) - 1 for n in lengths)
+        return self._chunks(Worst(lengths=tuple(lengths), labelled=labelled, flat=self._flat))
+
+    def point(self, point: Point) -> PointReply:
+        """What one point takes: the worst of its padded and its even micro-batch."""
+        return self.persevere(lambda: self._point(point))
+
+    def _point(self, point: Point) -> PointReply:
+        worst = self._data.worst(point)
+        variants = [worst.padded]
+        if worst.size > 1 and True in self._keys:
+            variants.append(True)
+        replies = [self._variant(point, worst, padded) for padded in dict.fromkeys(variants)]
+        return max(replies, key=lambda reply: reply.peak_reserved_bytes)
+
+    def _variant(self, point: Point, worst: Worst, padded: bool) -> PointReply:
+        if True not in self._keys or False not in self._keys:
+            padded = next(iter(self._keys))
+        return PointReply(
+            **self._replayed(point, worst, padded).told(),
+            sigma=self._data.order_sigma(point),
+            sample=histogram(self._data.plan(point).sample),
+            masked=self._data.padded(point),
+            method=self._method(worst.size in self._keys[padded][0]),
+        )
+
+    def _method(self, direct: bool) -> str:
+        whole = self.traces.have_layers in (0, self._request.layers)
+        return "trace" if direct and whole else "scaled trace"
+
+    def _replayed(self, point: Point, worst: Worst, padded: bool) -> Replay:
+        """The replay of a point, made once for all that share it."""
+        if point.optim is not None:
+            own = self._replayed(dataclasses.replace(point, optim=None), worst, padded)
+            passing = self._passing_of(point.optim)
+            step = round(own.use.phases.get(STEP, own.use.peak_bytes) + passing)
+            if passing + LARGE_SEGMENT <= LITTLE * own.use.peak_bytes and step < own.use.peak_bytes:
+                use = dataclasses.replace(own.use, phases={**own.use.phases, STEP: step})
+                return dataclasses.replace(own, use=use)
+        shares = () if self._request.cuda is None else self._data.first_shares(point)
+        key = (worst, padded, point.accumulates, point.optim, point.expandable_segments, shares)
+        if key not in self._replays:
+            replays = [self._replay(point, worst, padded, first) for first in {(), shares}]
+            self._replays[key] = max(replays, key=lambda replay: replay.need)
+        return self._replays[key]
+
+    def _passing_of(self, optim: str) -> float:
+        """What a step with another optimizer makes and lets go of, of the whole model. Bytes."""
+        passing = passing_of_step(self._other(optim).first_step())
+        return live_bytes(passing).peak_bytes * self._growth
+
+    @cached_property
+    def _growth(self) -> float:
+        return self.traces.growth()
+
+    def _replay(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> Replay:
+        limit = self._request.limit_bytes
+        if self._request.cuda is None:
+            return on_cpu(self._record(point, worst, padded, ()), limit)
+        key = (worst, padded, point.accumulates, point.optim)
+        known = self._events.get(key, {})
+        self._events = {key: known}  # records are large: those of one point at a time
+        if first not in known:
+            events = self._record(point, worst, padded, first)
+            known[first] = events, on_cuda(events)
+        events, use = known[first]
+        return replayed(events, limit, expandable_segments=point.expandable_segments, use=use)
+
+    def _record(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> list[Event]:
+        direct, scaled = self._keys[padded]
+        sizes = [worst.size] if worst.size in direct else scaled
+        keys = [(size, self._length, padded) for size in sizes]
+        chunks = self.traces.shape(keys[0]).chunks
+        if chunks and worst.size not in direct:
+            chunks = self._chunks(worst)
+        optimizer = None if point.optim is None else self._other(point.optim)
+        return self.traces.record(
+            keys,
+            worst.size,
+            chunks,
+            accumulates=point.accumulates,
+            optimizer=optimizer,
+            first_shares=first,
+        )
+
+    def _other(self, optim: str) -> Traces:
+        """Traces with another optimizer, which keeps the same state."""
+        if optim not in self._others:
+            config = optimizer_alone(self._request.config, optim)
+            other = Traces(dataclasses.replace(self._request, config=config))
+            small, whole = self._short_rows(8), self.way != FEW_LAYERS
+            other.make({(self._per_row, 8, False): small}, opening=small, whole=whole)
+            self._others[optim] = other
+        return self._others[optim]
+
+    def shapes(self) -> list[ShapeWork]:
+        """The work of each traced shape, for the whole model."""
+        return self.persevere(self._shapes)
+
+    def _shapes(self) -> list[ShapeWork]:
+        found = []
+        for size, length, padded in self.traces.traced():
+            shape = self.traces.shape((size, length, padded))
+            lengths = self._micro_batch(size, length, padded).lengths
+            # Traced are as few chunks as will do; the data may label more.
+            chunks = self._chunks_of(lengths, self._labelled) if shape.chunks else 0
+            work = self.traces.work([(size, length, padded)], size, chunks)
+            found.append(
+                ShapeWork(
+                    rows=1 if self._flat else size,
+                    length=size if self._flat else length,
+                    masked=padded,
+                    flat=self._flat,
+                    work=counted_rows(work),
+                )
+            )
+        return found
+
+    def optimizer_work(self) -> dict[str, list[list[object]]]:
+        """The work of an optimizer step of the whole model: that of the traced one, as much more
+        as there are more trainable weights."""
+        return self.persevere(self._optimizer_work)
+
+    def _optimizer_work(self) -> dict[str, list[list[object]]]:
+        traced = {"": self.traces.optimizer_work}
+        traced |= {name: other.optimizer_work for name, other in self._others.items()}
+        return {name: grown(works, self._growth) for name, works in traced.items()}

@@ -1,0 +1,47 @@
+"""Tracing as little as will do, and more where that is found not to do. Pure."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+from autotune.estimate.records.layers import Irregular
+
+_T = TypeVar("_T")
+FEW_LAYERS, WHOLE, DIRECT = "few layers", "whole", "direct"
+WAYS = (FEW_LAYERS, WHOLE, DIRECT)
+"""What is traced: few layers and few sizes; all layers; all sizes, where nothing can be scaled."""
+
+
+class Persevering(ABC):
+    """Has something traced, and has it traced again where its records cannot be scaled."""
+
+    def __init__(self) -> None:
+        self.way = WAYS[0]
+        self._traced = False
+
+    @abstractmethod
+    def trace(self) -> None:
+        """Trace all that is needed, `way` says how. Irregular: not in this way."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop what was made of earlier traces."""
+
+    def persevere(self, attempt: Callable[[], _T]) -> _T:
+        """The attempt, after ever more has been traced.
+
+        Raises:
+            Irregular: not even with everything traced.
+        """
+        while True:
+            try:
+                if not self._traced:
+                    self.trace()
+                    self._traced = True
+                return attempt()
+            except Irregular:
+                if self.way == WAYS[-1]:
+                    raise
+                self.way = WAYS[WAYS.index(self.way) + 1]
+                self._traced = False
+                self.forget()

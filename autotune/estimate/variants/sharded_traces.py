@@ -1,0 +1,241 @@
+"""Traces of a training that DeepSpeed or FSDP spread: a few depths, a few micro-batches.
+
+Runs in a child only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from autotune.estimate.allocator.replay import CPU_GRANULE, CUDA_GRANULE, Replay, replayed
+from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
+from autotune.estimate.records.depths import Most, most_at_once, stepping_at_once
+from autotune.estimate.records.events import (
+    COMMUNICATION,
+    DATA,
+    PHASE,
+    Event,
+    MemoryUse,
+    Work,
+    live_bytes,
+    work_from_plain,
+)
+from autotune.estimate.records.first_step import with_smaller_batches
+from autotune.estimate.records.host import divided_by_place
+from autotune.estimate.records.interpolation import Weights
+from autotune.estimate.records.layers import Irregular
+from autotune.estimate.records.peaks_by_depth import (
+    Moments,
+    between,
+    most_of,
+    peak_of,
+    with_room_between_groups,
+)
+from autotune.estimate.records.peaks_by_depth import moments as moments_of
+from autotune.estimate.records.steps import step_records
+from autotune.estimate.records.work_by_depth import work_at_depth
+from autotune.estimate.tracing.cache import TraceCache
+from autotune.estimate.tracing.trace import trace_steps
+from autotune.estimate.variants.sizes import Worst
+from autotune.job.methods import METHODS
+
+GAPS = 0.06
+"""Of what comes with more layers: as much is lost between blocks of fixed segments (the 7B shape
+with 20 layers: 5 to 13% under FSDP2 and ZeRO, nothing with the optimizer offloaded)."""
+SIGMA = 0.07
+"""How far reserved bytes are off that follow from few layers (`benchmarks/virtual_gpu`)."""
+
+
+@dataclass
+class Step:
+    """One traced optimizer step, after a first one; apart what is on the device and on the host."""
+
+    device: list[Event]
+    host: list[Event]
+    granule: int
+    work: list[Work]
+    _replays: dict[bool, Replay] = field(default_factory=dict)
+
+    @cached_property
+    def moments(self) -> Moments:
+        """On the device."""
+        return moments_of(self.device, self.granule)
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """The most on the host."""
+        return live_bytes(self.host).peak_bytes
+
+    def gap(self, *, expandable: bool) -> int:
+        """What an allocator holds beyond the peak. Bytes."""
+        if expandable not in self._replays:
+            self._replays[expandable] = replayed(self.device, None, expandable_segments=expandable)
+        replay = self._replays[expandable]
+        return replay.reserved_bytes - replay.use.peak_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    """What was traced with so many layers: the steps in the order in which they were asked for."""
+
+    layers: int
+    steps: list[Step]
+    optimizer_work: list[Work]
+    policy: dict[str, int]
+
+
+def traced(
+    request: EstimateRequest,
+    layers: int | None,
+    worsts: Sequence[Worst],
+    *,
+    accumulates: bool,
+    optim: str | None,
+) -> Depth:
+    """Trace a step of each of these micro-batches, one behind the other. Before them is one of the
+    largest; it opens the record of each, made as small as that one's own.
+
+    Args:
+        layers: None: all.
+
+    Raises:
+        Irregular: fewer layers cannot stand for all.
+    """
+    largest = max(worsts, key=lambda worst: worst.tokens)
+    steps = [_micro_batch(worst) for worst in (largest, *worsts)]
+    asked = _asked(request, layers, steps, accumulates=accumulates, optim=optim)
+    cache = TraceCache(request)
+    reply = cache.known(asked, TraceReply) or cache.keep(asked, trace_steps)
+    if layers is not None and reply.layers != layers:
+        raise Irregular("it cannot be told where the model's layers are")
+    works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
+    records = step_records([tuple(event) for event in reply.events])
+    shares = [worst.tokens / largest.tokens for worst in worsts]
+    return Depth(
+        layers=layers or request.layers,
+        steps=[
+            _step(_smaller_opening(events, share), work, on_cuda=request.cuda is not None)
+            for events, share, work in zip(records, shares, works[1:], strict=True)
+        ],
+        optimizer_work=[work_from_plain(row) for row in reply.optimizer_work],
+        policy=reply.policy,
+    )
+
+
+def _asked(
+    request: EstimateRequest,
+    layers: int | None,
+    steps: Sequence[MicroBatch],
+    *,
+    accumulates: bool,
+    optim: str | None,
+) -> TraceRequest:
+    per_row = METHODS[request.method].sequences
+    config = request.config if optim is None else {**request.config, "optim": optim}
+    rows = max(len(one.lengths) // per_row for one in steps)
+    return TraceRequest(
+        method=request.method,
+        config={**config, "per_device_train_batch_size": rows},
+        model_path=request.model_path,
+        layers=layers,
+        cuda=request.cuda,
+        steps=list(steps),
+        accumulation=2 if accumulates else 1,
+        seed=request.seed,
+        sharding=request.sharding,
+        rank=request.rank,
+        deepspeed=request.deepspeed if layers is None else stepping_at_once(request.deepspeed),
+    )
+
+
+def _micro_batch(worst: Worst) -> MicroBatch:
+    counted = max(sum(worst.lengths) - len(worst.lengths), 1)
+    return MicroBatch(lengths=worst.lengths, labelled=min(worst.labelled / counted, 1.0))
+
+
+def _smaller_opening(record: list[Event], share: float) -> list[Event]:
+    """The record with this share of the micro-batch in its first optimizer step."""
+    if share == 1:
+        return record
+    start, second = [n for n, e in enumerate(record) if e[0] == PHASE and e[1] == DATA][:2]
+    opening = with_smaller_batches(record[start:second], record[:start], [share])
+    return [*record[:start], *opening, *record[second:]]
+
+
+def _step(events: list[Event], work: list[Work], *, on_cuda: bool) -> Step:
+    if not on_cuda:
+        return Step(device=events, host=[], granule=CPU_GRANULE, work=work)
+    device, host = divided_by_place(events)
+    return Step(device=device, host=host, granule=CUDA_GRANULE, work=work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """A micro-batch at the model's own depth, from others and from fewer layers.
+
+    Attributes:
+        steps: of each depth the traced micro-batches that this one lies between.
+        sizes: their weights. depths: those of the depths.
+    """
+
+    steps: Sequence[Sequence[Step]]
+    sizes: Weights
+    depths: Weights
+    request: EstimateRequest
+
+    @cached_property
+    def use(self) -> MemoryUse:
+        """The peak on the device. Irregular: the traces do not have the same moments."""
+        return peak_of(self._moments)
+
+    @cached_property
+    def _moments(self) -> Moments:
+        known = [between([one.moments for one in steps], self.sizes) for steps in self.steps]
+        most = self._most
+        if most is not None:
+            seen = max(most_of(one, COMMUNICATION) for one in known)
+            most = replace(most, gathered=max(most.gathered, seen))
+        return between(known, self.depths, most)
+
+    @property
+    def _most(self) -> Most | None:
+        return most_at_once(self.request.deepspeed, self.request.config)
+
+    @property
+    def host_bytes(self) -> int:
+        """The most on the host."""
+        return self.depths.between(
+            [self.sizes.between([one.host_bytes for one in steps]) for steps in self.steps]
+        )
+
+    def replay(self, *, expandable: bool) -> Replay:
+        """As an allocator would tell it, held to the request's limit.
+
+        What it holds beyond the peak is that of the deepest trace, of fixed segments a part of what
+        more layers bring, and what groups of weights leave in an optimizer's step. Where only that
+        is beyond the limit, it is taken to give it back.
+        """
+        peak, limit = self.use.peak_bytes, self.request.limit_bytes
+        reserved = peak
+        if self.request.cuda is not None:
+            deepest = self.steps[-1]
+            traced = self.sizes.between([peak_of(one.moments).peak_bytes for one in deepest])
+            reserved += self.sizes.between([one.gap(expandable=expandable) for one in deepest])
+            reserved += 0 if expandable else round(GAPS * max(peak - traced, 0))
+            if self._most is not None and len(self.steps) > 1:
+                reserved += max(with_room_between_groups(self._moments, self._most) - peak, 0)
+        beyond = limit is not None and reserved > limit
+        missing = peak - limit if limit is not None and peak > limit else None
+        gives_back = beyond and missing is None
+        return Replay(
+            use=self.use,
+            reserved_bytes=limit if gives_back and limit is not None else reserved,
+            retries=int(gives_back),
+            missing_bytes=missing,
+        )
+
+
+def work_of_all(traces: Sequence[Depth], weights: Weights, place: int) -> list[tuple[Work, int]]:
+    """The work of the micro-step of a traced step with all layers."""
+    known = [one.steps[place].work for one in traces]
+    return list(work_at_depth(known, weights).items())

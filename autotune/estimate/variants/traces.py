@@ -1,0 +1,156 @@
+"""The traces of one path: made once, kept on disk, and scaled to any micro-batch and depth.
+
+Runs in a child only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autotune.estimate.formula.ddp import on_several
+from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
+from autotune.estimate.records.events import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
+from autotune.estimate.records.first_step import with_first_step, with_smaller_batches
+from autotune.estimate.records.layers import SMALLEST, Irregular
+from autotune.estimate.records.shapes import (
+    Shape,
+    Steps,
+    Template,
+    divide,
+    whole_record,
+    with_optimizer_step,
+    without_accumulation,
+)
+from autotune.estimate.tracing.cache import TraceCache
+from autotune.estimate.tracing.trace import trace_steps
+
+
+@dataclass
+class Traces:
+    """Traced steps of one path, by (size, padded)."""
+
+    request: EstimateRequest
+    policy: dict[str, int] = field(default_factory=dict)
+    optimizer_work: list[Work] = field(default_factory=list)
+    _steps: dict[tuple[int, int, bool], Shape] = field(default_factory=dict)
+    _opening: list[Event] = field(default_factory=list)
+    have_layers: int = 0
+
+    def make(
+        self,
+        wanted: dict[tuple[int, int, bool], MicroBatch],
+        *,
+        opening: MicroBatch,
+        whole: bool,
+        only_work: tuple[int, int, bool] | None = None,
+    ) -> None:
+        """Trace micro-batches, by (size, length, padded), in one run of one trainer.
+
+        Args:
+            opening: the micro-batch of the first optimizer step, whatever follows.
+            only_work: the one whose memory is not wanted.
+            whole: with all of the model's layers, for models whose layers are not alike.
+        """
+        keys = sorted(wanted, key=lambda key: (key == only_work, key))
+        steps = [opening, *(wanted[key] for key in keys)]
+        few = SMALLEST if self.request.layers > SMALLEST + 1 and not whole else None
+        reply = self._traced(steps, few, last_once=only_work is not None)
+        if few is not None and reply.layers != few:
+            raise Irregular("it cannot be told where the model's layers are")
+        self.have_layers = reply.layers
+        self.policy = reply.policy
+        self._steps = {}
+        divided: Steps = divide([tuple(event) for event in reply.events])
+        self.optimizer_work = [work_from_plain(row) for row in reply.optimizer_work]
+        self._opening = divided.opening
+        for index, key in enumerate(keys):
+            self._steps[key] = Shape(
+                size=key[0],
+                chunks=reply.chunks[index + 1],
+                events=divided.steps[index],
+                work=[work_from_plain(row) for row in reply.micro_work[index + 1]],
+            )
+
+    def traced(self) -> list[tuple[int, int, bool]]:
+        """(size, length, padded) of everything traced."""
+        return list(self._steps)
+
+    def first_step(self) -> list[Event]:
+        """The events of the first shape that was traced."""
+        return next(iter(self._steps.values())).events
+
+    def shape(self, key: tuple[int, int, bool]) -> Shape:
+        """A traced micro-batch."""
+        return self._steps[key]
+
+    def record(
+        self,
+        keys: list[tuple[int, int, bool]],
+        size: int,
+        chunks: int,
+        *,
+        accumulates: bool,
+        optimizer: "Traces | None" = None,
+        first_shares: Sequence[float] = (),
+    ) -> list[Event]:
+        """All events of a run whose micro-batches have this size, from the shapes of `keys`.
+
+        Args:
+            optimizer: traces whose optimizer is to take the place of this one's.
+            first_shares: how large the micro-batches of the first step are beside the others; none:
+                as large.
+
+        Raises:
+            Irregular: the traced shapes or layers do not fit each other.
+        """
+        template = Template(shapes=tuple(self._steps[key] for key in keys))
+        step = template.events(size, chunks)
+        if not accumulates:
+            step = without_accumulation(step)
+        opening = self._opening
+        if optimizer is not None:
+            opening = with_optimizer_step(opening, optimizer._opening)
+            step = with_optimizer_step(step, optimizer.first_step())
+        if self.request.cuda is not None:  # elsewhere nothing is cached
+            first = with_smaller_batches(step, opening, first_shares) if first_shares else step
+            opening = with_first_step(opening, first)
+        record = whole_record(opening, step, self.have_layers, self._layers())
+        return on_several(record, self.request)
+
+    def work(
+        self, keys: list[tuple[int, int, bool]], size: int, chunks: int
+    ) -> list[tuple[Work, int]]:
+        """The work of one micro-step of the whole model."""
+        template = Template(shapes=tuple(self._steps[key] for key in keys))
+        return list(template.work(size, chunks, self.have_layers, self._layers()).items())
+
+    def growth(self) -> float:
+        """Trainable bytes of the whole model over those of the traced one."""
+        whole = whole_record(self._opening, [], self.have_layers, self._layers())
+        return gradient_bytes(whole) / gradient_bytes(self._opening)
+
+    def _layers(self) -> int:
+        return self.request.layers if self.have_layers else 0
+
+    def _traced(
+        self, steps: list[MicroBatch], layers: int | None, *, last_once: bool
+    ) -> TraceReply:
+        asked = TraceRequest(
+            method=self.request.method,
+            config=self.request.config,
+            model_path=self.request.model_path,
+            layers=layers,
+            cuda=self.request.cuda,
+            steps=steps,
+            accumulation=2,
+            last_once=last_once,
+            seed=self.request.seed,
+        )
+        kept = TraceCache(self.request)
+        return kept.known(asked, TraceReply) or kept.keep(asked, trace_steps)
+
+
+def gradient_bytes(events: list[Event]) -> int:
+    """Bytes of all gradients that a record holds."""
+    sizes = {event[1]: event[2] for event in events if event[0] == ALLOCATE}
+    found = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
+    return sum(sizes.get(key, 0) for key in found)

@@ -1,0 +1,101 @@
+"""The child's side of a plan: trace one path, and say what each of its micro-batches takes.
+
+Raises nothing: what cannot be traced is told in the reply.
+"""
+
+import gc
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point, PointReply
+from autotune.estimate.variant import engine_is_traced
+from autotune.job.methods import METHODS
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.progress import Progress
+
+
+def estimate(path: Path) -> None:
+    """Answer `path/request.json` with an `EstimateReply`."""
+    folder = ProbeFolder(path=path)
+    tempfile.tempdir = str(path)  # what a killed child leaves is removed with its folder
+    plain = read_json(folder.request) or {}
+    points = [Point.from_plain(point) for point in plain["points"]]
+    request = EstimateRequest.from_plain({**plain, "points": points})
+    began = time.monotonic()
+    held = process_bytes()
+    try:
+        reply = _answer(request, held, began, Progress(folder.progress))
+    except MemoryError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        reply = EstimateReply(
+            points=[],
+            shapes=[],
+            optimizer_work={},
+            process_bytes=held,
+            policy={},
+            seconds=time.monotonic() - began,
+            problem=f"{type(error).__name__}: {first}",
+        )
+    write_json(folder.reply, reply.plain())
+
+
+def process_bytes() -> int:
+    """What a fresh process with the training stack holds (see `probe/memory.py`)."""
+    from autotune.process.proc import process_status, unmapped_bytes
+
+    return process_status("VmRSS") + unmapped_bytes()
+
+
+def _answers(
+    request: EstimateRequest, point: Callable[[Point], PointReply], progress: Progress
+) -> Iterator[PointReply]:
+    """Of every point, each told of as it is there."""
+    for index, one in enumerate(request.points):
+        yield point(one)
+        progress.tell(POINT, index=index)
+
+
+def _answer(request: EstimateRequest, held: int, began: float, progress: Progress) -> EstimateReply:
+    gc.freeze()  # what was imported is not looked through again and again
+    if METHODS[request.method].online:
+        from autotune.estimate.variants.rollouts import RolloutEstimates
+
+        rollouts = RolloutEstimates(request)
+        return EstimateReply(
+            points=list(_answers(request, rollouts.point, progress)),
+            shapes=[],
+            optimizer_work={},
+            process_bytes=held,
+            policy=rollouts.policy,
+            seconds=round(time.monotonic() - began, 3),
+        )
+    if engine_is_traced(request.method, (request.sharding or {}).get("distributed_type")):
+        from autotune.estimate.variants.sharded import ShardedEstimates
+
+        spread = ShardedEstimates(request)
+        return EstimateReply(
+            points=list(_answers(request, spread.point, progress)),
+            shapes=spread.shapes(),
+            optimizer_work=spread.optimizer_work(),
+            process_bytes=held,
+            policy=spread.policy,
+            seconds=round(time.monotonic() - began, 3),
+        )
+    from autotune.estimate.variants.offline import PathEstimates
+
+    path = PathEstimates(request)
+    gc.freeze()
+    return EstimateReply(
+        points=list(_answers(request, path.point, progress)),
+        shapes=path.shapes(),
+        optimizer_work=path.optimizer_work(),
+        process_bytes=held,
+        policy=path.traces.policy,
+        seconds=round(time.monotonic() - began, 3),
+    )

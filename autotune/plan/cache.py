@@ -1,0 +1,179 @@
+"""What plans have found, kept in the user's cache folder: the second plan is instant.
+
+`ceilings/` holds what was measured of this machine's devices; `traces/` traced paths, by the shape
+of the model, the knobs that matter and the versions; `plans/` whole plans. Everything in it may be
+deleted at any time.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.facts import Facts, facts_from_plain, stack
+from autotune.job.job import Job, NoData
+from autotune.process.messages import read_json, write_json
+from autotune.space.definition import SpaceDefinition
+
+SCHEMA = 3
+_SHARED = ("shapes", "copied_shapes", "optimizer_work")
+"""Fields of a reply that engines by formula have from one and the same trace."""
+_TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
+_WORDS = ("added_tokens", "chat_template", "merges", "special_tokens", "tokenizer", "vocab")
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading JSON raises that is not what was written."""
+
+
+@functools.cache
+def code_version() -> str:
+    """The version, and a digest of the code that estimates follow from: other code, other plans."""
+    return f"{__version__}+{_digest('estimate', 'training', 'facts', 'space')}"
+
+
+def _digest(*folders: str) -> str:
+    """Of the code in some folders of the package."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for file in sorted((Path(__file__).parents[1] / folder).rglob("*")):
+            if file.suffix in {".py", ".yaml"}:
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCache:
+    """A folder of plans and traces."""
+
+    path: Path
+
+    @classmethod
+    def of_user(cls) -> "PlanCache":
+        """`$AUTOTUNE_CACHE`, else `autotune` in the user's cache folder."""
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        return cls(path=Path(os.environ.get("AUTOTUNE_CACHE") or Path(home) / "autotune"))
+
+    @property
+    def traces(self) -> Path:
+        """Where children keep traces."""
+        return self.path / "traces"
+
+    def key(self, job: Job, definition: SpaceDefinition, device: str | None) -> str | None:
+        """What a plan depends on; None where that cannot be told (hub ids, a device that is here).
+
+        A device of this machine is looked at each time: its free memory is never remembered.
+        """
+        model = Path(job.model)
+        data = None if isinstance(job.dataset, NoData) else Path(job.dataset)
+        if device is None or not model.exists() or (data is not None and not data.exists()):
+            return None
+        told = {
+            "schema": SCHEMA,
+            "autotune": f"{code_version()}+{_digest('.')}",  # how asked, too
+            "job": job.plain(),
+            "space": repr(definition),
+            "device": device,
+            "stack": dataclasses.asdict(stack.installed()),
+            "model": list(_contents(model)),
+            "data": list(_listing(job)),
+        }
+        text = json.dumps(told, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def read(self, key: str) -> tuple[Facts, list[EstimateReply]] | None:
+        """A plan that was made before; None where there is none that can be read."""
+        data: Any = read_json(self.path / "plans" / f"{key}.json")
+        with contextlib.suppress(*_MALFORMED):
+            shared = data["shared"]
+            replies = [
+                reply_from_plain({**one, **{name: shared[one[name]] for name in _SHARED}})
+                for one in data["replies"]
+            ]
+            return facts_from_plain(data["facts"]), replies
+        return None
+
+    def write(self, key: str, facts: Facts, replies: Sequence[EstimateReply]) -> None:
+        """Keep a plan; a full or read-only disk only costs the next one its speed."""
+        file = self.path / "plans" / f"{key}.json"
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"facts": facts.plain(), **_plain_replies(replies)})
+
+    def ceilings(self, device: str) -> Ceilings | None:
+        """What was measured of a device of this machine."""
+        data: Any = read_json(self._ceilings_file(device))
+        with contextlib.suppress(*_MALFORMED):
+            return Ceilings.from_plain(data)
+        return None
+
+    def keep_ceilings(self, device: str, measured: Ceilings) -> None:
+        """Remember what was measured of a device of this machine."""
+        file = self._ceilings_file(device)
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, measured.plain())
+
+    def _ceilings_file(self, device: str) -> Path:
+        """One for each device, number of cores and torch: these decide its rates."""
+        torch = stack.installed().versions.get("torch")
+        told = (SCHEMA, device, len(os.sched_getaffinity(0)), torch)
+        name = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        return self.path / "ceilings" / f"{name}.json"
+
+
+def _plain_replies(replies: Sequence[EstimateReply]) -> dict[str, Any]:
+    """Replies as JSON data; what several have is written once, and they say where."""
+    places: dict[int, int] = {}
+    shared: list[Any] = []
+    told = []
+    for reply in replies:
+        own: dict[str, Any] = {}
+        for name in _SHARED:
+            value = getattr(reply, name)
+            if id(value) not in places:
+                places[id(value)] = len(shared)
+                shared.append([one.plain() for one in value] if isinstance(value, list) else value)
+            own[name] = places[id(value)]
+        rest = dataclasses.replace(reply, shapes=[], copied_shapes=[], optimizer_work={})
+        told.append({**rest.plain(), **own})
+    return {"replies": told, "shared": shared}
+
+
+def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
+    """The reply that JSON data hold."""
+    points = [PointReply.from_plain(point) for point in data["points"]]
+    shapes, copied = (
+        [ShapeWork.from_plain(shape) for shape in data.get(name, [])]
+        for name in ("shapes", "copied_shapes")
+    )
+    told = {"points": points, "shapes": shapes, "copied_shapes": copied}
+    return EstimateReply.from_plain({**data, **told})
+
+
+def _contents(model: Path) -> Iterator[str]:
+    """The texts that say what a model is (its weights do not matter)."""
+    alone = model.is_file()  # the tokenizer may lie beside it
+    beside = sorted((model.parent if alone else model).iterdir())
+    texts = [f for f in beside if f.suffix in _TEXTS and (not alone or f.name.startswith(_WORDS))]
+    for file in [model, *texts] if alone else texts:
+        yield hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _listing(job: Job) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of each file of the data."""
+    if isinstance(job.dataset, NoData):
+        return
+    root = Path(job.dataset)
+    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    for file in files:
+        if file.is_file():
+            status = file.stat()
+            yield str(file), status.st_size, status.st_mtime_ns

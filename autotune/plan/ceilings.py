@@ -1,0 +1,55 @@
+"""The rates of a device: tabled for one that is not here, measured once on one that is."""
+
+from pathlib import Path
+
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.estimate.speed.datasheet import ceilings_of_kind
+from autotune.facts import Facts
+from autotune.facts.device_kinds import DeviceKind
+from autotune.plan.cache import PlanCache
+from autotune.plan.children import LIMITS
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.server import ProbeServer
+from autotune.space.settings import threads
+
+CEILINGS_WORKER = "autotune.estimate.speed.measuring.worker:measure"
+BUSY = 0.05
+"""Rates that were measured while threads waited so much of the time are used once only."""
+WORTH_MEASURING = 16
+"""From so many candidates on, a device's rates are measured (once) to rank them."""
+
+
+def known_ceilings(
+    facts: Facts, kind: DeviceKind | None, cache: PlanCache, scratch: Path
+) -> Ceilings | None:
+    """The ceilings of the device: tabled for one that is not here, else measured once."""
+    if kind is not None:
+        return ceilings_of_kind(kind)
+    found = cache.ceilings(facts.device.name)
+    if found is not None:
+        return found
+    scratch.mkdir(parents=True, exist_ok=True)
+    with ProbeServer(scratch / "server-ceilings.log") as server:
+        return measured_ceilings(facts, cache, server, scratch / "ceilings")
+
+
+def measured_ceilings(
+    facts: Facts, cache: PlanCache, server: ProbeServer, path: Path
+) -> Ceilings | None:
+    """The ceilings of the device that is here, measured now and remembered."""
+    folder = ProbeFolder(path=path)
+    path.mkdir(parents=True, exist_ok=True)
+    request = {
+        "device_kind": facts.device.kind,
+        "device_index": facts.device.index,
+        "threads": threads(facts),
+    }
+    write_json(folder.request, request)
+    server.run(folder, CEILINGS_WORKER, LIMITS)
+    reply = read_json(folder.reply)
+    if not isinstance(reply, dict):
+        return None
+    measured = Ceilings.from_plain(reply["ceilings"])
+    if (reply["processor_wait_share"] or 0.0) <= BUSY:  # others' load is not to be remembered
+        cache.keep_ceilings(facts.device.name, measured)
+    return measured

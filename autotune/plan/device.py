@@ -1,0 +1,56 @@
+"""Where a plan is made for: a device that is here, or some of a kind that is not. Pure."""
+
+import dataclasses
+
+from autotune.errors import user_error
+from autotune.estimate.estimate import prior_residual
+from autotune.facts import Facts
+from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind
+from autotune.job.job import Job
+from autotune.probe.survey import memory_limit
+
+
+def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
+    """The job as it can be surveyed here, and the kind of device to put in place of this one.
+
+    Raises:
+        UserError: no such kind.
+    """
+    if device is None:
+        return job, None
+    # What is looked at here is the model and the data; the device is put in afterwards.
+    own = job.devices.model_copy(update={"kind": "cpu"})
+    here = job.model_copy(update={"devices": own})
+    return here, None if device == "cpu" else find_kind(device)
+
+
+def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
+    """The facts with a device of `kind` in place of the one that is here."""
+    if kind is None:
+        return facts
+    # Of the machine that such devices are in nothing is known.
+    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores), host=None)
+
+
+def planned_limit(job: Job, facts: Facts) -> int:
+    """Bytes a process may take on the device of the facts, here or not."""
+    if facts.device.driver is not None:
+        return memory_limit(job, facts.device)
+    # A plan may be made while this machine is in use: all that it has counts. What a GPU has when
+    # it is idle is in the table.
+    here = facts.device.kind == "cpu"
+    wanted = job.devices.memory or (facts.device.total_bytes if here else facts.device.free_bytes)
+    if wanted > facts.device.total_bytes:
+        raise user_error(
+            f"devices.memory is more than this device has ({facts.device.name})",
+            where="devices.memory",
+            hint="lower it, or name another device",
+        )
+    return wanted
+
+
+def allocator_limit(job: Job, facts: Facts, limit: int) -> int:
+    """What the caching allocator may reserve where the process may take `limit`."""
+    if facts.device.kind != "cuda":
+        return limit
+    return max(limit - round(prior_residual("cuda", 0, job.devices.total).offset_bytes), 1)

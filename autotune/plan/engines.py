@@ -1,0 +1,258 @@
+"""Which traces a plan makes, and what they say of its candidates.
+
+Where an engine spreads the training, each way through the program is traced with data parallelism
+first: how a step's time grows with its shape, no engine changes much, and every engine is estimated
+by formula from that. Few engines are then all traced. Of many those are that the formula does not
+rule out: the fastest that may fit, and of each strategy the first, unless it is much slower. That
+may put others first; it ends when the first ones are all traced.
+
+Engines are traced with a few layers of a deep model. What an allocator loses between blocks does
+not follow well from these, so that of the first candidate all layers are traced in the end.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.estimate.estimate import Estimate
+from autotune.estimate.protocol import EstimateReply
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.facts import Facts
+from autotune.job.job import Job
+from autotune.plan.candidates import estimates_of
+from autotune.plan.children import traced_in_children
+from autotune.plan.progress import Told, nobody
+from autotune.plan.shared_traces import bases, shared_out
+from autotune.plan.variants import PathTask
+from autotune.process.server import ProbeServer
+from autotune.space.knobs import Candidate
+from autotune.space.sharding.sharding import Sharding, heaviest_ranks
+
+FIRST = 8
+"""Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
+MUCH_SLOWER = 0.6
+"""A strategy whose candidates reach less of the fastest one's speed (or, where nothing fits, take
+so much more than the leanest) is left to the formula. Chosen, not measured."""
+MOST_SETTLED = 3
+"""So often all layers are traced, where that puts another candidate first."""
+RULED_OUT = 0.95
+"""What does not fit with this probability is not looked at more closely."""
+Rank = tuple[bool, float]
+"""(does not fit, less tokens/s, or where it does not fit more bytes): the least comes first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """Of which tasks engines are traced.
+
+    Attributes:
+        first: of so many, the fastest first; None: of all.
+        each_strategy: and of the first of every strategy.
+        settled: and of the first candidate with all layers.
+    """
+
+    first: int | None
+    each_strategy: bool = False
+    settled: bool = False
+
+
+PROMISING = Effort(first=FIRST, each_strategy=True, settled=True)
+EVERY = Effort(first=None, settled=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What all the traces are for.
+
+    Attributes:
+        limit: what a process may take on the device. Bytes.
+        ceilings: of the device; None: speeds are not known, and every engine is traced.
+    """
+
+    job: Job
+    facts: Facts
+    limit: int
+    ceilings: Ceilings | None
+    effort: Effort = PROMISING
+
+
+def answered(
+    tasks: Sequence[PathTask],
+    asked: Asked,
+    started: Sequence[ProbeServer],
+    folder: Path,
+    told: Told = nobody,
+) -> list[EstimateReply]:
+    """The reply to each task."""
+    engines = [number for number, task in enumerate(tasks) if task.engine]
+    answers = _Answers(
+        tasks, asked, lambda some, name: traced_in_children(some, started, folder / name, told)
+    )
+    if asked.ceilings is None or not engines:
+        answers.trace(range(len(tasks)))
+    else:
+        answers.adjust()
+        if asked.effort.first is None or len(engines) <= asked.effort.first:
+            answers.trace(engines)
+        else:
+            answers.trace_first()
+    if engines and asked.effort.settled:
+        answers.settle()
+    return [answers.replies[number] for number in range(len(tasks))]
+
+
+class _Answers:
+    """Replies to tasks, by their index."""
+
+    def __init__(
+        self,
+        tasks: Sequence[PathTask],
+        asked: Asked,
+        children: Callable[[Sequence[PathTask], str], list[EstimateReply]],
+    ) -> None:
+        self._tasks, self._asked, self._children = tasks, asked, children
+        self.replies: dict[int, EstimateReply] = {}
+
+    def adjust(self) -> None:
+        """Answer for all engines by formula, from traces without one."""
+        shared = bases(self._tasks)
+        copies = self._children([one.task for one in shared], "copies")
+        for base, reply in zip(shared, copies, strict=True):
+            found = shared_out(base, reply, self._tasks, self._asked.job, self._asked.facts)
+            self.replies |= dict(found)
+
+    def trace(self, numbers: Sequence[int]) -> None:
+        """Trace these tasks, with their engines."""
+        some = [self._tasks[number] for number in numbers]
+        for number, own in zip(
+            numbers, self._children(some, f"from-{min(numbers, default=0)}"), strict=True
+        ):
+            formula = self.replies.get(number)
+            self.replies[number] = own if formula is None else traced_or_not(formula, own)
+
+    def trace_first(self) -> None:
+        """Trace engines until those of the first tasks are."""
+        ranks = self._ranks(list(self.replies))
+        while chosen := to_trace(self._tasks, self.replies, ranks, self._asked.effort):
+            self.trace(chosen)
+            ranks |= self._ranks(chosen)
+
+    def settle(self) -> None:
+        """Trace all layers of the first candidate, until one is the first with all of them; of
+        its processes the one that needs most counts."""
+        settled: set[tuple[int, int]] = set()
+        for _ in range(MOST_SETTLED):
+            ranked = self._ranked(list(self.replies))
+            number = min(ranked, key=lambda number: ranked[number][0])
+            task, reply = self._tasks[number], self.replies[number]
+            place = task.places[task.candidates.index(ranked[number][1])]
+            if not task.engine or reply.problem is not None or reply.by_formula:
+                return
+            ranks = heaviest_ranks(Sharding(**task.request.sharding or {}))
+            whole = reply.points[place].method == "trace"
+            if (number, place) in settled or (whole and len(ranks) == 1):
+                return
+            settled.add((number, place))
+            tasks = [with_all_layers(task, place, rank) for rank in ranks]
+            found = self._children(tasks, f"whole-{number}-{place}")
+            if any(reply.problem is not None for reply in found):
+                return
+            of_ranks = [reply.points[0] for reply in found]
+            most = max(of_ranks, key=lambda point: point.peak_reserved_bytes)
+            host_bytes = max(point.host_bytes for point in of_ranks)
+            most = dataclasses.replace(most, host_bytes=host_bytes)
+            points = [*reply.points[:place], most, *reply.points[place + 1 :]]
+            self.replies[number] = dataclasses.replace(reply, points=points)
+
+    def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
+        """Of each task that of its first candidate."""
+        return {number: rank for number, (rank, _) in self._ranked(numbers).items()}
+
+    def _ranked(self, numbers: Sequence[int]) -> dict[int, tuple[Rank, Candidate]]:
+        """Of each task its first candidate, and how that ranks."""
+        some = [representatives(self._tasks[number]) for number in numbers]
+        found = estimates_of(
+            some,
+            [self.replies[number] for number in numbers],
+            self._asked.job,
+            self._asked.facts,
+            self._asked.limit,
+            ceilings=self._asked.ceilings,
+        )
+        ranked: dict[int, tuple[Rank, Candidate]] = {}
+        for number, task in zip(numbers, some, strict=True):
+            by_formula = self.replies[number].by_formula
+            ranks = [rank(found[one.key], by_formula=by_formula) for one in task.candidates]
+            first = min(range(len(ranks)), key=lambda n: ranks[n])
+            ranked[number] = ranks[first], task.candidates[first]
+        return ranked
+
+
+def with_all_layers(task: PathTask, place: int, rank: int) -> PathTask:
+    """The task of one point of a task, to be traced with all layers, as this process."""
+    request = task.request
+    point = dataclasses.replace(request, points=[request.points[place]], whole=True, rank=rank)
+    return dataclasses.replace(task, request=point, candidates=(), replaced=(), places=())
+
+
+def traced_or_not(formula: EstimateReply, own: EstimateReply) -> EstimateReply:
+    """An engine's reply, its times on the curves of copies; by formula still, where it cannot be
+    traced."""
+    if own.problem is not None and formula.problem is None:
+        return dataclasses.replace(formula, engine_problem=own.problem)
+    return dataclasses.replace(own, copied_shapes=formula.shapes)
+
+
+def representatives(task: PathTask) -> PathTask:
+    """A task with one candidate for each of its points, and for each way to adjust what is traced
+    there."""
+    kinds = list(zip(task.places, task.replaced, strict=True))
+    firsts = {kind: n for n, kind in reversed(list(enumerate(kinds)))}
+    return dataclasses.replace(
+        task,
+        candidates=tuple(task.candidates[n] for n in firsts.values()),
+        replaced=tuple(replaced for _, replaced in firsts),
+        places=tuple(place for place, _ in firsts),
+    )
+
+
+def to_trace(
+    tasks: Sequence[PathTask],
+    replies: Mapping[int, EstimateReply],
+    ranks: Mapping[int, Rank],
+    effort: Effort = PROMISING,
+) -> list[int]:
+    """Indices of the engines to trace next, of those that are by formula and were not tried."""
+    order = sorted(ranks, key=lambda number: ranks[number])
+    chosen = order[: effort.first]
+    none_fits, best = ranks[order[0]]
+    enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
+    open_ = {n for n, own in replies.items() if own.by_formula and own.engine_problem is None}
+    known = {_strategy(task) for n, task in enumerate(tasks) if n not in open_}
+    for number in order if effort.each_strategy else ():
+        strategy = _strategy(tasks[number])
+        if strategy not in known and ranks[number] <= enough:
+            known.add(strategy)
+            chosen.append(number)
+    return [number for number in dict.fromkeys(chosen) if number in open_]
+
+
+def _strategy(task: PathTask) -> str:
+    return repr(task.request.sharding)
+
+
+def rank(estimate: Estimate, *, by_formula: bool) -> Rank:
+    """What may fit comes first, the fastest of it before the others; else the leanest.
+
+    Args:
+        by_formula: whether its engine is; of what was traced counts whether it does fit.
+    """
+    if _may_fit(estimate) if by_formula else estimate.fits:
+        return False, -(estimate.tokens_per_s or 0.0)
+    return True, float(estimate.peak_memory_bytes)
+
+
+def _may_fit(estimate: Estimate) -> bool:
+    device = 0.0 if estimate.at_most else estimate.p_oom
+    return max(device, estimate.p_host_oom or 0.0) < RULED_OUT

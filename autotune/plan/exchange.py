@@ -1,0 +1,163 @@
+"""What a candidate's processes exchange on the links of its devices, and what a vLLM server needs
+of its own. Pure."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.estimate.estimate import Estimate
+from autotune.estimate.formula.communication import DISK_READS, DISK_WRITES, Exchanged, exchange_s
+from autotune.facts import Facts
+from autotune.facts.device_kinds import Interconnect, kind_of
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.space.knobs import Candidate
+from autotune.space.settings import settings
+from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
+from autotune.space.sharding.processes import processes_of
+from autotune.space.sharding.sharding import DATA_PARALLEL, NONE, sharding_of
+from autotune.space.vllm.server import server_needs
+
+UNKNOWN_LINK = 2e10
+"""Bytes/s between two devices, or device and host, where the table has none: PCIe 4.0 x16, less a
+fifth."""
+UNKNOWN_NETWORK = 12.5e9
+"""Bytes/s between machines, of each machine, where the table has none: 100 Gb/s Ethernet."""
+NOT_COUNTED = "the time to exchange gradients and weights is not counted"
+NOT_MOVED = "the time to move and update what is offloaded is not counted"
+
+
+def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int:
+    """How many parameters of the policy have gradients; of adapters a rough count."""
+    if job.tuning == "full":
+        return facts.model.parameters
+    hidden, layers = facts.model.hidden_size or 1024, facts.model.layers or 1
+    return 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
+
+
+def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candidate) -> Estimate:
+    """An estimate with the time that several devices need for one another, or one to move what is
+    offloaded; where nothing is known of their links, with a note that it is not counted."""
+    count = processes_of(candidate.values, job)
+    sharding = sharding_of(candidate.values, count)
+    if not sharding.in_group:
+        return estimate
+    if facts.device.kind != "cuda" or estimate.step_time_s is None:
+        note = f"{count} devices: {NOT_COUNTED}" if count > 1 else NOT_MOVED
+        notes = (*estimate.notes, note)
+        return dataclasses.replace(estimate, notes=notes)
+    what = exchanged(job, facts, candidate)
+    seconds = optimizer_steps(candidate) * exchange_s(
+        sharding, what, candidate.gradient_accumulation_steps
+    )
+    step = estimate.step_time_s + seconds
+    where = f" on {job.devices.nodes} machines" if job.devices.nodes > 1 else ""
+    who, link = f"{count} devices{where}", what.link_bytes_per_s
+    if count == 1:
+        who, link = "what is offloaded", what.host_bytes_per_s
+    rate = f"{link / 1e9:.0f} GB/s"
+    if sharding.zero_hpz_partition_size > 1:
+        rate += f" (in groups of {sharding.zero_hpz_partition_size} "
+        rate += f"at {what.group_bytes_per_s / 1e9:.0f} GB/s)"
+    if sharding.on_disk:
+        rate += f" (on disk {DISK_READS / 1e9:g} read, {DISK_WRITES / 1e9:g} written)"
+    share = f"{100 * seconds / step:.0f}% of a step are exchange"
+    note = f"{who}: {share}, at {rate}, none of it hidden"
+    tokens, parts = estimate.tokens_per_s, estimate.time_parts
+    return dataclasses.replace(
+        estimate,
+        step_time_s=step,
+        time_parts=None if parts is None else dataclasses.replace(parts, exchange_s=seconds),
+        tokens_per_s=None if tokens is None else tokens * estimate.step_time_s / step,
+        notes=(*estimate.notes, note),
+    )
+
+
+def optimizer_steps(candidate: Candidate) -> int:
+    """In one step as its trainer counts: PPO's is an update, in which each pass over the responses
+    ends with one (search_spaces/ppo.yaml)."""
+    asked = candidate.values.get("num_ppo_epochs")
+    return asked if isinstance(asked, int) else 1
+
+
+def is_wide(config: Mapping[str, Any]) -> bool:
+    """Whether weights are in float32."""
+    return bool(config.get("dtype", "float32") == "float32")
+
+
+def computed_bytes(config: Mapping[str, Any]) -> int:
+    """Bytes of a weight in the type that is computed in."""
+    half = bool(config.get("bf16") or config.get("fp16"))
+    return 4 if is_wide(config) and not half else 2
+
+
+def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
+    """What is exchanged for a candidate."""
+    config = settings(job, facts, candidate, "out").config
+    wide, narrow = is_wide(config), computed_bytes(config)
+    trained = trained_parameters(job, facts, config)
+    if METHODS[job.method].value_model:  # trained whole, taken to be as large as the policy
+        trained += facts.model.parameters
+    processes = processes_of(candidate.values, job)
+    sharding = sharding_of(candidate.values, processes)
+    copies = sharding.distributed_type in (*DATA_PARALLEL, NONE)
+    kind = kind_of(facts.device.name, facts.device.total_bytes)
+    links = kind.interconnect if kind is not None else None
+    between = _between_devices(links, job, processes)
+    grouped = sharding.zero_hpz_partition_size
+    at_home = processes // job.devices.nodes % grouped == 0  # no group is spread over machines
+    return Exchanged(
+        weights=narrow * facts.model.parameters,
+        gradients=(4 if wide and copies else narrow) * trained,
+        trained=trained,
+        link_bytes_per_s=between,
+        group_bytes_per_s=_inside(links) if at_home else between,
+        host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
+        machines=job.devices.nodes,
+        kept=narrow * _still_gathered(job, facts, candidate),
+    )
+
+
+def _still_gathered(job: Job, facts: Facts, candidate: Candidate) -> int:
+    """Weights that ZeRO-3 leaves gathered for the backward pass: up to `stage3_max_reuse_distance`.
+
+    So it was in traces of a model of 19 million, with that distance (all stayed), with 14 (12
+    stayed), 10 (12) and 5 million (5); of adapters with checkpointing nothing stayed.
+    """
+    if job.tuning != "full" and candidate.values.get("gradient_checkpointing"):
+        return 0
+    return min(facts.model.parameters, MAX_REUSE_DISTANCE)
+
+
+def _inside(links: Interconnect | None) -> float:
+    """Bytes per second from a device to the next one of its machine."""
+    inside = links and (links.nvlink_bytes_per_s or links.pcie_bytes_per_s)
+    return inside or UNKNOWN_LINK
+
+
+def _between_devices(links: Interconnect | None, job: Job, processes: int) -> float:
+    """Bytes per second that each device sends to the next one, in one direction.
+
+    Over several machines as many rings are laid as a machine has network cards, each through
+    another one (NCCL's channels), so that all of a machine's cards together are what its devices'
+    own links are held against; the slower of the two counts.
+    """
+    inside = _inside(links)
+    if job.devices.nodes == 1:
+        return inside
+    own = links and links.network_bytes_per_s
+    machine = own * processes / job.devices.nodes if own else UNKNOWN_NETWORK
+    return min(inside, machine)
+
+
+def with_server(estimate: Estimate, job: Job, facts: Facts, candidate: Candidate) -> Estimate:
+    """An estimate of the devices that train, with what the server needs of its own: the candidate
+    fits where both do."""
+    needs = server_needs(job, facts, candidate.values)
+    if needs is None:
+        return estimate
+    notes = estimate.notes
+    if needs.cache_bytes is None:
+        notes = (*notes, "what the server's caches take is not known of this architecture")
+    fits = estimate.fits and needs.missing_bytes is None
+    return dataclasses.replace(estimate, server=needs, fits=fits, notes=notes)

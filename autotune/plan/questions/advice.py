@@ -1,0 +1,276 @@
+"""What would make a job fit: the shortest lists of changes, each with its price in speed.
+
+Estimates only. Changes are those of `changes.py`, alone first, then two and three together; a list
+is not made longer once it fits. Whether a job fits is asked of its leanest candidate; its speed is
+that of the fastest that fits, among those that differ in what decides about memory.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from autotune.errors import UserError
+from autotune.estimate.estimate import Estimate
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.facts import Facts
+from autotune.facts.device_kinds import DeviceKind
+from autotune.job.job import Job
+from autotune.plan.cache import PlanCache
+from autotune.plan.candidates import estimates_of
+from autotune.plan.ceilings import known_ceilings
+from autotune.plan.children import servers
+from autotune.plan.device import allocator_limit, device_facts, placed, planned_limit
+from autotune.plan.engines import Asked, Effort, answered
+from autotune.plan.progress import Told, nobody
+from autotune.plan.questions.changes import Change, offloading, one_more_device, single_changes
+from autotune.plan.variants import path_tasks
+from autotune.probe.survey import survey
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ProbeServer
+from autotune.space.bind import SearchSpace, bind
+from autotune.space.definition import SpaceDefinition, load_definition
+from autotune.space.knobs import Candidate
+from autotune.space.memory_order import expected_leanness
+from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
+
+MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
+TOLD = Effort(first=2)
+"""Only the fastest that fits is told of; two are traced beside each other."""
+LITTLE_TO_MEMORY = (
+    *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
+    *("torch_compile", "train_sampling_strategy"),
+)
+"""Knobs that stay as the leanest candidate has them while a way out is looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A list of changes after which the job fits.
+
+    Attributes:
+        candidate: the fastest that fits then.
+        speed: its tokens/s over those of the job as it is, if that fitted; None: not known.
+    """
+
+    changes: tuple[Change, ...]
+    candidate: Candidate
+    estimate: Estimate
+    speed: float | None
+
+    @property
+    def learns_the_same(self) -> bool:
+        """Whether no change touches what is learned."""
+        return all(change.kind == "speed" for change in self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The ways out.
+
+    Attributes:
+        fits: whether the job fits as it is; then there is nothing to change.
+        nearest: its leanest candidate.
+        tried: lists of changes that were looked at.
+    """
+
+    fits: bool
+    nearest: Candidate
+    estimate: Estimate
+    limit_bytes: int
+    device: str
+    ways: tuple[Way, ...]
+    tried: int
+
+
+def advise(
+    job: Job,
+    definition: SpaceDefinition,
+    scratch: Path,
+    *,
+    device: str | None = None,
+    told: Told = nobody,
+    about: Callable[[str], None] = lambda _: None,
+) -> Advice:
+    """Look for the shortest lists of changes that make a job fit.
+
+    Args:
+        told: hears how many candidates are estimated, again and again from none.
+        about: hears what they are candidates of.
+
+    Raises:
+        UserError: the job or the kind of device cannot be.
+        MachineError: the training stack cannot be run here.
+    """
+    job, kind = placed(job, device)
+    run = RunFolder(path=scratch)
+    with servers(scratch, len(os.sched_getaffinity(0))) as started:
+        facts = device_facts(survey(job, run, started[0]), kind)
+        limit = planned_limit(job, facts)
+        advisor = _Advisor(job, facts, limit, kind, run, started, told=told, about=about)
+        return advisor.advice(bind(definition, job, facts))
+
+
+def advise_in_run(
+    job: Job,
+    facts: Facts,
+    limit: int,
+    space: SearchSpace,
+    run: RunFolder,
+    server: ProbeServer,
+    tried: Collection[str],
+) -> Advice:
+    """The same for a job of which probes found that it does not fit in `limit` bytes.
+
+    Args:
+        tried: single changes, by their texts, that probes found not to be enough.
+    """
+    advisor = _Advisor(job, facts, limit, None, run, [server], tried)
+    return advisor.advice(space, seen_to_fail=True)
+
+
+class _Advisor:
+    def __init__(
+        self,
+        job: Job,
+        facts: Facts,
+        limit: int,
+        kind: DeviceKind | None,
+        run: RunFolder,
+        started: Sequence[ProbeServer],
+        tried: Collection[str] = (),
+        told: Told = nobody,
+        about: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._job, self._facts, self._limit, self._kind = job, facts, limit, kind
+        self._run, self._started, self._tried = run, started, tried
+        self._told, self._about = told, about
+        self._cache = PlanCache.of_user()
+        self._asked = self._calls = 0
+
+    @cached_property
+    def _ceilings(self) -> Ceilings | None:
+        return known_ceilings(self._facts, self._kind, self._cache, self._run.path / "advice")
+
+    def advice(self, space: SearchSpace, *, seen_to_fail: bool = False) -> Advice:
+        """The ways out of a job whose space this is."""
+        nearest = leanest(space)
+        estimate = self._estimates(self._job, [nearest])[nearest.key]
+        ways: tuple[Way, ...] = ()
+        if seen_to_fail or not estimate.fits:
+            ways = tuple(self._ways(nearest, self._speed_if_it_fitted(space)))
+        return Advice(
+            fits=estimate.fits and not seen_to_fail,
+            nearest=nearest,
+            estimate=estimate,
+            limit_bytes=self._limit,
+            device=self._facts.device.name,
+            ways=ways,
+            tried=self._asked,
+        )
+
+    def _ways(self, nearest: Candidate, speed: float | None) -> Iterator[Way]:
+        """Breadth first: what needs fewest changes comes first."""
+        front: list[tuple[tuple[Change, ...], Job, Candidate]] = [((), self._job, nearest)]
+        seen: set[frozenset[str]] = set()
+        fitting: list[frozenset[str]] = []
+        for _ in range(MOST_CHANGES):
+            following = []
+            for made, job, lean in front:
+                changed = {one.field for one in made}
+                for change in self._changes(job, lean):
+                    if change.field in changed or _too_long({*changed, change.field}):
+                        continue
+                    texts = frozenset(one.text for one in (*made, change))
+                    if texts in seen or any(known <= texts for known in fitting):
+                        continue
+                    seen.add(texts)
+                    space = self._space(change.job)
+                    if space is None:
+                        continue
+                    leaner = leanest(space)
+                    failed = not made and change.text in self._tried
+                    if failed or not self._fits(change.job, leaner):
+                        following.append(((*made, change), change.job, leaner))
+                        continue
+                    fitting.append(texts)
+                    yield self._way((*made, change), change.job, space, speed)
+            front = following
+
+    def _changes(self, job: Job, nearest: Candidate) -> Iterator[Change]:
+        yield from offloading(job, self._facts.device.kind)
+        yield from single_changes(job, nearest)
+        if self._kind is not None:  # of the devices that are here one is tuned for
+            yield from one_more_device(job)
+
+    def _way(
+        self, changes: tuple[Change, ...], job: Job, space: SearchSpace, speed: float | None
+    ) -> Way:
+        candidates = decisive(space)
+        estimates = self._estimates(job, candidates)
+        fitting = [one for one in candidates if estimates[one.key].fits] or [leanest(space)]
+        best = max(fitting, key=lambda one: estimates[one.key].tokens_per_s or 0.0)
+        fastest = estimates[best.key].tokens_per_s
+        return Way(
+            changes=changes,
+            candidate=best,
+            estimate=estimates[best.key],
+            speed=fastest / speed if fastest and speed else None,
+        )
+
+    def _space(self, job: Job) -> SearchSpace | None:
+        """The space of a changed job; None where it has none."""
+        try:
+            return bind(load_definition(job.method, job.search_space), job, self._facts)
+        except UserError:
+            return None
+
+    def _fits(self, job: Job, candidate: Candidate) -> bool:
+        self._asked += 1
+        self._about(f"list of changes {self._asked}")
+        return self._estimates(job, [candidate], speed=False)[candidate.key].fits
+
+    def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
+        found = self._estimates(self._job, decisive(space)).values()
+        return max((one.tokens_per_s or 0.0 for one in found), default=0.0) or None
+
+    def _estimates(
+        self, job: Job, candidates: Sequence[Candidate], *, speed: bool = True
+    ) -> dict[str, Estimate]:
+        limit = allocator_limit(job, self._facts, self._limit)
+        tasks = path_tasks(
+            job,
+            self._facts,
+            candidates,
+            rows=self._run.rows,
+            limit=limit,
+            cache=self._cache.traces,
+        )
+        self._calls += 1
+        folder = self._run.path / "advice" / str(self._calls)
+        ceilings = self._ceilings if speed else None
+        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings, effort=TOLD)
+        replies = answered(tasks, asked, self._started, folder, self._told)
+        return estimates_of(tasks, replies, job, self._facts, self._limit, ceilings=ceilings)
+
+
+def _too_long(fields: set[str]) -> bool:
+    """Whether a list is not looked at: three changes, offloading among them. Each estimate of that
+    is a trace of DeepSpeed, and they would be most of all lists."""
+    return OPTIMIZER_OFFLOAD in fields and len(fields) > MOST_WITH_OFFLOADING
+
+
+def leanest(space: SearchSpace) -> Candidate:
+    """The candidate that should take least."""
+    return min(space.candidates, key=expected_leanness)
+
+
+def decisive(space: SearchSpace) -> list[Candidate]:
+    """The leanest candidate, and those that differ from it in what decides about memory only."""
+    lean = leanest(space)
+    return [
+        one
+        for one in space.candidates
+        if all(one.values.get(name) == lean.values.get(name) for name in LITTLE_TO_MEMORY)
+    ]

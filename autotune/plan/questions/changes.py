@@ -1,0 +1,210 @@
+"""When nothing fits: which single change of the job would make it fit. Pure.
+
+The changes are tried by real probes (see `tuning.py`); an untried change is never called a way out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.plan.questions.ppo_to_grpo import WITHOUT_A_VALUE_MODEL, in_place_of_ppo
+from autotune.probe.protocol import Measurement
+from autotune.space.knobs import (
+    ACCUMULATION,
+    GLOBAL_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    NUM_PROCESSES,
+    Candidate,
+)
+from autotune.space.sharding.processes import process_counts
+from autotune.space.sharding.sharding import DEEPSPEED, OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, STRATEGY
+from autotune.space.vllm.colocated import SLEEP, USE
+
+MOST_DEVICES = 8
+"""Of one machine."""
+_ZERO_2 = {STRATEGY: DEEPSPEED, "zero_stage": 2, OPTIMIZER_OFFLOAD: "cpu"}
+_OFFLOADED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("the optimizer", _ZERO_2),
+    ("optimizer and weights", {**_ZERO_2, "zero_stage": 3, PARAM_OFFLOAD: "cpu"}),
+)
+"""What ZeRO keeps off a single device, and how it is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change of a job: of what, how it is said, whether it changes what is learned
+    (`recipe`) or not (`speed`), and the job that it makes."""
+
+    field: str
+    text: str
+    kind: str
+    job: Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedChange:
+    """A change and the probe of it."""
+
+    text: str
+    kind: str
+    fits: bool
+    measurement: Measurement
+
+
+def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """Changes that lower memory, those that leave the learning as it is first."""
+    for knob, value in _leaner_speed_knobs(job, nearest):
+        # The accumulation follows from the micro-batch: it cannot stay pinned beside another one.
+        replaced = {MICRO_BATCH, ACCUMULATION} if knob == MICRO_BATCH else {knob}
+        fixed = {k: v for k, v in job.fixed.items() if k not in replaced}
+        yield Change(
+            field=knob,
+            text=f"`{knob}: {_word(value)}` in place of the pinned `{_word(nearest.knobs[knob])}`",
+            kind="speed",
+            job=job.model_copy(update={"fixed": {**fixed, knob: value}}),
+        )
+    if nearest.values.get("dtype") == "float32":
+        yield _recipe(
+            job, "dtype", "bfloat16", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"
+        )
+    if job.tuning == "full":
+        lora = job.model_copy(update={"tuning": "lora"})
+        yield Change(field="tuning", text="`tuning: lora`", kind="recipe", job=lora)
+    yield from _less_vllm(job, nearest)
+    if job.tuning != "qlora" and not nearest.values.get(USE):
+        qlora = job.model_copy(update={"tuning": "qlora"})
+        text = "`tuning: qlora` (the base in 4 bits)"
+        yield Change(field="tuning", text=text, kind="recipe", job=qlora)
+    if job.tuning == "full" and nearest.values.get("optim") != "adafactor":
+        text = "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"
+        yield _recipe(job, "optim", "adafactor", text)
+    yield from _shorter_completions(job, nearest)
+    yield from _fewer_completions(job, nearest)
+    yield from _without_a_value_model(job)
+    length = nearest.values.get("max_length", job.max_length)
+    for part in (2, 4):
+        shorter = length // part if isinstance(length, int) else None
+        if shorter and shorter >= 16 and job.batch_sequences(shorter) is not None:
+            recipe = {k: v for k, v in job.recipe.items() if k != "max_length"}
+            yield Change(
+                field="max_length",
+                text=f"`max_length: {shorter}`",
+                kind="recipe",
+                job=job.model_copy(update={"max_length": shorter, "recipe": recipe}),
+            )
+
+
+def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """Half and a quarter of what is generated."""
+    knob = METHODS[job.method].completion
+    length = nearest.values.get(knob)
+    for part in (2, 4):
+        if isinstance(length, int) and length // part >= 16:
+            yield _recipe(job, knob, length // part, f"`{knob}: {length // part}`")
+
+
+def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """Half as many that are kept at once: of an update, or of a prompt."""
+    batch, group = job.global_batch_size, nearest.values.get(GROUP)
+    halves = isinstance(batch, int) and batch % (2 * max(process_counts(job))) == 0
+    if METHODS[job.method].value_model and isinstance(batch, int) and halves:
+        fewer = job.with_batch(batch // 2)
+        text = f"`{GLOBAL_BATCH}: {batch // 2}`"
+        yield Change(field=GLOBAL_BATCH, text=text, kind="recipe", job=fewer)
+    if isinstance(group, int) and group >= 4 and group % 2 == 0:
+        yield _recipe(job, GROUP, group // 2, f"`{GROUP}: {group // 2}`")
+
+
+def _without_a_value_model(job: Job) -> Iterator[Change]:
+    """RLOO and GRPO in place of PPO."""
+    for method in WITHOUT_A_VALUE_MODEL if METHODS[job.method].value_model else ():
+        other = in_place_of_ppo(job, method)
+        if other is not None:
+            text = f"`method: {method}` in place of `ppo`, with groups of {other.fixed[GROUP]}"
+            yield Change(field="method", text=text, kind="recipe", job=other)
+
+
+def offloading(job: Job, device_kind: str) -> Iterator[Change]:
+    """DeepSpeed for the single process of a GPU: the optimizer on the host, then the weights, too.
+
+    A job of several devices has both among its candidates, and on a CPU the host's memory is the
+    device's.
+    """
+    if job.devices.total > 1 or device_kind != "cuda" or METHODS[job.method].value_model:
+        return
+    asked = [pins.items() <= job.fixed.items() for _, pins in _OFFLOADED]
+    for number, (what, pins) in enumerate(_OFFLOADED):
+        if any(asked[number:]):
+            continue
+        pinned = ", ".join(f"{name}: {value}" for name, value in pins.items())
+        kept = {name: values for name, values in job.recipe.items() if name not in pins}
+        update = {"fixed": {**job.fixed, **pins}, "recipe": kept}
+        yield Change(
+            field=OPTIMIZER_OFFLOAD,
+            text=f"{what} in the host's memory (`fixed: {{{pinned}}}`)",
+            kind="speed",
+            job=job.model_copy(update=update),
+        )
+
+
+def one_more_device(job: Job) -> Iterator[Change]:
+    """The next number of devices that keeps the batch exact, each with a whole copy of the model:
+    where completions are generated, each keeps fewer of them."""
+    batch, now = job.global_batch_size, job.devices.count
+    if not METHODS[job.method].online or not isinstance(batch, int) or NUM_PROCESSES in job.fixed:
+        return
+    if job.devices.nodes > 1:
+        return
+    count = next((n for n in range(now + 1, MOST_DEVICES + 1) if batch % n == 0), None)
+    if count is not None:
+        devices = job.devices.model_copy(update={"count": count})
+        yield Change(
+            field="devices",
+            text=f"{count} GPUs in place of {now}, a whole copy on each (`--devices {count}`)",
+            kind="speed",
+            job=job.model_copy(update={"devices": devices}),
+        )
+
+
+def _less_vllm(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """vLLM asleep while the training computes, or not there at all."""
+    if nearest.values.get(SLEEP) is False:
+        text = f"`{SLEEP}: true` (vLLM gives its memory back while the training computes)"
+        yield _pinned(job, SLEEP, True, text)
+    if nearest.values.get(USE):
+        own = job.model_copy(update={"fixed": _without_vllm(job.fixed)})
+        yield Change(
+            field=USE, text=f"transformers' generation (no `{USE}`)", kind="speed", job=own
+        )
+
+
+def _without_vllm(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fixed.items() if "vllm" not in name}
+
+
+def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
+    update = {"fixed": {**job.fixed, knob: value}}
+    return Change(field=knob, text=text, kind="speed", job=job.model_copy(update=update))
+
+
+def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:
+    """Pinned speed knobs and the value that takes less memory."""
+    leaner = {"gradient_checkpointing": True, "loss_type": "chunked_nll", MICRO_BATCH: 1}
+    for knob, value in leaner.items():
+        pinned = knob in job.fixed or (knob == MICRO_BATCH and ACCUMULATION in job.fixed)
+        other_loss = knob == "loss_type" and nearest.knobs.get(knob) != "nll"
+        if pinned and nearest.knobs.get(knob) != value and not other_loss:
+            yield knob, value
+
+
+def _recipe(job: Job, knob: str, value: Any, text: str) -> Change:
+    fixed = {k: v for k, v in job.fixed.items() if k != knob}
+    update = {"fixed": fixed, "recipe": {**job.recipe, knob: [value]}}
+    return Change(field=knob, text=text, kind="recipe", job=job.model_copy(update=update))
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,114 @@
+"""How few devices would do: plans for more and more of them, until something fits."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import UserError, user_error
+from autotune.job.job import Job
+from autotune.plan.engines import Effort
+from autotune.plan.plan import Plan, plan
+from autotune.plan.progress import Told, nobody
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import NUM_PROCESSES
+from autotune.space.sharding.processes import shares_with_server
+from autotune.space.sharding.sharding import (
+    OPTIMIZER_OFFLOAD,
+    PARAM_OFFLOAD,
+    STRATEGY_KNOBS,
+    ZERO_FIELDS,
+)
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+BEST = Effort(first=1, settled=True)
+"""Only the fastest that fits is told of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One number of devices: the plan for it, or why there is none."""
+
+    devices: int
+    plan: Plan | None
+    problem: str | None = None
+    left_out: tuple[str, ...] = ()
+    """What the job pins or lists that one device has no use for."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether some candidate does."""
+        return self.plan is not None and any(one.fits for one in self.plan.estimates.values())
+
+
+def fewest(
+    job: Job,
+    definition: SpaceDefinition,
+    scratch: Path,
+    *,
+    device: str | None,
+    told: Told = nobody,
+) -> list[Tried]:
+    """Plans for 1, 2, 4, ... devices up to the first number on which something fits.
+
+    Beside a vLLM server one is not enough. Numbers among which the global batch cannot be divided
+    exactly are passed over, and say so.
+
+    Raises:
+        UserError: no kind of GPU is named; or the job cannot be on any number of devices.
+    """
+    if device in (None, "cpu"):
+        raise user_error(
+            "how few devices would do is planned for a kind of GPU",
+            where="--min-devices",
+            hint="add --device with a GPU, such as h100",
+        )
+    if NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe:
+        raise user_error(
+            f"`{NUM_PROCESSES}` is what is looked for",
+            where="--min-devices",
+            hint=f"leave `{NUM_PROCESSES}` out of the job",
+        )
+    tried: list[Tried] = []
+    for count in COUNTS[1:] if served(job) else COUNTS:
+        tried.append(_tried(job, definition, scratch / str(count), device, count, told))
+        if tried[-1].fits:
+            break
+    if all(one.plan is None for one in tried):
+        raise user_error(tried[0].problem or "nothing can be planned", where="--min-devices")
+    return tried
+
+
+def served(job: Job) -> bool:
+    """Whether a vLLM server needs one of the devices for itself."""
+    two = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 2})})
+    return shares_with_server(two)
+
+
+def _tried(
+    job: Job, definition: SpaceDefinition, folder: Path, device: str | None, count: int, told: Told
+) -> Tried:
+    own = job.devices.model_copy(update={"count": count})
+    left_out = _only_dividing(job) if count == 1 else ()
+    pins, lists = (
+        {name: one for name, one in knobs.items() if name not in left_out}
+        for knobs in (job.fixed, job.recipe)
+    )
+    job = job.model_copy(update={"devices": own, "fixed": pins, "recipe": lists})
+    try:
+        made = plan(job, definition, folder, device=device, effort=BEST, told=told)
+    except UserError as error:
+        said = "; ".join(problem.what for problem in error.problems)
+        return Tried(devices=count, plan=None, problem=said)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Tried(devices=count, plan=made, left_out=left_out)
+
+
+def _only_dividing(job: Job) -> tuple[str, ...]:
+    """Knobs of a job that only divide a training; none where it is to offload, which one device
+    does as well."""
+    asked = {**job.fixed, **job.recipe}
+    kept = [asked.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
+    if any(one not in (None, "none", ["none"]) for one in kept):
+        return ()
+    return tuple(name for name in (*STRATEGY_KNOBS, *ZERO_FIELDS) if name in asked)

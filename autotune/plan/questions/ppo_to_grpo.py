@@ -1,0 +1,60 @@
+"""The same job by another method: RLOO or GRPO in place of PPO, which need no value model. Pure."""
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from autotune.facts.stack import training_fields
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.space.knobs import COMPLETION, GROUP, MINI_BATCHES, RESPONSE, ROLLOUT_CHUNK
+
+WITHOUT_A_VALUE_MODEL = ("rloo", "grpo")
+GROUPS = (8, 4, 2)
+_RESPONSE_LENGTH = 53
+_KL_COEF = 0.05
+"""TRL's defaults of PPO, kept where the job says nothing."""
+_OF_PPO = {ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, "num_ppo_epochs", "copy_reference"}
+
+
+def in_place_of_ppo(job: Job, method: str) -> Job | None:
+    """A job of PPO by `method`, with responses as long, as many in a batch, and the same rewards.
+
+    Args:
+        method: `rloo` or `grpo`.
+
+    Returns:
+        None where the batch makes up no groups.
+    """
+    batches = [one for one in job.batches if isinstance(one, int)]
+    group = next((g for g in GROUPS if batches and all(b % g == 0 for b in batches)), None)
+    if group is None:
+        return None
+    fixed = {name: value for name, value in job.fixed.items() if name not in _OF_PPO}
+    recipe = {name: values for name, values in job.recipe.items() if name not in _OF_PPO}
+    if RESPONSE in job.recipe:
+        recipe[COMPLETION] = job.recipe[RESPONSE]
+    else:
+        fixed[COMPLETION] = job.fixed.get(RESPONSE, _RESPONSE_LENGTH)
+    fixed[GROUP] = group
+    fixed["beta"] = job.training.get("kl_coef", _KL_COEF)  # a reference, as PPO has one
+    update = {
+        "method": method,
+        "fixed": fixed,
+        "recipe": recipe,
+        "training": _known(job.training, method),
+        "reward_model_path": job.reward_model_path or _folder(job.model),
+        "search_space": None,
+    }
+    return job.model_copy(update=update)
+
+
+def _folder(model: str) -> str:
+    """A model as a reward model is named: the folder of a bare config."""
+    return str(PurePath(model).parent) if model.endswith(".json") else model
+
+
+def _known(training: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The training fields that the other trainer has, and does what they say."""
+    fields = training_fields(method) - METHODS[method].refused.keys()
+    return {name: value for name, value in training.items() if name in fields}

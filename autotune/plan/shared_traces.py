@@ -1,0 +1,108 @@
+"""One trace for every way to spread a training: that of data parallelism, from which the estimates
+of DeepSpeed's stages and of FSDP2 follow by formula. Pure.
+
+A space of several devices multiplies its ways through the program by a dozen engines. What an
+engine changes is known roughly without tracing it (`estimate/formula/zero.py`); that is enough to
+see which of them are worth a trace of their own (`engines.py`).
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.estimate.formula.ddp import zero_asked
+from autotune.estimate.formula.zero_of_reply import divided_point
+from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
+from autotune.facts import Facts
+from autotune.job.job import Job
+from autotune.plan.exchange import is_wide, trained_parameters
+from autotune.plan.variants import PathTask
+from autotune.space.sharding.sharding import Sharding
+
+_OWN = ("points", "sharding", "deepspeed", "config")
+"""What differs between tasks of one base; of the configuration only what is on the path counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What is traced for several tasks.
+
+    Attributes:
+        task: the trace, with the candidates of all of them.
+        members: index of each of them, and for each of its points that of the same point here.
+    """
+
+    task: PathTask
+    members: Mapping[int, tuple[int, ...]]
+
+
+def bases(tasks: Sequence[PathTask]) -> list[Base]:
+    """The fewest traces from which every task can be answered, if only by formula."""
+    groups: dict[str, list[int]] = {}
+    for number, task in enumerate(tasks):
+        groups.setdefault(_key(task), []).append(number)
+    return [_base(tasks, numbers) for numbers in groups.values()]
+
+
+def _key(task: PathTask) -> str:
+    """The same text for tasks that differ in their engine and their points only."""
+    plain = task.request.plain()
+    rest = {name: value for name, value in plain.items() if name not in _OWN}
+    return json.dumps([rest, task.traced.key], sort_keys=True)
+
+
+def _base(tasks: Sequence[PathTask], numbers: Sequence[int]) -> Base:
+    points: list[Point] = []
+    members: dict[int, tuple[int, ...]] = {}
+    places: list[int] = []
+    for number in numbers:
+        own = tasks[number].request.points
+        points += [point for point in own if point not in points]
+        members[number] = tuple(points.index(point) for point in own)
+        places += [members[number][place] for place in tasks[number].places]
+    first = next((tasks[n] for n in numbers if not tasks[n].engine), None)
+    request = first.request if first is not None else _without_engine(tasks[numbers[0]].request)
+    task = PathTask(
+        request=dataclasses.replace(request, points=points),
+        traced=tasks[numbers[0]].traced,
+        candidates=tuple(one for n in numbers for one in tasks[n].candidates),
+        replaced=tuple(one for n in numbers for one in tasks[n].replaced),
+        places=tuple(places),
+    )
+    return Base(task=task, members=members)
+
+
+def _without_engine(request: EstimateRequest) -> EstimateRequest:
+    """The same training with a whole copy on each device."""
+    kind = "MULTI_CPU" if request.cuda is None else "MULTI_GPU"
+    copies = Sharding()
+    if request.devices > 1:
+        copies = Sharding(distributed_type=kind, num_processes=request.devices)
+    return dataclasses.replace(request, sharding=copies.plain(), deepspeed=None)
+
+
+def shared_out(
+    base: Base, reply: EstimateReply, tasks: Sequence[PathTask], job: Job, facts: Facts
+) -> Iterator[tuple[int, EstimateReply]]:
+    """(index of a task, its reply) for all members of a base: an engine's by formula."""
+    for number, places in base.members.items():
+        task = tasks[number]
+        if reply.problem is not None:
+            yield number, dataclasses.replace(reply, by_formula=task.engine)
+            continue
+        own = dataclasses.replace(reply, points=[reply.points[place] for place in places])
+        yield number, _by_formula(own, task.request, job, facts) if task.engine else own
+
+
+def _by_formula(
+    reply: EstimateReply, request: EstimateRequest, job: Job, facts: Facts
+) -> EstimateReply:
+    zero = zero_asked(request)
+    width = 4 if is_wide(request.config) else 2
+    gradients = width * trained_parameters(job, facts, request.config)
+    points = [
+        divided_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
+        for point, answer in zip(request.points, reply.points, strict=True)
+    ]
+    return dataclasses.replace(reply, points=points, by_formula=True)

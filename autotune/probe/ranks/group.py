@@ -1,0 +1,170 @@
+"""The ranks of one probe: forked from the probe's child, watched by it, and told of as one.
+
+The child that the forkserver made stays what its parent watches. Where a request asks for several
+processes it forks them and waits; they are of its session and group, so that whoever kills one
+kills all. Where DeepSpeed offloads for a single process it forks none: the child itself trains, as
+the only rank of a process group. The first rank that fails ends the probe: those that wait for it
+in a collective would wait for ever. Each rank has a folder of its own (`rank-0`, ...) for its
+reply; the first one's progress is the probe's.
+
+The rendezvous listens on a socket that was bound before any rank was made, on a port that the
+kernel chose, and that the first rank inherits: no other process can take it in between.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.probe import worker
+from autotune.probe.extensions import keep_extensions_in_run
+from autotune.probe.ranks.files import SILENT, rank_folder
+from autotune.probe.ranks.worst import merged
+from autotune.process.descendants import die_with_parent
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.rank import Place
+from autotune.training.spec import ProbeRequest
+
+HOST = "127.0.0.1"
+SETTLE_S = 0.3
+"""Time for the ranks that break with the first one, before the others are killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnding:
+    """How a rank ended: by itself with an exit code, or by a signal."""
+
+    rank: int
+    exit_code: int | None
+    signal: int | None
+    reply: dict[str, Any] | None
+
+
+def probe(path: Path) -> None:
+    """Measure the candidate of `path/request.json`, in as many processes as it asks for."""
+    folder = ProbeFolder(path=path)
+    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    count = request.shared.num_processes
+    if not request.shared.in_group:
+        worker.probe(folder, request)
+        return
+    keep_extensions_in_run(request)
+    if count == 1:
+        own = socket.create_server((HOST, 0))
+        place = _place(0, 1, own)
+        own.detach()  # it is the rendezvous's from here on
+        worker.probe(folder, request, place)
+        return
+    folders = [rank_folder(path, rank) for rank in range(count)]
+    failed = _first_failure(_start(folder, folders, request), folders)
+    if failed is None:
+        write_json(folder.reply, merged([read_json(one.reply) or {} for one in folders]))
+    elif failed.reply is not None:
+        write_json(folder.reply, {**failed.reply, "failed_rank": failed.rank})
+    else:
+        write_json(path / SILENT, {"rank": failed.rank})
+        _end_alike(failed)
+
+
+def _start(
+    folder: ProbeFolder, folders: list[ProbeFolder], request: ProbeRequest
+) -> dict[int, int]:
+    """Fork the ranks: the rank of each pid."""
+    supervisor = os.getpid()
+    ranks = {}
+    with socket.create_server((HOST, 0)) as listener:
+        for rank, own in enumerate(folders):
+            own.path.mkdir(parents=True, exist_ok=True)
+            place = _place(rank, len(folders), listener)
+            if rank == 0:
+                own.progress.symlink_to(Path("..") / folder.progress.name)
+            pid = os.fork()
+            if pid == 0:
+                if rank:
+                    listener.close()
+                _become_rank(supervisor, own, request, place)
+            ranks[pid] = rank
+    return ranks
+
+
+def _place(rank: int, count: int, listener: socket.socket) -> Place:
+    """Of a rank of so many that meet where `listener` is bound."""
+    return Place(
+        rank=rank,
+        count=count,
+        host=HOST,
+        port=listener.getsockname()[1],
+        listener=listener.fileno() if rank == 0 else None,
+    )
+
+
+def _become_rank(supervisor: int, folder: ProbeFolder, request: ProbeRequest, place: Place) -> None:
+    """Train, write the reply and end; never returns."""
+    try:
+        die_with_parent()
+        if os.getppid() == supervisor:
+            worker.probe(folder, request, place)
+    finally:
+        os._exit(0)
+
+
+def _first_failure(ranks: dict[int, int], folders: list[ProbeFolder]) -> RankEnding | None:
+    """Wait for all; with the first failure end the others, and say whose it was."""
+    left = dict(ranks)
+    while left:
+        pid, status = os.wait()
+        ending = _ending(left.pop(pid), status, folders)
+        if _is_well(ending):
+            continue
+        time.sleep(SETTLE_S)
+        failed = [ending]
+        for other, rank in left.items():
+            done, status = os.waitpid(other, os.WNOHANG)
+            if done:
+                failed.append(_ending(rank, status, folders))
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(other, signal.SIGKILL)
+                os.waitpid(other, 0)
+        return first_of([one for one in failed if not _is_well(one)], folders)
+    return None
+
+
+def first_of(endings: list[RankEnding], folders: list[ProbeFolder]) -> RankEnding:
+    """The failure that the others followed: memory that ran out, whatever the others died of; else
+    a death without a word; else the earliest reply."""
+    memory = ("oom", "host_oom")
+    full = [one for one in endings if one.reply is not None and one.reply.get("outcome") in memory]
+    silent = [one for one in endings if one.reply is None]
+    if silent and not full:
+        return silent[0]
+    endings = full or endings
+    return min(endings, key=lambda one: folders[one.rank].reply.stat().st_mtime_ns)
+
+
+def _ending(rank: int, status: int, folders: list[ProbeFolder]) -> RankEnding:
+    reply = read_json(folders[rank].reply)
+    return RankEnding(
+        rank=rank,
+        exit_code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        reply=reply if isinstance(reply, dict) else None,
+    )
+
+
+def _is_well(ending: RankEnding) -> bool:
+    """Whether a rank trained to its end; it may have ended above its limit."""
+    return ending.reply is not None and "failure" in ending.reply and not ending.reply["failure"]
+
+
+def _end_alike(ending: RankEnding) -> None:
+    """End as the rank did, for the parent to name it."""
+    if ending.signal is not None:
+        with contextlib.suppress(OSError):  # of SIGKILL there is nothing to restore
+            signal.signal(ending.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), ending.signal)
+    os._exit(ending.exit_code or 1)

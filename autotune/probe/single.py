@@ -1,0 +1,46 @@
+"""Survey a job without a run: for one probe, or to see its space."""
+
+from pathlib import Path
+
+from autotune.facts import Facts
+from autotune.job.job import Job
+from autotune.probe.measure import measure_candidate
+from autotune.probe.protocol import Measurement
+from autotune.probe.survey import check_host_memory, memory_limit, refuse_untried, survey
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ProbeServer
+from autotune.space.bind import SearchSpace, bind
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import Candidate
+
+
+def probe_once(
+    job: Job, definition: SpaceDefinition, scratch: Path
+) -> tuple[Candidate, Measurement]:
+    """Measure the job's default candidate (pinned knobs as pinned)."""
+    refuse_untried(job)
+    run = RunFolder(path=scratch)
+    with ProbeServer(run.log) as server:
+        facts = survey(job, run, server)
+        limit = memory_limit(job, facts.device)
+        check_host_memory(job, facts)
+        candidate = bind(definition, job, facts).default()
+        measurement = measure_candidate(
+            server,
+            run.probe(0),
+            job,
+            facts,
+            candidate,
+            rows=run.rows,
+            output_dir=run.output,
+            limit=limit,
+        )
+        return candidate, measurement
+
+
+def bound_space(job: Job, definition: SpaceDefinition, scratch: Path) -> tuple[SearchSpace, Facts]:
+    """The space of a job on this machine, and the facts it is bound to."""
+    run = RunFolder(path=scratch)
+    with ProbeServer(run.log) as server:
+        facts = survey(job, run, server)
+    return bind(definition, job, facts), facts

@@ -1,0 +1,202 @@
+"""The child's side of a survey: facts of the model and the data, and the tokenized rows.
+
+Raises nothing: what is wrong with the user's model, data or training fields is told in the reply.
+"""
+
+import contextlib
+import io
+import json
+import os
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import UserError, user_error
+from autotune.job.methods import METHODS
+from autotune.probe.protocol import SurveyRequest
+from autotune.process.messages import ProbeFolder, read_json, write_json
+
+MEANT_TO_BE_READ = (ValueError, OSError, ImportError)
+"""Errors whose messages are sentences: a KeyError's is no more than the key."""
+NO_SENTENCES = (json.JSONDecodeError, UnicodeError)
+"""Of these it is not known what was read, unless their names are told."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model")
+
+
+def survey(path: Path) -> None:
+    """Answer `request.json` with `{"model", "data"}`, or with `{"problems": [...]}`, of which each
+    is `[where, what, hint or null]`."""
+    folder = ProbeFolder(path=path)
+    request = SurveyRequest.from_plain(read_json(folder.request) or {})
+    os.environ.update(request.environment)  # transformers takes the first GPU that it sees
+    problems: list[tuple[str, str, str | None]] = []
+    reply: dict[str, Any] = {"problems": problems}
+    where = "training"
+    try:
+        _check_training(request, folder.scratch)
+        where = "reward_funcs"
+        _check_rewards(request)
+        where = "model"
+        model = _model(request)
+        reply["model"] = asdict(model)
+        where = "reward_model_path"
+        _check_reward_model(request, model)
+        where = "model"
+        tokenizer = _tokenizer(request, model.path, model.vocab_size)
+        where = "dataset"
+        reply["data"] = asdict(_data(request, tokenizer))
+    except MemoryError:
+        raise
+    except UserError as error:
+        problems += [(one.where or where, one.what, one.hint) for one in error.problems]
+    except Exception as error:
+        traceback.print_exc()
+        problems.append((where, said(error), None))
+    write_json(folder.reply, reply)
+
+
+def said(error: Exception) -> str:
+    """An error as a sentence; with the name of its class where that tells more."""
+    message, name = " ".join(str(error).split())[:600], type(error).__name__
+    if not message:
+        return f"{name}, with no message"
+    readable = isinstance(error, MEANT_TO_BE_READ) and not isinstance(error, NO_SENTENCES)
+    return message if readable else f"{name}: {message}"
+
+
+def _check_training(request: SurveyRequest, scratch: Path) -> None:
+    """Let TRL itself judge the user's fields."""
+    from autotune.training.registry import family
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config = {"output_dir": str(scratch), "bf16": False, **request.training}
+            family(request.method).parse(config, scratch)
+    except SystemExit:  # argparse, which has printed why
+        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
+
+
+def _check_rewards(request: SurveyRequest) -> None:
+    """What rewards completions can be found."""
+    if request.reward_funcs:
+        from autotune.training.online import reward_function
+
+        problems = []
+        for name in request.reward_funcs:
+            try:
+                reward_function(name)
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+def _check_reward_model(request: SurveyRequest, policy: Any) -> None:
+    """What judges completions has one output; PPO shows it the policy's tokens, too."""
+    if request.reward_model_path is None:
+        return
+    from autotune.facts.model import check_labels, model_config
+
+    trust = bool(request.training.get("trust_remote_code", False))
+    check_labels(request.reward_model_path, trust_remote_code=trust)
+    if not METHODS[request.method].value_model or policy.vocab_size is None:
+        return
+    config = model_config(request.reward_model_path, "reward", trust_remote_code=trust)
+    words = config.get_text_config().vocab_size
+    if words < policy.vocab_size:
+        raise user_error(
+            f"PPO shows the policy's {policy.vocab_size} tokens to the reward model, which knows "
+            f"{words}",
+            hint="take one that was made from the policy's family",
+        )
+
+
+def _model(request: SurveyRequest) -> Any:
+    from autotune.facts.model import survey_model
+
+    return survey_model(
+        request.model,
+        request.weights,
+        Path(request.run_folder) / "model",
+        method=request.method,
+        revision=request.training.get("model_revision"),
+        trust_remote_code=bool(request.training.get("trust_remote_code", False)),
+    )
+
+
+def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any:
+    """The model's tokenizer; where there is no data, one is made for a model that has none.
+
+    transformers 5 makes an empty tokenizer of a folder without one, so the files are looked for.
+    """
+    import transformers
+
+    folder = Path(path)
+    if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
+        made = Path(request.run_folder) / "model"
+        if request.lengths is None or folder != made:
+            raise OSError(
+                f"{folder} holds no tokenizer, needed to read the data; put one beside the "
+                "config, or give `dataset: {lengths: ...}`"
+            )
+        return make_tokenizer(made, vocabulary or 256)
+    return transformers.AutoTokenizer.from_pretrained(
+        path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
+    )
+
+
+def make_tokenizer(folder: Path, vocabulary: int) -> Any:
+    """A tokenizer of made-up words, kept in `folder` beside the model's config."""
+    import transformers
+
+    _word_level(vocabulary).save_pretrained(folder)
+    made = transformers.AutoTokenizer.from_pretrained(folder)
+    if made("<3>")["input_ids"]:
+        return made
+    # Of some types (Qwen2) transformers keeps the vocabulary and reads it as bytes and merges.
+    _byte_level(vocabulary - 1).save_pretrained(folder)  # transformers adds a word
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def _word_level(vocabulary: int) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    words = {"<pad>": 0, "<eos>": 1} | {f"<{n}>": n for n in range(2, vocabulary)}
+    made = Tokenizer(WordLevel(words, unk_token="<eos>"))
+    made.pre_tokenizer = WhitespaceSplit()
+    return _with_ends(made)
+
+
+def _byte_level(vocabulary: int) -> Any:
+    """Words of one letter are a token each, with the space before them."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as Decoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    space = "\u0120"
+    alphabet = sorted(set(ByteLevel.alphabet()) - {"a", space})
+    known = ["<pad>", "<eos>", "a", space, f"{space}a", *alphabet][:vocabulary]
+    words = {word: n for n, word in enumerate(known)}
+    words |= {f"<{n}>": n for n in range(len(words), vocabulary)}
+    made = Tokenizer(BPE(words, [(space, "a")]))
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), Decoder()
+    return _with_ends(made)
+
+
+def _with_ends(made: Any) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+
+def _data(request: SurveyRequest, tokenizer: Any) -> Any:
+    from autotune.facts.data import survey_data
+
+    folder = Path(request.run_folder) / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    return survey_data(request, tokenizer, folder)

@@ -1,0 +1,31 @@
+"""What probes of all methods have in common; the child's side (`worker.py`)."""
+
+from pathlib import Path
+from typing import Any
+
+from autotune.training.spec import ProbeRequest
+
+
+def configured(
+    trains: Any, request: ProbeRequest, sharing: Any, scratch: Path, **own: Any
+) -> tuple[Any, Any]:
+    """The arguments of the method and of its model, as a rank of the probe has them.
+
+    Args:
+        trains: the method's `Family`.
+        sharing: the rank's `Sharing`.
+        own: fields that this probe sets.
+    """
+    overrides = {**trains.overrides, **sharing.overrides, **own, "output_dir": str(scratch)}
+    _, training, model = trains.parse({**request.config, **overrides}, scratch)
+    return training, model
+
+
+def told(meter: Any, sharing: Any, trainer: Any) -> dict[str, Any]:
+    """Fields of a measurement that a meter of any method knows."""
+    return {
+        "engine": sharing.checked_engine(trainer),
+        "last_loss": meter.last_loss,
+        "gradient_norm": meter.gradient_norm,
+        "processor_wait_share": meter.processor_wait_share,
+    }

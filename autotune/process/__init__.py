@@ -1,0 +1,1 @@
+"""Children: how they start, are watched, and end."""

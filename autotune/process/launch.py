@@ -1,0 +1,170 @@
+"""Run a command as the user would, watch it from outside, and end it with everything it started.
+
+What is measured is what an outsider can see: when each line came out, the highest memory of any
+of its processes (resident size from the kernel's accounting; on a GPU what NVML says, sampled every
+0.2 s), and how it ended. It ends when its first process does: what that leaves in its process group
+and beyond it is killed, and output is not waited for. A guard (`guard.py`) ends it all if we are
+killed.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from autotune.facts import devices
+from autotune.process.limits import LaunchReport
+from autotune.process.proc import process_status, session_peak_bytes
+
+GUARD = "autotune.process.guard"
+_POLL_S = 0.2
+_TERM_S = 5.0
+_DRAIN_S = 1.0
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    gpus: Sequence[int],
+) -> LaunchReport:
+    """Run `command` to its end, or kill its group after `timeout_s`; its output goes to `log`."""
+    meter = _Meter(gpus)
+    began = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", GUARD, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        output = _Output(process.stdout.fileno(), file, began)
+        timed_out = False
+        try:
+            while not _ended(process.pid) and not timed_out:
+                output.read(_POLL_S)
+                meter.sample(process.pid)
+                timed_out = time.monotonic() - began > timeout_s
+        finally:
+            _end_group(process)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            output.drain()
+            process.stdout.close()
+            process.stdin.close()
+    return LaunchReport(
+        exit_code=process.returncode,
+        timed_out=timed_out,
+        seconds=time.monotonic() - began,
+        peak_resident_bytes=meter.peak_resident(usage.ru_maxrss * 1024),
+        peak_gpu_bytes=meter.peak_gpu,
+        lines=tuple(output.lines),
+    )
+
+
+class _Output:
+    """What a command says, as it says it."""
+
+    def __init__(self, source: int, log: BinaryIO, began: float):
+        self.lines: list[tuple[float, str]] = []
+        self._source, self._log, self._began = source, log, began
+        self._buffer = b""
+        self._open = True
+
+    def read(self, timeout_s: float) -> bool:
+        """Take what comes within a time; whether anything came."""
+        if not self._open:
+            time.sleep(timeout_s)
+            return False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._source, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return False
+        chunk = os.read(self._source, 65536)
+        self._open = bool(chunk)
+        self._log.write(chunk)
+        *whole, self._buffer = (self._buffer + chunk).split(b"\n")
+        self._add(whole)
+        return self._open
+
+    def drain(self) -> None:
+        """Take what is left when the command has ended; a last line may lack its newline."""
+        deadline = time.monotonic() + _DRAIN_S
+        while self._open and time.monotonic() < deadline and self.read(0.0):
+            pass
+        if self._buffer:
+            self._add([self._buffer])
+
+    def _add(self, lines: list[bytes]) -> None:
+        now = time.monotonic() - self._began
+        self.lines += [(now, line.decode(errors="replace")) for line in lines]
+
+
+class _Meter:
+    """The highest memory of a session's processes.
+
+    The kernel's figure for an ended process is exact, but begins with the resident size of the
+    process that started it: us. Where it is no higher than ours, the sampled one is taken.
+    """
+
+    def __init__(self, gpus: Sequence[int]):
+        self.peak_gpu: int | None = None
+        self._gpus = {gpu: devices.gpu_used_bytes(gpu) for gpu in gpus}
+        """What each held before."""
+        self._sampled = 0
+        self._next = 0.0
+
+    def sample(self, leader: int) -> None:
+        """Look, unless the last look was a moment ago."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _POLL_S
+        self._sampled = max(self._sampled, session_peak_bytes(leader))
+        for gpu, before in self._gpus.items():
+            used = devices.gpu_used_bytes(gpu)
+            if used is not None and before is not None:
+                self.peak_gpu = max(self.peak_gpu or 0, used - before)
+
+    def peak_resident(self, accounted: int) -> int:
+        """The peak of a command for which the kernel accounted so much."""
+        ours = 1.1 * process_status("VmHWM")
+        return accounted if accounted > ours or not self._sampled else self._sampled
+
+
+def _ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End the guard and all it has under it. A command that still runs is asked first: it may know
+    how to end what it started. Then the guard is told to, which finds also what left the group."""
+    if not _ended(process.pid):
+        _signal_group(process.pid, signal.SIGTERM)
+    if not _ends_within(process.pid, _TERM_S):
+        assert process.stdin is not None
+        process.stdin.close()
+        _ends_within(process.pid, _TERM_S)
+    _signal_group(process.pid, signal.SIGKILL)
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not _ended(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return _ended(pid)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

@@ -1,0 +1,65 @@
+"""How long a child may take, and how it ended. Plain values."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.process.host_memory import HostUse
+
+Watcher = Callable[[dict[str, Any]], str | None]
+"""Sees each progress event; a text that it returns ends the child, and is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a child may take, in seconds."""
+
+    wall_s: float = 300.0
+    stall_s: float = 30.0
+    """Silence without using the processor after which a child counts as hung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a child ended: `why` is exited, wall, stall, stopped, host (its memory) or lost."""
+
+    why: str
+    exit_code: int | None
+    signal: int | None
+    max_rss_bytes: int | None
+    strays: int
+    seconds: float
+    rss_at_stop_bytes: int | None = None
+    """Of the process of its session that held most when it was ended: a rank, where there are."""
+    stop_reason: str | None = None
+    events: tuple[dict[str, Any], ...] = ()
+    host: HostUse = HostUse()
+    """What was seen of the host's memory, where it was watched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchReport:
+    """How a launched command went. `lines` are (seconds since the start, text)."""
+
+    exit_code: int
+    timed_out: bool
+    seconds: float
+    peak_resident_bytes: int
+    peak_gpu_bytes: int | None
+    lines: tuple[tuple[float, str], ...]
+
+
+def lost(seconds: float) -> Ending:
+    """The server itself is gone, and its children with it."""
+    return Ending(
+        why="lost", exit_code=None, signal=None, max_rss_bytes=None, strays=0, seconds=seconds
+    )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,112 @@
+"""What the kernel tells of other processes, read from /proc. Seconds and bytes.
+
+A child leads a session of its own, so what it started is found by its session id.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.process.template import template_pid
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name (the first is the state); None: it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Processor time that `pid` has used; None once it is gone."""
+    fields = _stat(pid)
+    return _ticks(fields[11:13]) if fields is not None else None
+
+
+def _ticks(fields: list[str]) -> float:
+    return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory of `pid` now; None once it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _session(leader: int) -> Iterator[tuple[int, list[str]]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            fields = _stat(int(entry.name))
+            if fields is not None and int(fields[3]) == leader:
+                yield int(entry.name), fields
+
+
+def session_members(leader: int) -> list[int]:
+    """The processes of a session that run the same program as its leader: ranks and what loads
+    their data, but no compiler that one of them has started."""
+    own = _program(leader)
+    return [pid for pid, _ in _session(leader) if own is not None and _program(pid) == own]
+
+
+def _program(pid: int) -> str | None:
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:  # gone, or somebody else's
+        return None
+
+
+def session_processor_seconds(leader: int) -> float:
+    """Processor time of a whole session, with what its processes have waited for."""
+    return sum(_ticks(fields[11:15]) for _, fields in _session(leader))
+
+
+def session_resident_bytes(leader: int) -> int | None:
+    """Resident memory now of that process of a session which holds most; None once all are gone.
+
+    Of a probe of several ranks that is the fullest rank: its leader only waits for them.
+    """
+    held = (resident_bytes(pid) for pid, _ in _session(leader))
+    return max((one for one in held if one is not None), default=None)
+
+
+def session_peak_bytes(leader: int) -> int:
+    """The highest resident size that a living process of a session has had."""
+    peak = 0
+    for pid, _ in _session(leader):
+        with contextlib.suppress(OSError, KeyError):  # gone, or waiting to be reaped
+            peak = max(peak, process_status("VmHWM", pid))
+    return peak
+
+
+def processor_wait_seconds() -> float | None:
+    """How long the threads of this process have waited for a core; None where the kernel is silent.
+
+    On a machine of one's own it hardly grows; where others compute too, it does.
+    """
+    waited = 0
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+                waited += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return waited / 1e9
+
+
+def process_status(field: str, pid: int | str = "self") -> int:
+    """A size of a process from /proc/PID/status, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def unmapped_bytes() -> int:
+    """What a fresh process has of the libraries' pages, and this one has not mapped yet."""
+    return process_status("RssFile", template_pid()) - process_status("RssFile")

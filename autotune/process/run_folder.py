@@ -1,0 +1,218 @@
+"""The files of one run. This class owns every path; nothing else joins path names.
+
+study.db          the Optuna study (unless another storage was asked for)
+job.yaml          the job, resolved
+run.json          how the run was started: version, study name, whether study.db holds it, time
+machine.json      device and stack at the start
+facts.json        what the survey found
+space.json        a fingerprint of the search space
+estimates.json    what each candidate was expected to take; estimates/ what was traced for it
+ending.json       why the search ended, and what it saved
+data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
+model/            only where the job named a bare config
+probes/NNNN/      request, reply, progress and logs of each probe
+verification/     the data, output and log of the verified launch
+bundle/           what is emitted
+"""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import user_error
+from autotune.process.messages import ProbeFolder, read_json, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """One run on disk."""
+
+    path: Path
+
+    @property
+    def database(self) -> Path:
+        return self.path / "study.db"
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def machine(self) -> Path:
+        return self.path / "machine.json"
+
+    @property
+    def facts(self) -> Path:
+        return self.path / "facts.json"
+
+    @property
+    def space(self) -> Path:
+        return self.path / "space.json"
+
+    @property
+    def estimates(self) -> Path:
+        return self.path / "estimates.json"
+
+    @property
+    def ending(self) -> Path:
+        return self.path / "ending.json"
+
+    @property
+    def rows(self) -> Path:
+        return self.path / "data" / "rows"
+
+    @property
+    def raw(self) -> Path:
+        return self.path / "data" / "raw"
+
+    @property
+    def dataset(self) -> Path:
+        """A folder around a data set that is one file, so that it has a name to be loaded by."""
+        return self.path / "dataset"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "server.log"
+
+    @property
+    def survey(self) -> ProbeFolder:
+        return ProbeFolder(path=self.path / "survey")
+
+    @property
+    def bundle(self) -> Path:
+        return self.path / "bundle"
+
+    @property
+    def recommendation(self) -> Path:
+        return self.bundle / "recommendation.json"
+
+    @property
+    def launch(self) -> Path:
+        return self.bundle / "launch.sh"
+
+    @property
+    def verification(self) -> Path:
+        return self.path / "verification"
+
+    @property
+    def what_if(self) -> Path:
+        return self.path / "what_if"
+
+    @property
+    def output(self) -> Path:
+        """Where the real training writes unless the job says otherwise."""
+        return self.path / "output"
+
+    def probe(self, number: int) -> ProbeFolder:
+        """The folder of probe `number`."""
+        return ProbeFolder(path=self.path / "probes" / f"{number:04d}")
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write a file of this run whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(path.name + ".draft")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+
+    def write_bundle(self, target: Path, files: Mapping[str, str]) -> None:
+        """Put a bundle in place of the one before it: whole, or not at all."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".bundle-", dir=target.parent))
+        for name, text in files.items():
+            (draft / name).write_text(text, encoding="utf-8")
+        draft.chmod(0o755)
+        for script in draft.glob("*.sh"):
+            script.chmod(0o755)
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=".old-", dir=target.parent))
+            target.rename(old / "bundle")
+            draft.rename(target)
+            shutil.rmtree(old)
+        else:
+            draft.rename(target)
+
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return self.run.is_file()
+
+    def begin(self, job_yaml: str, info: Mapping[str, Any]) -> None:
+        """Start a run in this folder, which must be new or empty.
+
+        Raises:
+            UserError: something is there already.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            hint = "choose another folder"
+            if self.exists():
+                own = shlex.quote(str(self.path))
+                hint = f"go on with it by `autotune run --resume {own}`, or {hint}"
+            raise user_error("the folder is not empty", where=str(self.path), hint=hint)
+        self.write_text(self.job, job_yaml)
+        write_json(self.run, dict(info))
+
+    def check_storage(self, storage: str | None) -> None:
+        """A run whose study is elsewhere is opened only there (its URL is not kept: it may hold
+        a password).
+
+        Raises:
+            UserError: there is no run here, or its study is in another storage.
+        """
+        own = self.read(self.run).get("own_storage", True)
+        if own and storage is not None:
+            raise user_error(
+                "the run keeps its study in study.db", where="--storage", hint="omit it"
+            )
+        if not own and storage is None:
+            raise user_error(
+                "the run keeps its study in a storage of its own",
+                where=str(self.path),
+                hint="name that --storage again",
+            )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process from working on the same run.
+
+        Raises:
+            UserError: another process does.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise user_error(
+                    "another autotune process is working on this run",
+                    where=str(self.path),
+                    hint="wait for it, or end it first",
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """A JSON object of this run.
+
+        Raises:
+            UserError: it is missing or broken.
+        """
+        data = read_json(path)
+        if not isinstance(data, dict):
+            raise user_error(
+                f"{path.name} is missing or unreadable",
+                where=str(self.path),
+                hint="name a run folder that `autotune run` made",
+            )
+        return data

@@ -1,0 +1,299 @@
+"""The parent's side: start a child, watch it, end it, and say how it ended.
+
+Every process this project starts is started here. A child is watched in five ways: it exits; it
+outlives its time; it stops making progress while using no processor (a hang); it takes more of the
+host's memory than it may; or the caller has seen enough of its progress (a probe that cannot win).
+Whatever happens becomes an `Ending`.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from autotune.errors import machine_error
+from autotune.process.forkserver import CHOICE
+from autotune.process.host_memory import HostMeter, HostUse
+from autotune.process.limits import Ending, Limits, Watcher, lost
+from autotune.process.logs import LogTail
+from autotune.process.messages import ProbeFolder
+from autotune.process.proc import (
+    processor_seconds,
+    session_processor_seconds,
+    session_resident_bytes,
+)
+from autotune.process.progress import ProgressReader
+
+PRELOAD = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "autotune.process.preload",
+)
+_POLL_S = 0.05
+_KILL_S = 30.0
+"""How long a kill may take to show; a driver that hangs can hold a process for ever."""
+_CLOSE_S = 10.0
+
+
+class ProbeServer:
+    """A running forkserver, and the only way to start a child. Use as a context manager."""
+
+    def __init__(
+        self,
+        log: Path,
+        preload: tuple[str, ...] = PRELOAD,
+        environment: dict[str, str] | None = None,
+        ready_s: float = 300.0,
+    ):
+        """A server that imports `preload`, and gives up after `ready_s` seconds of that."""
+        self._log = log
+        self._ready_s = ready_s
+        self._preload = preload
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self.fresh: str | None = None
+        """Why every child is a fresh process, slower by the imports; None: children are forked."""
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._buffer = b""
+        # -P: the folder that the user stands in may hold a `datasets.py`.
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "autotune.process.forkserver", *self._preload],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **child_environment(), **self._environment},
+                start_new_session=True,
+            )
+        began = time.monotonic()
+        ready = self._next_event(self._ready_s)
+        if ready is None:
+            late = time.monotonic() - began >= self._ready_s
+            self.close()
+            if late:
+                raise machine_error(
+                    f"the training stack was still being imported after {self._ready_s:g} s",
+                    hint="this machine is busy with something else, or its disk is slow: try again",
+                )
+            raise machine_error(
+                "the training stack cannot be imported",
+                where=str(self._log),
+                hint="read that log; then check the installation with `autotune env`",
+            )
+        if ready["event"] == "cuda":
+            self.close()
+            why = f"fresh: importing {ready['starter']} starts CUDA"
+            self._environment = {**self._environment, CHOICE: why}
+            self._start()
+        else:
+            self.fresh = ready["fresh"]
+
+    def close(self) -> None:
+        """End the server; it kills its children when its input closes."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def run(
+        self,
+        folder: ProbeFolder,
+        worker: str,
+        limits: Limits,
+        watch: Watcher | None = None,
+        host: HostMeter | None = None,
+    ) -> Ending:
+        """Run `worker` on `folder` in a child of its own until it ends, one way or another.
+
+        Args:
+            host: watches what it takes of the host's memory, and may end it.
+        """
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.reply.unlink(missing_ok=True)
+        folder.progress.unlink(missing_ok=True)
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+        try:
+            self._send({"start": str(folder.path), "worker": worker})
+            started = self._next_event(timeout_s=30.0)
+            if started is None:
+                self.close()
+                return lost(0.0)
+            return _Watch(self, folder, int(started["pid"]), limits, watch, host).until_end()
+        except BaseException:
+            self.close()  # and the child with it; what it would still say is not for the next run
+            raise
+
+    def kill(self, pid: int) -> None:
+        """Kill a child and its whole group."""
+        self._send({"kill": pid})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._process.wait()
+
+    def _next_event(self, timeout_s: float) -> dict[str, Any] | None:
+        """The server's next event; None after `timeout_s` or when the server is gone."""
+        assert self._process is not None and self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    return None
+                chunk = os.read(self._process.stdout.fileno(), 65536)
+                if not chunk:
+                    return None
+                self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server still runs."""
+        return self._process is not None and self._process.poll() is None
+
+
+class _Watch:
+    """One child under watch."""
+
+    def __init__(
+        self,
+        server: ProbeServer,
+        folder: ProbeFolder,
+        pid: int,
+        limits: Limits,
+        watch: Watcher | None,
+        host: HostMeter | None,
+    ):
+        self._server, self._pid = server, pid
+        self._limits, self._watch, self._host = limits, watch, host
+        self._reader = ProgressReader(folder.progress)
+        self._logs = (LogTail(folder.stdout), LogTail(folder.stderr))
+        self._events: list[dict[str, Any]] = []
+        self._began = self._heard = time.monotonic()
+        self._processor_s = 0.0
+        self._session_s: float | None = None
+        self._kill_by = float("inf")
+        self._rss: int | None = None
+        self._stop: tuple[str, str | None] | None = None
+
+    def until_end(self) -> Ending:
+        while True:
+            event = self._server._next_event(_POLL_S)
+            if event is not None and event["event"] == "exited" and event["pid"] == self._pid:
+                self._read_progress(deciding=False)
+                break
+            if time.monotonic() > self._kill_by:
+                self._server.close()
+            if not self._server.alive:
+                # The child dies with the server, but not what the child has started.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, signal.SIGKILL)
+                return lost(time.monotonic() - self._began)
+            if self._stop is None:
+                self._look()
+            for log in self._logs:
+                log.cut()
+        for log in self._logs:
+            log.finish()
+        why, reason = self._stop or ("exited", None)
+        return Ending(
+            why=why,
+            stop_reason=reason,
+            exit_code=event["exit_code"],
+            signal=event["signal"],
+            max_rss_bytes=event["max_rss_bytes"],
+            strays=event["strays"],
+            seconds=time.monotonic() - self._began,
+            rss_at_stop_bytes=self._rss,
+            events=tuple(self._events),
+            host=HostUse() if self._host is None else self._host.use,
+        )
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        reason = self._read_progress(deciding=True)
+        processor = processor_seconds(self._pid)
+        if processor is not None and processor > self._processor_s + 0.01 * self._limits.stall_s:
+            self._processor_s, self._heard, self._session_s = processor, now, None
+        elif now - self._heard > 0.5 * self._limits.stall_s:
+            self._hear_session(now)
+        if self._host is not None and self._host.passed(self._pid):
+            self._end("host", None)
+        elif reason is not None:
+            self._end("stopped", reason)
+        elif now - self._began > self._limits.wall_s:
+            self._end("wall", None)
+        elif now - self._heard > self._limits.stall_s:
+            self._end("stall", None)
+
+    def _hear_session(self, now: float) -> None:
+        """What a silent child waits for may be at work: a compiler, say."""
+        used = session_processor_seconds(self._pid)
+        if self._session_s is None:
+            self._session_s = used
+        elif used > self._session_s + 0.01 * self._limits.stall_s:
+            self._heard, self._session_s = now, None
+
+    def _read_progress(self, *, deciding: bool) -> str | None:
+        reason = None
+        for event in self._reader.new_events():
+            self._heard = time.monotonic()
+            self._events.append(event)
+            if self._host is not None:
+                self._host.heard(event)
+            if deciding and reason is None and self._watch is not None:
+                reason = self._watch(event)
+        return reason
+
+    def _end(self, why: str, reason: str | None) -> None:
+        self._rss = session_resident_bytes(self._pid)
+        self._stop = (why, reason)
+        self._kill_by = time.monotonic() + _KILL_S
+        self._server.kill(self._pid)
+
+
+def child_environment() -> dict[str, str]:
+    """What every child sees besides the user's own environment."""
+    return {
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        # Torch asks NVML whether there is a GPU, and does not start CUDA to find out.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }

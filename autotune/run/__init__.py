@@ -1,0 +1,1 @@
+"""A run from its facts to its bundle; `tuning.py` is the story."""

@@ -1,0 +1,142 @@
+"""What is expected of each candidate: what children traced, as estimates; and what measurements
+teach about them. Pure, but for files that keep it."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.estimate.estimate import Estimate, estimate_from_plain, prior_residual
+from autotune.estimate.protocol import EstimateReply
+from autotune.estimate.residual import Residual, refined
+from autotune.estimate.speed.calibration import Coefficients, calibrated
+from autotune.facts import Facts
+from autotune.plan.candidates import TYPICAL_PROCESS
+from autotune.search.record import Record
+from autotune.space.knobs import Candidate
+
+HOPELESS = 0.95
+"""Candidates that run out of memory with more than this probability are never probed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectations:
+    """The estimates of a space, and what is assumed of the device before it was measured.
+
+    Attributes:
+        estimates: by the candidate's key.
+        prior: what a process takes beyond the estimate, before any probe.
+        limit_bytes: what a probe may take.
+    """
+
+    estimates: Mapping[str, Estimate]
+    prior: Residual
+    limit_bytes: int
+
+    def residual(self, records: Sequence[Record]) -> Residual:
+        """What the probes so far say of the estimates: an offset, a spread, how sure both are."""
+        estimated_bytes, measured_bytes = [], []
+        for record in records:
+            estimate = self.estimates.get(record.candidate.key)
+            measurement = record.measurement
+            if estimate is None or measurement is None or measurement.outcome != "ok":
+                continue
+            if estimate.traced and measurement.peak_memory_bytes is not None:
+                estimated_bytes.append(float(estimate.own_reserved_bytes))
+                own = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
+                measured_bytes.append(float(own))
+        return refined(self.prior, estimated_bytes, measured_bytes)
+
+    def speed(self, records: Sequence[Record]) -> Coefficients:
+        """What the probes so far say of the estimated step times: a factor for each of their parts,
+        and how sure these are."""
+        parts, measured_s = [], []
+        for record in records:
+            estimate = self.estimates.get(record.candidate.key)
+            measurement = record.measurement
+            if estimate is None or measurement is None or measurement.outcome != "ok":
+                continue
+            if estimate.time_parts is not None and measurement.step_time_s:
+                parts.append(estimate.time_parts)
+                measured_s.append(measurement.step_time_s)
+        return calibrated(parts, measured_s)
+
+    def speeds(self) -> dict[str, float]:
+        """Expected tokens per second before any probe, by key, where there is an estimate of it."""
+        told = ((key, one.tokens_per_s) for key, one in self.estimates.items())
+        return {key: speed for key, speed in told if speed is not None}
+
+    def probability_of_oom(self, candidate: Candidate, residual: Residual) -> float | None:
+        """Probability that the candidate needs more than the limit; None: nothing is known."""
+        estimate = self.estimates.get(candidate.key)
+        if estimate is None:
+            return None
+        if estimate.server is not None and estimate.server.missing_bytes is not None:
+            return 1.0
+        own = estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1)
+        if not estimate.traced:
+            residual = dataclasses.replace(
+                residual, relative_sigma=max(residual.relative_sigma, own)
+            )
+        residual = residual.with_noise(estimate.continued_sigma if estimate.traced else 0.0)
+        left = self.limit_bytes - estimate.vllm_bytes
+        return residual.probability_above(estimate.own_reserved_bytes, left)
+
+    def hopeless(
+        self, candidates: Sequence[Candidate], records: Sequence[Record]
+    ) -> frozenset[str]:
+        """Keys of candidates that are not worth a probe; never of all.
+
+        Where nothing is expected to fit, the leanest is left: a measurement has to say so.
+        """
+        residual = self.residual(records)
+        out = {
+            candidate.key
+            for candidate in candidates
+            if self.beyond_host(candidate.key)
+            or not self._at_most(candidate)
+            and (self.probability_of_oom(candidate, residual) or 0.0) > HOPELESS
+        }
+        if len(out) == len(candidates) and candidates:
+            out.discard(min(candidates, key=self._leanness).key)
+        return frozenset(out)
+
+    def beyond_host(self, key: str) -> bool:
+        """Whether a candidate is as good as certain to take more of the host than there is."""
+        estimate = self.estimates.get(key)
+        return estimate is not None and (estimate.p_host_oom or 0.0) > HOPELESS
+
+    def _leanness(self, candidate: Candidate) -> tuple[bool, int]:
+        estimate = self.estimates[candidate.key]
+        return self.beyond_host(candidate.key), estimate.peak_memory_bytes
+
+    def _at_most(self, candidate: Candidate) -> bool:
+        estimate = self.estimates.get(candidate.key)
+        return estimate is not None and estimate.at_most
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {
+            "schema": 1,
+            "prior": dataclasses.asdict(self.prior),
+            "limit_bytes": self.limit_bytes,
+            "estimates": {
+                key: {**estimate.plain(), "fits": estimate.fits}
+                for key, estimate in self.estimates.items()
+            },
+        }
+
+
+def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
+    """The expectations that JSON data hold."""
+    return Expectations(
+        estimates={key: estimate_from_plain(one) for key, one in data["estimates"].items()},
+        prior=Residual(**data["prior"]),
+        limit_bytes=data["limit_bytes"],
+    )
+
+
+def prior_of(replies: Collection[EstimateReply], facts: Facts) -> Residual:
+    """What is assumed of a process before any was measured."""
+    held = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
+    return prior_residual(facts.device.kind, held)

@@ -1,0 +1,57 @@
+"""A memory limit below what a training process takes before it holds any of the model: nothing can
+fit, and no change of the job helps. Said before the first probe."""
+
+from autotune.job.job import Job
+from autotune.run.session import Result, Session
+from autotune.search.recommend import NothingFits
+from autotune.units import format_bytes
+
+MIB = 2**20
+SURE = 2.5
+"""Standard deviations by which the process must be above the limit: on the CPU that leaves what a
+process with the stack was measured to hold before it trains."""
+
+
+def process_alone(session: Session) -> NothingFits | None:
+    """Why nothing can fit, where the process alone takes more than a candidate may; else None."""
+    prior, job = session.expectations.prior, session.job
+    own = prior.offset_bytes
+    if any(one.measurement and one.measurement.outcome == "ok" for one in session.study.records()):
+        return None  # one came to its end
+    if own - SURE * prior.sigma_bytes <= session.allowed_bytes:
+        return None
+    peaks = [one.peak_memory_bytes for one in session.expectations.estimates.values()]
+    least = min(peaks, default=round(own))
+    return NothingFits(
+        nearest=None,
+        short_bytes=least - session.allowed_bytes,
+        short_is_lower_bound=False,
+        rejected={},
+        why=f"a training process alone takes about {format_bytes(round(own))}, before it holds any "
+        f"of the model; there are {_what_there_is(session)}. By estimate the leanest candidate "
+        f"takes {format_bytes(least)}: the least limit that would work is "
+        f"`devices.memory: {least_limit(least, job)}`",
+    )
+
+
+def least_limit(peak_bytes: int, job: Job) -> str:
+    """The limit whose headroom leaves so much, as a job has it."""
+    return f"{-int(-peak_bytes / (1 - job.headroom) // MIB)}MiB"
+
+
+def without_probes(session: Session, nothing: NothingFits) -> Result:
+    """What a run comes to that need not begin."""
+    return Result(
+        outcome="nothing_fits",
+        records=tuple(session.study.records()),
+        stop_reason="a training process alone takes more than the memory that is there",
+        space_size=len(session.space.candidates),
+        nothing_fits=nothing,
+    )
+
+
+def _what_there_is(session: Session) -> str:
+    limit, share = format_bytes(session.limit_bytes), session.job.headroom
+    if not share:
+        return limit
+    return f"{format_bytes(session.allowed_bytes)} ({limit} less the headroom of {share:.0%})"

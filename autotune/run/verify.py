@@ -1,0 +1,230 @@
+"""Verify a bundle: its own launch command, in a fresh process, through an evaluation and a save.
+
+Nothing of the probe's code runs in that process. Times are read off its log lines (one every
+second step), token counts off the checkpoint it saved, memory off the kernel's accounting or NVML.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.plan.variants import batching
+from autotune.probe.extensions import compiled_folder
+from autotune.probe.protocol import Measurement
+from autotune.process.launch import launch
+from autotune.process.limits import Limits
+from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ProbeServer
+from autotune.run.verdict import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
+from autotune.search.recommend import Ranked
+from autotune.space.settings import device_environment, eval_batch, settings
+from autotune.space.sharding.processes import processes_of
+from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply, RehearsalRequest
+
+TIMEOUT_S = 1800.0
+TIMED_ROWS = 64
+TIMED_S = 3.0
+MAX_TIMED_STEPS = 48
+
+
+def verify(
+    run: RunFolder,
+    job: Job,
+    facts: Facts,
+    chosen: Ranked,
+    server: ProbeServer,
+    probe_again: Callable[[], Measurement],
+) -> Verification:
+    """Rehearse the bundle in `run.bundle`, which must be the one of `chosen`.
+
+    A launch that is only too slow, or much too fast, may mean that the machine is another than it
+    was during the search. Then the candidate is probed again; a second launch of one that was too
+    slow is held against that probe.
+    """
+    if run.verification.exists():
+        shutil.rmtree(run.verification)
+    run.verification.mkdir(parents=True)
+    reply = _prepare_data(run, job, facts, chosen, server)
+    if reply is None:
+        return Verification(
+            verified=False,
+            reason="the rehearsal data could not be written",
+            log=str(run.verification / "rehearsal" / "stderr.log"),
+        )
+    rehearsal = RehearsalReply.from_plain(reply)
+    first = _rehearse(run, job, facts, chosen, rehearsal)
+    ratio = first.speed_against_promise or 1.0
+    config = settings(job, facts, chosen.candidate, str(run.output)).config
+    as_promised = ratio <= 1 + SPEED_TOLERANCE or vllm_runs(config, facts)
+    if not first.only_too_slow and (not first.verified or as_promised):
+        return first
+    fresh = probe_again()
+    if fresh.outcome != "ok" or first.verified:
+        return first
+    now = dataclasses.replace(chosen, measurement=fresh)
+    second = _rehearse(run, job, facts, now, rehearsal)
+    change = (
+        f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {chosen.tokens_per_s:.0f}"
+    )
+    return dataclasses.replace(second, reason=f"{second.reason}; {change}")
+
+
+def timed_steps(chosen: Ranked) -> int:
+    """Timed steps to ask for: enough rows, and long enough; even, as logging is every 2nd."""
+    by_rows = -(-TIMED_ROWS // chosen.candidate.global_batch)
+    by_time = math.ceil(TIMED_S / (chosen.measurement.step_time_s or TIMED_S))
+    wanted = min(max(by_rows, by_time, 4), MAX_TIMED_STEPS)
+    return wanted + wanted % 2
+
+
+def _rehearse(
+    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, rehearsal: RehearsalReply
+) -> Verification:
+    """Launch once, through the timed steps, and judge."""
+    config = settings(job, facts, chosen.candidate, str(run.output)).config
+    log, output = run.verification / "launch.log", run.verification / "output"
+    steps = rehearsal.steps
+    expected_s = steps * (chosen.measurement.step_time_s or 0.0)
+    processes = processes_of(chosen.candidate.values, job)
+    fewer = _fewer_together(config, chosen.measurement.generation_parts or 1, processes)
+    flags = _flags(run.verification / "data", output, steps, job, facts, config, fewer)
+    report = launch(
+        ["bash", str(run.launch), *flags],
+        log=log,
+        environment={
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            # The user's own choice of devices wins in `launch.sh`, and may list several.
+            **device_environment(facts.device),
+            # A folder whose card lists its files is cached by its name alone, whatever it holds
+            # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
+            "HF_DATASETS_CACHE": str(run.verification / "cache"),
+            # What DeepSpeed compiled for the probes (minutes); the user's own folder wins.
+            "TORCH_EXTENSIONS_DIR": os.environ.get(
+                "TORCH_EXTENSIONS_DIR", str(compiled_folder(run.rows))
+            ),
+        },
+        timeout_s=TIMEOUT_S + 3 * expected_s,
+        gpus=(facts.device.index, *facts.device.peers) if facts.device.kind == "cuda" else (),
+    )
+    state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
+    rehearsed = timed_part(report, state, rehearsal)
+    verification = judge(report, state, rehearsed, rehearsal.sizes, chosen, facts, job, str(log))
+    for folder in (output, run.verification / "cache"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return verification
+
+
+def _prepare_data(
+    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, server: ProbeServer
+) -> Any | None:
+    folder = ProbeFolder(path=run.verification / "rehearsal")
+    folder.path.mkdir()
+    config = settings(job, facts, chosen.candidate, str(run.output)).config
+    own_model = facts.model.weights == "random" and Path(facts.model.path).is_dir()
+    bare = own_model and not any(Path(facts.model.path).glob("*.safetensors"))
+    request = RehearsalRequest(
+        method=job.method,
+        rows=str(run.rows),
+        raw=str(run.raw),
+        target=str(run.verification / "data"),
+        dataset_config=job.dataset_config,
+        batching=dataclasses.asdict(batching(job, config, chosen.candidate)),
+        timed_steps=timed_steps(chosen),
+        eval_batch=_eval_batch(job, chosen),
+        rows_total=facts.data.rows,
+        processes=processes_of(chosen.candidate.values, job),
+        make_weights=facts.model.path if bare else None,
+    )
+    write_json(folder.request, request.plain())
+    server.run(folder, "autotune.training.rehearsal_worker:rehearsal", Limits(wall_s=TIMEOUT_S))
+    return read_json(folder.reply)
+
+
+def _eval_batch(job: Job, chosen: Ranked) -> int:
+    given = job.training.get("per_device_eval_batch_size")
+    return given if isinstance(given, int) else eval_batch(job, chosen.candidate)
+
+
+def _flags(
+    data: Path,
+    output: Path,
+    steps: int,
+    job: Job,
+    facts: Facts,
+    given: dict[str, Any],
+    fewer: dict[str, int],
+) -> list[str]:
+    """What the rehearsal changes of the bundle's configuration, which is `given`.
+
+    Args:
+        fewer: how many completions are generated at once, where vLLM's place is taken.
+    """
+    changed: dict[str, Any] = {
+        "dataset_name": data,
+        "dataset_train_split": "train",
+        "dataset_test_split": "test",
+        "output_dir": output,
+        "train_sampling_strategy": "sequential",
+        "max_steps": steps,
+        "logging_strategy": "steps",
+        "logging_steps": LOGGING_STEPS,
+        "eval_strategy": "steps",
+        "eval_steps": steps,
+        "eval_delay": 0,
+        "save_strategy": "steps",
+        "save_steps": steps,
+        "load_best_model_at_end": "false",
+        "report_to": "none",
+        "disable_tqdm": "true",
+        "push_to_hub": "false",
+    }
+    if "shuffle_dataset" in facts.stack.training_fields:
+        changed["shuffle_dataset"] = "false"
+    if not METHODS[job.method].evaluates:  # but it shows samples, in the first step
+        changed |= {"num_sample_generations": 1, "full_responses": "true"}
+        if not given.get("reward_model_path"):
+            changed["reward_model_path"] = given["model_name_or_path"]
+    changed |= _generating(given, facts, fewer)
+    return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
+
+
+def _generating(given: dict[str, Any], facts: Facts, fewer: dict[str, int]) -> dict[str, Any]:
+    """The changes where completions are generated."""
+    changed: dict[str, Any] = {}
+    real = vllm_runs(given, facts)
+    if given.get("use_vllm") and not real:
+        changed["use_vllm"] = "false"
+        changed |= fewer
+    length = given.get("max_completion_length")
+    if length is not None:  # completions do not end early, as in the probe
+        least = "min_tokens" if real else "min_new_tokens"
+        kwargs = {**(given.get("generation_kwargs") or {}), least: length}
+        changed["generation_kwargs"] = json.dumps(kwargs)
+        if given.get("eval_strategy", "no") == "no":  # else what the job evaluates with
+            group = given.get("num_generations_eval") or given["num_generations"]
+            changed["per_device_eval_batch_size"] = group
+    return changed
+
+
+def _fewer_together(given: dict[str, Any], parts: int, processes: int) -> dict[str, int]:
+    """A generation batch of which each part fits, where all at once did not.
+
+    Args:
+        parts: into how many the probe had to divide a generation that vLLM will make at once.
+    """
+    if parts == 1:
+        return {}
+    whole = given["generation_batch_size"]
+    rows = given["per_device_train_batch_size"] * processes
+    least = math.lcm(rows, given["num_generations"])
+    fitting = [n for n in range(least, whole, least) if whole % n == 0 and n * parts <= whole]
+    return {"generation_batch_size": max(fitting, default=least)}

@@ -1,0 +1,1 @@
+"""When a candidate is left out, and when enough is known."""

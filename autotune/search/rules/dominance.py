@@ -1,0 +1,177 @@
+"""What need not be probed any more, because of what was: rules with their reasons. Pure.
+
+Each rule is a function (candidate, record) -> reason or None: whether the probe of `record` makes
+one of `candidate` pointless. They hold whatever the estimates say; the one that asks them, too, is
+in `dominance_sharding.py`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from autotune.search.record import Record, counts_as_probe, excess_bytes
+from autotune.search.rules.dominance_sharding import divides_more_than_it_must
+from autotune.space.knobs import ACCUMULATION, COMPLETION, MICRO_BATCH, RESPONSE, Candidate
+from autotune.space.sharding.processes import server_devices
+from autotune.space.vllm.server import left_to_the_server
+
+LEANER: Mapping[str, Callable[[Any], float]] = {
+    MICRO_BATCH: float,
+    "max_length": lambda value: float("inf") if value is None else float(value),
+    "lora_r": float,
+    COMPLETION: float,
+    RESPONSE: float,
+    "gradient_checkpointing": lambda value: float(not value),
+    "activation_offloading": lambda value: float(not value),
+    "vllm_enable_sleep_mode": lambda value: float(not value),
+    "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, float("nan")),
+    "precompute_ref_log_probs": lambda value: float(not value),
+}
+"""Knobs of which a smaller figure never takes more memory, all else equal. Any other knob has to be
+the same: what it does to memory depends on the rest."""
+SAVES_MEMORY_ONLY = {
+    "gradient_checkpointing": "checkpointing recomputes activations",
+    "activation_offloading": "offloading moves activations to the host and back",
+    "vllm_enable_sleep_mode": "vLLM has to wake up for each generation",
+}
+"""Knobs that only add work where memory suffices without them."""
+Rule = Callable[[Candidate, Record, int | None], str | None]
+
+
+def takes_no_less_than_one_that_ran_out(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """An out-of-memory rules out whatever takes no less memory in every knob.
+
+    One step of accumulation is leaner than several, because no gradients are held during its
+    backward pass; so it is only ruled out by one that had a single step too.
+    """
+    measurement = record.measurement
+    assert measurement is not None
+    if (excess_bytes(measurement, allowed_bytes) or 0) <= 0:
+        return None
+    failed = record.candidate
+    alone = candidate.gradient_accumulation_steps == 1
+    if alone and failed.gradient_accumulation_steps > 1:
+        return None
+    if not all(_no_less(name, candidate, failed) for name in candidate.values):
+        return None
+    word = "ran out of memory" if measurement.outcome == "oom" else "took more than it may"
+    return f"probe {record.number} {word}, and this takes no less"
+
+
+def keeps_no_less_on_the_host(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """Where the host's memory ran out, a larger micro-batch of the same candidate is no way out:
+    what is offloaded is as large or larger. Other knobs may move memory to the host or off it."""
+    measurement = record.measurement
+    assert measurement is not None
+    if measurement.outcome != "host_oom" or candidate.micro_batch < record.candidate.micro_batch:
+        return None
+    if set(candidate.differences(record.candidate)) - {MICRO_BATCH, ACCUMULATION}:
+        return None
+    return f"probe {record.number} ran the host out of memory, and this keeps no less there"
+
+
+def _no_less(name: str, candidate: Candidate, failed: Candidate) -> bool:
+    ours, theirs = candidate.values.get(name), failed.values.get(name)
+    if ours == theirs:
+        return True
+    if name not in LEANER or name not in failed.values:
+        return False
+    return LEANER[name](ours) >= LEANER[name](theirs)
+
+
+def saves_memory_that_is_there(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """Where a candidate fits, the same one that saves memory at the cost of work is slower.
+
+    Known exceptions: 3 of 88 pairs of a recorded CPU grid were 1 to 3% faster with checkpointing
+    (large micro-batches; the readings have 5% of noise), none of them among the fastest.
+    """
+    measurement = record.measurement
+    assert measurement is not None
+    if not any(candidate.values.get(name) for name in SAVES_MEMORY_ONLY):
+        return None
+    if measurement.outcome != "ok" or (excess_bytes(measurement, allowed_bytes) or 0) > 0:
+        return None
+    changed = candidate.differences(record.candidate)
+    if not changed or any(name not in SAVES_MEMORY_ONLY or not on for name, on in changed.items()):
+        return None
+    why = ", and ".join(SAVES_MEMORY_ONLY[name] for name in sorted(changed))
+    return f"probe {record.number} fits without it, and {why}"
+
+
+def needs_what_is_not_installed(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """An optimizer whose package is missing is missing whatever goes with it."""
+    measurement = record.measurement
+    assert measurement is not None
+    missing = (measurement.failure or {}).get("type") in ("ImportError", "ModuleNotFoundError")
+    optim = candidate.values.get("optim")
+    if measurement.outcome != "unsupported" or not missing:
+        return None
+    if optim is None or optim != record.candidate.values.get("optim") or "torch" in str(optim):
+        return None
+    return f"probe {record.number} found that `optim: {optim}` is not installed"
+
+
+def only_its_server_is_another(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """Probes run the training alone: beside a server of another size it is the same."""
+    ours, theirs = candidate.knobs, record.candidate.knobs
+    if not server_devices(ours) or ours.keys() != theirs.keys():
+        return None
+    changed = candidate.differences(record.candidate).keys()
+    if changed and changed <= left_to_the_server(ours):
+        return f"probe {record.number} trained the same, beside a server of another size"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    takes_no_less_than_one_that_ran_out,
+    keeps_no_less_on_the_host,
+    saves_memory_that_is_there,
+    needs_what_is_not_installed,
+    only_its_server_is_another,
+)
+
+
+def dominated(
+    candidates: Sequence[Candidate],
+    records: Iterable[Record],
+    allowed_bytes: int | None,
+    speeds: Mapping[str, float] | None = None,
+) -> dict[str, str]:
+    """Keys of candidates that need no probe, each with the first reason that was found.
+
+    Args:
+        records: all probes; those that say nothing are passed over.
+        allowed_bytes: peak memory a recommended candidate may have.
+        speeds: expected tokens per second, by the candidates' keys, where they are known.
+    """
+    records = list(records)
+    told = [r for r in records if r.measurement is not None and r.measurement.outcome in _TELL]
+    probed = {r.candidate.key for r in records if counts_as_probe(r)}
+    reasons: dict[str, str] = {}
+    for candidate in candidates:
+        if candidate.key in probed:
+            continue
+        found = chain(
+            (rule(candidate, record, allowed_bytes) for record in told for rule in RULES),
+            (
+                divides_more_than_it_must(candidate, one, allowed_bytes, speeds or {})
+                for one in told
+            ),
+        )
+        why = next((reason for reason in found if reason is not None), None)
+        if why is not None:
+            reasons[candidate.key] = why
+    return reasons
+
+
+_TELL = ("ok", "oom", "host_oom", "unsupported")

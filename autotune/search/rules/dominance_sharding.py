@@ -1,0 +1,79 @@
+"""Ways to spread a training that only save memory where there is enough of it. Pure.
+
+A higher stage of ZeRO divides more and exchanges more, and what is offloaded has to come back.
+Where a probe fitted that divides less, with all else the same, one that divides more is pointless -
+unless it is expected to be as fast: dividing the optimizer's step can save more time than the
+exchange takes.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.search.record import Record, excess_bytes
+from autotune.space.knobs import Candidate
+from autotune.space.sharding.sharding import (
+    DATA_PARALLEL,
+    DEEPSPEED,
+    FSDP,
+    NONE,
+    STRATEGY_KNOBS,
+    Sharding,
+    engine_name,
+    sharding_of,
+)
+
+_FARTHER = ("none", "cpu", "nvme")
+
+
+def divides_more_than_it_must(
+    candidate: Candidate,
+    record: Record,
+    allowed_bytes: int | None,
+    speeds: Mapping[str, float],
+) -> str | None:
+    """Why the probe of `record` makes one of `candidate` pointless; None: it does not.
+
+    Args:
+        speeds: expected tokens per second of candidates, by their keys.
+    """
+    measurement, other = record.measurement, record.candidate
+    assert measurement is not None
+    if measurement.outcome != "ok" or (excess_bytes(measurement, allowed_bytes) or 0) > 0:
+        return None
+    changed = candidate.differences(other).keys() | other.differences(candidate).keys()
+    if not changed or not changed <= set(STRATEGY_KNOBS):
+        return None
+    if not saves_more(_spread(candidate.values), _spread(other.values)):
+        return None
+    ours, theirs = speeds.get(candidate.key), speeds.get(other.key)
+    if ours is None or theirs is None or ours >= theirs:
+        return None
+    name = engine_name(_spread(other.values))
+    return f"probe {record.number} fits as {name}; to divide or offload more is estimated slower"
+
+
+def saves_more(one: Sharding, other: Sharding) -> bool:
+    """Whether `one` divides and offloads all that `other` does, and more. ZeRO and FSDP are
+    different programs: each is compared with its own kind and with plain copies."""
+    kinds = {one.distributed_type, other.distributed_type} - {*DATA_PARALLEL, NONE}
+    if len(kinds) != 1 or not kinds <= {DEEPSPEED, FSDP}:
+        return False
+    steps = list(zip(_steps(one), _steps(other), strict=True))
+    return all(ours >= theirs for ours, theirs in steps) and any(a > b for a, b in steps)
+
+
+def _steps(sharding: Sharding) -> tuple[int, int, int, float]:
+    """How much is divided, how far away the optimizer and the weights are kept, and among how many
+    processes weights are held once more: the more the less, and none least of all."""
+    divided = sharding.zero_stage
+    if sharding.distributed_type == FSDP:
+        divided = 3 if sharding.fsdp_reshard_after_forward else 2
+    away = (sharding.offload_optimizer_device, sharding.offload_param_device)
+    again = math.inf if sharding.zero_hpz_partition_size == 1 else sharding.zero_hpz_partition_size
+    once = again if divided == 3 else 0
+    return divided, _FARTHER.index(away[0]), _FARTHER.index(away[1]), once
+
+
+def _spread(values: Mapping[str, Any]) -> Sharding:
+    return sharding_of(values, 2)

@@ -1,0 +1,210 @@
+"""What a study's trials say of all candidates: how fast, whether they fit, whether they run. Pure.
+
+Trials are read as any Optuna study has them: the value, the intermediate values, the constraint
+`memory` (bytes beyond what is allowed; of a pruned trial a lower bound).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.estimate.residual import Residual
+from autotune.search.sampler.expected import Expected, Params, Reading
+from autotune.search.sampler.improvement import expected_gain, normal
+from autotune.search.sampler.surrogate import Array, Point, Scales, Surrogate
+
+NOISE = 0.03
+"""Standard deviation of one probe against another of the same candidate, relative."""
+STOPPED_NOISE = 0.06
+"""The same of a probe that was stopped early: it saw less."""
+SPEED = Scales(shared=1.0, terms=(0.3,), knob=0.08)
+OWN_SPEED, UNKNOWN_SPEED = 0.06, 0.5
+"""What of a speed's error is its own: where it was estimated, and where nobody knew it."""
+PEAK_NOISE, LEAST_NOISE = 0.01, 0.05
+"""Standard deviation of a measured peak, and of one that is a lower bound, relative."""
+UNKNOWN_FITS = 0.5
+"""Probability to fit where nobody estimated the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one finished trial says of candidate `index`. What it does not say is None.
+
+    Attributes:
+        log_speed: of the objective.
+        noise: standard deviation of that, where more than usual.
+        peak_bytes: measured; `at_least`: it ran out of memory there.
+        stopped: its speed was read early.
+        failed: it does not run at all.
+    """
+
+    index: int
+    log_speed: float | None = None
+    noise: float = 0.0
+    peak_bytes: float | None = None
+    at_least: bool = False
+    stopped: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beliefs:
+    """Of every candidate.
+
+    Attributes:
+        mean, sd: of the logarithm of its speed.
+        fits, runs: probabilities.
+        order_of_fit: 0, but below 0 where it is as good as certain that it does not fit.
+        best: belief about the fastest one that was measured and fits; None before there is one.
+    """
+
+    mean: Array
+    sd: Array
+    fits: Array
+    order_of_fit: Array
+    runs: Array
+    best: float | None
+
+    def improvement(self) -> Array:
+        """Expected gain in the logarithm of the speed over the best, by running and fitting.
+
+        Before anything fits: the expected speed itself, relative to the fastest expected.
+        """
+        if self.best is None:
+            return np.asarray(np.exp(self.mean - self.mean.max()) * self.fits * self.runs)
+        ahead = self.mean - self.best
+        gain = np.array([expected_gain(*one) for one in zip(ahead, self.sd, strict=True)])
+        return np.asarray(gain * self.fits * self.runs)
+
+
+class Believer:
+    """Turns what was told into beliefs.
+
+    Args:
+        params: of each candidate.
+        expected: of each candidate.
+        residual: what is assumed of memory estimates beforehand.
+        allowed_bytes: memory a candidate may take; None: any.
+        history: readings of earlier studies.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Params],
+        expected: Sequence[Expected],
+        residual: Residual,
+        allowed_bytes: float | None,
+        history: Sequence[Reading],
+    ) -> None:
+        self._params, self._allowed = params, allowed_bytes
+        earlier = [_speed_point(one.params, one.expected) for one in history]
+        points = [_speed_point(*pair) for pair in zip(params, expected, strict=True)]
+        self._speed = Surrogate(
+            [*points, *earlier],
+            SPEED,
+            len(points),
+            [(one.log_speed, one.sd) for one in history],
+        )
+        pairs = zip(params, expected, strict=True)
+        peaks = [_memory_point(*pair, residual) for pair in pairs]
+        self._memory = Surrogate(peaks, memory_scales(residual))
+        self._unknown = np.array([one.value is None for one in peaks])
+
+    def beliefs(self, told: Sequence[Told]) -> Beliefs:
+        """What to believe now."""
+        read = [
+            (one.index, one.log_speed, max(STOPPED_NOISE if one.stopped else NOISE, one.noise))
+            for one in told
+            if one.log_speed is not None
+        ]
+        mean, sd = self._speed.posterior(read)
+        against = {one.index for one in told if self._is_against(one)}
+        stable = {one.index for one in told if one.log_speed is not None and not one.stopped}
+        fits, order_of_fit = self._fits(told)
+        return Beliefs(
+            mean=mean,
+            sd=sd,
+            fits=fits,
+            order_of_fit=order_of_fit,
+            runs=self._runs(told),
+            best=max((float(mean[index]) for index in stable - against), default=None),
+        )
+
+    def _is_against(self, told: Told) -> bool:
+        """Whether it says that the candidate may not be recommended, whatever others say of it."""
+        if told.failed or told.at_least:
+            return True
+        if self._allowed is None or told.peak_bytes is None:
+            return False
+        return told.peak_bytes > self._allowed
+
+    def peaks(self, told: Sequence[Told]) -> tuple[Array, Array]:
+        """(mean, standard deviation) of the logarithm of each candidate's peak memory.
+
+        An out-of-memory says "at least": it counts where that is more than was expected.
+        """
+        pairs = [(one, math.log(one.peak_bytes)) for one in told if one.peak_bytes]
+        measured = [(one.index, log, PEAK_NOISE) for one, log in pairs if not one.at_least]
+        mean, sd = self._memory.posterior(measured)
+        beyond = [
+            (one.index, log, LEAST_NOISE)
+            for one, log in pairs
+            if one.at_least and log > mean[one.index]
+        ]
+        return self._memory.posterior([*measured, *beyond]) if beyond else (mean, sd)
+
+    def _fits(self, told: Sequence[Told]) -> tuple[Array, Array]:
+        """(probability to fit, what orders candidates by it also where it is as good as 0 or 1)."""
+        if self._allowed is None:
+            return np.ones(len(self._params)), np.zeros(len(self._params))
+        mean, sd = self.peaks(told)
+        room = (math.log(max(self._allowed, 1.0)) - mean) / sd
+        fits = np.where(self._unknown, UNKNOWN_FITS, [normal(one) for one in room])
+        return fits, np.where((room < -5) & ~self._unknown, room, 0.0)
+
+    def _runs(self, told: Sequence[Told]) -> Array:
+        """A candidate runs as often as the knob value of its that failed most: a value that was
+        only ever seen to fail is doubted, one that ran with other values is not."""
+        failed = [self._params[one.index] for one in told if one.failed]
+        if not failed:
+            return np.ones(len(self._params))
+        ran = [self._params[one.index] for one in told if not one.failed]
+        return np.array([_least_chance(one, ran, failed) for one in self._params])
+
+
+def _speed_point(params: Params, expected: Expected) -> Point:
+    own = OWN_SPEED if expected.speed else UNKNOWN_SPEED
+    return Point(params=params, value=expected.speed, shares=expected.shares, own=own)
+
+
+def _memory_point(params: Params, expected: Expected, residual: Residual) -> Point:
+    """A process's peak is what tensors take and what lies beside them: both may be off."""
+    own = residual.relative_sigma
+    if expected.peak_bytes is None:
+        return Point(params=params, value=None, shares=(), own=own)
+    whole = max(residual.corrected(expected.peak_bytes), 1.0)
+    beside = residual.offset_bytes / whole
+    own = max(own, expected.relative_sigma)
+    return Point(params=params, value=whole, shares=(1 - beside, beside), own=own)
+
+
+def memory_scales(residual: Residual) -> Scales:
+    """What is assumed of memory estimates, as scales of their errors."""
+    beside = residual.sigma_bytes / residual.offset_bytes if residual.offset_bytes else 0.0
+    return Scales(shared=0.0, terms=(residual.bias_sigma, beside), knob=residual.relative_sigma / 2)
+
+
+def _least_chance(params: Params, ran: Sequence[Params], failed: Sequence[Params]) -> float:
+    chances = [1.0]
+    for name, value in params.items():
+        good, bad = (sum(one.get(name) == value for one in some) for some in (ran, failed))
+        chances.append((good + 1) / (good + bad + 1))
+    return min(chances)
+
+
+def best_new(beliefs: Beliefs, new: Sequence[int]) -> int:
+    """The candidate that promises most; of equals the likeliest to fit, of those the first."""
+    gain = beliefs.improvement()
+    return min(new, key=lambda n: (-float(gain[n]), -float(beliefs.order_of_fit[n]), n))

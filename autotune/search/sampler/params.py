@@ -1,0 +1,96 @@
+"""Candidates and estimates as Optuna's parameters; the sampler of a run is made here."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+
+from autotune.estimate.estimate import Estimate
+from autotune.estimate.residual import Residual
+from autotune.estimate.speed.operators import TERMS
+from autotune.search.sampler.baselines import FeasibleSampler, inner_sampler
+from autotune.search.sampler.expected import NOTHING_KNOWN, Expected, Params, Reading
+from autotune.search.sampler.sampler import EstimateGuidedSampler
+from autotune.space.bind import SearchSpace
+from autotune.space.knobs import Candidate, value_label
+from autotune.space.memory_order import expected_leanness
+
+Sampler = EstimateGuidedSampler | FeasibleSampler
+
+
+def choice(value: Any) -> Any:
+    """A knob's value as Optuna stores it."""
+    return value_label(value) if isinstance(value, list) else value
+
+
+def params_of(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
+    """The free knobs of a candidate."""
+    return {knob.name: choice(candidate[knob.name]) for knob in space.free_knobs}
+
+
+def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
+    """Of all free knobs."""
+    return {
+        knob.name: CategoricalDistribution([choice(value) for value in knob.values])
+        for knob in space.free_knobs
+    }
+
+
+def expected_of(estimate: Estimate | None) -> Expected:
+    """What an estimate tells a sampler."""
+    if estimate is None:
+        return NOTHING_KNOWN
+    shares: tuple[float, ...] = ()
+    if estimate.time_parts is not None and estimate.time_parts.total > 0:
+        parts = estimate.time_parts.exposed()
+        shares = tuple(getattr(parts, term) / parts.total for term in TERMS)
+    return Expected(
+        speed=estimate.tokens_per_s,
+        shares=shares,
+        peak_bytes=float(estimate.peak_reserved_bytes),
+        relative_sigma=0.0
+        if estimate.traced
+        else estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1),
+    )
+
+
+def guided_sampler(
+    space: SearchSpace,
+    estimates: Mapping[str, Estimate],
+    prior: Residual,
+    *,
+    allowed_bytes: int | None,
+    history: Sequence[Reading] = (),
+    seed: int = 0,
+) -> EstimateGuidedSampler:
+    """Our sampler over a bound space, with its estimates by the candidates' keys."""
+    # Of candidates that promise the same, the stack's defaults come first.
+    default = space.default().key
+    candidates = sorted(space.candidates, key=lambda candidate: candidate.key != default)
+    return EstimateGuidedSampler(
+        distributions(space),
+        [params_of(space, candidate) for candidate in candidates],
+        [expected_of(estimates.get(candidate.key)) for candidate in candidates],
+        allowed_bytes=allowed_bytes,
+        residual=prior,
+        history=history,
+        seed=seed,
+    )
+
+
+def compared_sampler(
+    name: str, space: SearchSpace, opening: Sequence[Candidate], seed: int
+) -> FeasibleSampler:
+    """One of Optuna's over a bound space; it knows no estimates."""
+
+    def params(candidates: Sequence[Candidate]) -> list[Params]:
+        return [params_of(space, candidate) for candidate in candidates]
+
+    return FeasibleSampler(
+        distributions(space),
+        params(space.candidates),
+        params(opening),
+        params(sorted(space.candidates, key=expected_leanness)),
+        seed,
+        inner_sampler(name, seed),
+    )

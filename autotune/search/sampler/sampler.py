@@ -1,0 +1,225 @@
+"""Which candidate to probe next: the one from which most is to be gained, by its estimate.
+
+An `optuna.samplers.BaseSampler` over enumerated candidates, for any Optuna study with one
+objective:
+
+    sampler = EstimateGuidedSampler(distributions, candidates, expected)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    trial = study.ask(distributions)
+
+Values are speeds, or times where the study minimises; what is expected is a speed in both cases.
+There is no random start. Each candidate has an expected speed and memory before any trial
+(`Expected`); trials correct both (`beliefs.py`, `surrogate.py`), and the candidate with the largest
+expected improvement times the probability that it fits and runs is next.
+
+What a trial says is read as Optuna has it: its value, its intermediate values, its constraint
+`memory` (bytes beyond what is allowed), and how well its value is known, where it has the user
+attribute `relative_error` (one standard deviation). A trial that is pruned with that constraint
+violated ran out of memory and is a lower bound, one that is pruned with intermediate values was
+stopped early and is a noisier reading, one that is pruned with neither, or violates another
+constraint, does not run. A failed trial says nothing, and its candidate may be proposed again.
+
+The same trials give the same proposal, always. Inside `study.optimize` the study is stopped when
+every candidate was proposed.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.estimate.residual import Residual
+from autotune.search.sampler.beliefs import Beliefs, Believer, Told, best_new
+from autotune.search.sampler.expected import NOTHING_KNOWN, Expected, Params, Reading, key_of
+
+FIXED = "fixed_params"
+"""Where Optuna keeps the parameters of an enqueued trial."""
+ERROR = "relative_error"
+"""The attribute of a trial that tells how well its value is known."""
+MEMORY = "memory"
+"""The constraint that tells by how many bytes a trial exceeds what is allowed."""
+
+
+class BesideCandidates(BaseSampler):
+    """What a sampler of whole candidates leaves to one of Optuna's: parameters outside them."""
+
+    def __init__(self, other: BaseSampler) -> None:
+        self._other = other
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """A parameter outside the candidates."""
+        return self._other.sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Fresh randomness in another worker."""
+        self._other.reseed_rng()
+
+
+class EstimateGuidedSampler(BesideCandidates):
+    """Proposes the candidate with most to gain, none twice.
+
+    Args:
+        distributions: of every parameter of a candidate.
+        candidates: all that may be proposed, in the order that decides between equals; where a
+            study asks for anything else, Optuna's TPE answers.
+        expected: of each candidate; where not given, nothing is known.
+        allowed_bytes: memory a candidate may take; None: any.
+        residual: what is assumed of the memory estimates.
+        history: readings of earlier studies, with what was expected there.
+        seed: of Optuna's sampler, for parameters outside the candidates.
+
+    Raises:
+        ValueError: what is expected is no number above 0, or not one for each candidate.
+    """
+
+    def __init__(
+        self,
+        distributions: Mapping[str, BaseDistribution] | None = None,
+        candidates: Sequence[Params] = (),
+        expected: Sequence[Expected] | None = None,
+        *,
+        allowed_bytes: float | None = None,
+        residual: Residual | None = None,
+        history: Sequence[Reading] = (),
+        seed: int | None = None,
+    ):
+        super().__init__(TPESampler(seed=seed, n_startup_trials=1, multivariate=True))
+        self._distributions = dict(distributions or {})
+        self._candidates = list(candidates)
+        self._expected = list(expected or [NOTHING_KNOWN] * len(self._candidates))
+        if len(self._expected) != len(self._candidates):
+            raise ValueError(
+                f"{len(self._candidates)} candidates, but {len(self._expected)} are expected"
+            )
+        for one in self._expected:
+            one.check()
+        self._index = {key_of(params): n for n, params in enumerate(self._candidates)}
+        self._allowed = allowed_bytes
+        self._believer = Believer(
+            self._candidates, self._expected, residual or Residual(), allowed_bytes, history
+        )
+        self._out: set[int] = set()
+        self._lock = threading.Lock()
+        self._proposed: dict[tuple[str, int], int] = {}
+        """What trials got whose parameters are not stored yet, by study and number."""
+
+    def leave_out(self, params: Sequence[Params]) -> None:
+        """From now on do not propose these (and only these)."""
+        self._out = {self._index[key_of(one)] for one in params}
+
+    def beliefs(self, study: optuna.Study) -> Beliefs:
+        """What the trials of `study` say of all candidates."""
+        return self._believer.beliefs(self._told(study))
+
+    def gain(self, study: optuna.Study) -> float:
+        """Expected improvement (logarithm of the speed) of the next proposal; 0: none is left."""
+        new = self._new(study)
+        beliefs = self.beliefs(study)
+        return float(beliefs.improvement()[new].max()) if new else 0.0
+
+    def expected_values(self, study: optuna.Study) -> dict[object, float]:
+        """Believed speed of each candidate, by `key_of` its parameters."""
+        speeds = np.exp(self.beliefs(study).mean)
+        return {key: float(speeds[n]) for key, n in self._index.items()}
+
+    # -- what Optuna asks
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All parameters of a candidate: it is chosen as a whole."""
+        if self._candidates:
+            return dict(self._distributions)
+        return self._other.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The parameters of the next candidate.
+
+        Raises:
+            RuntimeError: every candidate has been proposed.
+        """
+        if FIXED in trial.system_attrs:
+            return {}  # a trial that was enqueued has its parameters
+        if not self._candidates or set(search_space) != set(self._distributions):
+            return self._other.sample_relative(study, trial, search_space)
+        with self._lock:
+            new = self._new(study, trial.number)
+            if not new:
+                raise RuntimeError("every candidate has been probed")
+            index = best_new(self.beliefs(study), new)
+            self._proposed[study.study_name, trial.number] = index
+        return dict(self._candidates[index])
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Inside `optimize`: stop when there is nothing left to propose."""
+        if self._candidates and state != TrialState.FAIL and not self._new(study):
+            with contextlib.suppress(RuntimeError):  # outside `optimize`, whoever asks decides
+                study.stop()
+
+    # -- what the trials say
+
+    def _new(self, study: optuna.Study, own: int | None = None) -> list[int]:
+        seen = set()
+        for one in study.get_trials(deepcopy=False):
+            if one.number != own and one.state in _TAKEN:
+                known = self._proposed.get((study.study_name, one.number))
+                seen |= {known, self._index_of(one)}
+        return [n for n in range(len(self._candidates)) if n not in seen and n not in self._out]
+
+    def _index_of(self, trial: FrozenTrial) -> int | None:
+        """Which candidate a trial is of; its other parameters do not matter."""
+        own = {name: value for name, value in trial.params.items() if name in self._distributions}
+        return self._index.get(key_of(own))
+
+    def _told(self, study: optuna.Study) -> list[Told]:
+        states = (TrialState.COMPLETE, TrialState.PRUNED)
+        trials = study.get_trials(deepcopy=False, states=states)
+        sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
+        found = ((self._index_of(one), one) for one in trials)
+        return [self._read(n, trial, sign) for n, trial in found if n is not None]
+
+    def _read(self, index: int, trial: FrozenTrial, sign: float) -> Told:
+        excess = trial.constraints.get(MEMORY)
+        peak = None if excess is None or self._allowed is None else self._allowed + excess
+        noise = float(trial.user_attrs.get(ERROR) or 0.0)
+        if trial.state == TrialState.COMPLETE:
+            speed = _log(trial.value, sign)
+            return Told(index=index, log_speed=speed, noise=noise, peak_bytes=peak)
+        if excess is not None and excess > 0:
+            return Told(index=index, peak_bytes=peak, at_least=True)
+        if trial.last_step is not None and all(one <= 0 for one in trial.constraints.values()):
+            value = trial.intermediate_values[trial.last_step]
+            return Told(index=index, log_speed=_log(value, sign), noise=noise, stopped=True)
+        return Told(index=index, failed=True)
+
+
+def _log(value: float | None, sign: float) -> float | None:
+    """Of a speed, or of a time turned round; None where there is no logarithm."""
+    if value is None or not 0 < value < math.inf:
+        return None
+    return sign * math.log(value)
+
+
+_TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)

@@ -1,0 +1,154 @@
+"""What is believed of candidates: estimates, corrected by what was measured. Pure.
+
+The logarithm of (measured / expected) is a Gaussian process over candidates (Rasmussen and Williams
+2006, algorithm 2.1) with the covariance
+
+    shared^2                                  all estimates are off alike
+    + sum over shares of (term * share)(term * share)'   those of like make-up more so
+    + knob^2 * sum over knobs of like(a, b)   a knob's value has an error of its own
+    + own * own' * product over knobs of like  and so have its combinations
+
+where `like` is 1 for equal values, `UNLIKE` for different ones, and for numbers falls with their
+distance in doublings. The scales are fixed: a handful of probes cannot tell them, and fitted ones
+rank worse. How far off they are on recorded spaces: `benchmarks/search/`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.search.sampler.expected import Params, names_of
+
+UNLIKE = 0.3
+DOUBLINGS = 1.5
+"""Numbers this many doublings apart are alike by exp(-1/2)."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Standard deviations of an estimate's error, in logarithms (about: relative)."""
+
+    shared: float
+    terms: tuple[float, ...]
+    """Of each share; of further shares as of the last."""
+    knob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One candidate, or a reading of an earlier study.
+
+    Attributes:
+        value: expected; None: nobody knows.
+        shares: what the value is made of, adding up to 1.
+        own: standard deviation of what is like no other candidate's error.
+    """
+
+    params: Params
+    value: float | None
+    shares: tuple[float, ...]
+    own: float
+
+
+class Surrogate:
+    """Beliefs over a fixed list of candidates.
+
+    Args:
+        points: the candidates, then the readings of earlier studies.
+        count: how many of them are candidates.
+        earlier: (logarithm of the measured value, standard deviation of that) of the others.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[Point],
+        scales: Scales,
+        count: int | None = None,
+        earlier: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        self._count = len(points) if count is None else count
+        self._earlier = [(self._count + n, log, sd) for n, (log, sd) in enumerate(earlier)]
+        self._values = [one.value for one in points]
+        self._features = _Features(points, scales)
+        self._rows: dict[int, Array] = {}
+
+    def _row(self, index: int) -> Array:
+        """Covariance of one with everyone; the same whatever was read."""
+        if index not in self._rows:
+            self._rows[index] = self._features.covariance(index)
+        return self._rows[index]
+
+    def _prior(self, logs: Sequence[float]) -> Array:
+        """Logarithms of the expected values; where there is none, of a middling one."""
+        known = [math.log(one) for one in self._values if one] or list(logs) or [0.0]
+        middling = sum(known) / len(known)
+        return np.array([math.log(one) if one else middling for one in self._values])
+
+    def posterior(self, read: Sequence[tuple[int, float, float]]) -> tuple[Array, Array]:
+        """(mean, standard deviation) of the logarithm of each candidate's value.
+
+        Args:
+            read: (candidate, logarithm of the measured value, standard deviation of that).
+        """
+        readings = [*self._earlier, *read]
+        variance = self._features.variance[: self._count]
+        prior = self._prior([log for _, log, _ in readings])
+        if not readings:
+            return prior[: self._count], np.sqrt(variance)
+        which = [index for index, _, _ in readings]
+        rows = np.stack([self._row(index) for index in which])
+        noise = np.diag([max(sd, 1e-4) ** 2 for _, _, sd in readings])
+        root = np.linalg.cholesky(rows[:, which] + noise)
+        off = np.array([log for _, log, _ in readings]) - prior[which]
+        weights = np.linalg.solve(root.T, np.linalg.solve(root, off))
+        across = rows[:, : self._count]
+        explained = np.linalg.solve(root, across)
+        left = np.maximum(variance - (explained**2).sum(axis=0), 1e-10)
+        return prior[: self._count] + weights @ across, np.sqrt(left)
+
+
+class _Features:
+    """Candidates as numbers, and the covariance of their errors."""
+
+    def __init__(self, points: Sequence[Point], scales: Scales) -> None:
+        self._scales = scales
+        params = [one.params for one in points]
+        self._columns = [_column([one.get(name) for one in params]) for name in names_of(params)]
+        width = max((len(one.shares) for one in points), default=0)
+        self._shares = np.zeros((len(points), width))
+        for row, one in enumerate(points):
+            self._shares[row, : len(one.shares)] = one.shares
+        last = scales.terms[-1] if scales.terms else 0.0
+        self._shares *= np.array([*scales.terms, *[last] * width][:width])
+        self._own = np.array([one.own for one in points])
+        knobs = scales.knob**2 * len(self._columns)
+        shares = (self._shares**2).sum(axis=1)
+        self.variance = scales.shared**2 + shares + knobs + self._own**2
+
+    def covariance(self, index: int) -> Array:
+        """Of one with everyone."""
+        knobs, product = np.zeros(len(self._own)), np.ones(len(self._own))
+        for values, ordered in self._columns:
+            apart = values - values[index]
+            like = np.where(apart == 0, 1.0, UNLIKE)
+            if ordered:
+                like = np.exp(-0.5 * (apart / DOUBLINGS) ** 2)
+            knobs += like
+            product *= like
+        shares = self._shares @ self._shares[index]
+        own = self._own * self._own[index] * product
+        return np.asarray(self._scales.shared**2 + shares + self._scales.knob**2 * knobs + own)
+
+
+def _column(values: Sequence[object]) -> tuple[Array, bool]:
+    """One knob of everyone: numbers above 0 in doublings, anything else by its name."""
+    numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    if len(numbers) == len(values) and all(one > 0 for one in numbers):
+        return np.log2(np.array(numbers, dtype=float)), True
+    names = sorted({repr(one) for one in values})
+    return np.array([float(names.index(repr(one))) for one in values]), False

@@ -1,0 +1,208 @@
+"""Why a global batch cannot be exact, with the nearest values that can. Pure."""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from autotune.errors import Problem
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.space.batch import (
+    WHITENED,
+    divisors,
+    generation_problem,
+    micro_batches,
+    nearest_token_batches,
+    nearest_values,
+    update_problem,
+)
+from autotune.space.knobs import (
+    ACCUMULATION,
+    GENERATION_BATCH,
+    GLOBAL_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    MINI_BATCHES,
+    ROLLOUT_CHUNK,
+)
+from autotune.space.sharding.hpz import groups_problem
+from autotune.space.sharding.processes import process_counts, processes_problem, undivided
+
+
+def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
+    """Everything that is wrong with the batches of a job, each once.
+
+    Args:
+        lengths: every `max_length` that may be chosen.
+        groups: every number of completions of one prompt that may be chosen; 1 where none are
+            generated.
+    """
+    lengths, found = list(lengths), dict[Problem, None]()
+    for batch, length, group in itertools.product(job.batches, lengths, groups):
+        one = job.with_batch(batch)
+        problem = batch_problem(one, length) or group_problem(one, length, group)
+        problem = problem or update_batch_problem(one, length)
+        if problem is not None:
+            found[problem] = None
+    if not found and METHODS[job.method].value_model:
+        whitening = whitening_problem(job, lengths)
+        return [] if whitening is None else [whitening]
+    return list(found)
+
+
+def batch_problem(job: Job, max_length: Any) -> Problem | None:
+    """Why the global batch cannot be exact at this length, with the nearest values that can."""
+    sequences = job.batch_sequences(max_length)
+    where = "global_batch_size"
+    if sequences is None:
+        tokens = int(str(job.global_batch_size).split()[0])
+        if max_length is None:
+            return Problem(where=where, what="a batch in tokens needs a `max_length`")
+        near = " or ".join(f"`{n} tokens`" for n in nearest_token_batches(tokens, max_length))
+        return Problem(
+            where=where,
+            what=f"{tokens} tokens are no whole number of rows of max_length {max_length}",
+            hint=f"the nearest are {near}",
+        )
+    counts = process_counts(job)
+    problem = processes_problem(job) or undivided(sequences, job) or groups_problem(job)
+    if problem is not None:
+        return problem
+    valid = sorted({micro for count in counts for micro in micro_batches(sequences, count)})
+    wanted = job.fixed.get(MICRO_BATCH)
+    if isinstance(wanted, int) and wanted not in valid:
+        near = " or ".join(str(n) for n in nearest_values(wanted, valid))
+        return Problem(
+            where=MICRO_BATCH,
+            what=f"a micro-batch of {wanted} does not divide {_shared(sequences, counts)}",
+            hint=f"the nearest values that do are {near}",
+        )
+    pinned = job.fixed.get(ACCUMULATION)
+    whole = {m for count in counts for m in divisors(sequences // count)}
+    if isinstance(pinned, int) and pinned not in whole:
+        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(whole)))
+        return Problem(
+            where=ACCUMULATION,
+            what=f"{pinned} micro-batches do not make up {_shared(sequences, counts)}",
+            hint=f"the nearest values that do are {near}",
+        )
+    return None
+
+
+def _shared(sequences: int, counts: Sequence[int]) -> str:
+    """What micro-batches have to make up: the global batch, or each process's share of it."""
+    whole = f"the global batch of {sequences}"
+    if max(counts) == 1:
+        return whole
+    shares = " or ".join(
+        f"the {sequences // n} sequences of each of {n} processes"
+        if n > 1
+        else f"all {n * sequences} of one"
+        for n in counts
+    )
+    return f"{shares} ({whole})"
+
+
+def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
+    """The same of the groups of completions, where a batch can be exact but for them."""
+    if group == 1 and GROUP not in job.fixed and GROUP not in job.recipe:
+        return None
+    sequences = job.batch_sequences(max_length) or 0
+    where = GROUP if GROUP in job.fixed or GROUP in job.recipe else GLOBAL_BATCH
+    if not isinstance(group, int) or group < 2:
+        what = f"a group of {group} cannot be compared within itself"
+        return Problem(where=GROUP, what=what, hint="generate at least 2 completions of a prompt")
+    if sequences % group:
+        whole = math.lcm(group, max(process_counts(job)))
+        less = sequences // whole * whole
+        batches = " or ".join(str(n) for n in (less, less + whole) if n)
+        sizes = nearest_values(group, [n for n in divisors(sequences) if n > 1])
+        near = " or ".join(str(n) for n in sizes)
+        return Problem(
+            where=where,
+            what=f"{sequences} completions are no whole number of groups of {group}",
+            hint=f"the nearest batches that are: {batches}; the nearest {GROUP}: {near}",
+        )
+    return _generation_problem(job, sequences, group)
+
+
+def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
+    """A pinned or listed division of PPO's completions."""
+    local = (job.batch_sequences(max_length) or 0) // max(process_counts(job))
+    micro = job.fixed.get(MICRO_BATCH)
+    steps = local // micro if isinstance(micro, int) else local
+
+    def problem(*, chunk: int = 1, mini_batches: int = 1) -> str | None:
+        return update_problem(local, steps, chunk=chunk, mini_batches=mini_batches, whitened=False)
+
+    for knob, name, number in (
+        (MINI_BATCHES, "mini_batches", steps),
+        (ROLLOUT_CHUNK, "chunk", local),
+    ):
+        for value in _asked(job, knob, ()):
+            why = problem(**{name: value}) if isinstance(value, int) and value > 0 else None
+            if why is not None:
+                near = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
+                what = f"{value} cannot be: {why} ({local} completions on a device)"
+                return Problem(where=knob, what=what, hint=f"the nearest values that do: {near}")
+    return None
+
+
+def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
+    """Where PPO is to whiten rewards: mini-batches that are all too small for it."""
+    if not job.training.get("whiten_rewards"):
+        return None
+    minis = [n for n in _asked(job, MINI_BATCHES, (1,)) if isinstance(n, int) and n > 0]
+    sizes = [
+        job.with_batch(batch).batch_sequences(length)
+        for batch, length in itertools.product(job.batches, lengths)
+    ]
+    count = max(process_counts(job))
+    local = max((size // count for size in sizes if size), default=0)
+    parts = min(minis, default=1)
+    if not local or local // parts >= WHITENED:
+        return None
+    micro, chunk = job.fixed.get(MICRO_BATCH), job.fixed.get(ROLLOUT_CHUNK)
+    whole, together = parts * _count(micro), _count(chunk)
+    enough = itertools.count(-(-WHITENED * parts // whole) * whole, whole)
+    least = next(n for n in enough if n < together or n % together == 0) * count
+    fewer = [n for n in divisors(local) if local // n >= WHITENED]
+    hint = f"the nearest {GLOBAL_BATCH} that does: {least}; "
+    if fewer:
+        hint += f"the nearest {MINI_BATCHES}: {fewer[-1]}; "
+    return Problem(
+        where="training.whiten_rewards",
+        what=f"whitened rewards need mini-batches of at least {WHITENED} completions on each "
+        f"device, but {local} completions in {parts} part(s) make {local // parts}",
+        hint=f"{hint}or leave whiten_rewards out",
+    )
+
+
+def _asked(job: Job, knob: str, otherwise: Sequence[Any]) -> Sequence[Any]:
+    """The values of a knob that the job pins or lists."""
+    return [job.fixed[knob]] if knob in job.fixed else job.recipe.get(knob, otherwise)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
+    """A pinned number of completions that are generated together."""
+    together = job.fixed.get(GENERATION_BATCH)
+    if not isinstance(together, int):
+        return None
+    micro = job.fixed.get(MICRO_BATCH)
+    per_step = (micro if isinstance(micro, int) else 1) * max(process_counts(job))
+
+    def problem(number: int) -> str | None:
+        return generation_problem(number, global_batch=sequences, per_step=per_step, group=group)
+
+    why = problem(together)
+    if why is None:
+        return None
+    most = sequences * (together // sequences + 1)
+    valid = [n for n in range(group, most + 1, group) if problem(n) is None]
+    near = " or ".join(str(n) for n in nearest_values(together, valid)) or "none"
+    return Problem(where=GENERATION_BATCH, what=why, hint=f"the nearest values that do: {near}")

@@ -1,0 +1,70 @@
+"""Whether a candidate can generate its completions as it says. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.job.job import Job
+from autotune.space.batch import generation_problem, update_problem
+from autotune.space.knobs import (
+    GENERATION_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    MINI_BATCHES,
+    ROLLOUT_CHUNK,
+)
+from autotune.space.sharding.processes import processes_of
+
+
+def completions_problem(
+    job: Job, known: Mapping[str, Any], values: Mapping[str, Any], sequences: int
+) -> str | None:
+    """Why it cannot; None: it can, or generates none.
+
+    Args:
+        known: facts, by the names that rules have for them.
+        values: of the candidate's knobs; its micro-batch divides the global batch.
+        sequences: of the global batch.
+    """
+    if GENERATION_BATCH in values:
+        return _groups_problem(job, known, values, sequences)
+    if ROLLOUT_CHUNK in values:
+        return _update_problem(job, known, values, sequences)
+    return None
+
+
+def _groups_problem(
+    job: Job, known: Mapping[str, Any], values: Mapping[str, Any], sequences: int
+) -> str | None:
+    together = values[GENERATION_BATCH]
+    asked = GENERATION_BATCH in job.fixed or GENERATION_BATCH in job.recipe
+    if together > sequences and not asked:
+        return "completions of an older policy are trained on by request only"
+    if together > known["data.rows"] * values[GROUP]:
+        return "the data has fewer prompts than are generated from together"
+    return generation_problem(
+        together,
+        global_batch=sequences,
+        per_step=values[MICRO_BATCH] * processes_of(values, job),
+        group=values[GROUP],
+    )
+
+
+def _update_problem(
+    job: Job, known: Mapping[str, Any], values: Mapping[str, Any], sequences: int
+) -> str | None:
+    processes = processes_of(values, job)
+    local = sequences // processes
+    asked = ROLLOUT_CHUNK in job.fixed or ROLLOUT_CHUNK in job.recipe
+    if values[ROLLOUT_CHUNK] > local and not asked:
+        return "no more can be generated together than an update takes"
+    if sequences > known["data.rows"]:
+        return "the data has fewer prompts than an update takes"
+    if processes > 1 and job.tuning != "full" and not values.get("copy_reference"):
+        return "on several devices PPOTrainer needs `fixed: {copy_reference: true}` beside adapters"
+    return update_problem(
+        local,
+        local // values[MICRO_BATCH],
+        chunk=values[ROLLOUT_CHUNK],
+        mini_batches=values[MINI_BATCHES],
+        whitened=bool(job.training.get("whiten_rewards")),
+    )

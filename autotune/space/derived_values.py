@@ -1,0 +1,94 @@
+"""The values of knobs that follow from the job, by the words that search spaces have for them.
+Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import Problem, UserError
+from autotune.facts import Facts
+from autotune.job.job import Job, KnobValue
+from autotune.space.batch import generation_batches, micro_batches, quarters
+from autotune.space.knobs import COMPLETION, GENERATION_BATCH, TENSOR_PARALLEL, VLLM_SHARE
+from autotune.space.sharding.buckets import and_larger, as_transformers
+from autotune.space.sharding.hpz import group_sizes
+from autotune.space.sharding.processes import process_counts
+from autotune.space.value_words import (
+    AND_LARGER,
+    AS_NEEDED,
+    AS_TRANSFORMERS,
+    DIVISORS,
+    JOB_BATCH,
+    JOB_MAX_LENGTH,
+    MACHINE,
+    ONE_EACH,
+    QUARTERS,
+    SIZES,
+    WHOLE_GROUPS,
+)
+from autotune.space.vllm.colocated import MODE, SERVER, TRL_SHARE, needed_share
+from autotune.space.vllm.server import searched_sizes, server_share
+
+Bound = Mapping[str, tuple[KnobValue, ...]]
+"""The values of the knobs that stand above, by name."""
+
+
+def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
+    """The values that a word stands for, of the knob `name`; what is no word stands for itself."""
+    if word == DIVISORS:
+        batches = global_batches(job)
+        counts = process_counts(job)
+        return sorted({m for s in batches for count in counts for m in micro_batches(s, count)})
+    if word == WHOLE_GROUPS:
+        together = {n for s in global_batches(job) for n in generation_batches(s, 1)}
+        return sorted(together, reverse=True)
+    if word == QUARTERS:
+        counts = process_counts(job)
+        parts = {batch // count for batch in global_batches(job) for count in counts}
+        return sorted({n for part in parts if part for n in quarters(part)}, reverse=True)
+    if word == JOB_MAX_LENGTH:
+        return [job.max_length]
+    if word == JOB_BATCH:
+        return [job.global_batch_size]
+    if word == ONE_EACH:
+        return process_counts(job)
+    if word == MACHINE:
+        return group_sizes(job)
+    if word == SIZES:
+        return searched_sizes(job, facts)
+    if word == AS_NEEDED and SERVER in bound.get(MODE, ()):
+        return [server_share(job, facts)]
+    if word == AS_NEEDED:
+        return _shares(job, facts, bound)
+    if word == AS_TRANSFORMERS:
+        return [as_transformers(name, facts.model.hidden_size)]
+    if word == AND_LARGER:
+        return and_larger(name, facts.model.hidden_size)
+    return word
+
+
+def _shares(job: Job, facts: Facts, bound: Bound) -> list[float]:
+    for name in (GENERATION_BATCH, COMPLETION):
+        if name not in bound:
+            what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
+            raise UserError(Problem(where="search_space", what=what))
+    shares = {
+        needed_share(job, facts, max(together // processes, 1), length, size)
+        for processes in process_counts(job)
+        for together in bound[GENERATION_BATCH]
+        for length in bound[COMPLETION]
+        for size in bound.get(TENSOR_PARALLEL, (1,))
+        if isinstance(together, int) and isinstance(length, int) and isinstance(size, int)
+    }
+    return sorted({TRL_SHARE if share is None else share for share in shares})
+
+
+def global_batches(job: Job) -> set[int]:
+    """Sequences of an optimizer step, of every batch and length that may be chosen."""
+    lengths = job.recipe.get("max_length", [job.max_length])
+    sizes = {
+        job.with_batch(batch).batch_sequences(n)
+        for batch in job.batches
+        for n in lengths
+        if n is None or isinstance(n, int)
+    }
+    return {size for size in sizes if size}

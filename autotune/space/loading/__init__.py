@@ -1,0 +1,1 @@
+"""A job file and its overrides, as a job."""

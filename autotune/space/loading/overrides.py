@@ -1,0 +1,183 @@
+"""A job while it is put together: a file's data, flags over it, and where each part came from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import Problem, nearest
+from autotune.facts.stack import canonical_name, training_fields
+from autotune.job.job import Job, as_budget
+from autotune.job.methods import SFT
+from autotune.job.yaml_file import parse_scalar
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import ACCUMULATION
+from autotune.space.loading.problems import as_yaml
+
+OWNED = {
+    "max_length": "`max_length`",
+    "bf16": "`precision`",
+    "fp16": "`precision`",
+    "use_cpu": "`devices.kind`",
+    "model_name_or_path": "`model`",
+    "dataset_name": "`dataset`",
+    "use_peft": "`tuning`",
+    "load_in_4bit": "`tuning: qlora`",
+    "auto_find_batch_size": "the search itself",
+    "dataset_kwargs": "the probes, which prepare the rows themselves",
+    "torch_compile_backend": "`fixed: {torch_compile: true}` (the backend cannot be chosen yet)",
+    "torch_compile_mode": "`fixed: {torch_compile: true}` (the mode cannot be chosen yet)",
+    "deepspeed": "`fixed: {distributed_type: DEEPSPEED, zero_stage: 2}`",
+    "fsdp": "`fixed: {distributed_type: FSDP}`",
+}
+"""Fields that have a home of their own in the job."""
+
+_VERBATIM = ("model", "dataset", "dataset_config", "search_space")
+"""Fields whose value in a flag is a name: no character of it is taken for YAML syntax."""
+
+
+class Draft:
+    """What will be a job, and the problems found on the way."""
+
+    def __init__(
+        self,
+        data: dict[str, Any],
+        lines: dict[tuple[str | int, ...], int],
+        name: str,
+        base: Path,
+    ):
+        self._data, self._lines, self._name, self._base = data, lines, name, base
+        self._problems: list[Problem] = []
+        self._set: set[tuple[str | int, ...]] = set()
+        self._method = SFT
+
+    @property
+    def _fields(self) -> frozenset[str]:
+        """Training fields of the job's method."""
+        return training_fields(self._method.name)
+
+    def _where(self, path: tuple[str | int, ...]) -> str:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._set:
+                return "--set"
+            if path[:length] in self._lines:
+                return f"{self._name}:{self._lines[path[:length]]}"
+        return "--set" if any(one[: len(path)] == path for one in self._set) else self._name
+
+    def _report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
+        self._problems.append(Problem(where=self._where(path), what=what, hint=hint))
+
+    def apply(self, text: str, definition: SpaceDefinition) -> None:
+        """One `name=value`: a job field (dotted for its parts), a knob or a training field."""
+        name, equals, value_text = text.partition("=")
+        if not equals:
+            self._problems.append(Problem(where="--set", what=f"`{text}` must be `name=value`"))
+            return
+        try:
+            value = _flag_value(name, value_text)
+        except Exception:
+            self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
+            return
+        head, *rest = name.split(".")
+        # The job's own field of that name is a word; a rate is the trainer's.
+        rate = name == "learning_rate" and not isinstance(value, str)
+        if head in Job.model_fields and not rate:
+            self._set_field([head, *rest], value)
+            return
+        knob = canonical_name(name)
+        if definition.knob(knob) is not None or knob == ACCUMULATION:
+            self._section("fixed")[knob] = value
+            self._section("recipe").pop(knob, None)
+            self._set.add(("fixed", knob))
+        elif name in self._fields:
+            self._section("training")[name] = value
+            self._set.add(("training", name))
+        else:
+            known = {*Job.model_fields, *(k.name for k in definition.knobs), *self._fields}
+            self._problems.append(
+                Problem(
+                    where="--set",
+                    what=f"no job field, knob or training field is called `{name}`",
+                    hint=nearest(name, known),
+                )
+            )
+
+    def _set_field(self, path: list[str], value: Any) -> None:
+        target = self._data
+        for part in path[:-1]:
+            inner = target.get(part, {})
+            if target is self._data and part == "budget":
+                inner = _expanded(inner)
+            if not isinstance(inner, Mapping):
+                self._problems.append(
+                    Problem(
+                        where="--set",
+                        what=f"`{'.'.join(path)}` cannot be set: `{part}` is `{as_yaml(inner)}`",
+                        hint=f"give the whole of it: `{part}={{...}}`",
+                    )
+                )
+                return
+            target[part] = dict(inner)
+            target = target[part]
+        target[path[-1]] = value
+        self._set.add(tuple(path))
+        if path == ["max_length"]:
+            self._section("recipe").pop("max_length", None)
+
+    def _section(self, name: str) -> dict[str, Any]:
+        """A section to be written to; what is no section is left for `_validated` to refuse."""
+        section = self._data.get(name, {})
+        if not isinstance(section, Mapping):
+            return {}
+        self._data[name] = dict(section)
+        found: dict[str, Any] = self._data[name]
+        return found
+
+    def canonical_names(self, section: str) -> None:
+        """A knob may be called by any name that a version of the stack has for it."""
+        for name in list(self._section(section)):
+            knob = canonical_name(str(name))
+            if knob == str(name):
+                continue
+            entries = self._section(section)
+            value = entries.pop(name)
+            if (section, name) in self._set:
+                self._set.add((section, knob))
+            elif knob in entries:
+                self._report((section, name), f"`{name}` is `{knob}`, which is given too; keep one")
+            entries[knob] = value
+            if (section, name) in self._lines:
+                self._lines.setdefault((section, knob), self._lines[(section, name)])
+
+    def pins_from_training(self, definition: SpaceDefinition) -> None:
+        """A knob given among the training fields is pinned: it passes through untouched."""
+        training = self._data.get("training")
+        if not isinstance(training, Mapping):
+            return
+        for name in list(training):
+            knob = canonical_name(str(name))
+            if knob in OWNED or (definition.knob(knob) is None and knob != ACCUMULATION):
+                continue
+            fixed = self._section("fixed")
+            if knob in fixed and fixed[knob] != training[name]:
+                self._report(
+                    ("training", name), f"`{name}` is set here and differently under `fixed`"
+                )
+            fixed[knob] = self._section("training").pop(name)
+            if ("training", name) in self._set:
+                self._set.add(("fixed", knob))
+            elif ("training", name) in self._lines:
+                self._lines[("fixed", knob)] = self._lines[("training", name)]
+
+
+def _flag_value(name: str, text: str) -> Any:
+    if name in _VERBATIM and text not in ("", "null") and not text.startswith(("{", '"', "'")):
+        return text
+    return parse_scalar(text)
+
+
+def _expanded(budget: Any) -> Any:
+    """A budget of one word as the mapping it stands for; what is wrong with it is told later."""
+    try:
+        return as_budget(budget)
+    except ValueError:
+        return budget

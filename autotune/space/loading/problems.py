@@ -1,0 +1,56 @@
+"""What pydantic finds wrong with a job, in our words. Pure."""
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.errors import nearest
+from autotune.job.job import Budget, Devices, Job, Lengths, NoData
+
+_UNION_TAGS = {"bool", "int", "float", "str", "list[str]"}
+
+
+def merged(error: ValidationError) -> list[tuple[tuple[str | int, ...], Any]]:
+    """Pydantic's errors with their paths; those of the members of one union as one."""
+    merged: dict[tuple[str | int, ...], Any] = {}
+    for one in error.errors():
+        path = tuple(p for p in one["loc"] if p not in {"name", "no_data", "[key]"})
+        tag = next((n for n, part in enumerate(path) if n and part in _UNION_TAGS), None)
+        if tag is not None:
+            wanted = "a number, a word, true, false, null or a list of words"
+            merged.setdefault(path[:tag], {**one, "type": "union", "msg": wanted})
+        else:
+            merged[path] = one
+    return list(merged.items())
+
+
+def explain(one: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
+    """A pydantic error in our words: what is wrong, and the next step."""
+    field = ".".join(str(part) for part in path)
+    if one["type"] in ("extra_forbidden", "invalid_key"):
+        siblings = _fields_at(path[:-1])
+        return f"unknown field `{field}`", nearest(str(path[-1]), siblings)
+    if one["type"] == "missing":
+        return f"the field `{field}` is missing", None
+    message = str(one["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    if not one["msg"].startswith("Value error"):
+        message = f"must be {message}, but got `{as_yaml(one['input'])}`"
+    what, _, hint = message.partition("; write ")
+    return f"`{field}`: {what}", f"write {hint}" if hint else None
+
+
+def _fields_at(path: tuple[str | int, ...]) -> list[str]:
+    rooms: dict[str, Any] = {
+        "devices": Devices,
+        "budget": Budget,
+        "dataset": NoData,
+        "lengths": Lengths,
+    }
+    room = rooms.get(str(path[-1]), Job) if path else Job
+    return list(room.model_fields)
+
+
+def as_yaml(value: Any) -> str:
+    """A value as the user would write it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,107 @@
+"""Knobs that a job pins though they do nothing in it, or to what they cannot be. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.job.job import Job
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import Knob, condition_holds
+from autotune.space.loading.problems import as_yaml
+from autotune.space.sharding.processes import may_be_spread
+from autotune.space.sharding.sharding import (
+    DEEPSPEED,
+    NVME_PATH,
+    OPTIMIZER_OFFLOAD,
+    PARAM_OFFLOAD,
+    STRATEGY,
+    ZERO_FIELDS,
+)
+
+_FOLDER = "nvme_path"
+_OFFLOADS = {
+    "pin_memory": (("cpu", "nvme"), 2, "cpu"),
+    _FOLDER: (("nvme",), 3, "nvme"),
+}
+"""Fields of what is offloaded: the places that they are for, and a stage and a place to name."""
+
+
+def pin_problems(
+    job: Job, definition: SpaceDefinition
+) -> Iterator[tuple[str, str, str, str | None]]:
+    """(section, knob, what is wrong, what to do) of pins that do nothing, or cannot be."""
+    in_vain = {name for _, name, _ in without_effect(job, definition)}
+    for section, name, needed in without_effect(job, definition):
+        yield section, name, f"`{name}` needs `{needed}`", None
+    for section in ("fixed", "recipe"):
+        given = getattr(job, section)
+        if _FOLDER not in given or _FOLDER in in_vain:
+            continue
+        for value in given[_FOLDER] if section == "recipe" else [given[_FOLDER]]:
+            if not isinstance(value, str) or not value.startswith("/"):
+                what = f"`{_FOLDER}` must be an absolute folder, but got `{as_yaml(value)}`"
+                hint = f"name one on an NVMe disk, like `{NVME_PATH}`"
+                yield section, _FOLDER, what, hint
+
+
+def without_effect(job: Job, definition: SpaceDefinition) -> list[tuple[str, str, str]]:
+    """(section, knob, what it needs) of all that a job pins or lists in vain."""
+    known = _known(job, definition)
+    found = []
+    for section in ("fixed", "recipe"):
+        for name in getattr(job, section):
+            knob = definition.knob(name)
+            lacking = _lacking(knob, known) if knob is not None else None
+            if lacking is None and knob is not None and name in ZERO_FIELDS:
+                lacking = _not_offloaded(name, job, definition)
+            if lacking is not None:
+                found.append((section, name, lacking))
+    return found
+
+
+def _known(job: Job, definition: SpaceDefinition) -> dict[str, Any]:
+    """What conditions of existence may ask, as far as the job alone decides it."""
+    pinned = {
+        knob.name: job.fixed.get(knob.name, knob.values[0])
+        for knob in definition.knobs
+        if isinstance(knob.values, list)
+        and knob.name not in job.recipe
+        and (len(knob.values) == 1 or knob.name in job.fixed)
+    }
+    return {**pinned, "job.tuning": job.tuning}
+
+
+def _lacking(knob: Knob, known: dict[str, Any]) -> str | None:
+    for name, condition in knob.only_if.items():
+        if name not in known or condition_holds(condition, known[name], known):
+            continue
+        wanted = condition[0] if isinstance(condition, list) else condition
+        if isinstance(wanted, dict):
+            continue
+        return f"{name[4:]}: {wanted}" if name.startswith("job.") else _pin(name, wanted)
+    return None
+
+
+def _not_offloaded(name: str, job: Job, definition: SpaceDefinition) -> str | None:
+    """What a field of DeepSpeed's needs where the job never comes to use it."""
+    spread = may_be_spread(job)
+    if name not in _OFFLOADS:
+        return None if spread else _pin(STRATEGY, DEEPSPEED)
+    places, stage, place = _OFFLOADS[name]
+    tried = [_tried(knob, job, definition) for knob in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
+    if spread and any(one in places for values in tried for one in values):
+        return None
+    alone = f"{STRATEGY}: {DEEPSPEED}, zero_stage: {stage}, {OPTIMIZER_OFFLOAD}: {place}"
+    return f"fixed: {{{alone}}}"
+
+
+def _tried(name: str, job: Job, definition: SpaceDefinition) -> list[Any]:
+    """The values of a knob that the job tries."""
+    if name in job.fixed:
+        return [job.fixed[name]]
+    knob = definition.knob(name)
+    values = job.recipe.get(name, knob.values if knob is not None else [])
+    return values if isinstance(values, list) else []
+
+
+def _pin(name: str, value: Any) -> str:
+    return f"fixed: {{{name}: {as_yaml(value)}}}"

@@ -1,0 +1,216 @@
+"""`deepspeed.json`: what DeepSpeed is told of a training. Pure.
+
+Every value is resolved from the flat configuration that the trainer reads, so that the two agree;
+`train_batch_size` alone is left to DeepSpeed, which derives it: where ZeRO-3 builds the model
+sharded it may still see one process, and then a batch of all of them fails its own assertion.
+
+Which optimizer runs. There is no `optimizer` section. transformers' Trainer then makes the one that
+`optim` names, with its two parameter groups (no weight decay for biases and norms), and where the
+optimizer states are offloaded accelerate puts DeepSpeedCPUAdam in its place, with the same groups
+(`accelerate/utils/deepspeed.py`, `map_pytorch_optim_to_deepspeed`): AdamW where `optim` is torch's
+AdamW, else plain Adam, whatever it was (see `CPU_ADAMW`). A section would have DeepSpeed make
+one group of all parameters, so that norms decay too, and would step the schedule before it is
+logged: both were seen in real runs of two processes. The schedule is transformers' either way.
+
+Sizes of buckets and thresholds are knobs; where nobody chooses they are transformers' own, from the
+hidden size (`buckets.py`); the bucket in which stages 1 and 2 gather updated weights gets the
+size of the one they reduce gradients in. Loss scaling, `aio`
+and buffer counts are DeepSpeed's defaults (`deepspeed/runtime/precision_config.py`,
+`swap_tensor/constants.py`, `zero/offload_config.py`), made explicit.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.space.sharding.buckets import as_transformers
+from autotune.space.sharding.sharding import (
+    BUCKET_SIZE,
+    DEEPSPEED,
+    HPZ,
+    PERSISTENCE,
+    PREFETCHED,
+    Sharding,
+)
+
+FILE = "deepspeed.json"
+CPU_ADAMW = ("adamw_torch", "adamw_torch_fused")
+"""Values of `optim` that an offloaded optimizer really stands for: torch's AdamW."""
+FILLED_BY_TRAINER = (
+    *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("bf16.enabled", "fp16.enabled", f"zero_optimization.{BUCKET_SIZE}"),
+    f"zero_optimization.{PREFETCHED}",
+    f"zero_optimization.{PERSISTENCE}",
+)
+"""What transformers fills in where a file says `auto`."""
+PARAM_BUFFER = 100_000_000
+"""Elements of a buffer for weights from disk, at least: DeepSpeed's default."""
+MAX_REUSE_DISTANCE = 1_000_000_000
+"""Elements that may be used in between, and weights stay gathered for their next use: DeepSpeed's
+default, as the next two."""
+MAX_LIVE_PARAMETERS = 1_000_000_000
+"""Elements of weights from which on stage 3 gathers none ahead."""
+SUB_GROUP = 1_000_000_000
+"""Elements of what stage 3 keeps, and updates, in one piece."""
+
+
+def deepspeed_config(
+    sharding: Sharding,
+    config: Mapping[str, Any],
+    hidden_size: int | None,
+    *,
+    device_kind: str,
+    vocab_size: int | None = None,
+) -> dict[str, Any]:
+    """The file as data, every value resolved.
+
+    Args:
+        sharding: a `DEEPSPEED` one.
+        config: the flat configuration of the training (`space/settings.py`).
+        hidden_size: of the model; None: it has none, and sizes are DeepSpeed's defaults.
+        device_kind: `cuda` or `cpu`; only for GPUs is memory pinned, unless it is said.
+        vocab_size: of the model, where weights are kept on disk: the largest is the embedding.
+    """
+    file: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": config["per_device_train_batch_size"],
+        "gradient_accumulation_steps": config["gradient_accumulation_steps"],
+        **_clipping(config),
+        "bf16": {"enabled": bool(config.get("bf16"))},
+        "fp16": _fp16(bool(config.get("fp16"))),
+        "zero_optimization": {
+            **_zero(sharding, hidden_size),
+            **_offload(sharding, device_kind, (hidden_size or 0) * (vocab_size or 0)),
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": True,
+        "wall_clock_breakdown": False,
+    }
+    if sharding.on_disk:
+        file["aio"] = {
+            "block_size": 1_048_576,
+            "queue_depth": 8,
+            "intra_op_parallelism": 1,
+            "single_submit": False,
+            "overlap_events": True,
+        }
+    return file
+
+
+def auto_config(
+    sharding: Sharding, config: Mapping[str, Any], hidden_size: int | None, **rest: Any
+) -> dict[str, Any]:
+    """The same file with `auto` wherever transformers' Trainer fills that very value in, for those
+    who keep their own TrainingArguments. Arguments are those of `deepspeed_config`."""
+    file = deepspeed_config(sharding, config, hidden_size, **rest)
+    sizes = (BUCKET_SIZE, PREFETCHED, PERSISTENCE)
+    chosen = {
+        f"zero_optimization.{name}"
+        for name in sizes
+        if getattr(sharding, name) not in (None, as_transformers(name, hidden_size))
+    }
+    for name in sorted(set(FILLED_BY_TRAINER) - chosen):
+        *parts, last = name.split(".")
+        section = file
+        for part in parts:
+            section = section[part]
+        if last in section or last == "gradient_clipping":
+            section[last] = "auto"
+    return file
+
+
+def deepspeed_of(
+    sharding: Sharding,
+    config: Mapping[str, Any],
+    facts: Facts,
+    make: Callable[..., dict[str, Any]] = deepspeed_config,
+) -> dict[str, Any] | None:
+    """The file of a candidate on the device of the facts; None where it is not DeepSpeed's.
+
+    Args:
+        make: `deepspeed_config`, or `auto_config`.
+    """
+    if sharding.distributed_type != DEEPSPEED:
+        return None
+    return make(
+        sharding,
+        config,
+        facts.model.hidden_size,
+        device_kind=facts.device.kind,
+        vocab_size=facts.model.vocab_size,
+    )
+
+
+def _clipping(config: Mapping[str, Any]) -> dict[str, float]:
+    """PPOTrainer does not clip, and its configuration says nothing of it: nor does DeepSpeed."""
+    value = config.get("max_grad_norm")
+    return {} if value is None else {"gradient_clipping": float(value)}
+
+
+def _fp16(enabled: bool) -> dict[str, Any]:
+    """Half precision with a loss scale that adapts itself (`loss_scale` 0)."""
+    if not enabled:
+        return {"enabled": False}
+    return {
+        "enabled": True,
+        "loss_scale": 0,
+        "initial_scale_power": 16,
+        "loss_scale_window": 1000,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    }
+
+
+def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
+    """What is sharded, and in which pieces it is exchanged (elements, not bytes)."""
+    told = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
+    sizes = {BUCKET_SIZE: told[0], PREFETCHED: told[1]}
+    sizes[PERSISTENCE] = sharding.stage3_param_persistence_threshold
+    own = {n: as_transformers(n, hidden_size) if v is None else v for n, v in sizes.items()}
+    zero: dict[str, Any] = {
+        "stage": sharding.zero_stage,
+        "overlap_comm": sharding.overlap_comm,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        BUCKET_SIZE: own[BUCKET_SIZE],
+    }
+    if sharding.zero_stage < 3:
+        even = own[BUCKET_SIZE] + own[BUCKET_SIZE] % 2  # it refuses odd ones
+        return {**zero, "allgather_partitions": True, "allgather_bucket_size": even}
+    return {
+        **zero,
+        "sub_group_size": SUB_GROUP,
+        PREFETCHED: own[PREFETCHED],
+        PERSISTENCE: own[PERSISTENCE],
+        "stage3_max_live_parameters": MAX_LIVE_PARAMETERS,
+        "stage3_max_reuse_distance": MAX_REUSE_DISTANCE,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        HPZ: sharding.zero_hpz_partition_size,
+    }
+
+
+def _offload(sharding: Sharding, device_kind: str, largest: int) -> dict[str, dict[str, Any]]:
+    """Where optimizer states and weights are kept while they are not used.
+
+    Args:
+        largest: elements of the largest weight; each process reads its part of it at once.
+    """
+    pinned = device_kind == "cuda" if sharding.pin_memory is None else sharding.pin_memory
+    sections: dict[str, dict[str, Any]] = {}
+    if sharding.offload_optimizer_device != "none":
+        device = sharding.offload_optimizer_device
+        sections["offload_optimizer"] = {"device": device, "pin_memory": pinned}
+        if device == "nvme":
+            # Of each weight: itself, its gradient and two moments.
+            sections["offload_optimizer"] |= {"nvme_path": sharding.nvme_path, "buffer_count": 4}
+    if sharding.offload_param_device != "none":
+        device = sharding.offload_param_device
+        sections["offload_param"] = {"device": device, "pin_memory": pinned}
+        if device == "nvme":
+            part = -(-largest // sharding.num_processes)
+            sections["offload_param"] |= {
+                "nvme_path": sharding.nvme_path,
+                "buffer_count": 5,
+                "buffer_size": max(PARAM_BUFFER, part),
+                "max_in_cpu": 1_000_000_000,
+            }
+    return sections

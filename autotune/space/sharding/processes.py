@@ -1,0 +1,133 @@
+"""How many processes train: one on each device that does. Pure."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import Problem
+from autotune.job.job import Job
+from autotune.space.batch import divisors, nearest_values
+from autotune.space.knobs import (
+    NUM_PROCESSES,
+    TENSOR_PARALLEL,
+    USE_VLLM,
+    VLLM_MODE,
+    VLLM_SERVER,
+    Candidate,
+)
+from autotune.space.sharding.sharding import HPZ, STRATEGY_KNOBS
+
+
+def processes_of(values: Mapping[str, Any], job: Job) -> int:
+    """Processes of a candidate with these values: one a device, where no knob says otherwise."""
+    number = values.get(NUM_PROCESSES, job.devices.total)
+    assert isinstance(number, int)
+    return number
+
+
+def rows_of_step(candidate: Candidate, job: Job) -> int:
+    """Rows of an optimizer step over all devices."""
+    return candidate.global_batch * processes_of(candidate.values, job)
+
+
+def process_counts(job: Job) -> list[int]:
+    """Every number of processes that the job considers: what it pins or lists, else all devices.
+
+    Fewer would only wait for work: with as many rows in an optimizer step, a process needs no less
+    memory where there are fewer of them. Beside a server that takes some of the devices it is every
+    number that leaves one, and that all global batches can be divided by; the largest first.
+    """
+    if NUM_PROCESSES in job.fixed:
+        return [_whole(job.fixed[NUM_PROCESSES])]
+    if NUM_PROCESSES in job.recipe:
+        return [_whole(one) for one in job.recipe[NUM_PROCESSES]]
+    if not shares_with_server(job):
+        return [job.devices.total]
+    batches = [one for one in job.batches if isinstance(one, int)]
+    return [n for n in divisors(math.gcd(*batches) or 1) if n < job.devices.total][::-1]
+
+
+def may_be_spread(job: Job) -> bool:
+    """Whether a job has the knobs of `search_spaces/sharding.yaml`: with several devices always,
+    with one where it asks for one of them, because ZeRO offloads for a single process, too. (Groups
+    that hold weights once more are of several devices only.)"""
+    asked = job.fixed.keys() | job.recipe.keys()
+    return job.devices.total > 1 or bool(asked & (set(STRATEGY_KNOBS) - {HPZ}))
+
+
+def shares_with_server(job: Job) -> bool:
+    """Whether a vLLM server takes some of the job's devices: where there are several."""
+    asked = job.fixed.get(USE_VLLM) is True and job.fixed.get(VLLM_MODE) == VLLM_SERVER
+    return asked and job.devices.total > 1
+
+
+def server_devices(values: Mapping[str, Any]) -> int:
+    """How many of a job's devices are a candidate's server's; 0: none, or others than the job's."""
+    if not values.get(USE_VLLM) or values.get(VLLM_MODE) != VLLM_SERVER:
+        return 0
+    return int(values.get(TENSOR_PARALLEL) or 0)
+
+
+def processes_problem(job: Job) -> Problem | None:
+    """More processes than devices, or than a server leaves; or no equal number on each machine."""
+    if job.devices.nodes > 1 and (problem := _machines_problem(job)) is not None:
+        return problem
+    taken = shares_with_server(job)
+    most = job.devices.total - taken
+    above = [n for n in process_counts(job) if n > most]
+    if not above:
+        return None
+    if taken:
+        return Problem(
+            where=NUM_PROCESSES,
+            what=f"{above[0]} processes on {most + 1} devices leave none to the vLLM server",
+            hint=f"at most {most}; or `fixed: {{{VLLM_MODE}: colocate}}`",
+        )
+    return Problem(
+        where=NUM_PROCESSES,
+        what=f"{above[0]} processes on {most} device(s): each needs one of its own",
+        hint=f"at most {most}, or raise devices.count",
+    )
+
+
+def _machines_problem(job: Job) -> Problem | None:
+    """What several machines cannot share."""
+    nodes = job.devices.nodes
+    if job.fixed.get(USE_VLLM) is True:
+        return Problem(
+            where="devices.nodes",
+            what=f"vLLM is planned on one machine, and devices.nodes is {nodes}",
+            hint="leave one of them out",
+        )
+    odd = [n for n in process_counts(job) if n % nodes]
+    if not odd:
+        return None
+    near = nearest_values(odd[0], [nodes * n for n in range(1, job.devices.count + 1)])
+    return Problem(
+        where=NUM_PROCESSES,
+        what=f"{odd[0]} processes cannot be spread evenly over {nodes} machines",
+        hint=f"choose {' or '.join(str(n) for n in near)}",
+    )
+
+
+def undivided(sequences: int, job: Job) -> Problem | None:
+    """Rows of a global batch that some number of processes cannot share equally, with what can."""
+    for count in process_counts(job):
+        if sequences % count == 0:
+            continue
+        less = sequences // count * count
+        rows = " or ".join(str(n) for n in (less, less + count) if n)
+        most = job.devices.total - shares_with_server(job)
+        fewer = nearest_values(count, [n for n in divisors(sequences) if n <= most])
+        others = " or ".join(f"`fixed: {{{NUM_PROCESSES}: {n}}}`" for n in fewer)
+        return Problem(
+            where="global_batch_size",
+            what=f"{sequences} rows cannot be divided among {count} devices",
+            hint=f"the nearest batches that can are {rows}; or train on other numbers: {others}",
+        )
+    return None
+
+
+def _whole(value: Any) -> int:
+    """Of values that are no whole numbers the loader speaks; here they count as one device."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

@@ -1,0 +1,148 @@
+"""How a training is spread over processes, one for each device. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from autotune.space.knobs import NUM_PROCESSES
+
+STRATEGY = "distributed_type"
+NONE, DEEPSPEED, FSDP = "NO", "DEEPSPEED", "FSDP"
+DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU")
+"""torch's DistributedDataParallel: every process has a whole copy."""
+OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_device"
+RESHARD = "fsdp_reshard_after_forward"
+BUCKET_SIZE, PREFETCHED = "reduce_bucket_size", "stage3_prefetch_bucket_size"
+PERSISTENCE = "stage3_param_persistence_threshold"
+HPZ = "zero_hpz_partition_size"
+ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory", "nvme_path")
+"""Fields of DeepSpeed's own file."""
+STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD, HPZ)
+"""What is divided, and where it is kept."""
+KNOBS = (NUM_PROCESSES, *STRATEGY_KNOBS, *ZERO_FIELDS)
+"""Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
+
+NVME_PATH = "/local_nvme"
+"""Where states are kept on disk, unless told otherwise: the folder of DeepSpeed's own examples."""
+
+Offload = Literal["none", "cpu", "nvme"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What accelerate and DeepSpeed are told, by the names of accelerate's own fields.
+
+    Attributes:
+        distributed_type: `NO`, `MULTI_CPU` or `MULTI_GPU` (DDP), `DEEPSPEED`, `FSDP` (version 2).
+        num_processes: one for each device.
+        zero_stage: of DeepSpeed: 1, 2 or 3; else 0.
+        fsdp_reshard_after_forward: of FSDP: whether gathered weights are let go of after the
+            forward pass.
+        zero_hpz_partition_size: of DeepSpeed's stage 3: the processes that hold all weights once
+            more among them (ZeRO++, hpZ), so that they gather them from one another; 1: none do.
+        overlap_comm: of DeepSpeed, as the five below: whether gradients are exchanged while others
+            are computed.
+        reduce_bucket_size: elements of gradients that are exchanged at a time, and of updated
+            weights; here and below None: what follows from the model (`space/sharding/buckets.py`).
+        stage3_prefetch_bucket_size: elements of weights that are gathered ahead.
+        stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
+        pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
+        nvme_path: folder for what is offloaded to `nvme`.
+    """
+
+    distributed_type: str = NONE
+    num_processes: int = 1
+    zero_stage: int = 0
+    offload_optimizer_device: Offload = "none"
+    offload_param_device: Offload = "none"
+    fsdp_reshard_after_forward: bool = True
+    zero_hpz_partition_size: int = 1
+    overlap_comm: bool = True
+    reduce_bucket_size: int | None = None
+    stage3_prefetch_bucket_size: int | None = None
+    stage3_param_persistence_threshold: int | None = None
+    pin_memory: bool | None = None
+    nvme_path: str = NVME_PATH
+
+    @property
+    def in_group(self) -> bool:
+        """Whether processes join a group: several, or the one for which DeepSpeed offloads."""
+        return self.num_processes > 1 or self.distributed_type == DEEPSPEED
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether no process holds all weights all the time."""
+        return self.zero_stage == 3 or self.distributed_type == FSDP
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is kept off the device."""
+        return {self.offload_optimizer_device, self.offload_param_device} != {"none"}
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether anything is kept on an NVMe disk."""
+        return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+
+def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
+    """What a candidate's knobs say of it; one process shares nothing, DeepSpeed may offload for it.
+
+    Args:
+        devices: of the job: one process on each, where no knob says otherwise.
+    """
+    own = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
+    told = {name: values[name] for name in own if values.get(name) is not None}
+    shared = Sharding(**{NUM_PROCESSES: devices, **told})
+    return shared if shared.in_group else Sharding()
+
+
+def heaviest_ranks(sharding: Sharding) -> tuple[int, ...]:
+    """Processes of which one needs the most memory, or at least 99.7% of the most.
+
+    What is left over when weights are divided goes to the first. DeepSpeed's stages 1 and 2 give
+    the last one the weights whose gradients come first, so that it holds them longest (up to 9%
+    more, `benchmarks/sharding_exactness`), and the first one the embedding, whose gradient's norm
+    is taken in float64 (3% more in a model of 1.2B without a head, `benchmarks/virtual_gpu`).
+    """
+    if sharding.zero_stage in (1, 2) and sharding.num_processes > 1:
+        return 0, sharding.num_processes - 1
+    return (0,)
+
+
+def engine_name(sharding: Sharding) -> str:
+    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`; `a plain copy`: nothing
+    does."""
+    if sharding.distributed_type == DEEPSPEED:
+        optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
+        return zero_name(sharding.zero_stage, optimizer, weights)
+    if sharding.distributed_type == FSDP:
+        return fsdp_name(sharding.fsdp_reshard_after_forward)
+    return "DDP" if sharding.in_group else "a plain copy"
+
+
+def zero_name(stage: int, optimizer: str, weights: str) -> str:
+    """The same of DeepSpeed, by its stage and by where optimizer states and weights are kept."""
+    away = [("optimizer", optimizer), ("weights", weights)]
+    told = [f"{what} on {device}" for what, device in away if device != "none"]
+    return ", ".join([f"ZeRO-{stage}", *told])
+
+
+def fsdp_name(reshards: bool) -> str:
+    """The same of FSDP."""
+    return "FSDP2" if reshards else "FSDP2, not resharded"
+
+
+def on_cpus(sharding: Sharding) -> dict[str, Any]:
+    """Fields of the trainer that bring several processes on CPUs to work together.
+
+    `use_cpu` is right for DDP alone: with it accelerate silently makes DDP of DeepSpeed and of
+    FSDP too. Without it accelerate finds no backend by itself and has to be told gloo.
+    """
+    if sharding.distributed_type == NONE:
+        return {"use_cpu": True}
+    return {"use_cpu": sharding.distributed_type in DATA_PARALLEL, "ddp_backend": "gloo"}

@@ -1,0 +1,1 @@
+"""What vLLM takes, and where."""

@@ -1,0 +1,168 @@
+"""What a vLLM server that generates for a training takes of GPUs of its own. Bytes. Pure.
+
+A server of tensor-parallel size t keeps a t-th of the weights on each of t GPUs, and of the cache
+that of its part of the key-value heads; where there are fewer such heads than GPUs they are
+replicated. It takes sizes that divide the attention heads, and that divide the key-value heads or
+are divided by them. Others than powers of two are not searched: what else is divided (the
+vocabulary, made a multiple of 64; the layers' widths) is seldom divided by them.
+
+Sources: vLLM 0.24, `config/model.py` (`verify_with_parallel_config`, `get_num_kv_heads`),
+`model_executor/layers/linear.py` (`QKVParallelLinear`), `engine/arg_utils.py` (8192 tokens in a
+pass); TRL's `scripts/vllm_serve.py` (0.9 of a GPU; dense models have no data parallelism). Known
+error: nothing of it was held against vLLM; what the training sends it of the weights is received
+in the tenth that the server leaves.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.facts.model import ModelFacts
+from autotune.job.job import Job
+from autotune.space.knobs import (
+    COMPLETION,
+    GENERATION_BATCH,
+    NUM_PROCESSES,
+    TENSOR_PARALLEL,
+    VLLM_SHARE,
+)
+from autotune.space.sharding.processes import (
+    process_counts,
+    processes_of,
+    server_devices,
+    shares_with_server,
+)
+from autotune.space.vllm.colocated import (
+    MODE,
+    SERVER,
+    STEP,
+    USE,
+    cache_bytes,
+    longest_sequence,
+    other_bytes,
+    weights_bytes,
+)
+from autotune.space.vllm.memory import ServerNeeds
+
+SERVER_SHARE = 0.9
+"""Of a GPU's memory, unless told otherwise: TRL's default for a server."""
+PROFILED_TOKENS = 8192
+
+
+def searched_sizes(job: Job, facts: Facts) -> list[int]:
+    """The tensor-parallel sizes that a job's vLLM may have: colocated 1, others by request."""
+    if job.fixed.get(MODE) != SERVER:
+        return [1]
+    return sizes(facts.model, job.devices.total - min(process_counts(job)))
+
+
+def sizes(model: ModelFacts, most: int) -> list[int]:
+    """The tensor-parallel sizes up to `most` that are worth a try, the largest first."""
+    powers = [2**n for n in range(most.bit_length()) if 2**n <= most]
+    return [size for size in reversed(powers) if size_problem(model, size) is None]
+
+
+def size_problem(model: ModelFacts, size: int) -> str | None:
+    """Why vLLM cannot divide a model among so many GPUs; None: it can."""
+    heads, groups = model.attention_heads, model.key_value_heads
+    if size == 1:
+        return None
+    if not heads or not groups:
+        return "it is not known how many attention heads this model has, which vLLM divides"
+    if heads % size:
+        return f"vLLM cannot divide {heads} attention heads among {size} GPUs"
+    if groups % size and size % groups:
+        return f"vLLM cannot divide {groups} key-value heads among {size} GPUs"
+    return None
+
+
+def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | None:
+    """Why a candidate's devices and model cannot be divided as it says; None: they can."""
+    size = values.get(TENSOR_PARALLEL)
+    if not size:
+        return None
+    processes, most = processes_of(values, job), job.devices.total
+    if values.get(MODE) != SERVER and processes % size:
+        return f"{processes} processes are no whole number of vLLM's groups of {size}"
+    if server_devices(values) and processes + size > most:
+        return f"more than {most} devices would be needed to train and to generate"
+    return size_problem(facts.model, size)
+
+
+def division_note(job: Job, facts: Facts) -> str | None:
+    """Why some ways to divide the devices between training and a server are no candidates."""
+    most = job.devices.total
+    if not shares_with_server(job):
+        return None
+    why = [f"{most} processes would leave it none"]
+    counts = process_counts(job)
+    asked = NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe
+    others = [n for n in range(most - 1, 0, -1) if n not in counts]
+    if others and not asked:
+        why.append(f"{', '.join(map(str, others))} cannot share the global batch equally")
+    powers = [2**n for n in range(1, most.bit_length()) if 2**n <= most - min(counts)]
+    if TENSOR_PARALLEL not in job.fixed:
+        why += [one for size in powers if (one := size_problem(facts.model, size)) is not None]
+    return f"a vLLM server takes some of the {most} devices, the others train: {'; '.join(why)}"
+
+
+def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:
+    """Knobs that the server is told, not the trainer."""
+    served = values.get(USE) and values.get(MODE) == SERVER
+    return frozenset((TENSOR_PARALLEL, VLLM_SHARE) if served else ())
+
+
+def server_share(job: Job, facts: Facts) -> float:
+    """The part of a GPU's memory that a server takes: of what the job may have of it, where it
+    says so."""
+    allowed = job.devices.memory or facts.device.total_bytes
+    part = min(allowed / facts.device.total_bytes, 1.0)
+    return round(max(math.floor(SERVER_SHARE * part / STEP + 1e-9) * STEP, STEP), 2)
+
+
+def server_needs(job: Job, facts: Facts, values: Mapping[str, Any]) -> ServerNeeds | None:
+    """What a candidate's server needs of each of its GPUs; None: the job has no GPUs for one."""
+    size = server_devices(values)
+    if not size:
+        return None
+    completion = values[COMPLETION]
+    one = longest_sequence(job, facts, completion)
+    tokens = max(values[GENERATION_BATCH] * (facts.data.longest + completion), one)
+    share = values.get(VLLM_SHARE) or server_share(job, facts)
+    return ServerNeeds(
+        devices=size,
+        weights_bytes=weights_bytes(facts.model, size),
+        cache_bytes=cache_bytes(facts.model, tokens, size),
+        # Also alone it exchanges: the training sends it weights.
+        other_bytes=other_bytes(facts.model, size + 1, PROFILED_TOKENS),
+        given_bytes=round(share * facts.device.total_bytes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which GPUs of a job train and which generate, by their numbers, and the part of its memory
+    that each of the latter gives."""
+
+    training: tuple[int, ...]
+    generating: tuple[int, ...]
+    share: float
+
+
+def split_of(job: Job, facts: Facts, values: Mapping[str, Any], processes: int) -> Split | None:
+    """How a candidate divides the job's GPUs; None: its server, if it has one, has others.
+
+    Args:
+        processes: that train, on the first GPUs; the server takes those after them.
+    """
+    size = server_devices(values)
+    if not size or facts.device.kind != "cuda":
+        return None
+    gpus = (facts.device.index, *facts.device.peers)
+    return Split(
+        training=gpus[:processes],
+        generating=gpus[processes : processes + size],
+        share=values.get(VLLM_SHARE) or server_share(job, facts),
+    )

@@ -1,0 +1,84 @@
+"""What a probe does otherwise where several ranks share a candidate.
+
+Every rank trains on the same micro-batches: the data holds each of them once for every rank, and
+accelerate deals them out in turn. What ends a probe, ends it on all ranks in the same step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from autotune.space.knobs import ACCUMULATION
+from autotune.space.sharding.sharding import Sharding, engine_name
+from autotune.training.spec import ProbeRequest, Unsupported
+
+T = TypeVar("T")
+
+
+class AnotherEngine(Unsupported):
+    """Something else spread the training than was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How many processes train the candidate, and what spreads it over them."""
+
+    sharding: Sharding = field(default_factory=Sharding)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the trainer's configuration that only a rank needs."""
+
+    @classmethod
+    def of(cls, request: ProbeRequest, accumulation: int | None = None) -> Self:
+        """As a request asks for it; `accumulation`: how many micro-steps the probe really takes in
+        an optimizer step, where those are not all."""
+        sharding = request.shared
+        if not sharding.in_group:
+            return cls()
+        from autotune.training.distributed import disk_problem, overrides
+
+        if (problem := disk_problem(sharding)) is not None:
+            raise Unsupported(problem)
+        deepspeed = request.deepspeed
+        if deepspeed is not None and accumulation is not None:
+            deepspeed = {**deepspeed, ACCUMULATION: accumulation}
+        told = overrides(sharding, deepspeed, cuda=request.device_kind == "cuda")
+        return cls(sharding=sharding, overrides=told)
+
+    @property
+    def processes(self) -> int:
+        """How many."""
+        return self.sharding.num_processes
+
+    def for_all_ranks(self, batches: Sequence[T]) -> list[T]:
+        """Micro-batches of one rank as the data of all."""
+        return [batch for batch in batches for _ in range(self.processes)]
+
+    def agreed(self, wanted: bool) -> bool:
+        """Whether all ranks want it; each of them has to ask."""
+        if self.processes == 1:
+            return wanted
+        from autotune.training.distributed import agreed
+
+        return agreed(wanted)
+
+    def checked_engine(self, trainer: Any) -> str | None:
+        """What really spread the training; None: one process by itself.
+
+        Raises:
+            AnotherEngine: it is not what was asked for.
+        """
+        if not self.sharding.in_group:
+            return None
+        from autotune.training.distributed import engine_of, other_settings
+
+        ran, asked = engine_of(trainer), engine_name(self.sharding)
+        if ran != asked:
+            raise AnotherEngine(f"{asked} was asked for, but {ran} ran")
+        zero = (self.overrides.get("deepspeed") or {}).get("zero_optimization")
+        other = other_settings(trainer, zero) if zero else None
+        if other is not None:
+            raise AnotherEngine(f"{ran} ran, but with {other}")
+        return ran
+
+
+ALONE = Sharing()

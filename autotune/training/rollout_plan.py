@@ -1,0 +1,173 @@
+"""Which prompts a probe of an online trainer generates from: representative ones, and the longest.
+
+A round is one generation: whole groups of completions, then as many micro-steps as they make up. A
+cycle is the least number of rounds after which generation and optimizer steps start together
+again. Every cycle that is timed generates from the same prompts, spread evenly over the lengths of
+the data; one before them from the longest. Pure.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from autotune.space.knobs import (
+    ACCUMULATION,
+    COMPLETION,
+    GENERATION_BATCH,
+    GROUP,
+    MICRO_BATCH,
+    RESPONSE,
+    ROLLOUT_CHUNK,
+)
+from autotune.training.batch_plan import spread_over_lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """How a candidate generates and trains; completions are counted on one device.
+
+    Attributes:
+        together: completions of one generation.
+        group: completions of one prompt.
+        length: tokens of a completion.
+        iterations: how often the completions of a generation are trained on.
+        epochs: the same within one step of the trainer's count: PPO counts updates.
+        chunk: completions of one call of generation, where it is divided; 0: all.
+    """
+
+    micro_batch: int
+    accumulation: int
+    together: int
+    group: int
+    length: int
+    iterations: int
+    seed: int
+    epochs: int = 1
+    chunk: int = 0
+
+    @property
+    def prompts(self) -> int:
+        """Of one generation; a group may be divided among devices."""
+        return -(-self.together // self.group)
+
+    @property
+    def micro_steps(self) -> int:
+        """Of one round."""
+        return self.together // self.micro_batch * self.iterations * self.epochs
+
+    @property
+    def rounds(self) -> int:
+        """Of a cycle."""
+        return math.lcm(self.micro_steps, self.micro_steps_of_a_step) // self.micro_steps
+
+    @property
+    def steps(self) -> int:
+        """Steps of a cycle, as the trainer counts them."""
+        return self.rounds * self.micro_steps // self.micro_steps_of_a_step
+
+    @property
+    def micro_steps_of_a_step(self) -> int:
+        """As the trainer counts steps."""
+        return self.accumulation * self.epochs
+
+    @property
+    def generations(self) -> int:
+        """Calls of generation in a round."""
+        return -(-self.together // self.chunk) if self.chunk else 1
+
+
+def completion_length(config: Mapping[str, Any]) -> int:
+    """Tokens of a full completion, by either of the names that trainers have for it."""
+    length: int = config.get(RESPONSE) or config[COMPLETION]
+    return length
+
+
+def rollout_of(config: Mapping[str, Any], *, devices: int, seed: int) -> Rollout:
+    """How the trainer of a flat configuration generates."""
+    if RESPONSE in config:
+        return _ppo_rollout(config, seed)
+    return Rollout(
+        micro_batch=config[MICRO_BATCH],
+        accumulation=config[ACCUMULATION],
+        together=config[GENERATION_BATCH] // devices,
+        group=config[GROUP],
+        length=completion_length(config),
+        iterations=config.get("num_iterations") or 1,
+        seed=seed,
+    )
+
+
+def _ppo_rollout(config: Mapping[str, Any], seed: int) -> Rollout:
+    micro, accumulation = config[MICRO_BATCH], config[ACCUMULATION]
+    together = micro * accumulation
+    return Rollout(
+        micro_batch=micro,
+        accumulation=accumulation,
+        together=together,
+        group=1,
+        length=completion_length(config),
+        iterations=1,
+        epochs=config["num_ppo_epochs"],
+        chunk=min(config[ROLLOUT_CHUNK], together),
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """The prompts of a probe, as indices of the rows measured, and what they come to.
+
+    Attributes:
+        timed: of one timed cycle, in the order of its rounds.
+        longest: of a round that takes most memory.
+        tokens: of prompts and completions of a timed cycle.
+        tokens_per_epoch: of the whole data once.
+    """
+
+    timed: list[int]
+    longest: list[int]
+    tokens: int
+    tokens_per_epoch: float
+
+
+def rollout_plan(lengths: Sequence[int], rollout: Rollout, rows_total: int) -> RolloutPlan:
+    """The prompts of one probe.
+
+    Args:
+        lengths: tokens of the prompts measured.
+        rows_total: prompts of the whole data.
+    """
+    wanted = rollout.prompts * rollout.rounds
+    spread = spread_over_lengths(lengths, wanted)
+    timed = [spread[n % len(spread)] for n in range(wanted)]
+    random.Random(rollout.seed).shuffle(timed)
+    ranked = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    longest = [ranked[n % len(ranked)] for n in range(rollout.prompts)]
+    per_prompt = rollout.group * rollout.length
+    shared = rollout.together / rollout.prompts
+    return RolloutPlan(
+        timed=timed,
+        longest=longest,
+        tokens=round(sum(shared * (lengths[index] + rollout.length) for index in timed)),
+        tokens_per_epoch=rows_total * (rollout.group * fmean(lengths) + per_prompt),
+    )
+
+
+def padded_tokens(plan: RolloutPlan, rollout: Rollout, lengths: Sequence[int]) -> int:
+    """Tokens of a timed cycle with the padding of its rounds."""
+    rounds = range(0, len(plan.timed), rollout.prompts)
+    longest = [max(lengths[i] for i in plan.timed[n : n + rollout.prompts]) for n in rounds]
+    return sum(rollout.together * (prompt + rollout.length) for prompt in longest)
+
+
+def dealt(order: Sequence[int], rollout: Rollout, processes: int) -> list[int]:
+    """The prompts of one device's rounds as those of all: each device gets the same ones, where a
+    group is divided among devices the same one."""
+    if processes == 1:
+        return list(order)
+    count = -(-processes * rollout.together // rollout.group)
+    rounds = (order[n : n + rollout.prompts] for n in range(0, len(order), rollout.prompts))
+    return [block[n % len(block)] for block in rounds for n in range(count)]

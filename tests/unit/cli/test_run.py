@@ -1,0 +1,190 @@
+"""`autotune run`: how a run starts, goes on and ends. The search itself is left out."""
+
+import json
+import shlex
+
+import pytest
+
+from autotune.process.messages import read_json
+from autotune.run.session import Options, Result
+from autotune.search.recommend import NothingFits, recommend
+from autotune.space.loading.load import load_job
+from tests.unit.builders import ok
+from tests.unit.calling import call, refused
+from tests.unit.past_run import make_run, start_run, write_job
+
+FIELDS = {"records": (), "stop_reason": "the budget of 1 probe(s) is spent", "space_size": 3}
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """Calls that `tune` got, in place of the search; `ends` is what the next one comes to."""
+
+    class Tuned:
+        calls = []
+        ends = Result(outcome="interrupted", **FIELDS)
+
+    def tune(job, definition, run, *, storage, listener):
+        Tuned.calls.append((job, run, storage))
+        return Tuned.ends
+
+    Tuned.calls = []
+    monkeypatch.setattr("autotune.run.tuning.tune", tune)
+    return Tuned
+
+
+def test_a_run_begins_with_its_job_resolved_in_its_folder(nasty_dir, tuned):
+    out = nasty_dir / "out"
+    result = call("run", write_job(nasty_dir), "--out", out, "--budget", "3")
+    assert result.exit_code == 130
+    assert (
+        result.stderr == f"interrupted; go on with: autotune run --resume {shlex.quote(str(out))}\n"
+    )
+    ((job, run, storage),) = tuned.calls
+    assert (run.path, storage) == (out, None)
+    assert load_job(run.job)[0] == job
+    assert job.budget.probes == 3
+    assert read_json(run.run)["study"].startswith("autotune-")
+
+
+def test_a_run_is_named_after_its_job_below_the_working_folder(tmp_path, tuned, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call("run", write_job(tmp_path))
+    ((_, run, _),) = tuned.calls
+    assert run.path.parent == tmp_path / "runs"
+    assert run.path.name.startswith("job-")
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path, tuned):
+    run = make_run(tmp_path)
+    before = {path.name: path.read_bytes() for path in run.path.iterdir()}
+    stderr = refused("run", tmp_path / "job.yaml", "--out", run.path)
+    assert f"error: {run.path}: the folder is not empty" in stderr
+    assert f"hint: go on with it by `autotune run --resume {shlex.quote(str(run.path))}`" in stderr
+    assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before
+    assert tuned.calls == []
+
+
+def test_a_folder_with_something_else_gets_no_hint_to_resume(tmp_path, tuned):
+    stderr = refused("run", write_job(tmp_path), "--out", tmp_path)
+    assert "the folder is not empty" in stderr and "--resume" not in stderr
+    assert "the folder is not empty" in refused(
+        "run", tmp_path / "job.yaml", "--out", tmp_path / "job.yaml"
+    )
+
+
+def test_a_bad_job_leaves_no_folder_behind(tmp_path, tuned):
+    refused("run", write_job(tmp_path, headroom=2), "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_goes_on_with_its_own_job(tmp_path, tuned):
+    run = start_run(tmp_path)
+    (tmp_path / "job.yaml").unlink()
+    assert call("run", "--resume", run.path).exit_code == 130
+    assert tuned.calls == [(load_job(run.job)[0], run, None)]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--budget", "50"), ("--budget", "2h"), ("--set", "budget.probes=50")]
+)
+def test_the_budget_of_a_resumed_run_may_change(flags, tmp_path, tuned):
+    run = start_run(tmp_path)
+    assert call("run", "--resume", run.path, *flags).exit_code == 130
+    ((job, _, _),) = tuned.calls
+    before, _ = load_job(run.job)
+    assert job.budget != before.budget
+    assert job.model_copy(update={"budget": before.budget}) == before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--set", "learning_rate=1e-3"),
+        ("--set", "headroom=0.2"),
+        ("--set", "gradient_checkpointing=true"),
+        ("--max-length", "99"),
+        ("--budget", "50", "--global-batch-size", "4"),
+    ],
+)
+def test_nothing_else_of_a_resumed_run_may_change(flags, tmp_path, tuned):
+    run = start_run(tmp_path)
+    stderr = refused("run", "--resume", run.path, *flags)
+    assert "only the budget of a resumed run may change" in stderr
+    assert tuned.calls == []
+
+
+def test_a_resumed_run_takes_no_other_job(tmp_path, tuned):
+    run = start_run(tmp_path)
+    stderr = refused("run", tmp_path / "job.yaml", "--resume", run.path)
+    assert "a resumed run keeps its job" in stderr
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("recommended", 0), ("nothing_fits", 1), ("interrupted", 130)]
+)
+def test_the_exit_code_and_the_json_tell_how_it_ended(outcome, code, tmp_path, tuned):
+    from tests.unit.builders import make_record
+
+    found = recommend([make_record(0, ok(10.0))], None)
+    nothing = NothingFits(nearest=None, short_bytes=None, short_is_lower_bound=True, rejected={})
+    tuned.ends = Result(
+        outcome=outcome,
+        recommendation=found if outcome == "recommended" else None,
+        nothing_fits=nothing if outcome == "nothing_fits" else None,
+        **FIELDS,
+    )
+    result = call("run", write_job(tmp_path), "--out", tmp_path / "out", "--json")
+    assert result.exit_code == code
+    assert json.loads(result.stdout)["outcome"] == outcome
+
+
+def test_how_to_search_is_a_flag_no_part_of_the_job_and_kept_with_the_run(tmp_path, tuned):
+    def kept():
+        _, run, _ = tuned.calls[-1]
+        return Options(**read_json(run.run)["options"])
+
+    call("run", write_job(tmp_path), "--out", tmp_path / "one")
+    assert kept() == Options(sampler="estimates", history=True)
+    flags = ["--sampler", "random", "--no-history"]
+    call("run", tmp_path / "job.yaml", "--out", tmp_path / "two", *flags)
+    assert kept() == Options(sampler="random", history=False)
+    call("run", "--resume", tmp_path / "two")
+    assert kept() == Options(sampler="random", history=False)
+    for again in (flags[:2], flags[2:]):
+        refused = call("run", "--resume", tmp_path / "two", *again)
+        assert (refused.exit_code, again[0] in refused.stderr) == (2, True)
+    refused = call("run", tmp_path / "job.yaml", "--out", tmp_path / "three", "--sampler", "best")
+    assert refused.exit_code == 2
+    assert "estimates" in refused.stderr
+
+
+def test_ctrl_c_and_a_failing_machine_end_with_their_codes(tmp_path, monkeypatch):
+    from autotune.errors import machine_error
+
+    def raising(error):
+        def tune(*args, **kwargs):
+            raise error
+
+        return tune
+
+    monkeypatch.setattr("autotune.run.tuning.tune", raising(KeyboardInterrupt()))
+    result = call("run", write_job(tmp_path), "--out", tmp_path / "one")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
+    monkeypatch.setattr("autotune.run.tuning.tune", raising(machine_error("no GPU 3", hint="look")))
+    result = call("run", tmp_path / "job.yaml", "--out", tmp_path / "two")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == "error: no GPU 3\n  hint: look\n"
+
+
+def test_a_study_kept_elsewhere_is_asked_for_again_and_its_url_is_not_kept(tmp_path, tuned):
+    job = write_job(tmp_path)
+    url = "sqlite:///" + str(tmp_path / "else.db")
+    assert call("run", job, "--out", tmp_path / "run", "--storage", url).exit_code == 130
+    assert url not in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
+    forgotten = call("run", "--resume", tmp_path / "run")
+    assert forgotten.exit_code == 2 and "--storage" in forgotten.stderr
+    assert call("run", "--resume", tmp_path / "run", "--storage", url).exit_code == 130
+    (tmp_path / "other").mkdir()
+    own = start_run(tmp_path / "other")
+    assert call("run", "--resume", own.path, "--storage", url).exit_code == 2

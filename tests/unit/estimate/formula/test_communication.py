@@ -1,0 +1,174 @@
+"""What processes exchange, and how long they take for it."""
+
+import dataclasses
+
+import pytest
+
+from autotune.cli.views.tables import describe
+from autotune.estimate.formula.communication import (
+    ADAM_BYTES,
+    DISK_READS,
+    DISK_WRITES,
+    HOST_BYTES_PER_S,
+    STATE_BYTES,
+    Exchanged,
+    disk_s,
+    exchange_s,
+    group_bytes,
+    moved_s,
+    sent_bytes,
+)
+from autotune.plan.exchange import UNKNOWN_LINK, exchanged, with_exchange
+from autotune.space.sharding.sharding import Sharding
+from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job
+
+GIB = 2**30
+WHAT = Exchanged(
+    weights=8 * GIB,
+    gradients=4 * GIB,
+    trained=GIB,
+    link_bytes_per_s=GIB,
+    group_bytes_per_s=4 * GIB,
+    host_bytes_per_s=2 * GIB,
+)
+
+
+def ways(count=8):
+    zero = {"distributed_type": "DEEPSPEED", "num_processes": count}
+    return {
+        "DDP": Sharding(distributed_type="MULTI_GPU", num_processes=count),
+        "1": Sharding(zero_stage=1, **zero),
+        "2": Sharding(zero_stage=2, **zero),
+        "3": Sharding(zero_stage=3, **zero),
+        "FSDP": Sharding(distributed_type="FSDP", num_processes=count),
+        "kept": Sharding(
+            distributed_type="FSDP", num_processes=count, fsdp_reshard_after_forward=False
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("way", "one", "four"),
+    [
+        # In GiB over 7/8: gradients 4, weights 8; once a step, or after each of four micro-steps.
+        ("DDP", 2 * 4, 2 * 4),
+        ("1", 4 + 4, 4 + 4),
+        ("2", 4 + 4, 4 * 4 + 4),
+        ("3", 2 * 8 + 4, 4 * (2 * 8 + 4)),
+        ("FSDP", 2 * 8 + 4, 4 * 2 * 8 + 4),
+        ("kept", 8 + 4, 4 * 8 + 4),
+    ],
+)
+def test_bytes_are_those_of_rings(way, one, four):
+    sharding = ways()[way]
+    assert sent_bytes(sharding, WHAT, 1) == pytest.approx(7 / 8 * one * GIB)
+    assert sent_bytes(sharding, WHAT, 4) == pytest.approx(7 / 8 * four * GIB)
+    assert exchange_s(sharding, WHAT, 1) == pytest.approx(7 / 8 * one)
+    assert sent_bytes(dataclasses.replace(sharding, num_processes=2), WHAT, 1) == pytest.approx(
+        1 / 2 * one * GIB
+    )
+
+
+@pytest.mark.parametrize(("steps", "inside"), [(1, 2 * 8 - 4), (4, 4 * 2 * 8 - 4)])
+def test_a_group_that_holds_weights_once_more_gathers_all_but_those_that_changed(steps, inside):
+    """Of 8 GiB 4 are trained; they come from all once a step, as counted in DeepSpeed's traces."""
+    once = ways()["3"]
+    again = dataclasses.replace(once, zero_hpz_partition_size=4)
+    assert group_bytes(once, WHAT, steps) == 0
+    assert group_bytes(again, WHAT, steps) == pytest.approx(3 / 4 * inside * GIB)
+    assert sent_bytes(again, WHAT, steps) == pytest.approx(7 / 8 * (4 + steps * 4) * GIB)
+    over_all, at_home = 7 / 8 * (4 + steps * 4), 3 / 4 * inside / 4
+    assert exchange_s(again, WHAT, steps) == pytest.approx(over_all + at_home)
+    assert exchange_s(again, WHAT, steps) < exchange_s(once, WHAT, steps)
+
+
+def test_weights_that_stay_gathered_are_gathered_once():
+    stay = dataclasses.replace(WHAT, kept=8 * GIB)
+    assert sent_bytes(ways()["3"], stay, 2) == pytest.approx(7 / 8 * 2 * (8 + 4) * GIB)
+    all_trained = dataclasses.replace(stay, gradients=8 * GIB)
+    again = dataclasses.replace(ways()["3"], zero_hpz_partition_size=4)
+    assert group_bytes(again, all_trained, 1) == 0
+    assert exchange_s(again, all_trained, 1) == exchange_s(ways()["3"], all_trained, 1)
+
+
+def test_what_is_on_the_host_is_copied_and_updated_there():
+    away = dataclasses.replace(ways()["3"], offload_optimizer_device="cpu")
+    copies = (1 + 1) * 4 / 2 / 8
+    update = ADAM_BYTES * GIB / HOST_BYTES_PER_S / 8
+    assert moved_s(ways()["3"], WHAT, 1) == 0
+    assert moved_s(away, WHAT, 1) == pytest.approx(copies + update)
+    both = dataclasses.replace(away, offload_param_device="cpu")
+    assert moved_s(both, WHAT, 2) == pytest.approx((2 + 1) * 4 / 2 / 8 + update + 2 * 2 * 8 / 2 / 8)
+
+
+def test_what_is_on_disk_is_read_and_written_by_all_processes_of_a_machine_together():
+    away = dataclasses.replace(ways()["3"], offload_optimizer_device="nvme")
+    states = STATE_BYTES * GIB * (1 / DISK_READS + 1 / DISK_WRITES)
+    assert disk_s(dataclasses.replace(away, offload_optimizer_device="cpu"), WHAT, 1) == 0
+    assert disk_s(away, WHAT, 4) == pytest.approx(states)
+    assert exchange_s(away, WHAT, 1) == pytest.approx(
+        sent_bytes(away, WHAT, 1) / GIB + moved_s(away, WHAT, 1) + states
+    )
+    both = dataclasses.replace(away, offload_param_device="nvme")
+    weights = 8 * GIB * (4 * 2 / DISK_READS + 1 / DISK_WRITES)
+    assert disk_s(both, WHAT, 4) == pytest.approx(states + weights)
+    two = dataclasses.replace(WHAT, machines=2)
+    assert disk_s(both, two, 4) == pytest.approx((states + weights) / 2)
+
+
+def several(**knobs):
+    job = make_job(precision="bf16")
+    devices = job.devices.model_copy(update={"count": 8})
+    return job.model_copy(update={"devices": devices}), make_candidate(**knobs)
+
+
+def test_a_step_is_longer_by_what_is_exchanged_and_says_so():
+    facts = make_facts("cuda")
+    job, ddp = several(distributed_type="MULTI_GPU")
+    _, three = several(distributed_type="DEEPSPEED", zero_stage=3)
+    before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    for candidate in (ddp, three):
+        after = with_exchange(before, job, facts, candidate)
+        assert after.step_time_s > 1.0
+        assert after.tokens_per_s == pytest.approx(800.0 / after.step_time_s)
+        assert "of a step are exchange" in after.notes[-1]
+    # Under bf16 ZeRO gathers and reduces 2 bytes; DDP reduces float32 gradients.
+    assert exchanged(job, facts, ddp).gradients == 4 * facts.model.parameters
+    assert exchanged(job, facts, three).gradients == 2 * facts.model.parameters
+    assert exchanged(job, facts, three).link_bytes_per_s == UNKNOWN_LINK  # of `some device`
+
+
+def test_ppo_exchanges_the_value_models_gradients_too_after_each_pass_over_the_responses():
+    facts = make_facts("cuda")
+    job, once = several(distributed_type="MULTI_GPU", num_ppo_epochs=1)
+    _, often = several(distributed_type="MULTI_GPU", num_ppo_epochs=4)
+    ppo = job.model_copy(update={"method": "ppo"})
+    assert exchanged(ppo, facts, once).trained == 2 * exchanged(job, facts, once).trained
+    before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    one, four = (
+        with_exchange(before, ppo, facts, each).step_time_s - 1.0 for each in (once, often)
+    )
+    assert four == pytest.approx(4 * one)
+
+
+def test_of_one_device_nothing_and_of_cpus_nothing_is_known():
+    before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    assert with_exchange(before, make_job(), make_facts("cuda"), make_candidate()) is before
+    job, ddp = several(distributed_type="MULTI_CPU")
+    after = with_exchange(before, job, make_facts("cpu"), ddp)
+    assert after.step_time_s == 1.0 and "is not counted" in after.notes[-1]
+
+
+def test_a_way_to_spread_a_training_has_a_short_name():
+    free = ["per_device_train_batch_size", "distributed_type", "zero_stage"]
+    names = {
+        "DDP": {"distributed_type": "MULTI_GPU", "zero_stage": 0},
+        "ZeRO-2+adam-cpu": {
+            "distributed_type": "DEEPSPEED",
+            "zero_stage": 2,
+            "offload_optimizer_device": "cpu",
+        },
+        "FSDP2": {"distributed_type": "FSDP", "zero_stage": 0},
+    }
+    for name, knobs in names.items():
+        assert describe(make_candidate(**knobs), free).split(" ", 1)[1] == name

@@ -1,0 +1,185 @@
+"""Records of few layers continued to many, moment by moment; and what their steps and works are."""
+
+import pytest
+
+from autotune.estimate.records.depths import Most, at_depth, depths, most_at_once, stepping_at_once
+from autotune.estimate.records.events import (
+    ALLOCATE,
+    FREE,
+    MOVE,
+    PHASE,
+    Event,
+    Work,
+    layer,
+    live_bytes,
+)
+from autotune.estimate.records.interpolation import lagrange
+from autotune.estimate.records.layers import Irregular
+from autotune.estimate.records.peaks_by_depth import (
+    between,
+    moments,
+    most_of,
+    peak_of,
+    with_room_between_groups,
+)
+from autotune.estimate.records.steps import step_records
+from autotune.estimate.records.work_by_depth import work_at_depth
+from autotune.space.sharding.sharding import Sharding
+
+
+def program(layers: int, *, gathered: int = 0) -> list[Event]:
+    """A step of so many layers: activations pile up, gradients take their place, and the optimizer
+    makes half as much for each layer, and a lot for nothing.
+
+    Args:
+        gathered: bytes of weights fetched ahead for each layer, up to 100.
+    """
+    events: list[Event] = [(PHASE, "data", 0)]
+    events += [(ALLOCATE, n, 100, "weights", "init", layer(n)) for n in range(layers)]
+    events += [(PHASE, "micro-step", 0), (ALLOCATE, 1000, 7, "activations", "embedding", 0)]
+    events += [(ALLOCATE, 2000 + n, 30, "activations", "mm", layer(n)) for n in range(layers)]
+    ahead = min(gathered * layers, 100)
+    events += [(ALLOCATE, 5000, ahead, "communication", "gather", layer(layers - 1))]
+    events += [(ALLOCATE, 3000, 250, "logits", "mm", 0), (FREE, 3000, 0)]
+    for n in reversed(range(layers)):
+        events += [(ALLOCATE, 4000 + n, 20, "temporaries", "mm", layer(n))]
+        events += [(MOVE, 4000 + n, "gradients", layer(n)), (FREE, 2000 + n, layer(n))]
+    events += [(FREE, 1000, 0), (FREE, 5000, 0), (PHASE, "step", 0)]
+    return [*events, (ALLOCATE, 6000, 50 * layers - 100, "temporaries", "div", 0)]
+
+
+@pytest.mark.parametrize("layers", [9, 16, 40])
+def test_two_depths_tell_the_peak_of_any_where_each_layer_adds_the_same(layers: int) -> None:
+    known = [moments(program(6)), moments(program(8))]
+    found, whole = peak_of(between(known, lagrange([6, 8], layers))), live_bytes(program(layers))
+    assert found.peak_bytes == whole.peak_bytes
+    assert found.parts == whole.parts
+    assert (found.phase, found.operator) == (whole.phase, whole.operator)
+    assert found.phases == whole.phases
+
+
+def test_the_peak_may_be_elsewhere_than_in_any_trace() -> None:
+    assert {live_bytes(program(n)).phase for n in (6, 8)} == {"micro-step"}
+    known = [moments(program(6)), moments(program(8))]
+    assert peak_of(between(known, lagrange([6, 8], 40))).phase == "step"
+
+
+def test_sizes_are_rounded_up_to_the_granule() -> None:
+    found, whole = peak_of(moments(program(6), 512)), live_bytes(program(6), 512)
+    assert (found.peak_bytes, found.phases) == (whole.peak_bytes, whole.phases)
+
+
+def test_weights_are_not_fetched_ahead_without_end() -> None:
+    known = [moments(program(n, gathered=11)) for n in (6, 8)]  # 66 and 88 of at most 100
+    weights = lagrange([6, 8], 20)
+    assert most_of(known[1], "communication") == 88
+    assert most_of(between(known, weights), "communication") == 220
+    whole = moments(program(20, gathered=11))
+    most = Most(gathered=100, stepped=10**6, widened=10**6)
+    assert most_of(between(known, weights, most), "communication") == 100
+    assert peak_of(between(known, weights, most)) == peak_of(whole)
+
+
+def test_a_step_of_stage_3_takes_no_more_than_for_one_group_of_weights() -> None:
+    known, weights = [moments(program(n)) for n in (6, 8)], lagrange([6, 8], 40)
+    all_at_once = Most(gathered=10**6, stepped=10**6, widened=2 * 10**6)
+    in_groups = Most(gathered=10**6, stepped=200, widened=400)
+    free = between(known, weights, all_at_once)
+    held = between(known, weights, in_groups)
+    # Beside the gradients of ten of the forty layers, of 20 each, it makes what ten layers make.
+    step = peak_of(free).phases["step"] - 30 * 50
+    assert peak_of(held).phases == {**peak_of(free).phases, "step": step}
+    assert with_room_between_groups(held, in_groups) == step + 400
+    assert with_room_between_groups(free, all_at_once) == 0
+
+
+def test_a_part_that_shrinks_is_never_less_than_nothing() -> None:
+    def one(kept: int, made: int) -> list[Event]:
+        last = (ALLOCATE, 2, made, "gradients", "mm", 0)
+        return [(PHASE, "micro-step", 0), (ALLOCATE, 1, kept, "logits", "mm", 0), last]
+
+    found = peak_of(between([moments(one(50, 10)), moments(one(20, 60))], lagrange([1, 2], 4)))
+    assert (found.peak_bytes, found.parts) == (120, {"gradients": 120})
+
+
+def test_traces_whose_highest_moments_have_nothing_in_common_are_refused() -> None:
+    other = [(PHASE, "micro-step", 0), (PHASE, "more", 0), (ALLOCATE, 1, 9999, "logits", "mm", 0)]
+    short = [(PHASE, "micro-step", 0), (ALLOCATE, 1, 9999, "logits", "mm", 0)]
+    with pytest.raises(Irregular):
+        between([moments(short), moments(other)], lagrange([6, 8], 20))
+
+
+def test_gradients_that_are_parted_need_traces_as_far_apart_as_there_are_ranks() -> None:
+    def zero(stage: int, ranks: int, **more: str) -> Sharding:
+        kind = "DEEPSPEED"
+        return Sharding(distributed_type=kind, num_processes=ranks, zero_stage=stage, **more)  # type: ignore[arg-type]
+
+    assert depths(32, zero(2, 4), adapters=False) == (6, 10)
+    assert depths(32, zero(1, 8), adapters=False) == (6, 14)
+    assert depths(80, zero(1, 64), adapters=False) == (6, 14)
+    for other in (zero(3, 8), zero(2, 8, offload_optimizer_device="cpu"), Sharding()):
+        assert depths(32, other, adapters=False) == (6, 8)
+    assert depths(32, zero(2, 8), adapters=True) == (6, 8)
+    assert depths(14, Sharding(), adapters=True) == (14,)  # two traces would cost as much
+    assert depths(0, Sharding(), adapters=True) == (0,)  # it cannot be told how many there are
+
+
+def test_what_stage_3_has_at_once_follows_from_its_file() -> None:
+    sizes = {"stage3_max_live_parameters": 1000, "sub_group_size": 300}
+    zero = {"zero_optimization": {"stage": 3, **sizes}}
+    assert most_at_once(zero, {"bf16": True}) == Most(gathered=2000, stepped=600, widened=1200)
+    assert most_at_once(zero, {}) == Most(gathered=4000, stepped=1200, widened=1200)
+    billions = Most(gathered=2 * 10**9, stepped=2 * 10**9, widened=4 * 10**9)
+    assert most_at_once({"zero_optimization": {"stage": 3}}, {"bf16": True}) == billions
+    assert most_at_once({"zero_optimization": {"stage": 2}}, {"bf16": True}) is None
+    assert most_at_once(None, {}) is None
+
+
+def test_few_layers_of_stage_3_are_updated_in_one_group() -> None:
+    file = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "sub_group_size": 300}}
+    told = stepping_at_once(file)
+    assert told is not None and told["gradient_clipping"] == 1.0
+    assert told["zero_optimization"]["sub_group_size"] > 10**12
+    elsewhere = {"stage": 3, "sub_group_size": 300, "offload_optimizer": {"device": "cpu"}}
+    for other in (None, {"zero_optimization": {"stage": 2}}, {"zero_optimization": elsewhere}):
+        assert stepping_at_once(other) == other
+
+
+def test_each_step_has_a_record_without_the_others() -> None:
+    def step(first: int, size: int) -> list[Event]:
+        made = (ALLOCATE, first, size, "activations", "mm", 0)
+        kept = (ALLOCATE, first + 1, 5, "gradients", "mm", 0)
+        let_go = (ALLOCATE, first + 2, 0, "temporaries", "empty", layer(0))  # as ZeRO-3 does
+        batch = (ALLOCATE, first + 3, 0, "activations", "full", 0)
+        start = [(PHASE, "data", 0), batch, (PHASE, "micro-step", 0)]
+        return [*start, made, kept, let_go, (FREE, first, 0), (FREE, first - 8, layer(0))]
+
+    end = (PHASE, "data", 0)
+    before: Event = (ALLOCATE, 1, 100, "weights", "init", 0)
+    events = [before, *step(10, 20), *step(20, 400), (FREE, 11, 0), *step(30, 60), end]
+    second, third = step_records(events)
+    assert live_bytes(second).peak_bytes == 100 + 5 + 400 + 5
+    assert live_bytes(third).peak_bytes == 100 + 5 + 60 + 5  # what is kept of 11 is 21 by now
+    assert live_bytes(third).phases["data"] == 100 + 5
+    assert moments(second).keys() == moments(third).keys()
+
+
+def test_work_is_done_once_more_for_each_layer_or_on_more() -> None:
+    def work(operator: str, moved: int) -> Work:
+        return Work(
+            operator=operator,
+            kind="memory",
+            dtype="float32",
+            dims=(),
+            flops=2 * moved,
+            moved_bytes=moved,
+            region=0,
+        )
+
+    def trace(layers: int) -> list[Work]:
+        return [work("embedding", 7), *[work("mm", 30)] * layers, work("adam", 100 * layers)]
+
+    weights = at_depth((6, 8), 32)
+    found = work_at_depth([trace(6), trace(8)], weights)
+    assert found == {work("embedding", 7): 1, work("mm", 30): 32, work("adam", 3200): 1}
+    assert work_at_depth([trace(6)], at_depth((6,), 6))[work("mm", 30)] == 6

@@ -1,0 +1,202 @@
+"""Which candidates take the same path through the program."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.estimate.variant import (
+    NOT_ON_THE_PATH,
+    SAME_STATE,
+    UNTRACEABLE,
+    liger_is_traced,
+    optimizer_alone,
+    optimizer_apart,
+    path_of,
+    traced_config,
+    unique,
+)
+from autotune.training.batch_plan import Batching, batching_of
+
+CONFIG = {
+    "learning_rate": 2e-5,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_length": 512,
+    "bf16": True,
+    "dtype": "float32",
+    "attn_implementation": "sdpa",
+    "loss_type": "nll",
+    "gradient_checkpointing": False,
+    "optim": "adamw_torch_fused",
+}
+VALUES = st.one_of(st.integers(), st.booleans(), st.sampled_from(["", "a", "none"]))
+NAMES = st.sampled_from([*sorted(NOT_ON_THE_PATH), *CONFIG, "another knob"])
+
+
+def key(**changes):
+    return traced_config({**CONFIG, **changes}).key
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NOT_ON_THE_PATH)), VALUES))
+def test_what_only_changes_a_number_does_not_change_the_path(changes):
+    assert key(**changes) == key()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_length": 513},
+        {"bf16": False},
+        {"dtype": "bfloat16"},
+        {"attn_implementation": "eager"},
+        {"loss_type": "chunked_nll"},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {"optim": "adafactor"},
+        {"padding_free": True},
+        {"packing": True},
+        {"use_peft": True},
+        {"lora_r": 8},
+        {"a knob of a later version": 1},
+    ],
+    ids=str,
+)
+def test_what_may_change_the_program_changes_the_path(changes):
+    assert key(**changes) != key()
+
+
+def test_the_order_of_settings_does_not_matter():
+    assert traced_config(dict(reversed(CONFIG.items()))).key == traced_config(CONFIG).key
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_a_path_holds_nothing_but_what_the_configuration_says(config):
+    path = path_of(config)
+    assert path.items() <= config.items()
+    assert set(config) - set(path) <= NOT_ON_THE_PATH
+
+
+# -- what cannot be traced
+
+
+@pytest.mark.parametrize("knob", UNTRACEABLE)
+def test_a_knob_that_cannot_be_traced_is_replaced_and_told(knob):
+    traced = traced_config({**CONFIG, knob: True})
+    assert traced.replaced == (knob,)
+    assert traced.config[knob] == UNTRACEABLE[knob][0]
+    off = traced_config({**CONFIG, knob: False})
+    assert off.replaced == ()
+    assert off.key == traced.key
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_a_knob_that_is_off_is_not_replaced(value):
+    config = {**CONFIG, **dict.fromkeys(UNTRACEABLE, value)}
+    assert traced_config(config).replaced == ()
+    assert traced_config(config).config == config
+    assert traced_config(CONFIG).config == CONFIG
+
+
+def test_all_knobs_that_cannot_be_traced_are_told_together():
+    traced = traced_config({**CONFIG, **dict.fromkeys(UNTRACEABLE, True)})
+    assert set(traced.replaced) == set(UNTRACEABLE)
+
+
+# -- optimizers
+
+
+def test_optimizers_of_the_same_state_share_a_path():
+    first, *others = SAME_STATE
+    assert optimizer_apart({**CONFIG, "optim": first}) == ({**CONFIG, "optim": first}, None)
+    for other in others:
+        path, apart = optimizer_apart({**CONFIG, "optim": other})
+        assert (path, apart) == ({**CONFIG, "optim": first}, other)
+    assert optimizer_apart({**CONFIG, "optim": "sgd"}) == ({**CONFIG, "optim": "sgd"}, None)
+    assert optimizer_apart({}) == ({}, None)
+
+
+# -- batching
+
+
+def test_the_batching_of_a_configuration_is_that_of_a_probe():
+    config = {
+        **CONFIG,
+        "packing": True,
+        "packing_strategy": "wrapped",
+        "truncation_mode": "keep_end",
+        "train_sampling_strategy": "group_by_length",
+        "pad_to_multiple_of": 8,
+    }
+    assert batching_of("sft", config, global_batch=16, seed=3) == Batching(
+        method="sft",
+        micro_batch=4,
+        global_batch=16,
+        max_length=512,
+        padding_free=False,
+        packing=True,
+        packing_strategy="wrapped",
+        keep_end=True,
+        grouped=True,
+        pad_to_multiple_of=8,
+        seed=3,
+    )
+    least = {"per_device_train_batch_size": 2}
+    plain = batching_of("sft", least, global_batch=4, seed=0)
+    auto = {**least, "pad_to_multiple_of": "auto"}
+    assert batching_of("sft", auto, global_batch=4, seed=0) == plain
+    assert (plain.max_length, plain.flat, plain.grouped, plain.keep_end) == (None,) + (False,) * 3
+
+
+# -- equal values once
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 2)))),
+)
+def test_equal_values_are_kept_once_and_found_again(values):
+    kept, places = unique(values)
+    assert [kept[place] for place in places] == values
+    texts = [json.dumps(value, sort_keys=True) for value in kept]
+    assert len(set(texts)) == len(texts)
+    firsts = [places.index(number) for number in range(len(kept))]
+    assert firsts == sorted(firsts)
+
+
+def test_values_that_say_the_same_in_another_order_are_equal():
+    assert unique([{"a": 1, "b": 2}, {"b": 2, "a": 1}]) == ([{"a": 1, "b": 2}], [0, 0])
+
+
+def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weights():
+    paths = [
+        {"loss_type": "chunked_nll", "padding_free": True},
+        {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"x": 1}},
+        {},
+    ]
+    alone = [path_of(optimizer_alone({**CONFIG, **path}, "adamw_torch")) for path in paths]
+    assert alone[0] == alone[1] == alone[2]
+    assert alone[0]["optim"] == "adamw_torch"
+    for name, value in (("bf16", False), ("lora_r", 8), ("dtype", "bfloat16")):
+        assert path_of(optimizer_alone({**CONFIG, name: value}, "adamw_torch")) != alone[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "fused_head", "traced"),
+    [
+        ("sft", "llama", False, True),
+        ("sft", "llama", True, False),  # TRL's own loss stands in Liger's place
+        ("sft", "gemma2", False, False),
+        ("dpo", "llama", False, False),
+    ],
+)
+def test_liger_is_traced_where_its_kernels_are_known(method, model, fused_head, traced):
+    assert liger_is_traced(method, model, fused_head=fused_head) is traced
+    config = traced_config({**CONFIG, "use_liger_kernel": True}, liger=traced)
+    assert config.config["use_liger_kernel"] is traced
+    assert config.replaced == (() if traced else ("use_liger_kernel",))
+
+
+def test_the_optimizers_own_step_keeps_the_attention_some_architectures_have_no_sdpa():
+    alone = optimizer_alone({**CONFIG, "attn_implementation": "eager"}, "adamw_torch")
+    assert alone["attn_implementation"] == "eager"

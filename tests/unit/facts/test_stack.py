@@ -1,0 +1,81 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.facts.stack import (
+    LIBRARIES,
+    RENAMED,
+    canonical_name,
+    field_name,
+    installed,
+    training_fields,
+    version,
+)
+
+HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "optuna")
+ROOT = Path(__file__).parents[3]
+
+ASK = """
+import json, sys
+from autotune.facts.stack import installed, training_fields
+from autotune.space.loading.load import load_job
+from autotune.space.definition import load_definition
+load_definition("sft")
+facts = installed()
+print(json.dumps({"modules": sorted(sys.modules), "fields": sorted(training_fields()),
+                  "versions": facts.versions}))
+"""
+
+FIELDS = """
+import dataclasses, json
+from trl import ModelConfig, SFTConfig
+print(json.dumps(sorted({f.name for c in (SFTConfig, ModelConfig) for f in dataclasses.fields(c)})))
+"""
+
+
+def python(code: str):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_stack_is_read_without_importing_it():
+    answer = python(ASK)
+    assert not set(HEAVY) & set(answer["modules"])
+    assert {"learning_rate", "loss_type", "attn_implementation", "output_dir"} <= set(
+        answer["fields"]
+    )
+    assert answer["versions"]["optuna"]
+
+
+@pytest.mark.slow
+def test_the_fields_read_from_the_source_are_those_of_the_classes():
+    """Its child process imports torch."""
+    assert sorted(training_fields()) == python(FIELDS)
+
+
+def test_versions_are_those_of_the_metadata():
+    facts = installed()
+    assert set(facts.versions) == set(LIBRARIES)
+    assert facts.versions["trl"] == version("trl")
+    assert version("no-such-library-at-all") is None
+    assert facts.python == ".".join(map(str, sys.version_info[:3]))
+    assert set(facts.training_fields) == training_fields()
+
+
+def test_a_field_is_called_what_the_version_prefers():
+    for old, new in RENAMED.items():
+        assert field_name(old, frozenset({old})) == old
+        assert field_name(old, frozenset({old, new})) == new
+        assert field_name(old, frozenset({new})) == new
+        assert canonical_name(new) == canonical_name(old) == old
+    assert field_name("loss_type", frozenset()) == canonical_name("loss_type") == "loss_type"

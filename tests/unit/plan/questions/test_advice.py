@@ -1,0 +1,169 @@
+"""Which lists of changes are looked at, and what is said of them. The estimates are made up."""
+
+import dataclasses
+
+import pytest
+
+from autotune.cli.views.advice import advice_lines, advice_plain
+from autotune.plan.questions.advice import _Advisor, decisive, leanest
+from autotune.plan.questions.changes import one_more_device
+from autotune.space.bind import bind
+from autotune.space.definition import load_definition
+from tests.unit.builders import make_estimate, make_facts, make_job, make_space
+
+GIB = 2**30
+
+
+class Made(_Advisor):
+    """An advisor whose estimates are a function of the job and the candidate."""
+
+    def __init__(self, job, fits, speed=lambda job, one: 100.0, tried=(), kind=None):
+        self._kind = kind
+        self._job, self._facts = job, make_facts("cuda")
+        self._limit, self._asked, self._tried = 40 * GIB, 0, tried
+        self.jobs, self._about = [], lambda what: None
+        self._fits_if, self._speed_of = fits, speed
+
+    def _estimates(self, job, candidates, *, speed=True):
+        self.jobs.append(job.model_dump_json())
+        found = {}
+        for one in candidates:
+            estimate = make_estimate(50 * GIB, self._speed_of(job, one))
+            fits = bool(self._fits_if(job, one))
+            found[one.key] = dataclasses.replace(estimate, fits=fits, host_bytes=70 * GIB)
+        return found
+
+
+def advised(job, fits, **more):
+    return Made(job, fits, **more).advice(make_space(job, make_facts("cuda")))
+
+
+def changes(advice):
+    return [{change.field for change in way.changes} for way in advice.ways]
+
+
+def test_a_job_that_fits_needs_no_advice():
+    advice = advised(make_job(), lambda job, one: True)
+    assert advice.fits and not advice.ways
+    assert "It fits as it is" in "\n".join(advice_lines(advice))
+
+
+def test_one_change_that_is_enough_is_not_made_longer():
+    advice = advised(make_job(), lambda job, one: job.tuning == "lora")
+    assert changes(advice) == [{"tuning"}]
+
+
+def test_two_changes_are_tried_together_where_none_is_enough():
+    def fits(job, one):
+        return one["dtype"] == "bfloat16" and one["optim"] == "adafactor"
+
+    advice = advised(make_job(), fits)
+    assert changes(advice) == [{"dtype", "optim"}]
+    assert not advice.ways[0].learns_the_same
+
+
+def test_nothing_is_changed_twice():
+    advisor = Made(make_job(), lambda job, one: False)
+    advice = advisor.advice(make_space(make_job(), make_facts("cuda")))
+    assert not advice.ways
+    asked = advisor.jobs[2:]  # the job itself comes first: its leanest, and its speed
+    assert advice.tried == len(asked) == len(set(asked)) > 10
+    away = [job for job in asked if '"zero_stage":3' in job]
+    shorter = [job for job in away if '"max_length":256' in job]
+    assert len(shorter) == 1 < len(away) < len(asked) / 3, "no list of three offloads"
+    (line,) = [line for line in advice_lines(advice) if "No list" in line]
+    assert str(advice.tried) in line
+
+
+def test_what_probes_found_not_to_be_enough_is_no_way_but_part_of_one():
+    def fits(job, one):
+        return job.tuning == "lora"
+
+    advisor = Made(make_job(), fits, tried=["`tuning: lora`"])
+    advice = advisor.advice(make_space(make_job(), make_facts("cuda")), seen_to_fail=True)
+    assert advice.ways
+    assert all("tuning" in one and len(one) == 2 for one in changes(advice))
+
+
+def test_a_reference_that_need_not_be_kept_is_leaner():
+    job = make_job(method="dpo")
+    space = bind(load_definition("dpo"), job, make_facts("cuda"))
+    assert leanest(space)["precompute_ref_log_probs"] is True
+
+
+def test_a_loosened_pin_is_no_change_of_what_is_learned_and_comes_first():
+    job = make_job(fixed={"gradient_checkpointing": False})
+
+    def fits(job, one):
+        return one["gradient_checkpointing"] or job.tuning == "lora"
+
+    advice = advised(job, fits)
+    assert changes(advice) == [{"gradient_checkpointing"}, {"tuning"}]
+    lines = list(advice_lines(advice))
+    assert "`gradient_checkpointing: true`" in lines[2]
+    assert "stays the same" in lines[3]
+
+
+def test_the_price_is_the_fastest_that_fits_then_against_the_fastest_that_does_not():
+    def speed(job, one):
+        return 10.0 * one.micro_batch / (2 if job.tuning == "lora" else 1)
+
+    def fits(job, one):
+        return job.tuning == "lora" and one.micro_batch <= 4
+
+    advice = advised(make_job(), fits, speed=speed)
+    (way,) = advice.ways
+    assert way.candidate.micro_batch == 4
+    assert way.speed == pytest.approx(20 / 160)
+    plain = advice_plain(advice)
+    assert plain["ways"][0]["speed"] == way.speed
+    assert plain["ways"][0]["changes"] == [{"text": "`tuning: lora`", "kind": "recipe"}]
+
+
+def test_what_a_single_gpu_may_keep_on_the_host_is_a_way_with_its_price():
+    def speed(job, one):
+        return 100.0 / job.fixed.get("zero_stage", 1)
+
+    def fits(job, one):
+        return job.fixed.get("zero_stage") == 3 or job.tuning == "lora"
+
+    advice = advised(make_job(), fits, speed=speed)
+    assert changes(advice) == [{"offload_optimizer_device"}, {"tuning"}]
+    away = advice.ways[0]
+    assert away.candidate["offload_param_device"] == "cpu" and away.speed == pytest.approx(1 / 3)
+    lines = "\n".join(advice_lines(advice))
+    assert "1. optimizer and weights in the host's memory (`fixed: {distributed_type" in lines
+    assert "33% of the speed" in lines
+    assert lines.count("70 GiB of the host's memory") == 1, "what stays on the GPU takes none"
+
+
+def test_ways_are_looked_for_among_what_decides_about_memory():
+    space = make_space(make_job(), make_facts("cuda"))
+    some = decisive(space)
+    assert leanest(space) in some
+    assert len({one["optim"] for one in some}) == 1
+    assert len({one.micro_batch for one in some}) > 1
+    assert len({one["gradient_checkpointing"] for one in some}) == 2
+
+
+def test_one_more_gpu_is_a_way_where_completions_are_generated_and_gpus_are_named():
+    def fits(job, one):
+        return job.devices.count == 2
+
+    rewards = ["get_soft_overlong_punishment"]
+    job = make_job(method="grpo", max_length=None, reward_funcs=rewards, global_batch_size=48)
+    space = bind(load_definition("grpo"), job, make_facts("cuda"))
+    found = Made(job, fits, kind="h100").advice(space)
+    assert {"devices"} in changes(found)
+    assert "`--devices 2`" in "\n".join(advice_lines(found))
+    assert not Made(job, fits).advice(space).ways
+    # Of other methods each device holds as much as before.
+    sft = Made(make_job(), fits, kind="h100").advice(make_space(make_job(), make_facts("cuda")))
+    assert not sft.ways
+
+
+def test_the_next_number_of_gpus_keeps_the_batch_exact():
+    job = make_job(method="ppo", max_length=None, global_batch_size=9)
+    (change,) = one_more_device(job)
+    assert change.job.devices.count == 3
+    assert not list(one_more_device(change.job))

@@ -1,0 +1,98 @@
+import pytest
+
+from autotune.plan.questions.changes import single_changes
+from autotune.space.bind import bind
+from tests.unit.builders import make_candidate, make_facts, make_job, shipped
+
+
+def changes(job, **values):
+    return list(single_changes(job, make_candidate(**values)))
+
+
+def texts(job, **values):
+    return [change.text for change in changes(job, **values)]
+
+
+def test_pinned_speed_knobs_come_before_what_changes_the_learning():
+    job = make_job(fixed={"gradient_checkpointing": False, "loss_type": "nll"})
+    found = changes(job, loss_type="nll")
+    assert [(change.kind, change.text) for change in found] == [
+        ("speed", "`gradient_checkpointing: true` in place of the pinned `false`"),
+        ("speed", "`loss_type: chunked_nll` in place of the pinned `nll`"),
+        ("recipe", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"),
+        ("recipe", "`tuning: lora`"),
+        ("recipe", "`tuning: qlora` (the base in 4 bits)"),
+        ("recipe", "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"),
+        ("recipe", "`max_length: 512`"),
+        ("recipe", "`max_length: 256`"),
+    ]
+
+
+def test_each_change_is_one_change_of_the_job():
+    fixed = {"gradient_checkpointing": False, "gradient_accumulation_steps": 4}
+    job = make_job(fixed=fixed)
+    by_text = {change.text.split("`")[1]: change.job for change in changes(job)}
+    assert by_text["gradient_checkpointing: true"].fixed == {
+        **fixed,
+        "gradient_checkpointing": True,
+    }
+    assert by_text["per_device_train_batch_size: 1"].fixed == {
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 1,
+    }
+    assert by_text["tuning: lora"] == job.model_copy(update={"tuning": "lora"})
+    assert by_text["max_length: 512"] == job.model_copy(update={"max_length": 512})
+    assert job.fixed == fixed
+
+
+def test_a_pin_on_the_weights_gives_way_to_bfloat16():
+    job = make_job(fixed={"dtype": "float32", "packing": True})
+    (change,) = [one for one in changes(job) if "bfloat16" in one.text]
+    assert change.job.fixed == {"packing": True}
+    assert change.job.recipe == {"dtype": ["bfloat16"]}
+
+
+def test_nothing_that_is_lean_already_is_proposed():
+    job = make_job(
+        tuning="qlora",
+        max_length=16,
+        fixed={"gradient_checkpointing": True, "per_device_train_batch_size": 1},
+    )
+    lean = {"gradient_checkpointing": True, "micro_batch": 1, "dtype": "bfloat16"}
+    assert texts(job, **lean, max_length=16) == []
+
+
+def test_an_adapter_may_go_on_a_quantised_base():
+    assert "`tuning: lora`" not in texts(make_job(tuning="lora"))
+    assert "`tuning: qlora` (the base in 4 bits)" in texts(make_job(tuning="lora"))
+    assert "`tuning: qlora` (the base in 4 bits)" in texts(make_job(method="ppo"))
+
+
+def test_knobs_that_the_search_was_free_to_move_are_no_change():
+    assert not [text for text in texts(make_job()) if "pinned" in text]
+
+
+def test_another_loss_is_never_swapped_as_if_it_were_speed():
+    job = make_job(fixed={"loss_type": "dft"})
+    assert not [text for text in texts(job, loss_type="dft") if "loss_type" in text]
+
+
+def test_a_shorter_length_keeps_a_batch_in_tokens_exact():
+    job = make_job(global_batch_size="96 tokens", max_length=96, tuning="qlora")
+    assert texts(job, dtype="bfloat16", max_length=96) == ["`max_length: 48`", "`max_length: 24`"]
+    odd = make_job(global_batch_size="66 tokens", max_length=66, tuning="qlora")
+    assert texts(odd, dtype="bfloat16", max_length=66) == ["`max_length: 33`"]
+    endless = make_job(max_length=None, tuning="qlora")
+    assert texts(endless, dtype="bfloat16", max_length=None) == []
+
+
+@pytest.mark.parametrize("lengths", [[1024], [1024, 512]])
+def test_every_changed_job_can_be_bound(lengths):
+    job = make_job(
+        fixed={"gradient_checkpointing": False, "per_device_train_batch_size": 4},
+        recipe={"max_length": lengths},
+    )
+    for change in changes(job):
+        space = bind(shipped(), change.job, make_facts())
+        assert space.candidates
+        assert change.job.plain()

@@ -1,0 +1,63 @@
+"""How far estimates are: what is counted while children trace, and what is shown of it."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.cli.views import progress
+from autotune.cli.views.progress import EstimatesShown
+from autotune.estimate.protocol import POINT
+from autotune.plan.children import traced_in_children
+from tests.unit.plan.test_plan import SilentServer, tasks
+
+
+class TellingServer(SilentServer):
+    """Its children tell of each point but the last, as real ones may when they end."""
+
+    def run(self, folder, worker, limits, watch):
+        points = self.points.pop(0)
+        for index in range(points - 1):
+            assert watch({"event": POINT, "index": index}) is None
+        return super().run()
+
+
+def test_every_candidate_is_counted_once(tmp_path: Path) -> None:
+    asked, heard = tasks(tmp_path), []
+    server = TellingServer()
+    server.points = [len(task.request.points) for task in asked]
+    assert max(server.points) > 1
+    traced_in_children(asked, [server], tmp_path, lambda done, of: heard.append((done, of)))
+    of = sum(len(task.candidates) for task in asked)
+    assert [done for done, _ in heard] == sorted({done for done, _ in heard})
+    assert len(heard) > len(asked)
+    assert heard[0] == (0, of)
+    assert heard[-1] == (of, of) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0, ["estimated 1 of 3 candidates ...", "estimated 2 of 3 candidates ..."]), (60.0, [])],
+)
+def test_without_a_terminal_there_is_a_line_now_and_then(seconds, shown, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "NOW_AND_THEN_S", seconds)
+    file = io.StringIO()
+    told = EstimatesShown(Console(file=file))
+    for done in (1, 2, 3):
+        told(done, 3)
+    told.clear()
+    assert file.getvalue().splitlines() == shown
+
+
+def test_in_a_terminal_one_line_moves_and_goes(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "_MOVE_S", 0.0)
+    file = io.StringIO()
+    told = EstimatesShown(Console(file=file, force_terminal=True, color_system=None))
+    told(1, 3)
+    assert file.getvalue() == "\x1b[2Kestimated 1 of 3 candidates ...\r"
+    told.about("list of changes 2")
+    told(2, 3)  # in the place of a line that may have been longer
+    assert file.getvalue().endswith("\x1b[2Klist of changes 2: estimated 2 of 3 candidates ...\r")
+    told(3, 3)
+    assert file.getvalue().endswith("\x1b[2K") and "\n" not in file.getvalue()

@@ -1,0 +1,192 @@
+"""What ranks come to as one, which prompts each gets, and what a space includes of them."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.probe.protocol import Measurement
+from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
+from autotune.probe.ranks.group import RankEnding, first_of
+from autotune.probe.ranks.worst import behind, merged
+from autotune.probe.survey import refuse_untried
+from autotune.process.messages import ProbeFolder
+from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
+from autotune.space.loading.load import load_job
+from autotune.space.memory_order import expected_leanness
+from autotune.space.sharding.sharding import KNOBS, Sharding, engine_name, sharding_of
+from autotune.training.rollout_plan import Rollout, dealt
+from tests.unit.builders import make_facts, make_job, make_space
+
+
+def reply(**fields):
+    plain = {"outcome": "ok", "reason": "measured", "failure": None}
+    return Measurement(outcome="ok", reason="measured").plain() | plain | fields
+
+
+def test_the_slowest_rank_and_the_highest_peaks_count():
+    fast = reply(tokens_per_s=90.0, step_time_s=1.0, peak_memory_bytes=7, update_peak_bytes=2)
+    slow = reply(tokens_per_s=80.0, step_time_s=1.1, peak_memory_bytes=5, update_peak_bytes=4)
+    one = merged([fast, slow])
+    assert (one["tokens_per_s"], one["step_time_s"]) == (80.0, 1.1)
+    assert (one["peak_memory_bytes"], one["update_peak_bytes"]) == (7, 4)
+    assert one["reserved_peak_bytes"] is None
+    each = [
+        (rank["rank"], rank["tokens_per_s"], rank["peak_memory_bytes"]) for rank in one["ranks"]
+    ]
+    assert each == [(0, 90.0, 7), (1, 80.0, 5)]
+    assert Measurement.from_plain(one).ranks == one["ranks"]
+
+
+def test_a_rank_above_its_limit_makes_all_of_it_too_much():
+    beyond = reply(outcome="oom", tokens_per_s=90.0, peak_memory_bytes=9, missing_bytes=1)
+    one = merged([reply(tokens_per_s=80.0, peak_memory_bytes=5), beyond])
+    assert (one["outcome"], one["missing_bytes"], one["peak_memory_bytes"]) == ("oom", 1, 9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "late"), [([5, 5], []), ([5, 4], [1]), ([3, 5, 4], [0, 2]), ([], [])]
+)
+def test_who_is_behind(steps, late):
+    assert behind(steps) == late
+
+
+def ending(rank, folders, *, reply=None, when=0, **how):
+    if reply is not None:
+        folders[rank].path.mkdir()
+        folders[rank].reply.write_text(json.dumps(reply), encoding="utf-8")
+        os.utime(folders[rank].reply, (when, when))
+    return RankEnding(rank=rank, exit_code=how.get("code"), signal=how.get("signal"), reply=reply)
+
+
+def test_the_first_failure_is_a_silent_death_or_the_earliest_reply(tmp_path: Path):
+    folders = [ProbeFolder(path=tmp_path / str(rank)) for rank in range(3)]
+    late = ending(0, folders, reply={"outcome": "crash"}, when=20)
+    early = ending(1, folders, reply={"outcome": "unstable"}, when=10)
+    assert first_of([late, early], folders) is early
+    silent = ending(2, folders, signal=9)
+    assert first_of([late, early, silent], folders) is silent
+
+
+def rollout(**changes):
+    usual = {"micro_batch": 2, "accumulation": 2, "together": 8, "group": 4, "length": 5}
+    return Rollout(**{**usual, "iterations": 1, "seed": 0, **changes})
+
+
+def test_each_rank_gets_the_same_prompts():
+    # Two prompts a round and device: a generation has those of all devices one behind the other.
+    assert dealt([1, 2, 3, 4], rollout(), 1) == [1, 2, 3, 4]
+    assert dealt([1, 2, 3, 4], rollout(), 2) == [1, 2, 1, 2, 3, 4, 3, 4]
+    # A group of eight, four completions of it on each of two devices: one prompt for both.
+    divided = rollout(together=4, group=8)
+    assert divided.prompts == 1
+    assert dealt([1, 2], divided, 2) == [1, 2]
+    assert dealt([1, 2], divided, 4) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("pins", "name"),
+    [
+        ({}, "ZeRO-3, optimizer on cpu, weights on cpu"),
+        ({"offload_optimizer_device": "none"}, "ZeRO-3, weights on cpu"),
+        ({"offload_optimizer_device": "none", "offload_param_device": "none"}, "ZeRO-3"),
+        ({"distributed_type": "FSDP"}, "FSDP2"),
+    ],
+)
+def test_the_leanest_candidate_divides_and_offloads_most(pins, name):
+    few = {"attn_implementation": "sdpa", "gradient_checkpointing": True}
+    fixed = {"optim": "adamw_torch", "per_device_train_batch_size": 1, **few, **pins}
+    job = make_job(devices={"kind": "cuda", "count": 8}, fixed=fixed)
+    lean = min(make_space(job, make_facts("cuda")).candidates, key=expected_leanness)
+    assert engine_name(sharding_of(lean.values, 8)) == name
+
+
+def test_spaces_take_the_knobs_of_several_devices_in():
+    shared = shared_part(INCLUDES[0])
+    assert [knob.name for knob in shared.knobs] == list(KNOBS)
+    for method in ("sft", "reward", "dpo", "kto", "grpo", "rloo"):
+        definition = load_definition(method)
+        assert all(knob in definition.knobs for knob in shared.knobs), method
+        assert all(rule in definition.rules for rule in shared.rules), method
+    own = {knob.name: knob for knob in load_definition("ppo").knobs if knob.name in KNOBS}
+    assert set(own) == {"num_processes", "distributed_type"}
+    assert own["distributed_type"].values == {
+        "cpu": ["MULTI_CPU", "NO"],
+        "cuda": ["MULTI_GPU", "NO"],
+    }
+
+
+SPACE = """
+method: sft
+include: {include}
+knobs:
+  per_device_train_batch_size: {{kind: speed, values: [1, 2], why: x}}
+{more}
+"""
+
+
+def test_what_cannot_be_included_is_said_with_its_line():
+    with pytest.raises(UserError, match="`other.yaml` cannot be included") as caught:
+        parse_definition(SPACE.format(include="other.yaml", more=""), "mine.yaml")
+    assert caught.value.problems[0].where == "mine.yaml:3"
+    twice = "  zero_stage: {kind: speed, values: [0], why: x}"
+    with pytest.raises(UserError, match="`zero_stage` is a knob of this file and of one"):
+        parse_definition(SPACE.format(include="sharding.yaml", more=twice), "mine.yaml")
+
+
+def test_one_process_shares_nothing():
+    assert sharding_of({"distributed_type": "MULTI_GPU"}, 1) == Sharding()
+    values = {"distributed_type": "DEEPSPEED", "zero_stage": 3}
+    assert not sharding_of(values, 1).offloads  # which is all that DeepSpeed is for there
+    several = sharding_of(values, 4)
+    assert (several.num_processes, several.zero_stage, several.divides_weights) == (4, 3, True)
+    assert not several.offloads
+
+
+def test_several_machines_are_refused():
+    job = make_job()
+    refuse_untried(job)
+    several = job.devices.model_copy(update={"count": 2, "nodes": 2})
+    with pytest.raises(UserError, match="probes run on one machine"):
+        refuse_untried(job.model_copy(update={"devices": several}))
+
+
+def test_memory_that_ran_out_counts_before_what_died_of_it(tmp_path: Path):
+    folders = [ProbeFolder(path=tmp_path / str(rank)) for rank in range(2)]
+    full = ending(1, folders, reply={"outcome": "oom"}, when=10)
+    aborted = ending(0, folders, signal=6)
+    assert first_of([full, aborted], folders) is full
+
+
+def test_the_rank_that_ends_furthest_above_its_limit_is_named():
+    over = [
+        reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=8, missing_bytes=1),
+        reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=9, missing_bytes=2),
+    ]
+    one = merged(over)
+    assert (one["failed_rank"], one["missing_bytes"]) == (1, 2)
+
+
+def test_nothing_of_an_earlier_probe_is_left(tmp_path: Path):
+    old = rank_folder(tmp_path / "probe", 1)
+    old.path.mkdir(parents=True)
+    old.progress.write_text("{}")
+    (tmp_path / "probe" / SILENT).write_text('{"rank": 1}')
+    clear_ranks(tmp_path / "probe")
+    assert list((tmp_path / "probe").iterdir()) == []
+
+
+def test_a_job_that_an_earlier_version_stored_is_read(tmp_path: Path):
+    text = "model: m/config.json\ndataset: {lengths: {max: 10}}\ndevices: {zero_stage: "
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}", encoding="utf-8")
+    for stage, fine in ((0, True), (3, False)):
+        file = tmp_path / f"{stage}.yaml"
+        file.write_text(text + f"{stage}}}\n", encoding="utf-8")
+        if fine:
+            assert load_job(file)[0].devices.count == 1
+            continue
+        with pytest.raises(UserError, match="zero_stage"):
+            load_job(file)

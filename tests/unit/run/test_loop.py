@@ -1,0 +1,201 @@
+"""The loop of a run with probes made up: what it asks, when it ends, what it does with ties."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from autotune.errors import MachineError
+from autotune.estimate.residual import Residual
+from autotune.process.run_folder import RunFolder
+from autotune.run import loop
+from autotune.run.conclusion import saving
+from autotune.run.expectations import Expectations
+from autotune.run.loop import CANNOT_FIT, ruled_out, search, settle
+from autotune.run.session import Listener, Options, Session
+from autotune.search.recommend import Recommendation, recommend
+from autotune.search.sampler.params import guided_sampler
+from autotune.search.study import Study
+from tests.unit.builders import bad, make_estimate, make_facts, make_job, make_space, ok
+
+PINNED = {
+    "padding_free": False,
+    "train_sampling_strategy": "random",
+    "attn_implementation": "sdpa",
+    "gradient_checkpointing": False,
+}
+ALLOWED, LIMIT = 900, 1000
+
+
+def speed_of(candidate):
+    """Micro-batch 8 is the fastest; the loss and the optimizer hardly matter."""
+    speed = {1: 100.0, 2: 150.0, 4: 190.0, 8: 200.0}[candidate.micro_batch]
+    return speed * (1.001 if candidate["loss_type"] == "nll" else 1.0)
+
+
+class Stub:
+    """A session whose probes answer what `answer` says; `asked` are the candidates, in order."""
+
+    def __init__(self, folder, monkeypatch, *, answer=None, budget=None, epochs=1.0, **job):
+        self.asked, self.answer = [], answer or (lambda candidate, n: ok(speed_of(candidate), 500))
+        fields = {
+            "global_batch_size": 8,
+            "fixed": PINNED,
+            "budget": budget or {"probes": 30},
+            **job,
+        }
+        made = make_job(training={"num_train_epochs": epochs}, **fields)
+        facts = make_facts()
+        space = make_space(made, facts)
+        estimates = {
+            c.key: make_estimate(500, tokens_per_s=1.1 * speed_of(c)) for c in space.candidates
+        }
+        prior = Residual(relative_sigma=0.02)
+        self.session = Session(
+            job=made,
+            run=RunFolder(path=folder),
+            facts=facts,
+            space=space,
+            study=Study(
+                space,
+                folder / "study.db",
+                "a",
+                allowed_bytes=ALLOWED,
+                sampler=guided_sampler(space, estimates, prior, allowed_bytes=ALLOWED),
+            ),
+            server=None,
+            listener=Listener(),
+            limit_bytes=LIMIT,
+            allowed_bytes=ALLOWED,
+            expectations=Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT),
+            options=Options(),
+        )
+        monkeypatch.setattr(loop, "measure_candidate", self._measure)
+        monkeypatch.setattr(loop, "BUSY_WAIT_S", 0.0)
+
+    def _measure(self, server, folder, job, facts, candidate, **_):
+        self.asked.append(candidate)
+        measurement = self.answer(candidate, len(self.asked))
+        return replace(measurement, seconds=5.0, tokens_per_epoch=1e6)
+
+    @property
+    def records(self):
+        return self.session.study.records()
+
+
+def test_the_fastest_expected_comes_first_and_a_short_job_is_not_searched_for_long(
+    tmp_path, monkeypatch
+):
+    stub = Stub(tmp_path, monkeypatch, epochs=0.01)
+    reason = search(stub.session)
+    assert len(stub.asked) == 3
+    assert stub.asked[0].micro_batch == 8
+    assert reason.startswith("another probe costs about 5.0 s and is expected to save")
+
+
+def test_a_long_job_is_worth_more_probes(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=1000.0)
+    search(stub.session)
+    assert len(stub.asked) > 3
+
+
+def test_the_budget_ends_search_and_settling(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, budget={"probes": 5})
+    assert search(stub.session) == "the budget of 5 probes is used"
+    assert settle(stub.session)
+    assert len(stub.asked) == 5
+
+
+def test_the_fastest_are_measured_in_turns_until_they_are_told_apart(tmp_path, monkeypatch):
+    noise = random.Random(1)
+
+    def noisy(candidate, n):
+        return ok(speed_of(candidate) * (1 + noise.gauss(0, 0.01)), 500)
+
+    stub = Stub(tmp_path, monkeypatch, answer=noisy, epochs=0.01)
+    search(stub.session)
+    before = len(stub.asked)
+    assert settle(stub.session)
+    again = stub.asked[before:]
+    assert {c.micro_batch for c in again} == {8}
+    assert len(again) == len({c.key for c in again}) >= 2  # one round: more is not worth it
+    count = len(stub.asked)
+    assert settle(stub.session)  # a resumed run does not begin again
+    assert len(stub.asked) == count
+
+
+def test_the_search_goes_on_where_the_winner_fails_when_it_is_measured_again(tmp_path, monkeypatch):
+    def answer(candidate, n):
+        seen = sum(one.key == candidate.key for one in stub.asked)
+        fails = candidate.micro_batch == 8 and seen > 1
+        return bad("oom", missing_bytes=5) if fails else ok(speed_of(candidate), 500)
+
+    stub = Stub(tmp_path, monkeypatch, answer=answer, epochs=0.01)
+    search(stub.session)
+    for _ in range(20):
+        if settle(stub.session):
+            break
+        search(stub.session)
+    best = recommend(stub.records, ALLOWED)
+    assert isinstance(best, Recommendation)
+    failed = {r.candidate.key for r in stub.records if r.measurement.outcome == "oom"}
+    assert failed
+    assert best.chosen.candidate.key not in failed
+
+
+def test_a_busy_device_ends_the_search_and_does_not_hang_the_settling(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=0.01)
+    search(stub.session)
+    stub.answer = lambda candidate, n: bad("busy")
+    assert settle(stub.session)
+    assert len(stub.asked) == 4
+    (tmp_path / "other").mkdir()
+    busy = Stub(tmp_path / "other", monkeypatch, answer=lambda candidate, n: bad("busy"))
+    with pytest.raises(MachineError):
+        search(busy.session)
+
+
+def test_every_listed_recipe_value_is_probed_once(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=0.01, recipe={"max_length": [256, 512, 1024]})
+    search(stub.session)
+    assert {c["max_length"] for c in stub.asked} == {256, 512, 1024}
+
+
+def test_what_cannot_fit_is_never_probed_and_said_to_be(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6)
+    large = [c for c in stub.session.space.candidates if c.micro_batch == 8]
+    estimates = dict(stub.session.expectations.estimates)
+    estimates |= {c.key: make_estimate(5000, tokens_per_s=1e6) for c in large}
+    expectations = replace(stub.session.expectations, estimates=estimates)
+    stub.session = replace(stub.session, expectations=expectations)
+    search(stub.session)
+    assert not any(c.micro_batch == 8 for c in stub.asked)
+    against = ruled_out(stub.session, stub.records)
+    assert {against[c.key] for c in large} == {CANNOT_FIT}
+
+
+@pytest.mark.parametrize("outcome", ["ok", "oom", None])
+def test_the_saving_is_against_defaults_that_run(tmp_path, monkeypatch, outcome):
+    stub = Stub(tmp_path, monkeypatch, epochs=1.0)
+    default = stub.session.space.default()
+    stub.answer = lambda candidate, n: (
+        bad("oom", missing_bytes=1)
+        if outcome == "oom" and candidate.key == default.key
+        else ok(speed_of(candidate), 500)
+    )
+    if outcome is not None:
+        loop.probe_again(stub.session, default)
+    others = (c for c in stub.session.space.candidates if c.micro_batch == 4)
+    for candidate in itertools.islice(others, 2):
+        loop.probe_again(stub.session, candidate)
+    best = recommend(stub.records, ALLOWED)
+    assert isinstance(best, Recommendation)
+    found = saving(stub.session, best, stub.records)
+    if outcome == "oom":
+        assert found is None
+    else:
+        assert found is not None
+        assert found.measured == (outcome == "ok")
+        assert found.default_s == pytest.approx(1e6 / speed_of(default), rel=0.1)
+        assert found.job_s == pytest.approx(1e6 / best.chosen.tokens_per_s)

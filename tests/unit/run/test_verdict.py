@@ -1,0 +1,112 @@
+"""What a launch says of the promise: the verdict, without a launch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.process.limits import LaunchReport
+from autotune.run.verdict import judge, timed_part
+from autotune.search.recommend import Ranked
+from autotune.training.rehearsal import RehearsalReply
+from tests.unit.builders import make_candidate, make_facts, make_job, ok
+
+GIB = 2**30
+
+
+STEPS = RehearsalReply(untimed=2, timed=4, sizes=None)
+
+
+def report(**changes: Any) -> LaunchReport:
+    lines = tuple((float(step), f"{{'loss': '2.{step}'}}") for step in (2, 4, 6))
+    values: dict[str, Any] = {
+        "exit_code": 0,
+        "timed_out": False,
+        "seconds": 20.0,
+        "peak_resident_bytes": GIB,
+        "peak_gpu_bytes": None,
+        "lines": ((0.5, "Loading"), *lines),
+    }
+    return LaunchReport(**{**values, **changes})
+
+
+def state(evaluated: bool = True) -> dict[str, Any]:
+    history: list[dict[str, Any]] = [
+        {"step": step, "loss": 2.0, "num_tokens": 100.0 * step} for step in (2, 4, 6)
+    ]
+    return {"log_history": history + ([{"step": 6, "eval_loss": 2.0}] if evaluated else [])}
+
+
+def chosen(**figures: Any) -> Ranked:
+    speed = figures.pop("tokens_per_s", 100.0)
+    measurement = replace(ok(speed, GIB), **figures)
+    return Ranked(number=0, candidate=make_candidate(), measurement=measurement)
+
+
+def verdict(launch: LaunchReport, saved: Any, ranked: Ranked, sizes: Any = None) -> Any:
+    part = timed_part(launch, saved, STEPS)
+    return judge(launch, saved, part, sizes, ranked, make_facts(), make_job(), "launch.log")
+
+
+def test_the_timed_part_lies_between_the_log_lines_of_its_first_and_last_step() -> None:
+    assert timed_part(report(), state(), STEPS) == (400.0, 4.0)
+
+
+def test_tokens_that_the_launch_does_not_count_are_told() -> None:
+    uncounted = {"log_history": [{"step": step, "loss": 2.0} for step in (2, 4, 6)]}
+    told = replace(STEPS, tokens=77)
+    assert timed_part(report(), uncounted, told) == (77.0, 4.0)
+
+
+def test_a_launch_without_its_last_log_line_is_not_timed() -> None:
+    short = report(lines=((2.0, "{'loss': '1'}"),))
+    assert timed_part(short, state(), STEPS) is None
+    assert not verdict(short, state(), chosen()).verified
+
+
+def test_a_launch_that_keeps_the_promise_is_verified_with_both_figures() -> None:
+    found = verdict(report(), state(), chosen())
+    assert found.verified and found.evaluated and found.saved
+    assert found.tokens_per_s == found.promised_tokens_per_s == 100.0
+    assert found.speed_against_promise == pytest.approx(1.0)
+
+
+def test_the_promise_is_made_for_the_very_batches_that_were_launched() -> None:
+    figures = {"micro_step_fixed_s": 0.1, "micro_step_per_token_s": 0.01}
+    times = {"optimizer_step_time_s": 0.2, "data_wait_s": 0.0}
+    ranked = chosen(**figures, **times)
+    steps = 4 / ranked.candidate.gradient_accumulation_steps
+    promised = 4 * 0.1 + 0.01 * 300 + steps * 0.2
+    found = verdict(report(), state(), ranked, sizes=[50, 150, 60, 40])
+    assert found.speed_against_promise == pytest.approx(promised / 4.0)
+
+
+def test_a_launch_that_is_only_too_slow_says_so() -> None:
+    found = verdict(report(), state(), chosen(tokens_per_s=200.0))
+    assert not found.verified and found.only_too_slow
+    assert "50% of the promised speed" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("launch", "saved", "said"),
+    [
+        (report(exit_code=1), None, "exit code 1"),
+        (report(timed_out=True), None, "did not end"),
+        (report(), state(evaluated=False), "did not evaluate"),
+        (report(), None, "did not save"),
+        (report(peak_resident_bytes=2 * GIB), state(), "was promised"),
+        (report(peak_resident_bytes=2**50), state(), "over the limit"),
+    ],
+)
+def test_a_broken_promise_is_named(launch: LaunchReport, saved: Any, said: str) -> None:
+    found = verdict(launch, saved, chosen())
+    assert not found.verified and not found.only_too_slow
+    assert said in found.reason
+
+
+@pytest.mark.parametrize(("over", "kept"), [(120, True), (140, False)])
+def test_libraries_of_a_small_job_break_no_promise(over: int, kept: bool) -> None:
+    promised = GIB // 2
+    launch = report(peak_resident_bytes=promised + over * 2**20)
+    found = verdict(launch, state(), chosen(peak_memory_bytes=promised))
+    assert found.verified is kept, found.reason

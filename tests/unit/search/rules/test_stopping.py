@@ -1,0 +1,50 @@
+import pytest
+
+from autotune.job.job import Budget
+from autotune.search.rules.stopping import Outlook, stop_reason
+
+BUDGET = Budget(minutes=2, probes=10)
+
+
+@pytest.mark.parametrize(
+    ("probes", "seconds", "left"), [(0, 0.0, 1), (9, 119.9, 1), (0, 119.9, 500)]
+)
+def test_the_search_goes_on_within_the_budget(probes, seconds, left):
+    assert stop_reason(BUDGET, probes=probes, seconds=seconds, candidates_left=left) is None
+
+
+@pytest.mark.parametrize(
+    ("probes", "seconds", "left", "reason"),
+    [
+        (10, 0.0, 5, "the budget of 10 probes is used"),
+        (11, 0.0, 5, "the budget of 10 probes is used"),
+        (1, 120.0, 5, "the budget of 2 minutes is used"),
+        (1, 0.0, 0, "every candidate of the space has been probed or ruled out"),
+        (10, 500.0, 0, "every candidate of the space has been probed or ruled out"),
+    ],
+)
+def test_the_search_ends_with_its_reason(probes, seconds, left, reason):
+    assert stop_reason(BUDGET, probes=probes, seconds=seconds, candidates_left=left) == reason
+
+
+def why(outlook, probes=3):
+    return stop_reason(BUDGET, probes=probes, seconds=9.0, candidates_left=5, outlook=outlook)
+
+
+def test_it_ends_when_the_next_probe_costs_more_than_it_is_expected_to_save():
+    assert why(Outlook(gain=0.02, job_s=3600.0, cost_s=10.0)) is None
+    assert why(Outlook(gain=0.002, job_s=3600.0, cost_s=10.0)) == (
+        "another probe costs about 10.0 s and is expected to save 7.2 s of a job of 60 min 0 s"
+    )
+
+
+def test_three_probes_are_made_in_any_case():
+    hopeless = Outlook(gain=0.0, job_s=10.0, cost_s=10.0)
+    assert [why(hopeless, probes) is None for probes in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_where_nobody_knows_how_long_the_job_is_one_percent_is_worth_a_probe():
+    assert why(Outlook(gain=0.02, job_s=None, cost_s=10.0)) is None
+    assert why(Outlook(gain=0.005, job_s=None, cost_s=10.0)) == (
+        "no candidate is expected to be more than 1% faster"
+    )

@@ -1,0 +1,189 @@
+"""Optuna's samplers, kept to feasible candidates, in a real study that is kept in memory."""
+
+from itertools import product
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers._tpe.sampler import _split_trials
+from optuna.trial import TrialState
+
+from autotune.search.pruning import CannotWinPruner, best_stable_value
+from autotune.search.sampler.baselines import STARTUP_TRIALS, FeasibleSampler, inner_sampler
+
+DISTRIBUTIONS = {
+    "micro": CategoricalDistribution([1, 2, 4, 8]),
+    "kernel": CategoricalDistribution(["a", "b", "c"]),
+    "free": CategoricalDistribution([False, True]),
+}
+ALL = [
+    dict(zip(DISTRIBUTIONS, v, strict=True)) for v in product([1, 2, 4, 8], "abc", [False, True])
+]
+FEASIBLE = [one for one in ALL if one["micro"] != 4 and not (one["kernel"] == "b" and one["free"])]
+
+
+def make_study(opening=(), seed=0, lean=None, name="tpe"):
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = FeasibleSampler(
+        DISTRIBUTIONS, FEASIBLE, opening, lean or FEASIBLE, seed, inner_sampler(name, seed)
+    )
+    return optuna.create_study(sampler=sampler, direction="maximize", pruner=CannotWinPruner())
+
+
+def value_of(params):
+    return 10.0 * params["micro"] + (5 if params["kernel"] == "c" else 0) + params["free"]
+
+
+def run(study, count, outcome=lambda params: TrialState.COMPLETE):
+    """Ask and tell; what was asked."""
+    asked = []
+    for _ in range(count):
+        trial = study.ask(DISTRIBUTIONS)
+        state = outcome(trial.params)
+        study.tell(trial, value_of(trial.params) if state == TrialState.COMPLETE else None, state)
+        asked.append(dict(trial.params))
+    return asked
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "random", "grid"])
+@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
+def test_a_small_space_is_exhausted_exactly(name, state):
+    study = make_study(name=name)
+    asked = run(study, len(FEASIBLE), lambda params: state)
+    assert sorted(map(str, asked)) == sorted(map(str, FEASIBLE))
+    with pytest.raises(RuntimeError, match="every candidate has been probed"):
+        study.ask(DISTRIBUTIONS)
+
+
+def test_the_grid_is_walked_in_its_order():
+    assert run(make_study(name="grid"), len(FEASIBLE)) == FEASIBLE
+
+
+def test_running_trials_are_not_proposed_again():
+    study = make_study()
+    asked = [dict(study.ask(DISTRIBUTIONS).params) for _ in range(len(FEASIBLE))]
+    assert sorted(map(str, asked)) == sorted(map(str, FEASIBLE))
+
+
+def test_the_opening_comes_first_and_in_order():
+    opening = [FEASIBLE[9], FEASIBLE[2], FEASIBLE[5]]
+    assert run(make_study(opening), 3) == opening
+    assert run(make_study(opening), 3, lambda params: TrialState.PRUNED) == opening
+
+
+def test_an_opening_that_is_infeasible_is_passed_over():
+    assert run(make_study([ALL[3], {"micro": 4, "kernel": "a", "free": False}]), 1) != [ALL[3]]
+
+
+def test_the_leanest_come_next_until_something_fits():
+    lean = FEASIBLE[::-1]
+    study = make_study([FEASIBLE[4]], lean=lean)
+    asked = run(study, 4, lambda params: TrialState.PRUNED)
+    assert asked == [FEASIBLE[4], *lean[:3]]
+    over = study.ask(DISTRIBUTIONS)
+    assert dict(over.params) == lean[3]
+    over.set_constraint("memory", 5.0)
+    study.tell(over, 100.0)
+    assert run(study, 1) == [lean[4]]
+    after = run(study, 5)
+    assert after != lean[5:10]
+
+
+@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
+def test_what_is_left_out_is_never_proposed(state):
+    study = make_study([FEASIBLE[0], FEASIBLE[1]])
+    out = [FEASIBLE[0], *FEASIBLE[4:8]]
+    study.sampler.leave_out(out)
+    kept = [one for one in FEASIBLE if one not in out]
+    asked = run(study, len(kept), lambda params: state)
+    assert asked[0] == FEASIBLE[1]
+    assert sorted(map(str, asked)) == sorted(map(str, kept))
+    with pytest.raises(RuntimeError, match="every candidate has been probed"):
+        study.ask(DISTRIBUTIONS)
+
+
+def test_what_is_no_longer_left_out_is_proposed_again():
+    study = make_study()
+    study.sampler.leave_out(FEASIBLE[1:])
+    assert run(study, 1) == [FEASIBLE[0]]
+    study.sampler.leave_out(FEASIBLE[2:])
+    assert run(study, 1) == [FEASIBLE[1]]
+
+
+def test_the_same_seed_gives_the_same_sequence():
+    one, again, other = (run(make_study(seed=seed), 15) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+def test_a_failed_trial_may_be_proposed_again():
+    study = make_study([FEASIBLE[0]])
+    states = [TrialState.FAIL, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
+    asked = [run(study, 1, lambda params, s=state: s)[0] for state in states]
+    assert asked[:3] == [FEASIBLE[0]] * 3
+    assert asked[3] != FEASIBLE[0]
+
+
+def test_once_it_has_seen_enough_it_looks_where_it_is_good():
+    late = []
+    for seed in range(8):
+        study = make_study(seed=seed)
+        asked = run(study, 10)
+        late += asked[STARTUP_TRIALS + 1 :]
+    share = sum(one["micro"] == 8 for one in late) / len(late)
+    assert share > 1.3 * sum(one["micro"] == 8 for one in FEASIBLE) / len(FEASIBLE)
+
+
+def test_tpe_puts_a_pruned_trial_with_a_violated_constraint_among_the_infeasible():
+    """What the docstring of baselines.py says of Optuna."""
+    study = make_study()
+    violations = [None, 500.0, 3.0, -1.0]
+    for violation in violations:
+        trial = study.ask(DISTRIBUTIONS)
+        trial.report(1e9, 0)
+        if violation is not None:
+            trial.set_constraint("memory", violation)
+        study.tell(trial, state=TrialState.PRUNED)
+    good = study.ask(DISTRIBUTIONS)
+    study.tell(good, 1.0)
+    trials = study.get_trials()
+
+    def below(count):
+        return {trial.number for trial in _split_trials(study, trials, count)[0]}
+
+    # Completed first, then pruned ones that fit, then the violated in order of their violation.
+    assert below(1) == {4}
+    assert below(3) == {4, 0, 3}
+    assert below(4) == {4, 0, 3, 2}
+    assert below(5) == {4, 0, 3, 2, 1}
+
+
+def reported(study, value):
+    trial = study.ask(DISTRIBUTIONS)
+    trial.report(value, 1)
+    return trial
+
+
+def test_a_probe_below_the_best_stable_result_is_stopped():
+    study = make_study()
+    assert best_stable_value(study) is None
+    assert not reported(study, 1.0).should_prune()
+    study.tell(study.ask(DISTRIBUTIONS), 100.0)
+    assert reported(study, 99.9).should_prune()
+    assert not reported(study, 100.0).should_prune()
+    assert not study.ask(DISTRIBUTIONS).should_prune()
+    recovering = reported(study, 50.0)
+    recovering.report(150.0, 2)
+    assert not recovering.should_prune()
+
+
+def test_a_result_over_the_headroom_stops_nobody():
+    study = make_study()
+    over = study.ask(DISTRIBUTIONS)
+    over.set_constraint("memory", 1.0)
+    study.tell(over, 1000.0)
+    fits = study.ask(DISTRIBUTIONS)
+    fits.set_constraint("memory", -5.0)
+    study.tell(fits, 10.0)
+    assert best_stable_value(study) == 10.0
+    assert not reported(study, 11.0).should_prune()

@@ -1,0 +1,300 @@
+"""The study of a run, in a SQLite file in folders of all names."""
+
+import sqlite3
+from dataclasses import replace
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from autotune.errors import UserError
+from autotune.estimate.residual import Residual
+from autotune.probe.protocol import OUTCOMES, Measurement
+from autotune.search.sampler.params import compared_sampler, guided_sampler
+from autotune.search.study import NEVER_RUNS, STUDY_NAME, Study
+from autotune.space.memory_order import expected_leanness
+from tests.unit.builders import make_estimate, make_facts, make_job, make_space, ok
+
+PINNED = {
+    "optim": "adamw_torch",
+    "padding_free": False,
+    "train_sampling_strategy": "random",
+    "attn_implementation": "sdpa",
+    "loss_type": "chunked_nll",
+}
+JOB = make_job(
+    global_batch_size=4,
+    tuning="lora",
+    recipe={"lora_target_modules": ["attention", ["q_proj", "k_proj"]]},
+    fixed=PINNED,
+)
+SPACE = make_space(JOB, make_facts())
+
+
+def open_study(folder, *, space=SPACE, allowed=1000, opening=(), seed=0, sampler=None):
+    return Study(
+        space,
+        folder / "study.db",
+        STUDY_NAME,
+        allowed_bytes=allowed,
+        sampler=sampler or compared_sampler("tpe", space, opening, seed),
+    )
+
+
+def measurement(outcome: str, **fields) -> Measurement:
+    if outcome == "ok":
+        return replace(ok(50.0, 900), **fields)
+    return Measurement(outcome=outcome, reason="so it went", **fields)
+
+
+def plain_trials(folder):
+    """The trials as anybody reads them who has Optuna and nothing of ours."""
+
+    def connect():
+        return sqlite3.connect(folder / "study.db")
+
+    storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": connect})
+    study = optuna.load_study(study_name=STUDY_NAME, storage=storage)
+    trials = study.get_trials()
+    storage.engine.dispose()
+    return trials
+
+
+def test_every_candidate_is_probed_once_and_then_none_is_left(nasty_dir):
+    study = open_study(nasty_dir)
+    asked = []
+    for left in range(len(SPACE.candidates), 0, -1):
+        assert study.candidates_left() == left
+        trial, candidate = study.ask()
+        asked.append(candidate.key)
+        study.tell(trial, measurement("ok" if left % 2 else "oom"))
+    assert study.candidates_left() == 0
+    assert sorted(asked) == sorted(candidate.key for candidate in SPACE.candidates)
+    assert (nasty_dir / "study.db").is_file()
+
+
+def test_candidates_that_are_left_out_are_neither_asked_nor_counted(tmp_path):
+    study = open_study(tmp_path, opening=SPACE.candidates[:2])
+    out = frozenset(candidate.key for candidate in SPACE.candidates[::2])
+    study.leave_out(out)
+    kept = [candidate.key for candidate in SPACE.candidates if candidate.key not in out]
+    asked = []
+    for left in range(len(kept), 0, -1):
+        assert study.candidates_left() == left
+        trial, candidate = study.ask()
+        asked.append(candidate.key)
+        study.tell(trial, measurement("ok" if left % 2 else "oom"))
+    assert study.candidates_left() == 0
+    assert asked[0] == kept[0]
+    assert sorted(asked) == sorted(kept)
+
+
+def test_a_candidate_counts_once_whether_it_was_probed_or_left_out_or_both(tmp_path):
+    study = open_study(tmp_path, opening=SPACE.candidates[:1])
+    trial, candidate = study.ask()
+    study.tell(trial, measurement("oom"))
+    study.leave_out(frozenset({candidate.key, SPACE.candidates[1].key}))
+    assert study.candidates_left() == len(SPACE.candidates) - 2
+    study.leave_out(frozenset())
+    assert study.candidates_left() == len(SPACE.candidates) - 1
+
+
+def test_a_space_of_one_candidate_is_probed_once(tmp_path):
+    one = replace(
+        SPACE,
+        candidates=SPACE.candidates[:1],
+        knobs=tuple(replace(k, values=(SPACE.candidates[0][k.name],)) for k in SPACE.knobs),
+    )
+    study = open_study(tmp_path, space=one)
+    trial, candidate = study.ask()
+    study.tell(trial, measurement("busy"))
+    assert (candidate, study.candidates_left()) == (SPACE.candidates[0], 1)
+    trial, candidate = study.ask()
+    study.tell(trial, measurement("crash"))
+    assert (candidate, study.candidates_left()) == (SPACE.candidates[0], 0)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_each_outcome_ends_its_trial_and_its_candidate_as_documented(tmp_path, outcome):
+    study = open_study(tmp_path, opening=SPACE.candidates[3:4])
+    trial, candidate = study.ask()
+    study.tell(trial, measurement(outcome))
+    (stored,) = plain_trials(tmp_path)
+    silent = outcome in ("busy", "interrupted")
+    expected = TrialState.FAIL if silent else TrialState.PRUNED
+    assert stored.state == (TrialState.COMPLETE if outcome == "ok" else expected)
+    assert stored.value == (50.0 if outcome == "ok" else None)
+    not_running = outcome in ("timeout", "crash", "unstable", "unsupported")
+    assert stored.constraints.get("runs") == (NEVER_RUNS if not_running else None)
+    assert ("memory" in stored.constraints) == (outcome in ("ok", "oom"))
+    again = study.ask()[1]
+    assert (again == candidate) == silent
+
+
+@pytest.mark.parametrize(
+    ("told", "excess"),
+    [
+        (measurement("ok", peak_memory_bytes=900), -100.0),
+        (measurement("ok", peak_memory_bytes=1250), 250.0),
+        (measurement("oom", missing_bytes=70, memory_limit_bytes=1100), 170.0),
+        (measurement("oom", missing_bytes=70), 70.0),
+        (measurement("oom"), 1.0),
+    ],
+)
+def test_the_constraint_is_the_bytes_beyond_what_is_allowed(tmp_path, told, excess):
+    study = open_study(tmp_path)
+    study.tell(study.ask()[0], told)
+    assert plain_trials(tmp_path)[0].constraints == {"memory": excess}
+
+
+def test_the_whole_measurement_is_read_back_without_us(nasty_dir):
+    study = open_study(nasty_dir)
+    told = measurement(
+        "oom",
+        missing_bytes=3 * 2**40,
+        stages_s={"train": 1.5},
+        failure={"type": "MemoryError", "message": "ü ñ 日本"},
+        processes=[{"pid": 3, "used_bytes": None}],
+    )
+    trial, candidate = study.ask()
+    study.tell(trial, told)
+    (stored,) = plain_trials(nasty_dir)
+    assert Measurement.from_plain(stored.user_attrs["measurement"]) == told
+    assert stored.user_attrs["candidate"] == candidate.knobs
+    assert stored.params["gradient_checkpointing"] is candidate["gradient_checkpointing"]
+    assert stored.params["lora_target_modules"] in ("attention", "q_proj,k_proj")
+    (record,) = study.records()
+    assert (record.number, record.candidate, record.measurement) == (0, candidate, told)
+
+
+def test_a_run_goes_on_where_it_was_killed(nasty_dir):
+    first = open_study(nasty_dir, seed=5)
+    told, candidate = first.ask()
+    first.tell(told, measurement("ok"))
+    _, lost = first.ask()
+    del first
+    second = open_study(nasty_dir, seed=5)
+    assert [record.measurement is None for record in second.records()] == [False, True]
+    assert [record.candidate for record in second.records()] == [candidate, lost]
+    (unfinished,) = second.running()
+    assert unfinished.number == 1
+    second.tell(unfinished, measurement("interrupted"))
+    assert second.running() == []
+    assert second.candidates_left() == len(SPACE.candidates) - 1
+
+
+def test_what_was_to_be_probed_when_a_run_was_killed_is_forgotten(tmp_path):
+    first = open_study(tmp_path, seed=5)
+    told, best = first.ask()
+    first.tell(told, measurement("ok"))
+    first._study.enqueue_trial(told.params)
+    del first
+    second = open_study(tmp_path, seed=5)
+    second.drop_waiting()
+    assert [record.candidate for record in second.records()] == [best]
+    _, asked = second.ask()
+    assert asked != best
+
+
+def test_a_trial_without_a_candidate_is_closed_and_no_record(tmp_path):
+    study = open_study(tmp_path)
+    bare = study._study.ask()
+    assert study.records() == []
+    study.abandon(bare)
+    assert plain_trials(tmp_path)[0].state == TrialState.FAIL
+    assert study.candidates_left() == len(SPACE.candidates)
+
+
+def test_the_same_seed_asks_the_same_candidates(tmp_path):
+    sequences = []
+    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
+        (tmp_path / name).mkdir()
+        study = open_study(tmp_path / name, seed=seed)
+        sequence = []
+        for number in range(7):
+            trial, candidate = study.ask()
+            study.tell(trial, measurement("ok", tokens_per_s=float(number)))
+            sequence.append(candidate)
+        sequences.append(sequence)
+    assert sequences[0] == sequences[1] != sequences[2]
+
+
+def test_as_long_as_nothing_fits_the_leanest_is_next(tmp_path):
+    study = open_study(tmp_path)
+    leanest = sorted(SPACE.candidates, key=expected_leanness)
+    for expected in leanest[:3]:
+        trial, candidate = study.ask()
+        study.tell(trial, measurement("oom", missing_bytes=5))
+        assert candidate == expected
+    assert leanest[0].micro_batch == 1
+    assert leanest[0]["gradient_checkpointing"] is True
+
+
+def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path):
+    study = open_study(tmp_path)
+    trial, _ = study.ask()
+    watch = study.cannot_win(trial)
+    assert watch({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 1.0}) is None
+    study.tell(trial, measurement("ok", tokens_per_s=100.0))
+    trial, _ = study.ask()
+    watch = study.cannot_win(trial)
+    assert watch({"event": "micro_step", "n": 1}) is None
+    assert watch({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 101.0}) is None
+    reason = watch({"event": "estimate", "step": 2, "optimistic_tokens_per_s": 99.0})
+    assert reason == "at best 99 tokens/s after step 2: it cannot win"
+
+
+def guided(estimates=None, allowed=1000):
+    return guided_sampler(SPACE, estimates or {}, Residual(), allowed_bytes=allowed)
+
+
+def test_with_estimates_the_fastest_that_fits_comes_first(tmp_path):
+    estimates = {
+        candidate.key: make_estimate(900 if number != 5 else 2000, tokens_per_s=100.0 + number)
+        for number, candidate in enumerate(SPACE.candidates)
+    }
+    study = open_study(tmp_path, sampler=guided(estimates))
+    assert study.ask()[1] == SPACE.candidates[-1]
+    estimates[SPACE.candidates[5].key] = make_estimate(2000, tokens_per_s=1e6)
+    (tmp_path / "other").mkdir()
+    study = open_study(tmp_path / "other", sampler=guided(estimates))
+    assert study.ask()[1] == SPACE.candidates[-1]
+
+
+def test_before_anything_fits_no_gain_is_expected_of_the_next_probe(tmp_path):
+    estimates = {c.key: make_estimate(900, tokens_per_s=100.0) for c in SPACE.candidates}
+    study = open_study(tmp_path, sampler=guided(estimates))
+    assert study.gain() is None
+    study.tell(study.ask()[0], measurement("oom", missing_bytes=5))
+    assert study.gain() is None
+    study.tell(study.ask()[0], measurement("ok", tokens_per_s=50.0))
+    assert 0 < study.gain() < 0.2
+    assert 40 < study.expected_values()[SPACE.candidates[0].key] < 60
+    (tmp_path / "other").mkdir()
+    assert open_study(tmp_path / "other").gain() is None
+
+
+def test_a_candidate_that_was_probed_can_be_asked_again(tmp_path):
+    study = open_study(tmp_path, sampler=guided())
+    for _ in SPACE.candidates:
+        trial, last = study.ask()
+        study.tell(trial, measurement("ok"))
+    trial, candidate = study.ask_for(last)
+    assert candidate == last
+    study.tell(trial, measurement("ok", tokens_per_s=60.0))
+    assert [r.measurement.tokens_per_s for r in study.records() if r.candidate == last] == [50, 60]
+
+
+def test_a_stopped_probe_leaves_what_it_had_measured_as_its_last_value(tmp_path):
+    study = open_study(tmp_path)
+    trial, _ = study.ask()
+    study.cannot_win(trial)({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 90.0})
+    study.tell(trial, measurement("stopped", tokens_per_s=70.0))
+    (stored,) = plain_trials(tmp_path)
+    assert stored.state == TrialState.PRUNED
+    assert stored.intermediate_values[stored.last_step] == 70.0
+
+
+def test_a_storage_that_cannot_be_opened_is_a_users_error():
+    with pytest.raises(UserError, match="cannot open the study"):
+        Study(SPACE, "nonsense://x", "name", allowed_bytes=None)

@@ -1,0 +1,123 @@
+"""`deepspeed.json` from a sharding and a flat configuration."""
+
+import json
+
+import pytest
+
+from autotune.space.sharding.deepspeed import FILLED_BY_TRAINER, auto_config, deepspeed_config
+from autotune.space.sharding.sharding import Sharding
+
+FLAT = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 0.5,
+    "bf16": True,
+    "fp16": False,
+}
+
+
+def sharding(stage=3, processes=8, **fields):
+    return Sharding(
+        distributed_type="DEEPSPEED", num_processes=processes, zero_stage=stage, **fields
+    )
+
+
+def made(stage=3, hidden=1000, device_kind="cuda", flat=None, **fields):
+    return deepspeed_config(
+        sharding(stage, **fields), FLAT | (flat or {}), hidden, device_kind=device_kind
+    )
+
+
+def leaves(data, path=""):
+    """Every value and where it stands."""
+    for name, value in data.items():
+        here = f"{path}.{name}" if path else name
+        if isinstance(value, dict):
+            yield from leaves(value, here)
+        else:
+            yield here, value
+
+
+ALL = [
+    {"stage": stage, "offload_optimizer_device": optimizer, "offload_param_device": param}
+    for stage in (1, 2, 3)
+    for optimizer in ("none", "cpu", "nvme")
+    for param in (("none", "cpu", "nvme") if stage == 3 else ("none",))
+]
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_nothing_is_left_open_but_the_whole_batch(case):
+    file = made(**case)
+    found = dict(leaves(file))
+    assert not [name for name, value in found.items() if value in ("auto", None)]
+    assert "train_batch_size" not in file
+    assert json.loads(json.dumps(file)) == file
+    assert ("aio" in file) == ("nvme" in case.values())
+
+
+def test_the_trainers_own_numbers_arrive():
+    file = made()
+    assert file["train_micro_batch_size_per_gpu"] == 4
+    assert file["gradient_accumulation_steps"] == 2
+    assert file["gradient_clipping"] == 0.5
+    assert (file["bf16"]["enabled"], file["fp16"]) == (True, {"enabled": False})
+
+
+def test_a_trainer_that_does_not_clip_has_deepspeed_not_clip_either():
+    assert "gradient_clipping" not in made(flat={"max_grad_norm": None})
+    assert made(flat={"max_grad_norm": 0})["gradient_clipping"] == 0.0
+
+
+def test_half_precision_scales_its_loss_by_itself():
+    scaled = made(flat={"bf16": False, "fp16": True})["fp16"]
+    assert (scaled["enabled"], scaled["loss_scale"]) == (True, 0)
+    assert scaled["initial_scale_power"] == 16
+
+
+def test_buckets_follow_the_hidden_size():
+    zero = made(hidden=1000)["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 1_000_000
+    assert zero["stage3_prefetch_bucket_size"] == 900_000
+    assert zero["stage3_param_persistence_threshold"] == 10_000
+    lower = made(stage=2, hidden=1000)["zero_optimization"]
+    assert lower["allgather_bucket_size"] == 1_000_000
+    assert not [name for name in lower if name.startswith("stage3")]
+
+
+@pytest.mark.parametrize(("device_kind", "pinned"), [("cuda", True), ("cpu", False)])
+def test_memory_is_pinned_for_gpus_alone(device_kind, pinned):
+    both = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    zero = made(device_kind=device_kind, **both)["zero_optimization"]
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": pinned}
+    assert zero["offload_param"] == {"device": "cpu", "pin_memory": pinned}
+
+
+def test_a_process_reads_its_part_of_the_largest_weight_from_disk_at_once():
+    parts = sharding(processes=2, offload_param_device="nvme", nvme_path="/fast")
+    file = deepspeed_config(parts, FLAT, 4096, device_kind="cuda", vocab_size=150_000)
+    section = file["zero_optimization"]["offload_param"]
+    assert section["buffer_size"] == 4096 * 150_000 // 2
+    assert section["nvme_path"] == "/fast"
+
+
+def test_auto_stands_where_the_trainer_fills_it_in_and_nowhere_else():
+    plain = dict(leaves(made()))
+    auto = dict(leaves(auto_config(sharding(), FLAT, 1000, device_kind="cuda")))
+    assert plain.keys() == auto.keys()
+    assert {name for name, value in auto.items() if value == "auto"} == set(FILLED_BY_TRAINER)
+    assert {n: v for n, v in auto.items() if v != "auto"} == {
+        n: v for n, v in plain.items() if n not in FILLED_BY_TRAINER
+    }
+
+
+def test_auto_has_no_thresholds_of_a_stage_that_is_not_there():
+    file = auto_config(sharding(2), FLAT, 1000, device_kind="cuda")
+    assert not [name for name in file["zero_optimization"] if name.startswith("stage3")]
+
+
+def test_a_model_without_a_hidden_size_gets_deepspeeds_defaults():
+    zero = made(hidden=None)["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 500_000_000
+    assert zero["stage3_prefetch_bucket_size"] == 50_000_000
+    assert zero["stage3_param_persistence_threshold"] == 100_000

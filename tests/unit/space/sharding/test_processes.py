@@ -1,0 +1,105 @@
+"""How many of the devices train: what may be asked for, and what follows from it."""
+
+import dataclasses
+
+import pytest
+
+from autotune.bundle.bundle import auto_deepspeed
+from autotune.errors import UserError
+from autotune.facts.device_kinds import facts_of, find_kind
+from autotune.plan.questions.changes import one_more_device
+from autotune.probe.measure import probe_request
+from autotune.space.bind import bind
+from autotune.space.definition import load_definition, parse_definition, shipped_space
+from autotune.space.settings import settings
+from autotune.space.sharding.processes import rows_of_step
+from autotune.space.sharding.sharding import sharding_of
+from tests.unit.builders import make_facts, make_job, make_space
+
+
+def space(**fields):
+    job = make_job(**fields)
+    return job, bind(load_definition(job.method), job, make_facts())
+
+
+def problem(**fields):
+    with pytest.raises(UserError) as caught:
+        space(**fields)
+    (one,) = caught.value.problems
+    return one.where, one.what, one.hint
+
+
+def test_by_default_every_device_trains():
+    job, bound = space(devices={"count": 4})
+    assert {one["num_processes"] for one in bound.candidates} == {4}
+    assert {rows_of_step(one, job) for one in bound.candidates} == {16}
+
+
+def test_fewer_train_where_that_is_asked_for_and_the_batch_stays():
+    job, bound = space(devices={"count": 8}, recipe={"num_processes": [8, 2, 1]})
+    assert {one["num_processes"] for one in bound.candidates} == {8, 2, 1}
+    assert {rows_of_step(one, job) for one in bound.candidates} == {16}
+    assert {one.micro_batch for one in bound.candidates if one["num_processes"] == 8} == {1, 2}
+    for one in bound.candidates:
+        alone = one["num_processes"] == 1
+        found = sharding_of(one.values, 8)
+        assert (one["distributed_type"] == "NO") == (alone and not found.offloads)
+        assert sharding_of(one.values, 8).num_processes == one["num_processes"]
+
+
+def test_rows_that_devices_cannot_share_name_batches_and_numbers_that_can():
+    where, what, hint = problem(devices={"count": 7})
+    assert (where, what) == ("global_batch_size", "16 rows cannot be divided among 7 devices")
+    assert hint.startswith("the nearest batches that can are 14 or 21")
+    assert hint.endswith("train on other numbers: `fixed: {num_processes: 4}`")
+    _, bound = space(devices={"count": 7}, fixed={"num_processes": 4})
+    assert bound.candidates
+
+
+@pytest.mark.parametrize("asked", [{"fixed": {"num_processes": 4}}])
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_more_processes_than_devices(asked, count):
+    where, what, hint = problem(devices={"count": count}, **asked)
+    assert where == "num_processes"
+    assert what.startswith(f"4 processes on {count} device(s)")
+    assert hint == f"at most {count}, or raise devices.count"
+
+
+def test_a_space_that_does_not_say_how_devices_share_is_refused_before_any_probe():
+    own = parse_definition(shipped_space("sft").replace("include: sharding.yaml", ""), "mine.yaml")
+    job = make_job(devices={"count": 2})
+    with pytest.raises(UserError) as caught:
+        bind(own, job, make_facts())
+    (one,) = caught.value.problems
+    assert (one.where, one.hint) == ("mine.yaml", "add the line `include: sharding.yaml` to it")
+    with pytest.raises(UserError, match="does not say how 2 devices") as caught:
+        bind(own, make_job(method="ppo", max_length=None, devices={"count": 2}), make_facts())
+    (one,) = caught.value.problems
+    assert one.hint.endswith("search_spaces/ppo.yaml: PPO trains with DDP alone")
+
+
+def test_the_devices_that_train_are_the_first_ones(tmp_path):
+    job, bound = space(devices={"count": 8}, recipe={"num_processes": [8, 2]})
+    facts = make_facts()
+    device = dataclasses.replace(facts_of(find_kind("h100"), 16), index=1, peers=tuple(range(2, 9)))
+    facts = dataclasses.replace(facts, device=device)
+    for one in (bound.candidates[0], bound.candidates[-1]):
+        count = one["num_processes"]
+        shown = settings(job, facts, one, "out").environment["CUDA_VISIBLE_DEVICES"].split(",")
+        assert shown == [str(1 + n) for n in range(count)]
+        request = probe_request(job, facts, one, rows=tmp_path, output_dir="out", limit=None)
+        assert (request.shared.num_processes, request.global_batch) == (count, 16)
+
+
+def test_another_device_is_no_way_out_where_the_number_is_pinned():
+    job = make_job(method="grpo", devices={"count": 2}, global_batch_size=16)
+    assert list(one_more_device(job))
+    assert not list(one_more_device(job.model_copy(update={"fixed": {"num_processes": 2}})))
+
+
+def test_the_file_with_auto_has_the_sizes_of_a_model_without_a_hidden_size():
+    job = make_job(devices={"count": 2}, fixed={"distributed_type": "DEEPSPEED"})
+    facts = make_facts()
+    facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, hidden_size=None))
+    text = auto_deepspeed(job, facts, make_space(job, facts).candidates[0])
+    assert text is not None and '"allgather_bucket_size": 500000000' in text

@@ -1,0 +1,107 @@
+import pytest
+
+from autotune.errors import UserError
+from autotune.facts.stack import training_fields
+from autotune.job.methods import METHODS
+from autotune.space.definition import load_definition, parse_definition
+
+MICRO = "  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n"
+
+
+def problems(text: str):
+    with pytest.raises(UserError) as caught:
+        parse_definition(text, "mine.yaml")
+    return [(problem.where, problem.what) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_shipped_space_is_whole(method):
+    definition = load_definition(method)
+    assert definition.method == method
+    assert definition.knob("per_device_train_batch_size") is definition.knobs[0]
+    assert len({knob.name for knob in definition.knobs}) == len(definition.knobs) > 10
+    assert len(definition.rules) >= 8
+    assert all(knob.why for knob in definition.knobs)
+    assert all(rule.reason for rule in definition.rules)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_config_knob_bears_the_name_of_a_field_of_the_installed_trl(method):
+    for knob in load_definition(method).knobs:
+        if knob.place == "config":
+            assert knob.name in training_fields(method), knob.name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_default_of_the_shipped_space_may_be_chosen(method):
+    for knob in load_definition(method).knobs:
+        if knob.choices is not None and knob.default is not None:
+            assert knob.default in knob.choices, knob.name
+
+
+def test_all_problems_of_a_space_are_told_with_their_lines():
+    found = problems(
+        "method: sft\n"
+        "kobs: 1\n"
+        "knobs:\n" + MICRO + "  a: {kind: sped, values: [1]}\n"
+        "  b: {kind: speed, values: []}\n"
+        "  c: 5\n"
+        "  d: {kind: speed, values: [1], colour: red}\n"
+        "  e: {kind: speed, values: [1], in: cellar}\n"
+        "  f: {kind: speed, values: {cpu: [1]}}\n"
+        "  g: {kind: speed, values: [1], choices: some}\n"
+        "  h: {kind: speed, values: [1], only_if: {job.tunning: lora}}\n"
+        "  i: {kind: speed, values: [1], only_if: 5}\n"
+        "  j: {kind: speed, values: divisors of the global batch}\n"
+        "rules:\n"
+        "  - forbid: {optim: 1}\n"
+        "    reason: no such knob\n"
+        "  - forbid: {a: {over: 3}}\n"
+        "    reason: no such operator\n"
+        "  - forbid: {a: {above: data.rowz}}\n"
+        "    reason: no such fact\n"
+        "  - forbid: {a: {above: [1]}}\n"
+        "    reason: no number\n"
+        "  - {forbid: {}, reason: nothing}\n"
+        "  - {forbid: {a: 1}}\n"
+        "  - words\n"
+    )
+    lines = [2, *range(5, 15), 16, 18, 20, 22, 24, 25, 26]
+    assert sorted(where for where, _ in found) == sorted(f"mine.yaml:{n}" for n in lines), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "method: sft\n",
+        "method: sft\nknobs: 5\n",
+        "method: sft\nknobs: {}\n",
+        "knobs:\n" + MICRO,
+        "method: sft\nknobs:\n" + MICRO + "rules: 5\n",
+        "method: sft\nknobs:\n" + MICRO + "rules: {forbid: 1}\n",
+        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [a]}\n",
+        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [0]}\n",
+        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed}\n",
+        "method: sft\nknobs:\n" + MICRO + "  max_length: {kind: recipe, values: [x]}\n",
+        "method: sft\nknobs:\n" + MICRO + "  a: {kind: [speed], values: [1]}\n",
+        "method: sft\nknobs:\n" + MICRO + "  a: {kind: speed, values: {gpu: [1], cpu: [1]}}\n",
+        "method: sft\nknobs:\n" + MICRO + "  5: {kind: speed, values: [1]}\n",
+        "method: sft\nknobs: [\n",
+    ],
+)
+def test_a_malformed_space_is_a_users_error(text):
+    assert problems(text)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "", "a\0b"])
+def test_a_space_that_cannot_be_read_is_a_users_error(tmp_path, name):
+    with pytest.raises(UserError, match="cannot read the search space"):
+        load_definition("sft", f"{tmp_path}/{name}")
+
+
+def test_a_space_of_another_method_is_refused(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("method: dpo\nknobs:\n" + MICRO, encoding="utf-8")
+    with pytest.raises(UserError, match="is for method `dpo`"):
+        load_definition("sft", str(file))

@@ -1,0 +1,81 @@
+"""Quantised bases: what a job lacks for one, and what a base takes by formula."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.estimate.formula.closed_form import Dimensions, parts_by_formula
+from autotune.estimate.records.events import WEIGHTS
+from autotune.space.quantization import bits_of, not_installed, unquantised_note
+from tests.unit.builders import make_facts, make_job
+
+SIZE = Dimensions(
+    parameters=7_000_000_000,
+    trained=40_000_000,
+    layers=28,
+    hidden=3584,
+    heads=28,
+    vocabulary=152_000,
+    tokens=1024,
+    length=1024,
+)
+
+
+def test_only_a_quantised_base_needs_a_package():
+    bare, whole = make_facts(), make_facts(installed=True)
+    assert not_installed(make_job(tuning="lora"), bare) is None
+    assert not_installed(make_job(tuning="qlora"), whole) is None
+    said = not_installed(make_job(tuning="qlora"), bare)
+    assert said == "`tuning: qlora` needs the package bitsandbytes, which is not installed here"
+
+
+@pytest.mark.parametrize(
+    ("fields", "bits", "low", "high"),
+    [
+        ({}, None, 13.9e9, 14.1e9),
+        ({"load_in_8bit": True}, 8, 8e9, 9.5e9),
+        ({"load_in_4bit": True}, 4, 5e9, 6e9),
+        ({"load_in_4bit": True, "load_in_8bit": False}, 4, 5e9, 6e9),
+    ],
+)
+def test_by_formula_all_but_the_embeddings_is_packed(fields, bits, low, high):
+    config = {"dtype": "bfloat16", **fields}
+    assert bits_of(config) == bits
+    assert low < parts_by_formula(config, SIZE)[WEIGHTS] < high
+
+
+def test_by_formula_reward_and_value_model_stay_whole():
+    config = {"dtype": "bfloat16", "load_in_4bit": True}
+    judged = replace(SIZE, parameters=3 * SIZE.parameters, judges=2 * SIZE.parameters)
+    alone, beside = (parts_by_formula(config, size)[WEIGHTS] for size in (SIZE, judged))
+    assert beside - alone == 2 * (2 * SIZE.parameters)
+
+
+def mixture(**changes):
+    """Facts of a mixture whose experts are one parameter of three dimensions."""
+    facts = make_facts("cuda")
+    kept = {"embed_tokens": 10, "experts.down_proj": 300, "experts.gate_up_proj": 600}
+    model = replace(facts.model, parameters=1000, **{"unquantised": kept, **changes})
+    return replace(facts, model=model)
+
+
+def test_a_plan_says_which_weights_a_quantised_base_keeps_whole():
+    note = unquantised_note(make_job(tuning="qlora"), mixture(), [{"dtype": "bfloat16"}])
+    assert note is not None
+    assert "leaves 91% of the weights in bfloat16, 1.78 KiB" in note
+    assert "experts.gate_up_proj 1.17 KiB, experts.down_proj 600 B;" in note
+    wide = unquantised_note(make_job(tuning="qlora"), mixture(), [{"dtype": "float32"}])
+    assert wide is not None and "in float32, 3.55 KiB" in wide
+
+
+def test_nothing_is_said_of_embeddings_or_without_quantisation():
+    few = mixture(unquantised={"embed_tokens": 200})
+    assert unquantised_note(make_job(tuning="qlora"), few, [{}]) is None
+    assert unquantised_note(make_job(tuning="lora"), mixture(), [{}]) is None
+
+
+def test_by_formula_the_experts_of_a_mixture_stay_whole():
+    fields = {"load_in_4bit": True, "dtype": "bfloat16"}
+    whole = replace(SIZE, unquantised=SIZE.parameters * 9 // 10)
+    assert parts_by_formula(fields, whole)[WEIGHTS] > 0.9 * 2 * SIZE.parameters
+    assert parts_by_formula(fields, replace(SIZE, unquantised=0))[WEIGHTS] < 0.6 * SIZE.parameters

@@ -1,0 +1,316 @@
+"""Generation by vLLM: what it takes of a device, and what a job may ask of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.estimate.estimate import estimated
+from autotune.estimate.formula.closed_form import Dimensions, closed_form
+from autotune.estimate.protocol import Point, PointReply
+from autotune.estimate.records.decoding import without_generations
+from autotune.estimate.records.events import ALLOCATE, FREE, PHASE
+from autotune.estimate.residual import Residual
+from autotune.estimate.variants.rollouts import with_vllm as beside_estimate
+from autotune.plan.questions.changes import single_changes
+from autotune.probe.measure import probe_request
+from autotune.probe.protocol import Measurement
+from autotune.probe.worker import with_vllm
+from autotune.process.limits import LaunchReport
+from autotune.run.verdict import judge, vllm_runs
+from autotune.run.verify import _fewer_together
+from autotune.search.recommend import Ranked
+from autotune.space.bind import bind
+from autotune.space.definition import load_definition
+from autotune.space.settings import settings
+from autotune.space.vllm.colocated import ASLEEP_BYTES, least_share, needed_share, vllm_share
+from autotune.space.vllm.memory import VllmShare
+from tests.unit.builders import GIB, make_facts, make_job
+from tests.unit.loading import load, problems
+
+GRPO = "method: grpo\nreward_funcs: [get_soft_overlong_punishment]\n"
+PINNED = {
+    "use_vllm": True,
+    "optim": "adamw_torch_fused",
+    "attn_implementation": "sdpa",
+    "gradient_checkpointing": False,
+    "num_generations": 4,
+    "max_completion_length": 500,
+}
+
+
+def grpo(**fixed):
+    rewards = ["get_soft_overlong_punishment"]
+    return make_job(method="grpo", max_length=None, reward_funcs=rewards, fixed={**PINNED, **fixed})
+
+
+def facts(*, gib=16, cache=1 << 20, sampled=False):
+    """1000 tokens at most in a prompt; a MiB of cache for each token."""
+    found = make_facts("cuda", longest=1000, sampled=sampled)
+    model = replace(found.model, parameters=10**9, hidden_size=1024, cache_bytes_per_token=cache)
+    device = replace(found.device, total_bytes=gib * GIB, free_bytes=gib * GIB)
+    return replace(found, model=model, device=device)
+
+
+def space_of(job, known):
+    return bind(load_definition("grpo"), job, known)
+
+
+def test_the_share_holds_weights_and_all_completions_of_a_generation():
+    job, known = grpo(), facts(gib=100)
+    for together in (4, 16):
+        share = needed_share(job, known, together, 500)
+        cache = together * 1500 * 2**20
+        weights = 2 * 10**9
+        assert cache + weights < share * 100 * GIB < cache + weights + 3 * GIB
+    assert needed_share(job, facts(cache=None), 4, 500) is None
+
+
+def test_each_generation_batch_has_the_share_that_it_needs():
+    space = space_of(grpo(), facts(gib=100))
+    pairs = {
+        (c["generation_batch_size"], c["vllm_gpu_memory_utilization"]) for c in space.candidates
+    }
+    assert len(pairs) == len({together for together, _ in pairs}) == 3
+    assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[1])
+
+
+def test_a_share_that_is_pinned_is_kept_for_all():
+    space = space_of(grpo(vllm_gpu_memory_utilization=0.4), facts(gib=100))
+    assert {c["vllm_gpu_memory_utilization"] for c in space.candidates} == {0.4}
+
+
+def test_too_little_for_vllm_to_start_names_the_least():
+    known = facts(gib=100)
+    least = least_share(grpo(), known, 500)
+    assert space_of(grpo(vllm_gpu_memory_utilization=least), known).candidates
+    with pytest.raises(UserError, match=f"less than `vllm_gpu_memory_utilization: {least}`"):
+        space_of(grpo(vllm_gpu_memory_utilization=round(least - 0.01, 2)), known)
+    with pytest.raises(UserError, match="do not fit in vLLM's memory"):
+        space_of(grpo(), facts(gib=4))
+
+
+def test_where_not_all_prompts_are_known_vllm_is_told_no_length():
+    for sampled, told in ((False, 1500), (True, None)):
+        known = facts(gib=100, sampled=sampled)
+        candidate = space_of(grpo(), known).default()
+        config = settings(grpo(), known, candidate, "out").config
+        assert config.get("vllm_max_model_length") == told
+        assert config["use_vllm"] is True and config["vllm_mode"] == "colocate"
+
+
+def test_a_sample_of_the_data_leaves_vllm_ready_for_all_that_the_model_takes():
+    """2048 positions in place of 1500 tokens; so too where the job evaluates on other prompts."""
+    whole, sampled = facts(gib=100), facts(gib=100, sampled=True)
+    sure, unsure = (least_share(grpo(), known, 500) for known in (whole, sampled))
+    assert unsure - sure == pytest.approx(548 / 1024 / 100, abs=0.011)
+    evaluates = grpo().model_copy(update={"training": {"eval_strategy": "steps"}})
+    assert least_share(evaluates, whole, 500) == unsure
+    given = grpo().model_copy(update={"training": {"vllm_max_model_length": 2048}})
+    assert least_share(given, whole, 500) == unsure
+    config = settings(evaluates, whole, space_of(evaluates, whole).default(), "out").config
+    assert "vllm_max_model_length" not in config
+
+
+def test_vllm_takes_nothing_longer_than_the_model_was_made_for():
+    known = facts(gib=100)
+    known = replace(known, model=replace(known.model, max_positions=1400))
+    with pytest.raises(UserError, match="more than the 1400 positions"):
+        space_of(grpo(), known)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_nothing_is_learned_of_what_vllm_is_given(traced):
+    """A process that takes 10% more than its tensors says nothing of vLLM's memory."""
+    own, share = 10 * GIB, 20 * GIB
+    residual = Residual(offset_bytes=GIB, sigma_bytes=1, relative_sigma=0.1, bias=0.1)
+    if traced:
+        point = PointReply(
+            peak_allocated_bytes=own + share,
+            peak_reserved_bytes=own + share,
+            parts={"weights": own, "vllm": share},
+            operator="",
+            phase="",
+            method="trace",
+            oom=False,
+            missing_bytes=None,
+            retries=0,
+            phases={},
+            sample=[],
+            masked=True,
+        )
+        estimate = estimated(point, (), residual, 40 * GIB, 4)
+        assert estimate.peak_memory_bytes == round(1.1 * own) + GIB + share
+        bare = replace(point, peak_reserved_bytes=own, parts={"weights": own})
+        assert estimate.sigma_bytes == estimated(bare, (), residual, 20 * GIB, 4).sigma_bytes
+    else:
+        size = Dimensions(
+            parameters=10**9,
+            trained=10**9,
+            layers=2,
+            hidden=1024,
+            heads=8,
+            vocabulary=32000,
+            tokens=1024,
+            length=512,
+            vllm=VllmShare(awake_bytes=share, asleep_bytes=GIB),
+        )
+        estimate = closed_form({}, size, residual, 90 * GIB, "")
+        # Awake beside weights, gradients and moments: more than asleep beside all.
+        lasting = sum(estimate.parts[name] for name in ("weights", "gradients", "optimizer"))
+        assert estimate.peak_reserved_bytes == lasting + share
+    assert estimate.own_reserved_bytes + estimate.vllm_bytes == estimate.peak_reserved_bytes
+
+
+@pytest.mark.parametrize(
+    ("parts", "peak", "problem"),
+    [(1, 11, False), (1, 30, True), (2, 30, False)],
+)
+def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, peak, problem):
+    """The job takes 60 GiB, 50 of them vLLM's; transformers generated in 12."""
+    known, job = facts(gib=100), grpo(vllm_gpu_memory_utilization=0.5)
+    candidate = space_of(job, known).default()
+    measurement = Measurement(
+        outcome="ok",
+        reason="",
+        tokens_per_s=100.0,
+        peak_memory_bytes=60 * GIB,
+        reserved_peak_bytes=9 * GIB,
+        vllm_bytes=50 * GIB,
+        generation_peak_bytes=11 * GIB,
+        generation_parts=parts,
+    )
+    report = LaunchReport(
+        exit_code=0,
+        timed_out=False,
+        seconds=9.0,
+        lines=(),
+        peak_resident_bytes=None,
+        peak_gpu_bytes=peak * GIB,
+    )
+    chosen = Ranked(number=0, candidate=candidate, measurement=measurement)
+    state = {"log_history": [{"eval_loss": 1.0}]}
+    found = judge(report, state, (900.0, 9.0), None, chosen, known, job, "log")
+    assert found.verified is not problem
+    assert ("was promised" in found.reason) is problem
+    assert found.promised_peak_memory_bytes == 12 * GIB
+    if not problem:
+        assert "vLLM was not run" in found.reason
+    # Where it is installed the launch is the job itself.
+    there = replace(known, stack=replace(known.stack, vllm=True))
+    assert judge(report, state, (900.0, 9.0), None, chosen, there, job, "").verified
+    assert vllm_runs(settings(job, there, candidate, "").config, there)
+
+
+@pytest.mark.parametrize(
+    ("parts", "processes", "together"),
+    [(1, 1, None), (2, 1, 8), (4, 1, 4), (64, 1, 4), (4, 4, 8), (1, 4, None)],
+)
+def test_a_launch_generates_as_few_together_as_fitted(parts, processes, together):
+    given = {"generation_batch_size": 16, "per_device_train_batch_size": 2, "num_generations": 4}
+    found = _fewer_together(given, parts, processes)
+    assert found == ({} if together is None else {"generation_batch_size": together})
+
+
+def test_a_server_takes_nothing_of_the_device_that_trains():
+    job, known = grpo(vllm_mode="server"), facts()
+    candidate = space_of(job, known).default()
+    config = settings(job, known, candidate, "out").config
+    assert candidate["vllm_gpu_memory_utilization"] == 0.9  # of the server's own GPUs
+    assert "vllm_gpu_memory_utilization" not in config
+    assert vllm_share(config, known.device.total_bytes) is None
+
+
+def test_the_limit_of_a_probe_is_what_vllm_leaves(tmp_path):
+    known = facts(gib=100)
+    for sleeps, left in ((False, 40 * GIB), (True, 100 * GIB - ASLEEP_BYTES)):
+        job = grpo(vllm_gpu_memory_utilization=0.6, vllm_enable_sleep_mode=sleeps)
+        candidate = space_of(job, known).default()
+        request = probe_request(
+            job, known, candidate, rows=tmp_path, output_dir="out", limit=100 * GIB
+        )
+        assert request.process_limit_bytes == left
+        assert request.memory_limit_bytes == 100 * GIB
+
+
+@pytest.mark.parametrize(
+    ("asleep", "resident", "beside"),
+    [(None, 20, 60), (None, 90, 60), (1, 20, 1), (1, 35, 15)],
+)
+def test_the_peak_is_that_of_training_and_vllm_together(tmp_path, asleep, resident, beside):
+    """Of 80 at most the training holds `resident` while vLLM, awake, has 60."""
+    known = facts(gib=100)
+    request = replace(
+        probe_request(
+            grpo(),
+            known,
+            space_of(grpo(), known).default(),
+            rows=tmp_path,
+            output_dir="",
+            limit=None,
+        ),
+        vllm_bytes=60,
+        vllm_asleep_bytes=asleep,
+    )
+    figures = with_vllm({"peak_memory_bytes": 80}, request, resident)
+    assert figures == {"peak_memory_bytes": 80 + beside, "vllm_bytes": beside}
+    point = Point(batching={}, accumulates=False, vllm_bytes=60, vllm_asleep_bytes=asleep)
+    told = {"peak_reserved_bytes": 80, "peak_allocated_bytes": 70, "parts": {}, "phase": "step"}
+    estimate = beside_estimate(told, point, resident)
+    assert estimate["peak_reserved_bytes"] == 80 + beside
+    assert estimate["parts"] == {"vllm": beside}
+    assert estimate["phase"] == ("generation" if (asleep, resident) == (1, 35) else "step")
+
+
+def test_what_only_generation_holds_is_left_out_of_the_record():
+    events = [
+        (ALLOCATE, 1, 10, "weights", "", 0),
+        (PHASE, "generation", 0),
+        (ALLOCATE, 2, 99, "activations", "cache", 0),
+        (PHASE, "decode", 0),
+        (ALLOCATE, 3, 5, "activations", "ids", 0),
+        (FREE, 2, 0),
+        (FREE, -7, 0),
+        (PHASE, "scoring", 0),
+        (FREE, 3, 0),
+    ]
+    left = without_generations(events)
+    assert [event[1] for event in left] == [1, "generation", "decode", 3, "scoring", 3]
+    # To wake vLLM the trainer empties the allocator's cache.
+    left = without_generations(events, asleep=True)
+    assert [event[1] for event in left] == [1, "generation", "decode", 3, -7, "scoring", 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("fixed: {vllm_mode: server}\n", "`vllm_mode` needs `fixed: {use_vllm: true}`"),
+        (
+            "fixed: {use_vllm: true, vllm_mode: server, vllm_enable_sleep_mode: true}\n",
+            "`vllm_enable_sleep_mode` needs `fixed: {vllm_mode: colocate}`",
+        ),
+        ("fixed: {use_vllm: true, vllm_gpu_memory_utilization: 30}\n", "at most 1"),
+        ("fixed: {use_vllm: true, vllm_gpu_memory_utilization: most}\n", "at most 1"),
+        ("fixed: {use_vllm: 'yes'}\n", "`use_vllm` cannot be"),
+        ("recipe: {use_vllm: [false, true]}\n", "several values"),
+    ],
+)
+def test_what_makes_no_sense_beside_it_is_refused(folder, text, what):
+    found = problems(folder, GRPO + text)
+    assert len(found) == 1 and what in found[0][1]
+
+
+def test_a_job_may_ask_for_it_among_the_training_fields(folder):
+    job = load(folder, GRPO + "training: {use_vllm: true, vllm_server_port: 9000}\n")
+    assert job.fixed["use_vllm"] is True
+    assert any("do not run vLLM" in one for one in job.assumed)
+
+
+def test_the_ways_out_let_vllm_sleep_or_do_without_it():
+    job, known = grpo(), facts(gib=100)
+    changes = {c.field: c for c in single_changes(job, space_of(job, known).default())}
+    assert changes["vllm_enable_sleep_mode"].kind == changes["use_vllm"].kind == "speed"
+    for name in ("vllm_enable_sleep_mode", "use_vllm"):
+        assert space_of(changes[name].job, known).candidates
+    # A quantised base beside vLLM is not built.
+    assert [c.job.tuning for c in changes.values()].count("qlora") == 0
