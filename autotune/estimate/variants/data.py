@@ -6,8 +6,8 @@ from autotune.training.batch_plan import Batching, Plan, Rows, batch_size, plan,
 
 ORDER_SIGMA = 0.04
 """How far reserved bytes on fixed segments are off where rows are of many lengths: root mean square
-of the errors of 39 combinations on virtual GPUs, -9.2% to +8.5% (`benchmarks/virtual_gpu`); where
-rows are even, or segments grow, it is 0.7 to 1.7%."""
+of the errors of 42 combinations on virtual GPUs, -9.5% to +8.5% (`benchmarks/virtual_gpu`); where
+rows are even, or segments grow, it is 0.7 to 2.2%."""
 EVEN = 0.99
 """Micro-batches that are no smaller than this share of the largest leave the same blocks."""
 
