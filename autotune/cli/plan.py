@@ -59,13 +59,17 @@ def command(
     `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
     """
     if advise and (maximum is not None or fits or top):
-        raise user_error("`--advise` goes with none of --max, --fits and --top", where="--advise")
+        raise user_error(
+            "`--advise` cannot be combined with --max, --fits or --top", where="--advise"
+        )
     if trace_all and (advise or min_devices or maximum is not None):
-        what_goes = "`--trace-all` goes with none of --advise, --min-devices and --max"
+        what_goes = "`--trace-all` cannot be combined with --advise, --min-devices or --max"
         raise user_error(what_goes, where="--trace-all")
     alone = not (advise or maximum is not None or fits or top or asked["devices"] or asked["nodes"])
     if min_devices and not alone:
-        raise user_error("`--min-devices` goes with --device alone", where="--min-devices")
+        raise user_error(
+            "`--min-devices` can be combined with --device only", where="--min-devices"
+        )
     names = ("job", "sets", "device", "devices", "nodes", "as_json")
     named = {name: asked.pop(name) for name in names}
     what = _Asked(**named, flags=asked)

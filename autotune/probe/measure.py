@@ -207,7 +207,7 @@ def replied(reply: dict[str, Any]) -> Measurement:
     try:
         measurement = Measurement.from_plain(reply)
     except (TypeError, ValueError) as error:
-        return Measurement(outcome="crash", reason=f"its reply makes no sense: {error}")
+        return Measurement(outcome="crash", reason=f"the worker wrote an invalid reply: {error}")
     figures = (measurement.tokens_per_s, measurement.peak_memory_bytes)
     if measurement.outcome == "ok" and None in figures:
         return Measurement(outcome="crash", reason="its reply calls it ok, but has no figures")

@@ -123,8 +123,8 @@ def _check_test_split(job: Job, test_rows: int) -> None:
     """The launch evaluates, so there must be something to evaluate on."""
     if test_rows == 0:
         raise user_error(
-            f"`eval_strategy: {job.training['eval_strategy']}` needs the split "
-            f"`{job.dataset_test_split}`, which the data has not",
+            f"`eval_strategy: {job.training['eval_strategy']}` needs a split "
+            f"`{job.dataset_test_split}`, and the data set has none",
             where="dataset_test_split",
             hint="name another split, or leave eval_strategy out",
         )

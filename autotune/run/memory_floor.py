@@ -27,9 +27,9 @@ def process_alone(session: Session) -> NothingFits | None:
         short_bytes=least - session.allowed_bytes,
         short_is_lower_bound=False,
         rejected={},
-        why=f"a training process alone takes about {format_bytes(round(own))}, before it holds any "
-        f"of the model; there are {_what_there_is(session)}. By estimate the leanest candidate "
-        f"takes {format_bytes(least)}: the least limit that would work is "
+        why=f"the memory limit is too low: an empty training process needs about "
+        f"{format_bytes(round(own))}, and there are {_what_there_is(session)}. The smallest "
+        f"configuration needs an estimated {format_bytes(least)}: set at least "
         f"`devices.memory: {least_limit(least, job)}`",
     )
 

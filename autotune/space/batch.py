@@ -54,11 +54,11 @@ def generation_problem(
         group: completions of one prompt.
     """
     if generation_batch % group:
-        return "the completions generated together are no whole groups"
+        return "the completions generated together cannot be split into groups"
     if generation_batch % per_step:
-        return "the completions generated together are no whole micro-batches"
+        return "the completions generated together cannot be split into micro-batches"
     if global_batch % generation_batch and generation_batch % global_batch:
-        return "the completions generated together do not make up the global batch"
+        return "the completions generated together do not divide the global batch, nor it them"
     return None
 
 
@@ -76,9 +76,9 @@ def update_problem(
         whitened: whether rewards are.
     """
     if chunk <= local_batch and local_batch % chunk:
-        return "the completions of an update are no whole rollout batches"
+        return "the completions of an update cannot be split into rollout batches"
     if accumulation % mini_batches:
-        return "the mini-batches are no whole micro-batches"
+        return "the micro-batches of an update cannot be split into its mini-batches"
     if whitened and local_batch // mini_batches < WHITENED:
         return f"whitened rewards need mini-batches of at least {WHITENED} completions on a device"
     return None

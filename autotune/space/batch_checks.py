@@ -62,7 +62,7 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         near = " or ".join(f"`{n} tokens`" for n in nearest_token_batches(tokens, max_length))
         return Problem(
             where=where,
-            what=f"{tokens} tokens are no whole number of rows of max_length {max_length}",
+            what=f"{tokens} tokens is not a multiple of max_length ({max_length})",
             hint=f"the nearest are {near}",
         )
     counts = process_counts(job)
@@ -84,7 +84,7 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         near = " or ".join(str(n) for n in nearest_values(pinned, sorted(whole)))
         return Problem(
             where=ACCUMULATION,
-            what=f"{pinned} micro-batches do not make up {_shared(sequences, counts)}",
+            what=f"{pinned} micro-batches do not divide {_shared(sequences, counts)}",
             hint=f"the nearest values that do are {near}",
         )
     return None
@@ -111,7 +111,7 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
     sequences = job.batch_sequences(max_length) or 0
     where = GROUP if GROUP in job.fixed or GROUP in job.recipe else GLOBAL_BATCH
     if not isinstance(group, int) or group < 2:
-        what = f"a group of {group} cannot be compared within itself"
+        what = f"must be at least 2, but got {group}: completions of a prompt are compared"
         return Problem(where=GROUP, what=what, hint="generate at least 2 completions of a prompt")
     if sequences % group:
         whole = math.lcm(group, max(process_counts(job)))
@@ -121,7 +121,7 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
         near = " or ".join(str(n) for n in sizes)
         return Problem(
             where=where,
-            what=f"{sequences} completions are no whole number of groups of {group}",
+            what=f"{sequences} completions cannot be split into groups of {group}",
             hint=f"the nearest batches that are: {batches}; the nearest {GROUP}: {near}",
         )
     return _generation_problem(job, sequences, group)

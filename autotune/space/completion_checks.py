@@ -38,7 +38,10 @@ def _groups_problem(
     together = values[GENERATION_BATCH]
     asked = GENERATION_BATCH in job.fixed or GENERATION_BATCH in job.recipe
     if together > sequences and not asked:
-        return "completions of an older policy are trained on by request only"
+        return (
+            "a `generation_batch_size` above the global batch trains on completions of an older "
+            "policy: the job must ask for it"
+        )
     if together > known["data.rows"] * values[GROUP]:
         return "the data has fewer prompts than are generated from together"
     return generation_problem(
@@ -56,7 +59,7 @@ def _update_problem(
     local = sequences // processes
     asked = ROLLOUT_CHUNK in job.fixed or ROLLOUT_CHUNK in job.recipe
     if values[ROLLOUT_CHUNK] > local and not asked:
-        return "no more can be generated together than an update takes"
+        return "`local_rollout_forward_batch_size` cannot be larger than an update of one device"
     if sequences > known["data.rows"]:
         return "the data has fewer prompts than an update takes"
     if processes > 1 and job.tuning != "full" and not values.get("copy_reference"):

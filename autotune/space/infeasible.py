@@ -27,5 +27,9 @@ def nothing_left(
     named = dict.fromkeys(rule.reason for rule in alone) if alone else reasons
     why = "; ".join(reason.removesuffix(".") for reason in named)
     pins = dict.fromkeys(name for rule in alone for name in rule.forbid if name in asked)
-    which = " or ".join(f"`{name}`" for name in pins) or "a knob"
-    return Problem(where="job", what=f"no candidate is left: {why}", hint=f"unpin {which}")
+    which = " or ".join(f"`{name}`" for name in pins) or "a pinned knob"
+    return Problem(
+        where="job",
+        what=f"no configuration is possible: {why}",
+        hint=f"remove {which} from the job",
+    )

@@ -75,7 +75,7 @@ def test_eight_gpus_are_divided_between_training_and_a_server(autotune: Command)
     ]
     assert all(s["fit"] == s["candidates"] == 1 for s in splits)
     (note,) = found["notes"]
-    assert "8 processes would leave it none" in note
+    assert "8 processes would leave the server none" in note
     weights = [s["server"]["weights_bytes"] for s in splits]
     assert weights[2] == 2 * weights[1] == 4 * weights[0] == 2 * found["model"]["parameters"]
 

@@ -309,7 +309,7 @@ def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) ->
     assert "8 rows cannot be divided among 3 devices" in refused
     assert "the nearest batches that can are 6 or 9" in refused
     alone = ("--device", "h200", "--min-devices", "--devices", "2")
-    assert "goes with --device alone" in plans.refused("plan", "job.yaml", *alone)
+    assert "can be combined with --device only" in plans.refused("plan", "job.yaml", *alone)
     assert "a job is needed" in plans.refused("plan", "--max-length", "64")
     assert "a length is needed" in plans.refused("plan", "--model", "model/config.json")
 

@@ -254,8 +254,8 @@ def test_a_limit_below_the_process_itself_is_said_before_any_probe(autotune: Com
     result = json.loads(out)
     assert result["outcome"] == "nothing_fits" and result["probes"]["total"] == 0
     why = result["nothing_fits"]["why"]
-    assert "a training process alone takes about" in why and "there are 90 MiB (100 MiB" in why
-    _, _, named = why.partition("the least limit that would work is `devices.memory: ")
+    assert "an empty training process needs about" in why and "there are 90 MiB (100 MiB" in why
+    _, _, named = why.partition("set at least `devices.memory: ")
     assert named.endswith("MiB`")
     plan = autotune("plan", "job.yaml", "--json", "--set", f"devices.memory={named[:-1]}")
     assert json.loads(plan)["counts"]["fit"] > 0

@@ -138,7 +138,7 @@ def who_reads_deepspeeds_file(files: LaunchFiles) -> Iterator[Problem]:
     elif files.deepspeed is not None and not wanted and not trainers:
         yield files.at_accelerate(
             "deepspeed_config.deepspeed_config_file",
-            f"is not there, so nobody reads {files.deepspeed_file}",
+            f"is missing: without it nobody reads {files.deepspeed_file}",
             f"set it to {files.deepspeed_file}",
         )
 

@@ -37,9 +37,9 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     takes = format_bytes(advice.estimate.peak_memory_bytes)
     has = f"{format_bytes(advice.limit_bytes)} on {advice.device}"
     if advice.fits:
-        yield f"It fits as it is: the leanest candidate takes {takes} of {has}."
+        yield f"It fits as it is: the smallest configuration needs an estimated {takes} of {has}."
         return
-    yield f"It does not fit: by estimate the leanest candidate takes {takes}; there are {has}."
+    yield f"It does not fit: the smallest configuration needs an estimated {takes}, of {has}."
     if not advice.ways:
         yield f"No list of up to three changes makes it fit ({advice.tried} were estimated)."
         return
@@ -58,7 +58,7 @@ def _price(way: Way) -> str:
     if host is not None and sharding_of(way.candidate.values, 1).offloads:
         parts.append(f"{format_bytes(host)} of the host's memory")
     if way.speed is not None:
-        parts.append(f"{100 * way.speed:.0f}% of the speed it would have if it fitted")
+        parts.append(f"at {100 * way.speed:.0f}% of the speed of the unchanged job (estimated)")
     if way.learns_the_same:
         parts.append("what is learned stays the same")
     else:

@@ -98,7 +98,7 @@ class TerminalListener(Listener):
 
     def settling(self, group: Sequence[Ranked]) -> None:
         numbers = ", ".join(str(one.number) for one in group)
-        self._say(f"probes {numbers} may be as fast as each other: measuring them again, in turns")
+        self._say(f"probes {numbers} are too close to call: measuring them again, in turns")
 
     def verifying(self, recommendation: Recommendation) -> None:
         self._say(

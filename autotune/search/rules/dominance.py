@@ -56,8 +56,8 @@ def takes_no_less_than_one_that_ran_out(
         return None
     if not all(_no_less(name, candidate, failed) for name in candidate.values):
         return None
-    word = "ran out of memory" if measurement.outcome == "oom" else "took more than it may"
-    return f"probe {record.number} {word}, and this takes no less"
+    word = "ran out of memory" if measurement.outcome == "oom" else "took more than is allowed"
+    return f"needs at least as much memory as probe {record.number}, which {word}"
 
 
 def keeps_no_less_on_the_host(

@@ -50,7 +50,9 @@ def divides_more_than_it_must(
     if ours is None or theirs is None or ours >= theirs:
         return None
     name = engine_name(_spread(other.values))
-    return f"probe {record.number} fits as {name}; to divide or offload more is estimated slower"
+    return (
+        f"probe {record.number} fits with {name}; more sharding or offloading is estimated slower"
+    )
 
 
 def saves_more(one: Sharding, other: Sharding) -> bool:

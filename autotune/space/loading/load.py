@@ -194,7 +194,7 @@ class _Loading(Draft):
             return
         for name in sorted(OWN_KWARGS & kwargs.keys()):
             hint = "`fixed: {max_completion_length: ...}` says how long completions are"
-            self._report(path, f"`{name}` would make completions of another length", hint)
+            self._report(path, f"`{name}` conflicts with max_completion_length", hint)
 
     def _validated(self) -> Job | None:
         """The job; where fields are wrong, the job of the others, so that these are judged too."""

@@ -80,7 +80,7 @@ def processes_problem(job: Job) -> Problem | None:
     if taken:
         return Problem(
             where=NUM_PROCESSES,
-            what=f"{above[0]} processes on {most + 1} devices leave none to the vLLM server",
+            what=f"{above[0]} processes on {most + 1} devices leave none for the vLLM server",
             hint=f"at most {most}; or `fixed: {{{VLLM_MODE}: colocate}}`",
         )
     return Problem(

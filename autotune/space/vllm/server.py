@@ -85,7 +85,7 @@ def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str |
         return None
     processes, most = processes_of(values, job), job.devices.total
     if values.get(MODE) != SERVER and processes % size:
-        return f"{processes} processes are no whole number of vLLM's groups of {size}"
+        return f"{processes} processes cannot be split into vLLM's groups of {size}"
     if server_devices(values) and processes + size > most:
         return f"more than {most} devices would be needed to train and to generate"
     return size_problem(facts.model, size)
@@ -96,7 +96,7 @@ def division_note(job: Job, facts: Facts) -> str | None:
     most = job.devices.total
     if not shares_with_server(job):
         return None
-    why = [f"{most} processes would leave it none"]
+    why = [f"{most} processes would leave the server none"]
     counts = process_counts(job)
     asked = NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe
     others = [n for n in range(most - 1, 0, -1) if n not in counts]
@@ -105,7 +105,7 @@ def division_note(job: Job, facts: Facts) -> str | None:
     powers = [2**n for n in range(1, most.bit_length()) if 2**n <= most - min(counts)]
     if TENSOR_PARALLEL not in job.fixed:
         why += [one for size in powers if (one := size_problem(facts.model, size)) is not None]
-    return f"a vLLM server takes some of the {most} devices, the others train: {'; '.join(why)}"
+    return f"{most} devices are split between training and a vLLM server: {'; '.join(why)}"
 
 
 def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:

@@ -108,7 +108,9 @@ def test_a_run_on_several_machines_is_refused_with_what_can_be_done():
 def test_how_few_devices_would_do_goes_with_no_number_of_machines():
     words = ["plan", "job.yaml", "--device", "h100", "--min-devices", "--nodes", "2"]
     done = CliRunner().invoke(main, words)
-    assert done.exit_code == 2 and "`--min-devices` goes with --device alone" in done.output
+    assert (
+        done.exit_code == 2 and "`--min-devices` can be combined with --device only" in done.output
+    )
 
 
 def test_every_figure_of_a_network_is_slower_than_the_links_inside():

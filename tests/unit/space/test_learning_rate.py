@@ -78,7 +78,7 @@ def test_a_batch_in_tokens_is_held_against_rows_of_the_same_length():
         (["fixed.global_batch_size=8"], "a field of the job itself"),
         (
             ["recipe.global_batch_size=[8, '100 tokens']", "max_length=64"],
-            "100 tokens are no whole",
+            "100 tokens is not a multiple of max_length",
         ),
     ],
 )

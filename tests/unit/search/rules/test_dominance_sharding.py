@@ -6,7 +6,7 @@ from autotune.search.rules.dominance import dominated
 from tests.unit.builders import GIB, bad, make_candidate, make_facts, make_job, make_space, ok
 from tests.unit.search.rules.test_replication import record
 
-SAYS = "probe 3 fits as {}; to divide or offload more is estimated slower"
+SAYS = "probe 3 fits with {}; more sharding or offloading is estimated slower"
 
 
 def way(kind="DEEPSPEED", stage=0, adam="none", weights="none", reshard=True, **others):

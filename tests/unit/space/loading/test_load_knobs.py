@@ -96,7 +96,7 @@ def test_a_disk_is_an_absolute_folder(folder, value):
         ),
         (
             "devices: {count: 2}\nfixed: {gradient_accumulation_steps: 14}\n",
-            "make up the 7 sequences of each of 2 processes (the global batch of 14)",
+            "divide the 7 sequences of each of 2 processes (the global batch of 14)",
         ),
     ],
 )

@@ -89,12 +89,12 @@ def test_what_divides_nothing_is_refused_and_says_why():
 def test_a_refusal_names_what_decides_and_which_pins_to_let_go_of():
     """Not what else was taken out on the way, such as kernels that are not installed."""
     quantised = "A quantised base is not divided among processes here; each has a whole copy"
-    assert refusal(tuning="qlora", fixed=TWO) == f"no candidate is left: {quantised}"
+    assert refusal(tuning="qlora", fixed=TWO) == f"no configuration is possible: {quantised}"
     with pytest.raises(UserError) as caught:
         space(fixed={**TWO, "offload_param_device": "cpu"})
     assert str(caught.value) == (
-        "job: no candidate is left: Only ZeRO-3 offloads weights\n"
-        "  hint: unpin `zero_stage` or `offload_param_device`"
+        "job: no configuration is possible: Only ZeRO-3 offloads weights\n"
+        "  hint: remove `zero_stage` or `offload_param_device` from the job"
     )
 
 

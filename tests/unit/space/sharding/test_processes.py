@@ -72,7 +72,9 @@ def test_a_space_that_does_not_say_how_devices_share_is_refused_before_any_probe
         bind(own, job, make_facts())
     (one,) = caught.value.problems
     assert (one.where, one.hint) == ("mine.yaml", "add the line `include: sharding.yaml` to it")
-    with pytest.raises(UserError, match="does not say how 2 devices") as caught:
+    with pytest.raises(
+        UserError, match="the job asks for 2 devices, and this space has no knobs"
+    ) as caught:
         bind(own, make_job(method="ppo", max_length=None, devices={"count": 2}), make_facts())
     (one,) = caught.value.problems
     assert one.hint.endswith("search_spaces/ppo.yaml: PPO trains with DDP alone")

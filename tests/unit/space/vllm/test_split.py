@@ -80,7 +80,9 @@ def test_every_split_that_keeps_the_batch_exact_is_a_candidate():
     for processes, size in [*splits(space), *splits(six)]:
         assert processes + size <= 8
     (note,) = space.notes
-    assert "8 processes would leave it none; 7, 6, 5, 3 cannot share the global batch" in note
+    assert (
+        "8 processes would leave the server none; 7, 6, 5, 3 cannot share the global batch" in note
+    )
 
 
 def test_all_global_batches_are_shared_equally():
@@ -153,7 +155,7 @@ def test_colocated_processes_share_a_model_by_request():
     assert less * 80 * GIB == pytest.approx(0.75 * 2 * QWEN_7B["parameters"], abs=2e9)
     config = settings(shared, facts(), parts, "out").config
     assert config["vllm_tensor_parallel_size"] == 4
-    with pytest.raises(UserError, match="8 processes are no whole number of vLLM's groups of 3"):
+    with pytest.raises(UserError, match="8 processes cannot be split into vLLM's groups of 3"):
         space_of(grpo(vllm_mode="colocate", vllm_tensor_parallel_size=3))
 
 
@@ -162,7 +164,7 @@ def test_colocated_processes_share_a_model_by_request():
     [
         (
             f"{EIGHT}fixed: {{use_vllm: true, vllm_mode: server, num_processes: 8}}\n",
-            "8 processes on 8 devices leave none to the vLLM server",
+            "8 processes on 8 devices leave none for the vLLM server",
         ),
         (
             f"{EIGHT}fixed: {{use_vllm: true, vllm_mode: server, num_processes: 6}}\n",
