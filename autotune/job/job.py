@@ -79,14 +79,6 @@ class NoData(_Strict):
 class Devices(_Strict):
     """The devices to tune for."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_runs(cls, data: Any) -> Any:
-        """Jobs that were stored with every field had one that knobs have replaced."""
-        if isinstance(data, dict) and data.get("zero_stage") == 0:
-            return {name: value for name, value in data.items() if name != "zero_stage"}
-        return data
-
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """`cuda`, `cpu`, or `auto`: CUDA where an NVIDIA GPU is present, else the CPU."""
     count: int = Field(default=1, ge=1)

@@ -81,10 +81,6 @@ class SearchSpace:
         """The knobs with more than one value."""
         return tuple(knob for knob in self.knobs if len(knob.values) > 1)
 
-    def environment_knobs(self) -> frozenset[str]:
-        """Knobs that are settings of the environment."""
-        return frozenset(knob.name for knob in self.knobs if knob.place == "environment")
-
     def default(self) -> Candidate:
         """The candidate closest to what the stack does when nobody chooses."""
         wanted = {knob.name: knob.default for knob in self.knobs}

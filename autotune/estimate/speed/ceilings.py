@@ -9,7 +9,7 @@ with odd sizes among them, on a CPU: 17% in the median for matmuls, a factor 2.4
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
@@ -135,10 +135,6 @@ class Ceilings:
         known = self._matmuls
         wishes = (dtype, _LIKE.get(dtype, dtype), "float32")
         return next((wish for wish in wishes if wish in known), next(iter(known)))
-
-    def stand_ins(self, dtypes: Iterable[str]) -> dict[str, str]:
-        """Of these dtypes, those without rates of their own, and whose they are given."""
-        return {one: self.dtype_for(one) for one in dtypes if self.dtype_for(one) != one}
 
     def matmul_flops_per_s(self, dtype: str, m: int, k: int, n: int) -> float:
         """Rate of a matmul, from the nearest ones known, weighted by distance in doublings."""

@@ -70,11 +70,6 @@ class Sharding:
         return self.num_processes > 1 or self.distributed_type == DEEPSPEED
 
     @property
-    def divides_weights(self) -> bool:
-        """Whether no process holds all weights all the time."""
-        return self.zero_stage == 3 or self.distributed_type == FSDP
-
-    @property
     def offloads(self) -> bool:
         """Whether anything is kept off the device."""
         return {self.offload_optimizer_device, self.offload_param_device} != {"none"}

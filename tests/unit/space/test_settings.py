@@ -119,14 +119,6 @@ def test_the_environment_pins_the_gpu_and_the_allocator():
     assert environment("cuda", expandable_segments=True) == expandable
 
 
-def test_environment_knobs_are_no_fields():
-    job, facts = make_job(global_batch_size=2), make_facts("cuda")
-    space = make_space(job, facts)
-    config = settings(job, facts, space.candidates[-1], "/out").config
-    assert space.environment_knobs() == {"expandable_segments"}
-    assert not space.environment_knobs() & config.keys()
-
-
 def test_every_field_of_every_shipped_candidate_is_one_that_trl_has():
     job, facts = make_job(global_batch_size=2, tuning="lora"), make_facts("cuda", installed=True)
     known = {*facts.stack.training_fields, "dataset_name", "dataset_train_split"}

@@ -104,7 +104,7 @@ def test_an_operator_has_its_own_ceiling_below_the_bandwidth_or_above_it():
     assert at("aten::nll", "float32", 1000) == pytest.approx(1e11)  # it reads a part
 
 
-def test_a_dtype_without_rates_gets_those_of_another_and_it_is_told():
+def test_a_dtype_without_rates_gets_those_of_another():
     half = tuple(MatmulRate("bfloat16", 16, 16, 16, 9e9) for _ in range(1))
     ceilings = make_ceilings(matmul=(*make_ceilings().matmul, *half))
     assert ceilings.dtype_for("float16") == "bfloat16"
@@ -113,15 +113,12 @@ def test_a_dtype_without_rates_gets_those_of_another_and_it_is_told():
     assert ceilings.attention_flops_per_s(
         "float16", 64, backward=False, masked=False
     ) == pytest.approx(64e9)
-    assert ceilings.stand_ins(["float32", "float16", "int64"]) == {
-        "float16": "bfloat16",
-        "int64": "float32",
-    }
+    assert ceilings.dtype_for("int64") == "float32"
 
 
 def test_without_float32_the_first_known_dtype_stands_in():
     ceilings = make_ceilings(matmul=(MatmulRate("bfloat16", 16, 16, 16, 9e9),))
-    assert ceilings.stand_ins(["float32"]) == {"float32": "bfloat16"}
+    assert ceilings.dtype_for("float32") == "bfloat16"
 
 
 @given(st.floats(1.0, 1e12))
@@ -170,9 +167,9 @@ def test_small_matmuls_reach_less_of_a_tabled_peak():
     assert thin < 0.2 * ceilings.matmul_flops_per_s("bfloat16", 16384, 4096, 4096)
 
 
-def test_where_float32_is_not_known_the_other_rates_are_told_to_stand_in():
+def test_where_float32_is_not_known_the_rates_of_another_dtype_are_taken():
     ceilings = ceilings_of_kind(find_kind("a10g"))
-    assert ceilings.stand_ins(["float32", "bfloat16"]) == {"float32": "bfloat16"}
+    assert ceilings.dtype_for("float32") == ceilings.dtype_for("bfloat16") == "bfloat16"
 
 
 def test_what_writes_in_place_does_not_pay_for_new_results():
