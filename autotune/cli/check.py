@@ -23,10 +23,11 @@ def command(
     method: str | None,
     as_json: bool,
 ) -> int:
-    """Say whether the trainer's YAML, accelerate's YAML, DeepSpeed's JSON and the flags of shell
-    scripts in BUNDLE agree, before a launch does. It may be a folder that was written by hand:
-    the files are told apart by what they hold, or by their names in it. The exit code is 0 where
-    they agree, 1 where not, 2 where a file is not there or cannot be read."""
+    """Say whether the trainer's YAML, accelerate's YAML and DeepSpeed's JSON in BUNDLE agree.
+
+    It may be a folder that was written by hand: the files are told apart by what
+    they hold, or by their names in it. Shell scripts, and the flags in them, are not read. The exit
+    code is 0 where the files agree, 1 where not, 2 where a file is missing or unreadable."""
     from autotune.bundle.check.check import disagreements
     from autotune.bundle.check.read import read_launch
     from autotune.errors import nearest, user_error

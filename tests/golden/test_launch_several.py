@@ -11,8 +11,6 @@ import pytest
 from bundle_cases import CASES
 from test_launch_script import bundle, launch, make_spy
 
-from autotune.bundle.check.check import disagreements
-from autotune.bundle.check.read import read_launch
 from autotune.bundle.multi_node import nodes_script, slurm_script
 from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import NVME_PATH, Sharding
@@ -150,20 +148,6 @@ def test_gpus_that_are_named_for_one_script_are_taken(tmp_path):
     launches = bundle(tmp_path / "bundle", "grpo_split")
     assert seen_gpus(launches, tmp_path, "3,2,1,0") == "3,2,1,0"
     assert seen_gpus(launches.with_name("serve.sh"), tmp_path, "7,6") == "7,6"
-
-
-def test_a_split_that_was_changed_by_hand_is_refused(tmp_path):
-    folder = bundle(tmp_path / "bundle", "grpo_split").parent
-    script = folder / "serve.sh"
-    text = script.read_text(encoding="utf-8")
-    assert disagreements(read_launch(folder)) == ()
-    script.write_text(text.replace("DEVICES-4,5}", "DEVICES-3,4}"), encoding="utf-8")
-    (problem,) = disagreements(read_launch(folder))
-    assert problem.where == "serve.sh: CUDA_VISIBLE_DEVICES"
-    assert "3 would do both" in problem.what
-    script.write_text(text.replace("-size 2", "-size 4"), encoding="utf-8")
-    (problem,) = disagreements(read_launch(folder))
-    assert problem.where == "serve.sh: --tensor-parallel-size"
 
 
 def test_nothing_is_started_before_the_placeholders_are_filled_in(tmp_path):

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.bundle.check.commands import Started
 from autotune.errors import Problem
 from autotune.facts.stack import canonical_name
 from autotune.job.methods import Method
@@ -37,10 +36,7 @@ class LaunchFiles:
         accelerate: what `accelerate launch` reads.
         deepspeed: what DeepSpeed reads; None where there is no such file.
         method: of the training, where it is known.
-        commands: what scripts beside them start.
         types: fields of the trainer, and their types as its source has them (`int | None`).
-        given: fields that no file has and a command gives by a flag: (`trainer` or `accelerate`,
-            name) -> the flag, as messages have it.
     """
 
     trainer: Mapping[str, Any]
@@ -50,19 +46,7 @@ class LaunchFiles:
     trainer_file: str = "the trainer's file"
     accelerate_file: str = "accelerate.yaml"
     deepspeed_file: str = "deepspeed.json"
-    commands: tuple[Started, ...] = ()
     types: Mapping[str, str] = field(default_factory=dict)
-    given: Mapping[tuple[str, str], str] = field(default_factory=dict)
-
-    @property
-    def servers(self) -> list[Started]:
-        """vLLM servers that scripts start."""
-        return [one for one in self.commands if one.serves]
-
-    @property
-    def trainings(self) -> list[Started]:
-        """Trainings that scripts start."""
-        return [one for one in self.commands if not one.serves]
 
     @property
     def kind(self) -> str:
@@ -135,13 +119,11 @@ class LaunchFiles:
     def at_trainer(self, name: str, what: str, hint: str | None = None) -> Problem:
         """A problem with a field of the trainer."""
         told = next((n for n in self.trainer if canonical_name(n) == name), name)
-        where = self.given.get(("trainer", told), f"{self.trainer_file}: {told}")
-        return Problem(where=where, what=what, hint=hint)
+        return Problem(where=f"{self.trainer_file}: {told}", what=what, hint=hint)
 
     def at_accelerate(self, name: str, what: str, hint: str | None = None) -> Problem:
         """A problem with a field of accelerate."""
-        where = self.given.get(("accelerate", name), f"{self.accelerate_file}: {name}")
-        return Problem(where=where, what=what, hint=hint)
+        return Problem(where=f"{self.accelerate_file}: {name}", what=what, hint=hint)
 
     def at_deepspeed(self, name: str, what: str, hint: str | None = None) -> Problem:
         """A problem with a field of DeepSpeed."""

@@ -7,10 +7,7 @@ from typing import Any
 
 import yaml
 
-from autotune.bundle.check.check import commands_of
-from autotune.bundle.check.commands import Started, plain
 from autotune.bundle.check.files import LaunchFiles, section
-from autotune.bundle.check.scripts.shell import ENDINGS
 from autotune.errors import Problem, UserError, user_error
 from autotune.facts.stack import field_types
 from autotune.job.methods import METHODS, Method
@@ -46,9 +43,8 @@ def read_launch(
     trains = _one(rest, folder, _TRAINERS, trainer, "trainer", problems)
     if problems or launch is None or trains is None:
         raise UserError(*problems)
-    commands = commands_of(_scripts(folder))
     named = section(found[launch], "deepspeed_config").get("deepspeed_config_file")
-    named = named or found[trains].get("deepspeed") or _by_flag(commands)
+    named = named or found[trains].get("deepspeed")
     inside = named if isinstance(named, Mapping) else None
     theirs = None if inside is not None else _deepspeeds(found, folder, deepspeed, named)
     if theirs is not None and theirs not in found:
@@ -63,27 +59,8 @@ def read_launch(
         trainer_file=trains.name,
         accelerate_file=launch.name,
         deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
-        commands=commands,
         types=field_types(own.name if own else None),
     )
-
-
-def _by_flag(commands: tuple[Started, ...]) -> str | None:
-    """DeepSpeed's file, as a command names it and nothing else does."""
-    for one in commands:
-        if one.told is not None:
-            told = one.told.launch.get("deepspeed_config_file", one.told.trains.get("deepspeed"))
-            name = Path(told).name if told is not None else ""
-            if name and plain(name):
-                return name
-    return None
-
-
-def _scripts(folder: Path) -> dict[str, str]:
-    """The shell scripts of a folder, by their names."""
-    files = (path for path in folder.iterdir() if path.is_file())
-    paths = sorted(path for path in files if path.suffix in ENDINGS)
-    return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in paths}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.bundle.check.commands import plain
 from autotune.bundle.check.field_types import (
     ACCELERATE,
     DEEPSPEED,
@@ -20,8 +19,6 @@ from autotune.facts.stack import canonical_name
 def of_accelerate(files: LaunchFiles) -> Iterator[Problem]:
     """accelerate's file."""
     for path, value in _wrong(files.accelerate, ACCELERATE):
-        if ("accelerate", path) in files.given and not plain(str(value)):
-            continue
         if path != "mixed_precision" or value is not False:  # `precision` says what YAML made of it
             yield files.at_accelerate(path, *_what(value, ACCELERATE[path]))
 
