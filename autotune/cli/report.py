@@ -23,6 +23,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
         records_table,
         repeat_lines,
         skipped_lines,
+        verification_line,
     )
     from autotune.run.comparison import compared
     from autotune.run.past_run import reopen
@@ -54,10 +55,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     console.print(f"\nrecommended: probe {stored['chosen']['probe']}", highlight=False)
     for reason in stored["reasons"]:
         console.print(f"- {reason}", highlight=False, markup=False)
-    verification = stored["verification"]
-    if verification is not None:
-        word = "verified" if verification["verified"] else "NOT verified"
-        text = f"{word}: {verification['reason']}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    text = verification_line(stored["verification"])
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
     click.echo(f"bundle: {past.run.bundle}")
     return 0

@@ -30,6 +30,9 @@ from autotune.search import SAMPLERS
 @click.option(
     "--no-history", is_flag=True, help="Neither use nor keep what runs of this user measured."
 )
+@click.option(
+    "--no-verify", is_flag=True, help="Write the bundle without launching it; it says so."
+)
 @json_option
 @guarded
 def command(
@@ -40,6 +43,7 @@ def command(
     storage: str | None,
     sampler: str | None,
     no_history: bool,
+    no_verify: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -58,10 +62,12 @@ def command(
     from autotune.run.tuning import tune
 
     if resume is not None:
-        _refuse_to_resume_with(out, sampler, no_history)
+        _refuse_to_resume_with(out, sampler, no_history, no_verify)
         loaded, definition, run = _resumed(resume, job, sets, flags, storage)
     else:
-        options = Options(sampler=sampler or SAMPLERS[0], history=not no_history)
+        options = Options(
+            sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
+        )
         loaded, definition, run = _started(job, sets, flags, out, storage, options)
     with closing(TerminalListener(Console(stderr=True))) as listener:
         result = tune(loaded, definition, run, storage=storage, listener=listener)
@@ -76,7 +82,9 @@ def command(
     return EXIT_DONE if result.outcome == "recommended" else EXIT_NOTHING_FITS
 
 
-def _refuse_to_resume_with(out: Path | None, sampler: str | None, no_history: bool) -> None:
+def _refuse_to_resume_with(
+    out: Path | None, sampler: str | None, no_history: bool, no_verify: bool
+) -> None:
     from autotune.errors import user_error
 
     search = "a resumed run searches as it was started"
@@ -84,6 +92,7 @@ def _refuse_to_resume_with(out: Path | None, sampler: str | None, no_history: bo
         ("--out", out is not None, "a resumed run keeps its folder"),
         ("--sampler", sampler is not None, search),
         ("--no-history", no_history, search),
+        ("--no-verify", no_verify, "a resumed run ends as it was started"),
     ):
         if given:
             raise user_error(what, where=flag, hint="leave it out")

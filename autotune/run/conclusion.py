@@ -47,7 +47,7 @@ def conclude(session: Session, reason: str) -> Result:
             advice=advice_of(session, first, tried),
             skipped=ruled_out(session, records),
         )
-    recommendation, verification = verified(session, first)
+    recommendation, verification = emitted(session, first)
     records = tuple(session.study.records())
     return Result(
         outcome="recommended",
@@ -87,6 +87,14 @@ def saving(
         default_s=job_s * chosen.tokens_per_s / speed,
         measured=measured is not None,
     )
+
+
+def emitted(session: Session, first: Recommendation) -> tuple[Recommendation, Verification | None]:
+    """What is recommended in the end, its bundle written; launched too, unless told not to."""
+    if session.options.verify:
+        return verified(session, first)
+    emit_session(session, first, None)
+    return first, None
 
 
 def verified(session: Session, first: Recommendation) -> tuple[Recommendation, Verification]:

@@ -68,15 +68,17 @@ class Listener:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to search: what is no part of the job.
+    """How a run goes, beside its job.
 
     Attributes:
         sampler: one of `search.SAMPLERS`.
         history: whether measurements of earlier runs order the first guesses.
+        verify: whether the bundle is launched in the end.
     """
 
     sampler: str = SAMPLERS[0]
     history: bool = True
+    verify: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

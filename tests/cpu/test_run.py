@@ -146,7 +146,7 @@ def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) -> None:
     write_job(autotune.folder, budget={"probes": 30, "minutes": 5}, fixed=FEW)
-    process = autotune.start("run", "job.yaml", "--out", "run", "--json")
+    process = autotune.start("run", "job.yaml", "--out", "run", "--json", "--no-verify")
     probes = autotune.folder / "run" / "probes"
     deadline = time.monotonic() + 120
     while not (probes / "0001" / "progress.jsonl").exists():
@@ -162,6 +162,10 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) 
     if number == signal.SIGINT:  # what is left behind is the same
         again = json.loads(autotune("run", "--resume", "run", "--json", "--budget", "3"))
         assert again["outcome"] == "recommended"
+        assert (again["verified"], again["verification"]) == (False, None)
+        assert "NOT verified: its launch has not been tried" in autotune("report", "run")
+        readme = (autotune.folder / "run" / "bundle" / "README.md").read_text(encoding="utf-8")
+        assert "Not verified." in readme
 
 
 def test_ctrl_c_before_the_search_ends_as_cleanly(autotune: Command) -> None:

@@ -211,12 +211,17 @@ def result_lines(result: Result, bundle: str) -> list[str]:
     ]
     lines += [f"- {reason}" for reason in result.recommendation.reasons]
     lines += [f"- {line}" for line in search_lines(result)]
-    if result.verification is not None:
-        word = "verified" if result.verification.verified else "NOT verified"
-        lines.append(f"{word}: {result.verification.reason}")
     if result.outcome == "recommended":
-        lines.append(f"bundle: {bundle}")
+        verification = result.verification.plain() if result.verification else None
+        lines += [verification_line(verification), f"bundle: {bundle}"]
     return lines
+
+
+def verification_line(verification: Mapping[str, Any] | None) -> str:
+    """Whether a bundle has been launched, and what came of it; None: it has not."""
+    if verification is None:
+        return "NOT verified: its launch has not been tried; `autotune verify` does"
+    return f"{'verified' if verification['verified'] else 'NOT verified'}: {verification['reason']}"
 
 
 def search_lines(result: Result) -> list[str]:
