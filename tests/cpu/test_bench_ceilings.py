@@ -76,4 +76,4 @@ def test_a_dtype_that_was_not_asked_for_is_not_measured(
 ) -> None:
     only = measured(server, tmp_path / "probe", {**FEW, "dtypes": ["float32"], "matmul": [16]})
     assert {row.dtype for row in only.matmul} == {"float32"}
-    assert only.stand_ins(["bfloat16"]) == {"bfloat16": "float32"}
+    assert only.dtype_for("bfloat16") == "float32"
