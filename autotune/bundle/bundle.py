@@ -26,8 +26,6 @@ from autotune.space.precision import resolve_precision
 from autotune.space.settings import Settings, settings, threads
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.deepspeed import auto_config, deepspeed_of
-from autotune.space.sharding.processes import processes_of
-from autotune.space.sharding.sharding import Sharding, sharding_of
 from autotune.space.vllm.server import Split, split_of
 from autotune.training.registry import own_script
 
@@ -63,12 +61,11 @@ def bundle_files(
     """
     candidate = recommendation.chosen.candidate
     chosen = settings(job, facts, candidate, output_dir)
-    processes = processes_of(candidate.values, job)
     measured = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
     costs = recipe_costs(measured, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
     return {
-        **_launched_files(job, facts, chosen, candidate, python),
+        **_launched_files(chosen, python),
         "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
@@ -77,8 +74,8 @@ def bundle_files(
             work=work_of(chosen.config),
             missing=missing_fields(chosen.config, METHODS[job.method]),
             first=SERVE_SCRIPT if wants_server(chosen.config) else None,
-            processes=processes,
-            split=split_of(job, facts, candidate.values, processes),
+            processes=chosen.processes,
+            split=split_of(job, facts, candidate.values, chosen.processes),
             assumed=job.assumed,
             verification=verification,
             costs=costs,
@@ -88,15 +85,13 @@ def bundle_files(
     }
 
 
-def _launched_files(
-    job: Job, facts: Facts, chosen: Settings, candidate: Candidate, python: str
-) -> dict[str, str]:
+def _launched_files(chosen: Settings, python: str) -> dict[str, str]:
     """What the launch reads; files that contradict each other are refused."""
-    moved = scaling(job, candidate)
+    job, facts, sharding = chosen.job, chosen.facts, chosen.sharding
+    moved = scaling(job, chosen.candidate)
     method = METHODS[job.method]
-    sharding = sharding_of(candidate.values, job.devices.total)
     missing = missing_fields(chosen.config, method)
-    split = split_of(job, facts, candidate.values, sharding.num_processes)
+    split = split_of(job, facts, chosen.candidate.values, chosen.processes)
     files = {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
         "accelerate.yaml": accelerate_config(
@@ -108,12 +103,12 @@ def _launched_files(
             method=method,
             python=python,
             environment=chosen.environment,
-            threads=threads(facts, sharding.num_processes),
+            threads=threads(facts, chosen.processes),
             missing=missing,
             sharding=sharding,
             split=split,
         ),
-        **_several(job, facts, chosen, sharding, python, split),
+        **_several(chosen, python, split),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
             {SERVE_SCRIPT: serve_script(chosen.config, facts, python, split)}
@@ -127,41 +122,32 @@ def _launched_files(
     return files
 
 
-def _several(
-    job: Job,
-    facts: Facts,
-    chosen: Settings,
-    sharding: Sharding,
-    python: str,
-    split: Split | None,
-) -> dict[str, str]:
+def _several(chosen: Settings, python: str, split: Split | None) -> dict[str, str]:
     """What several processes want besides, and one that offloads: DeepSpeed's file, and launches
     over several machines; a server that has some of the GPUs is on theirs."""
-    alone = sharding.num_processes == 1 or split is not None
-    files = {} if alone else _on_machines(job, facts, chosen, sharding, python)
-    deepspeed = deepspeed_of(sharding, chosen.config, facts)
+    alone = chosen.processes == 1 or split is not None
+    files = {} if alone else _on_machines(chosen, python)
+    deepspeed = chosen.deepspeed
     return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
 
 
-def _on_machines(
-    job: Job, facts: Facts, chosen: Settings, sharding: Sharding, python: str
-) -> dict[str, str]:
+def _on_machines(chosen: Settings, python: str) -> dict[str, str]:
     """Launches over several machines."""
-    method, machines = METHODS[job.method], job.devices.nodes
+    method, machines = METHODS[chosen.job.method], chosen.job.devices.nodes
     return {
         NODES_SCRIPT: nodes_script(
             method=method,
             python=python,
             environment=chosen.environment,
-            threads=threads(facts, sharding.num_processes),
+            threads=threads(chosen.facts, chosen.processes),
             missing=missing_fields(chosen.config, method),
-            sharding=sharding,
+            sharding=chosen.sharding,
             machines=machines,
         ),
         SLURM_SCRIPT: slurm_script(
             method=method,
-            device_kind=facts.device.kind,
-            processes=sharding.num_processes,
+            device_kind=chosen.facts.device.kind,
+            processes=chosen.processes,
             machines=machines,
         ),
     }
@@ -170,9 +156,8 @@ def _on_machines(
 def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:
     """DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text; None
     where DeepSpeed does not train the candidate."""
-    sharding = sharding_of(candidate.values, job.devices.total)
-    config = settings(job, facts, candidate, "").config
-    deepspeed = deepspeed_of(sharding, config, facts, auto_config)
+    chosen = settings(job, facts, candidate)
+    deepspeed = deepspeed_of(chosen.sharding, chosen.config, facts, auto_config)
     return None if deepspeed is None else _as_written(deepspeed)
 
 

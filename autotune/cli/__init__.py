@@ -14,6 +14,8 @@ from autotune import __version__
 COMMANDS = {
     "run": "Find the fastest stable configuration of a job and write its verified bundle.",
     "plan": "Say what every candidate of a job will take, before anything runs.",
+    "limits": "Say how far a job can go: largest micro-batch, longest rows, fewest devices.",
+    "advise": "Say what would make a job fit, each change with its price in speed.",
     "probe": "Measure one candidate of a job.",
     "verify": "Launch the bundle of a run for a few steps and compare with its promise.",
     "emit": "Write the bundle of a run, or of one of its probes, again.",

@@ -58,7 +58,7 @@ def command(
     from autotune.cli.views.tables import result_lines
     from autotune.cli.views.terminal import TerminalListener
     from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-    from autotune.run.session import Options
+    from autotune.run.opening import Options
     from autotune.run.tuning import tune
 
     if resume is not None:
@@ -107,7 +107,7 @@ def _started(
     options: Any,
 ) -> Any:
     from autotune.process.run_folder import RunFolder
-    from autotune.run.tuning import begin
+    from autotune.run.opening import begin
 
     loaded, definition = load(job, sets, flags, figures=True)
     name = job.stem if job is not None else "job"

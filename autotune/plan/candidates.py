@@ -2,35 +2,24 @@
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.estimate.estimate import Estimate, estimated, prior_residual
 from autotune.estimate.formula.closed_form import Dimensions, closed_form
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.estimate.speed.offline import PathSpeed, Speed
+from autotune.estimate.speed.offline import PathSpeed
 from autotune.estimate.speed.rollouts import RolloutTime
 from autotune.estimate.variant import engine_is_traced
-from autotune.facts import Facts
-from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.exchange import trained_parameters, with_exchange, with_server
 from autotune.plan.host_memory import with_host
-from autotune.plan.variants import PathTask
+from autotune.plan.variants import Member, PathTask
 from autotune.probe.throughput import passes
-from autotune.space.knobs import Candidate
 from autotune.space.reference_model import has_reference
-from autotune.space.settings import settings
-from autotune.space.sharding.processes import processes_of, rows_of_step
-from autotune.space.sharding.sharding import (
-    DEEPSPEED,
-    FSDP,
-    OPTIMIZER_OFFLOAD,
-    STRATEGY,
-    Sharding,
-    sharding_of,
-)
-from autotune.space.vllm.colocated import vllm_share
+from autotune.space.settings import Settings
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP, OPTIMIZER_OFFLOAD, STRATEGY
 from autotune.training.rollout_plan import completion_length
 
 TYPICAL_PROCESS = 450 * 2**20
@@ -40,135 +29,152 @@ TYPICAL_PROCESS = 450 * 2**20
 def estimates_of(
     tasks: Sequence[PathTask],
     replies: Sequence[EstimateReply],
-    job: Job,
-    facts: Facts,
     limit: int,
     *,
     ceilings: Ceilings | None = None,
     residual: Residual | None = None,
 ) -> dict[str, Estimate]:
-    """The estimate of each candidate, by its key: by trace, or by formula where there is none."""
-    found = {}
-    for task, reply in zip(tasks, replies, strict=True):
-        devices = job.devices.total
-        known = residual or prior_residual(facts.device.kind, reply.process_bytes, devices)
-        speed: PathSpeed | RolloutTime | None = None
-        if ceilings is not None and reply.problem is None:
-            online = METHODS[job.method].online
-            speed = RolloutTime(ceilings) if online else PathSpeed(reply, ceilings)
-        for candidate, replaced, place in zip(
-            task.candidates, task.replaced, task.places, strict=True
-        ):
-            sharding = sharding_of(candidate.values, devices)
-            if reply.problem is not None:
-                estimate = by_formula(job, facts, candidate, known, limit, reply.problem)
-            else:
-                formulas = formulas_of(job, sharding, by_formula=reply.by_formula)
-                adjusted = replaced + formulas
-                estimate = _of_point(reply, place, adjusted, known, limit, facts)
-            if speed is not None:
-                expected = speed.speed(
-                    task.request.points[place],
-                    reply.points[place],
-                    candidate.gradient_accumulation_steps,
-                    offloaded_bytes=estimate.offloaded_bytes,
-                )
-                estimate = _at_speed(estimate, expected, job, facts, candidate)
-            estimate = with_exchange(estimate, job, facts, candidate)
-            estimate = with_server(estimate, job, facts, candidate)
-            kind = sharding.distributed_type
-            told = reply.problem is None and not reply.by_formula
-            engine = told and engine_is_traced(job.method, kind)
-            found[candidate.key] = with_host(
-                estimate,
-                job,
-                facts,
-                candidate,
-                process_bytes=reply.process_bytes or TYPICAL_PROCESS,
-                traced_bytes=reply.points[place].host_bytes if engine else None,
-            )
-    return found
+    """The estimate of each candidate, by its key: by trace, or by formula where there is none.
+
+    Args:
+        limit: bytes a process may take on the device.
+        ceilings: rates of the device; None: no speeds.
+        residual: what a process takes beyond its estimate; None: what is assumed before a probe.
+    """
+    answers = (
+        _Answer(task, reply, _speed(task, reply, ceilings))
+        for task, reply in zip(tasks, replies, strict=True)
+    )
+    return {
+        member.candidate.key: _estimate(answer, member, limit, residual)
+        for answer in answers
+        for member in answer.task.members
+    }
 
 
-def _of_point(
-    reply: EstimateReply,
-    place: int,
-    adjusted: tuple[str, ...],
-    residual: Residual,
-    limit: int,
-    facts: Facts,
-) -> Estimate:
-    """The estimate of a candidate from its point; `adjusted`: what was not traced as it is."""
-    point, layers = reply.points[place], facts.model.layers or 1
-    estimate = estimated(point, adjusted, residual, limit, layers)
+@dataclass(frozen=True)
+class _Answer:
+    """A task, its reply, and the speed that follows from it; None: none does."""
+
+    task: PathTask
+    reply: EstimateReply
+    speed: PathSpeed | RolloutTime | None
+
+
+def _speed(
+    task: PathTask, reply: EstimateReply, ceilings: Ceilings | None
+) -> PathSpeed | RolloutTime | None:
+    if ceilings is None or reply.problem is not None:
+        return None
+    online = METHODS[task.request.method].online
+    return RolloutTime(ceilings) if online else PathSpeed(reply, ceilings)
+
+
+def _estimate(answer: _Answer, member: Member, limit: int, residual: Residual | None) -> Estimate:
+    """Memory of a process, then its speed, then what processes take of links, server and host."""
+    estimate = _of_process(answer, member, limit, residual)
+    estimate = _with_speed(estimate, answer, member)
+    estimate = with_exchange(estimate, member.settings)
+    estimate = with_server(estimate, member.settings)
+    return _with_host(estimate, answer, member)
+
+
+def _of_process(answer: _Answer, member: Member, limit: int, residual: Residual | None) -> Estimate:
+    """What one process takes on its device: from the member's point, or by formula."""
+    reply, chosen = answer.reply, member.settings
+    kind, devices = chosen.facts.device.kind, chosen.job.devices.total
+    residual = residual or prior_residual(kind, reply.process_bytes, devices)
+    if reply.problem is not None:
+        return by_formula(chosen, residual, limit, reply.problem)
+    adjusted = member.replaced + formulas_of(chosen, by_formula=reply.by_formula)
+    layers = chosen.facts.model.layers or 1
+    estimate = estimated(reply.points[member.place], adjusted, residual, limit, layers)
     if reply.engine_problem is None:
         return estimate
     why = f"the engine could not be traced ({reply.engine_problem})"
     return dataclasses.replace(estimate, notes=(*estimate.notes, why))
 
 
-def _at_speed(
-    estimate: Estimate, expected: Speed, job: Job, facts: Facts, candidate: Candidate
-) -> Estimate:
+def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
     """An estimate with the speed of each of several processes.
 
     The rates of a CPU are those of all its cores, which its processes share; what it takes to
     dispatch, each does beside the others.
     """
-    parts, processes = expected.parts, processes_of(candidate.values, job)
-    if facts.device.kind == "cpu":
+    if answer.speed is None:
+        return estimate
+    chosen = member.settings
+    expected = answer.speed.speed(
+        answer.task.request.points[member.place],
+        answer.reply.points[member.place],
+        chosen.candidate.gradient_accumulation_steps,
+        offloaded_bytes=estimate.offloaded_bytes,
+    )
+    parts, processes = expected.parts, chosen.processes
+    if chosen.facts.device.kind == "cpu":
         parts = dataclasses.replace(parts.times(processes), overhead_s=parts.overhead_s)
-    once = beforehand(job, facts, candidate)
     slower = parts.total / expected.parts.total if expected.parts.total else 1.0
     return dataclasses.replace(
         estimate,
         step_time_s=slower * expected.step_time_s,
-        tokens_per_s=processes * expected.tokens_per_s / slower / (1 + once),
+        tokens_per_s=processes * expected.tokens_per_s / slower / (1 + reference_logps(chosen)),
         time_parts=parts,
     )
 
 
-def formulas_of(job: Job, sharding: Sharding, *, by_formula: bool = False) -> tuple[str, ...]:
+def _with_host(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
+    """An estimate with what all processes take of the host."""
+    reply, chosen = answer.reply, member.settings
+    engine = engine_is_traced(chosen.job.method, chosen.sharding.distributed_type)
+    traced = engine and reply.problem is None and not reply.by_formula
+    return with_host(
+        estimate,
+        chosen,
+        process_bytes=reply.process_bytes or TYPICAL_PROCESS,
+        traced_bytes=reply.points[member.place].host_bytes if traced else None,
+    )
+
+
+def formulas_of(chosen: Settings, *, by_formula: bool = False) -> tuple[str, ...]:
     """What of a way to spread a training is not traced, by the names of its fields: of methods that
     generate, and of others where the reply says so."""
-    kind = sharding.distributed_type
-    traced = engine_is_traced(job.method, kind) and not by_formula
+    sharding, kind = chosen.sharding, chosen.sharding.distributed_type
+    traced = engine_is_traced(chosen.job.method, kind) and not by_formula
     if kind not in (DEEPSPEED, FSDP) or traced:
         return ()
-    own = "zero_stage" if sharding.distributed_type == DEEPSPEED else STRATEGY
-    return (own, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
+    field = "zero_stage" if kind == DEEPSPEED else STRATEGY
+    return (field, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
 
 
-def beforehand(job: Job, facts: Facts, candidate: Candidate) -> float:
+def reference_logps(chosen: Settings) -> float:
     """What is computed once before the training, as a share of the training's time.
 
     The forward passes of a reference over the data, as a part of those of a micro-step: a third
     for DPO (a quarter with checkpointing), a half for KTO, which has two. Known error: it counts
     passes, not times; probes measure it.
     """
-    config = settings(job, facts, candidate, "out").config
+    config, values = chosen.config, chosen.candidate.values
     if not config.get("precompute_ref_log_probs"):
         return 0.0
-    often = passes(config, rows_of_step(candidate, job), facts.data.rows)
+    rows = chosen.candidate.global_batch * chosen.processes
+    often = passes(config, rows, chosen.facts.data.rows)
     # Forward passes; a backward pass is two, and with checkpointing three.
-    forward = 2 if candidate.values.get("loss_type") == "kto" else 1
-    backward = 3 if candidate.values.get("gradient_checkpointing") else 2
+    forward = 2 if values.get("loss_type") == "kto" else 1
+    backward = 3 if values.get("gradient_checkpointing") else 2
     return forward / (forward + backward) / often
 
 
-def by_formula(
-    job: Job, facts: Facts, candidate: Candidate, residual: Residual, limit: int, why: str
-) -> Estimate:
+def by_formula(chosen: Settings, residual: Residual, limit: int, why: str) -> Estimate:
     """The estimate of a candidate that could not be traced; `why` not."""
     # The knobs by their own names: this version of the stack may call a field something else.
-    config = {**settings(job, facts, candidate, "out").config, **candidate.values}
+    job, facts, candidate = chosen.job, chosen.facts, chosen.candidate
+    config = {**chosen.config, **candidate.values}
     model, length = facts.model, facts.data.longest
     if isinstance(cut := config.get("max_length"), int):
         full = config.get("packing") or facts.data.sampled
         length = cut if full else min(length, cut)
     if METHODS[job.method].online:
         length += completion_length(config)
-    share = vllm_share(config, facts.device.total_bytes)
     judged = METHODS[job.method].value_model  # and by a reward model, both taken to be as large
     words = model.vocab_size or 32000
     hidden, layers = model.hidden_size or 1024, model.layers or 1
@@ -186,7 +192,7 @@ def by_formula(
         kept_logits_bytes=3 * 4 * candidate.global_batch * completion_length(config) * words
         if judged
         else 0,
-        vllm=share,
+        vllm=chosen.vllm,
         judges=2 * judged * model.parameters,
         unquantised=sum(model.unquantised.values()) * (1 + has_reference(job, config)) or None,
     )

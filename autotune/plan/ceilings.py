@@ -7,7 +7,8 @@ from autotune.estimate.speed.datasheet import ceilings_of_kind
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.plan.cache import PlanCache
-from autotune.plan.children import LIMITS
+from autotune.plan.children import LIMITS, Servers
+from autotune.plan.progress import Progress
 from autotune.process.messages import ProbeFolder, read_json, write_json
 from autotune.process.server import ProbeServer
 from autotune.space.settings import threads
@@ -19,26 +20,32 @@ WORTH_MEASURING = 16
 """From so many candidates on, a device's rates are measured (once) to rank them."""
 
 
-def known_ceilings(
-    facts: Facts, kind: DeviceKind | None, cache: PlanCache, scratch: Path
+def ceilings_of(
+    facts: Facts,
+    kind: DeviceKind | None,
+    cache: PlanCache,
+    servers: Servers,
+    folder: Path,
+    progress: Progress,
 ) -> Ceilings | None:
-    """The ceilings of the device: tabled for one that is not here, else measured once."""
+    """The ceilings of the device: tabled for one that is not here, else measured once.
+
+    Args:
+        folder: for the files of the measurement.
+    """
     if kind is not None:
         return ceilings_of_kind(kind)
-    found = cache.ceilings(facts.device.name)
-    if found is not None:
-        return found
-    scratch.mkdir(parents=True, exist_ok=True)
-    with ProbeServer(scratch / "server-ceilings.log") as server:
-        return measured_ceilings(facts, cache, server, scratch / "ceilings")
+    known = cache.ceilings(facts.device.name)
+    if known is not None:
+        return known
+    progress.measuring()
+    return _measured(facts, cache, servers.first, ProbeFolder(path=folder))
 
 
-def measured_ceilings(
-    facts: Facts, cache: PlanCache, server: ProbeServer, path: Path
+def _measured(
+    facts: Facts, cache: PlanCache, server: ProbeServer, folder: ProbeFolder
 ) -> Ceilings | None:
-    """The ceilings of the device that is here, measured now and remembered."""
-    folder = ProbeFolder(path=path)
-    path.mkdir(parents=True, exist_ok=True)
+    folder.path.mkdir(parents=True, exist_ok=True)
     request = {
         "device_kind": facts.device.kind,
         "device_index": facts.device.index,

@@ -1,14 +1,16 @@
-"""Paths through the program, traced in children: one at a time for each process that forks them."""
+"""Variants, traced in children: one at a time for each process that forks them."""
 
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+import os
+import queue
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 from autotune.estimate.protocol import EstimateReply
 from autotune.plan.cache import reply_from_plain
-from autotune.plan.progress import Count, TaskCount, Told, nobody
+from autotune.plan.progress import Count, Progress, TaskCount
 from autotune.plan.variants import PathTask
 from autotune.process.limits import Limits
 from autotune.process.messages import ProbeFolder, read_json, write_json
@@ -17,49 +19,86 @@ from autotune.process.server import ProbeServer
 WORKER = "autotune.estimate.worker:estimate"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
 MAX_SERVERS = 8
+TASKS_A_SERVER = 4
+"""Another process to fork from takes as long to start as this many traces."""
 
 
-@contextlib.contextmanager
-def servers(folder: Path, count: int) -> Iterator[list[ProbeServer]]:
-    """As many processes that children are forked from as there are cores."""
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
-        folder.mkdir(parents=True, exist_ok=True)
-        made = [ProbeServer(folder / f"server-{n}.log") for n in range(min(count, MAX_SERVERS))]
-        yield list(pool.map(stack.enter_context, made))
+class Servers:
+    """Processes that children are forked from, started as they are needed. A context manager.
+
+    Args:
+        folder: where their logs go.
+        running: those that run already; they are left running.
+    """
+
+    def __init__(self, folder: Path, *running: ProbeServer) -> None:
+        self._folder, self._stack = folder, contextlib.ExitStack()
+        self._running = dict(enumerate(running))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def first(self) -> ProbeServer:
+        """The one that does what needs a single one."""
+        return self.at(0)
+
+    def at(self, number: int) -> ProbeServer:
+        """The server of this number; it is started where it does not run yet."""
+        if number not in self._running:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            server = ProbeServer(self._folder / f"server-{number}.log")
+            self._running[number] = self._stack.enter_context(server)
+        return self._running[number]
+
+    def wanted(self, tasks: int) -> int:
+        """How many servers that many tasks are worth: at most one for each core."""
+        more = min(len(os.sched_getaffinity(0)), MAX_SERVERS, tasks // TASKS_A_SERVER)
+        return max(more, len(self._running), 1)
+
+    def end(self) -> None:
+        """End them and their children now, though another Ctrl-C comes between."""
+        with contextlib.ExitStack() as ending:
+            for server in self._running.values():
+                ending.callback(server.close)
 
 
 def traced_in_children(
-    tasks: Sequence[PathTask],
-    started: Sequence[ProbeServer],
-    folder: Path,
-    told: Told = nobody,
+    tasks: Sequence[PathTask], servers: Servers, folder: Path, progress: Progress
 ) -> list[EstimateReply]:
     """Answer the tasks, one child at a time for each server."""
-    free = list(started)
-    lock = threading.Lock()
-    count = Count(tasks, told)
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(tasks)):
+        waiting.put(number)
+    replies: dict[int, EstimateReply] = {}
+    count = Count(tasks, progress)
 
-    def answer(task: PathTask, number: int) -> EstimateReply:
-        with lock:
-            server = free.pop()
-        try:
-            return _in_child(task, server, folder / f"{number:04d}", count.watcher(task))
-        finally:
-            with lock:
-                free.append(server)
+    def answer(place: int) -> None:
+        server = servers.at(place)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                number = waiting.get_nowait()
+                task = tasks[number]
+                path = folder / f"{number:04d}"
+                replies[number] = _in_child(task, server, path, count.watcher(task))
 
-    pool = ThreadPoolExecutor(max_workers=len(started))
+    pool = ThreadPoolExecutor()
     try:
-        waiting = [pool.submit(answer, task, number) for number, task in enumerate(tasks)]
-        return [future.result() for future in waiting]
+        # One that runs begins at once, while the others are still being started.
+        at_work = [pool.submit(answer, place) for place in range(servers.wanted(len(tasks)))]
+        for future in at_work:
+            future.result()
     except BaseException:  # Ctrl-C too: the children end with their servers, the threads with them
-        pool.shutdown(wait=False, cancel_futures=True)
-        with contextlib.ExitStack() as ending:  # all of them, though another Ctrl-C comes between
-            for server in started:
-                ending.callback(server.close)
+        while not waiting.empty():
+            waiting.get_nowait()
+        servers.end()
         raise
     finally:
         pool.shutdown()
+    return [replies[number] for number in range(len(tasks))]
 
 
 def _in_child(task: PathTask, server: ProbeServer, path: Path, count: TaskCount) -> EstimateReply:
@@ -86,7 +125,7 @@ def _last_words(folder: ProbeFolder) -> str:
 
 
 def untraced(problem: str) -> EstimateReply:
-    """The reply of a path that cannot be traced: what is on it is estimated by formula."""
+    """The reply of a variant that cannot be traced: what is on it is estimated by formula."""
     return EstimateReply(
         points=[],
         shapes=[],

@@ -18,15 +18,11 @@ from pathlib import Path
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.facts import Facts
-from autotune.job.job import Job
 from autotune.plan.candidates import estimates_of
-from autotune.plan.children import traced_in_children
-from autotune.plan.progress import Told, nobody
+from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
-from autotune.plan.variants import PathTask
-from autotune.process.server import ProbeServer
-from autotune.space.knobs import Candidate
+from autotune.plan.variants import Member, PathTask
 from autotune.space.sharding.sharding import Sharding, heaviest_ranks
 
 FIRST = 8
@@ -62,16 +58,14 @@ EVERY = Effort(first=None, settled=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What all the traces are for.
+class TraceBudget:
+    """What traces are for, and of how many engines they may be.
 
     Attributes:
         limit: what a process may take on the device. Bytes.
         ceilings: of the device; None: speeds are not known, and every engine is traced.
     """
 
-    job: Job
-    facts: Facts
     limit: int
     ceilings: Ceilings | None
     effort: Effort = PROMISING
@@ -79,39 +73,41 @@ class Asked:
 
 def answered(
     tasks: Sequence[PathTask],
-    asked: Asked,
-    started: Sequence[ProbeServer],
+    budget: TraceBudget,
+    servers: Servers,
     folder: Path,
-    told: Told = nobody,
+    progress: Progress,
 ) -> list[EstimateReply]:
     """The reply to each task."""
     engines = [number for number, task in enumerate(tasks) if task.engine]
-    answers = _Answers(
-        tasks, asked, lambda some, name: traced_in_children(some, started, folder / name, told)
+    answers = EngineEstimates(
+        tasks,
+        budget,
+        lambda some, name: traced_in_children(some, servers, folder / name, progress),
     )
-    if asked.ceilings is None or not engines:
+    if budget.ceilings is None or not engines:
         answers.trace(range(len(tasks)))
     else:
         answers.adjust()
-        if asked.effort.first is None or len(engines) <= asked.effort.first:
+        if budget.effort.first is None or len(engines) <= budget.effort.first:
             answers.trace(engines)
         else:
             answers.trace_first()
-    if engines and asked.effort.settled:
+    if engines and budget.effort.settled:
         answers.settle()
     return [answers.replies[number] for number in range(len(tasks))]
 
 
-class _Answers:
+class EngineEstimates:
     """Replies to tasks, by their index."""
 
     def __init__(
         self,
         tasks: Sequence[PathTask],
-        asked: Asked,
+        budget: TraceBudget,
         children: Callable[[Sequence[PathTask], str], list[EstimateReply]],
     ) -> None:
-        self._tasks, self._asked, self._children = tasks, asked, children
+        self._tasks, self._budget, self._children = tasks, budget, children
         self.replies: dict[int, EstimateReply] = {}
 
     def adjust(self) -> None:
@@ -119,8 +115,7 @@ class _Answers:
         shared = bases(self._tasks)
         copies = self._children([one.task for one in shared], "copies")
         for base, reply in zip(shared, copies, strict=True):
-            found = shared_out(base, reply, self._tasks, self._asked.job, self._asked.facts)
-            self.replies |= dict(found)
+            self.replies |= dict(shared_out(base, reply, self._tasks))
 
     def trace(self, numbers: Sequence[int]) -> None:
         """Trace these tasks, with their engines."""
@@ -134,7 +129,7 @@ class _Answers:
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
         ranks = self._ranks(list(self.replies))
-        while chosen := to_trace(self._tasks, self.replies, ranks, self._asked.effort):
+        while chosen := to_trace(self._tasks, self.replies, ranks, self._budget.effort):
             self.trace(chosen)
             ranks |= self._ranks(chosen)
 
@@ -146,7 +141,7 @@ class _Answers:
             ranked = self._ranked(list(self.replies))
             number = min(ranked, key=lambda number: ranked[number][0])
             task, reply = self._tasks[number], self.replies[number]
-            place = task.places[task.candidates.index(ranked[number][1])]
+            place = ranked[number][1].place
             if not task.engine or reply.problem is not None or reply.by_formula:
                 return
             ranks = heaviest_ranks(Sharding(**task.request.sharding or {}))
@@ -166,26 +161,23 @@ class _Answers:
             self.replies[number] = dataclasses.replace(reply, points=points)
 
     def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
-        """Of each task that of its first candidate."""
+        """How each task ranks: as its first candidate does."""
         return {number: rank for number, (rank, _) in self._ranked(numbers).items()}
 
-    def _ranked(self, numbers: Sequence[int]) -> dict[int, tuple[Rank, Candidate]]:
-        """Of each task its first candidate, and how that ranks."""
+    def _ranked(self, numbers: Sequence[int]) -> dict[int, tuple[Rank, Member]]:
+        """Each task's first candidate, and how that ranks."""
         some = [representatives(self._tasks[number]) for number in numbers]
-        found = estimates_of(
-            some,
-            [self.replies[number] for number in numbers],
-            self._asked.job,
-            self._asked.facts,
-            self._asked.limit,
-            ceilings=self._asked.ceilings,
-        )
-        ranked: dict[int, tuple[Rank, Candidate]] = {}
+        replies = [self.replies[number] for number in numbers]
+        estimates = estimates_of(some, replies, self._budget.limit, ceilings=self._budget.ceilings)
+        ranked: dict[int, tuple[Rank, Member]] = {}
         for number, task in zip(numbers, some, strict=True):
             by_formula = self.replies[number].by_formula
-            ranks = [rank(found[one.key], by_formula=by_formula) for one in task.candidates]
+            ranks = [
+                rank(estimates[member.candidate.key], by_formula=by_formula)
+                for member in task.members
+            ]
             first = min(range(len(ranks)), key=lambda n: ranks[n])
-            ranked[number] = ranks[first], task.candidates[first]
+            ranked[number] = ranks[first], task.members[first]
         return ranked
 
 
@@ -193,7 +185,7 @@ def with_all_layers(task: PathTask, place: int, rank: int) -> PathTask:
     """The task of one point of a task, to be traced with all layers, as this process."""
     request = task.request
     point = dataclasses.replace(request, points=[request.points[place]], whole=True, rank=rank)
-    return dataclasses.replace(task, request=point, candidates=(), replaced=(), places=())
+    return dataclasses.replace(task, request=point, members=())
 
 
 def traced_or_not(formula: EstimateReply, own: EstimateReply) -> EstimateReply:
@@ -207,14 +199,8 @@ def traced_or_not(formula: EstimateReply, own: EstimateReply) -> EstimateReply:
 def representatives(task: PathTask) -> PathTask:
     """A task with one candidate for each of its points, and for each way to adjust what is traced
     there."""
-    kinds = list(zip(task.places, task.replaced, strict=True))
-    firsts = {kind: n for n, kind in reversed(list(enumerate(kinds)))}
-    return dataclasses.replace(
-        task,
-        candidates=tuple(task.candidates[n] for n in firsts.values()),
-        replaced=tuple(replaced for _, replaced in firsts),
-        places=tuple(place for place, _ in firsts),
-    )
+    firsts = {(member.place, member.replaced): member for member in reversed(task.members)}
+    return dataclasses.replace(task, members=tuple(firsts.values()))
 
 
 def to_trace(

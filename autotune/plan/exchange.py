@@ -12,10 +12,9 @@ from autotune.facts.device_kinds import Interconnect, kind_of
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.knobs import Candidate
-from autotune.space.settings import settings
+from autotune.space.settings import Settings
 from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
-from autotune.space.sharding.processes import processes_of
-from autotune.space.sharding.sharding import DATA_PARALLEL, NONE, sharding_of
+from autotune.space.sharding.sharding import DATA_PARALLEL, NONE
 from autotune.space.vllm.server import server_needs
 
 UNKNOWN_LINK = 2e10
@@ -35,23 +34,22 @@ def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int
     return 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
 
 
-def with_exchange(estimate: Estimate, job: Job, facts: Facts, candidate: Candidate) -> Estimate:
+def with_exchange(estimate: Estimate, chosen: Settings) -> Estimate:
     """An estimate with the time that several devices need for one another, or one to move what is
     offloaded; where nothing is known of their links, with a note that it is not counted."""
-    count = processes_of(candidate.values, job)
-    sharding = sharding_of(candidate.values, count)
+    count, sharding, nodes = chosen.processes, chosen.sharding, chosen.job.devices.nodes
     if not sharding.in_group:
         return estimate
-    if facts.device.kind != "cuda" or estimate.step_time_s is None:
+    if chosen.facts.device.kind != "cuda" or estimate.step_time_s is None:
         note = f"{count} devices: {NOT_COUNTED}" if count > 1 else NOT_MOVED
         notes = (*estimate.notes, note)
         return dataclasses.replace(estimate, notes=notes)
-    what = exchanged(job, facts, candidate)
-    seconds = optimizer_steps(candidate) * exchange_s(
-        sharding, what, candidate.gradient_accumulation_steps
+    what = exchanged(chosen)
+    seconds = optimizer_steps(chosen.candidate) * exchange_s(
+        sharding, what, chosen.candidate.gradient_accumulation_steps
     )
     step = estimate.step_time_s + seconds
-    where = f" on {job.devices.nodes} machines" if job.devices.nodes > 1 else ""
+    where = f" on {nodes} machines" if nodes > 1 else ""
     who, link = f"{count} devices{where}", what.link_bytes_per_s
     if count == 1:
         who, link = "what is offloaded", what.host_bytes_per_s
@@ -91,21 +89,20 @@ def computed_bytes(config: Mapping[str, Any]) -> int:
     return 4 if is_wide(config) and not half else 2
 
 
-def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
+def exchanged(chosen: Settings) -> Exchanged:
     """What is exchanged for a candidate."""
-    config = settings(job, facts, candidate, "out").config
+    job, facts, config, sharding = chosen.job, chosen.facts, chosen.config, chosen.sharding
     wide, narrow = is_wide(config), computed_bytes(config)
     trained = trained_parameters(job, facts, config)
     if METHODS[job.method].value_model:  # trained whole, taken to be as large as the policy
         trained += facts.model.parameters
-    processes = processes_of(candidate.values, job)
-    sharding = sharding_of(candidate.values, processes)
     copies = sharding.distributed_type in (*DATA_PARALLEL, NONE)
     kind = kind_of(facts.device.name, facts.device.total_bytes)
     links = kind.interconnect if kind is not None else None
-    between = _between_devices(links, job, processes)
+    between = _between_devices(links, job, chosen.processes)
     grouped = sharding.zero_hpz_partition_size
-    at_home = processes // job.devices.nodes % grouped == 0  # no group is spread over machines
+    # No group is spread over machines.
+    at_home = chosen.processes // job.devices.nodes % grouped == 0
     return Exchanged(
         weights=narrow * facts.model.parameters,
         gradients=(4 if wide and copies else narrow) * trained,
@@ -114,19 +111,19 @@ def exchanged(job: Job, facts: Facts, candidate: Candidate) -> Exchanged:
         group_bytes_per_s=_inside(links) if at_home else between,
         host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
         machines=job.devices.nodes,
-        kept=narrow * _still_gathered(job, facts, candidate),
+        kept=narrow * _still_gathered(chosen),
     )
 
 
-def _still_gathered(job: Job, facts: Facts, candidate: Candidate) -> int:
+def _still_gathered(chosen: Settings) -> int:
     """Weights that ZeRO-3 leaves gathered for the backward pass: up to `stage3_max_reuse_distance`.
 
     So it was in traces of a model of 19 million, with that distance (all stayed), with 14 (12
     stayed), 10 (12) and 5 million (5); of adapters with checkpointing nothing stayed.
     """
-    if job.tuning != "full" and candidate.values.get("gradient_checkpointing"):
+    if chosen.job.tuning != "full" and chosen.candidate.values.get("gradient_checkpointing"):
         return 0
-    return min(facts.model.parameters, MAX_REUSE_DISTANCE)
+    return min(chosen.facts.model.parameters, MAX_REUSE_DISTANCE)
 
 
 def _inside(links: Interconnect | None) -> float:
@@ -150,10 +147,10 @@ def _between_devices(links: Interconnect | None, job: Job, processes: int) -> fl
     return min(inside, machine)
 
 
-def with_server(estimate: Estimate, job: Job, facts: Facts, candidate: Candidate) -> Estimate:
+def with_server(estimate: Estimate, chosen: Settings) -> Estimate:
     """An estimate of the devices that train, with what the server needs of its own: the candidate
     fits where both do."""
-    needs = server_needs(job, facts, candidate.values)
+    needs = server_needs(chosen.job, chosen.facts, chosen.candidate.values)
     if needs is None:
         return estimate
     notes = estimate.notes

@@ -16,15 +16,11 @@ import dataclasses
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.offload import Kept, offloaded_bytes, pinned_excess_bytes
 from autotune.estimate.residual import Residual
-from autotune.facts import Facts
 from autotune.facts.host import host_limit
-from autotune.job.job import Job
 from autotune.plan.exchange import computed_bytes, is_wide, trained_parameters
-from autotune.space.knobs import Candidate
 from autotune.space.reference_model import has_reference
-from autotune.space.settings import settings
-from autotune.space.sharding.processes import processes_of
-from autotune.space.sharding.sharding import FSDP, sharding_of
+from autotune.space.settings import Settings
+from autotune.space.sharding.sharding import FSDP
 from autotune.units import format_bytes
 
 UNSURE = 0.1
@@ -34,9 +30,7 @@ a machine with GPUs."""
 
 def with_host(
     estimate: Estimate,
-    job: Job,
-    facts: Facts,
-    candidate: Candidate,
+    chosen: Settings,
     *,
     process_bytes: int,
     traced_bytes: int | None,
@@ -47,15 +41,16 @@ def with_host(
         process_bytes: what a process with the training stack holds before any model.
         traced_bytes: what offloading keeps on the host for one process, by trace; None: not traced.
     """
+    job, facts = chosen.job, chosen.facts
     limit = host_limit(job, facts.device.kind, facts.host)
-    count = -(-processes_of(candidate.values, job) // job.devices.nodes)
+    count = -(-chosen.processes // job.devices.nodes)
     if facts.device.kind == "cpu":
         if limit is None:
             return estimate
         each, loaded = float(estimate.peak_memory_bytes), 0
     else:
-        loaded = loaded_on_host(job, facts, candidate)
-        kept = kept_on_host(job, facts, candidate, traced_bytes)
+        loaded = loaded_on_host(chosen)
+        kept = kept_on_host(chosen, traced_bytes)
         each = float(process_bytes + kept + estimate.offloaded_bytes)
     total = round(count * each) + loaded
     estimate = dataclasses.replace(estimate, host_bytes=total)
@@ -73,36 +68,34 @@ def with_host(
     )
 
 
-def loaded_on_host(job: Job, facts: Facts, candidate: Candidate) -> int:
+def loaded_on_host(chosen: Settings) -> int:
     """Bytes of the models that one process of a machine divides among all.
 
     Source: accelerate 1.15, `cpu_ram_efficient_loading`, which emitted files ask for. Measured of
     ranks on a virtual GPU (`benchmarks/virtual_gpu/results_ranks.md`).
     """
-    if sharding_of(candidate.values, job.devices.total).distributed_type != FSDP:
+    if chosen.sharding.distributed_type != FSDP:
         return 0
-    config = settings(job, facts, candidate, "out").config
-    models = 1 + has_reference(job, config)
-    return models * facts.model.parameters * (4 if is_wide(config) else 2)
+    models = 1 + has_reference(chosen.job, chosen.config)
+    return models * chosen.facts.model.parameters * (4 if is_wide(chosen.config) else 2)
 
 
-def kept_on_host(job: Job, facts: Facts, candidate: Candidate, traced_bytes: int | None) -> int:
+def kept_on_host(chosen: Settings, traced_bytes: int | None) -> int:
     """Bytes that offloading keeps on the host for one process."""
-    sharding = sharding_of(candidate.values, job.devices.total)
+    sharding, model = chosen.sharding, chosen.facts.model
     if not sharding.offloads:
         return 0
-    config = settings(job, facts, candidate, "out").config
-    trained = trained_parameters(job, facts, config)
-    words, hidden = facts.model.vocab_size or 0, facts.model.hidden_size or 0
+    trained = trained_parameters(chosen.job, chosen.facts, chosen.config)
+    words, hidden = model.vocab_size or 0, model.hidden_size or 0
     kept = Kept(
-        parameters=facts.model.parameters,
+        parameters=model.parameters,
         trained=trained,
-        width=computed_bytes(config),
+        width=computed_bytes(chosen.config),
         largest=min(words * hidden, trained),
-        accumulates=candidate.gradient_accumulation_steps > 1,
+        accumulates=chosen.candidate.gradient_accumulation_steps > 1,
     )
-    own = offloaded_bytes(sharding, kept) if traced_bytes is None else traced_bytes
-    return own + pinned_excess_bytes(sharding, kept)
+    offloaded = offloaded_bytes(sharding, kept) if traced_bytes is None else traced_bytes
+    return offloaded + pinned_excess_bytes(sharding, kept)
 
 
 def _why_not(total: int, limit: int, count: int) -> str:

@@ -1,37 +1,53 @@
-"""How many candidates have been estimated, while children trace: told as it grows."""
+"""How far estimates are: who hears of it, and the count of candidates while children trace."""
 
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.estimate.protocol import POINT
+from autotune.job.job import Job
 from autotune.plan.variants import PathTask
 from autotune.process.limits import Watcher
 
-Told = Callable[[int, int], None]
-"""Hears how many candidates are estimated, and of how many."""
 
+class Progress:
+    """Hears how far estimates are; this one says nothing."""
 
-def nobody(done: int, of: int) -> None:
-    """Does not care."""
+    def surveying(self, job: Job) -> None:
+        """The stack is loaded, the model looked at and the data tokenized."""
+
+    def starting_anew(self, reason: str) -> None:
+        """No process can be forked here; each imports the stack by itself."""
+
+    def measuring(self) -> None:
+        """The rates of the device are measured, once for all plans and runs on this machine."""
+
+    def looking_at(self, what: str) -> None:
+        """Estimates from here on are of this variation of the job."""
+
+    def estimating(self, candidates: int) -> None:
+        """Memory and speed of so many candidates are estimated."""
+
+    def estimated(self, done: int, of: int) -> None:
+        """So many of the candidates that have to be traced are estimated."""
 
 
 class Count:
     """Counts the candidates of tasks that are answered in several threads."""
 
-    def __init__(self, tasks: Sequence[PathTask], told: Told) -> None:
-        self._told, self._lock = told, threading.Lock()
-        self._done, self._of = 0, sum(len(task.candidates) for task in tasks)
-        told(0, self._of)
+    def __init__(self, tasks: Sequence[PathTask], progress: Progress) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self._done, self._of = 0, sum(len(task.members) for task in tasks)
+        progress.estimated(0, self._of)
 
     def watcher(self, task: PathTask) -> "TaskCount":
-        """Of one task."""
+        """The count of one task."""
         return TaskCount(task, self._add)
 
     def _add(self, candidates: int) -> None:
         with self._lock:
             self._done += candidates
-            self._told(self._done, self._of)
+            self._progress.estimated(self._done, self._of)
 
 
 class TaskCount:
@@ -47,12 +63,12 @@ class TaskCount:
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event.get("event") == POINT:
-            candidates = self._task.places.count(event["index"])
+            candidates = sum(member.place == event["index"] for member in self._task.members)
             self._counted += candidates
             self._add(candidates)
 
     def ended(self) -> None:
-        """The child has ended: what it did not tell of counts too."""
-        left = len(self._task.candidates) - self._counted
+        """Count what the child did not tell of: it has ended."""
+        left = len(self._task.members) - self._counted
         if left:
             self._add(left)

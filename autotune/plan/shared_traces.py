@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from autotune.estimate.formula.ddp import zero_asked
 from autotune.estimate.formula.zero_of_reply import divided_point
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
-from autotune.facts import Facts
-from autotune.job.job import Job
 from autotune.plan.exchange import is_wide, trained_parameters
-from autotune.plan.variants import PathTask
+from autotune.plan.variants import Member, PathTask
 from autotune.space.sharding.sharding import Sharding
 
 _OWN = ("points", "sharding", "deepspeed", "config")
@@ -55,20 +53,21 @@ def _key(task: PathTask) -> str:
 def _base(tasks: Sequence[PathTask], numbers: Sequence[int]) -> Base:
     points: list[Point] = []
     members: dict[int, tuple[int, ...]] = {}
-    places: list[int] = []
+    among: list[Member] = []
     for number in numbers:
         own = tasks[number].request.points
         points += [point for point in own if point not in points]
         members[number] = tuple(points.index(point) for point in own)
-        places += [members[number][place] for place in tasks[number].places]
+        among += [
+            dataclasses.replace(member, place=members[number][member.place])
+            for member in tasks[number].members
+        ]
     first = next((tasks[n] for n in numbers if not tasks[n].engine), None)
     request = first.request if first is not None else _without_engine(tasks[numbers[0]].request)
     task = PathTask(
         request=dataclasses.replace(request, points=points),
         traced=tasks[numbers[0]].traced,
-        candidates=tuple(one for n in numbers for one in tasks[n].candidates),
-        replaced=tuple(one for n in numbers for one in tasks[n].replaced),
-        places=tuple(places),
+        members=tuple(among),
     )
     return Base(task=task, members=members)
 
@@ -83,7 +82,7 @@ def _without_engine(request: EstimateRequest) -> EstimateRequest:
 
 
 def shared_out(
-    base: Base, reply: EstimateReply, tasks: Sequence[PathTask], job: Job, facts: Facts
+    base: Base, reply: EstimateReply, tasks: Sequence[PathTask]
 ) -> Iterator[tuple[int, EstimateReply]]:
     """(index of a task, its reply) for all members of a base: an engine's by formula."""
     for number, places in base.members.items():
@@ -92,15 +91,14 @@ def shared_out(
             yield number, dataclasses.replace(reply, by_formula=task.engine)
             continue
         own = dataclasses.replace(reply, points=[reply.points[place] for place in places])
-        yield number, _by_formula(own, task.request, job, facts) if task.engine else own
+        yield number, _by_formula(own, task) if task.engine else own
 
 
-def _by_formula(
-    reply: EstimateReply, request: EstimateRequest, job: Job, facts: Facts
-) -> EstimateReply:
+def _by_formula(reply: EstimateReply, task: PathTask) -> EstimateReply:
+    request, chosen = task.request, task.members[0].settings
     zero = zero_asked(request)
     width = 4 if is_wide(request.config) else 2
-    gradients = width * trained_parameters(job, facts, request.config)
+    gradients = width * trained_parameters(chosen.job, chosen.facts, request.config)
     points = [
         divided_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
         for point, answer in zip(request.points, reply.points, strict=True)

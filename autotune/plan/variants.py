@@ -21,16 +21,29 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
 from autotune.space.knobs import Candidate
-from autotune.space.settings import settings
-from autotune.space.sharding.deepspeed import deepspeed_of
-from autotune.space.sharding.processes import processes_of, rows_of_step
-from autotune.space.sharding.sharding import STRATEGY, sharding_of
-from autotune.space.vllm.colocated import vllm_share
+from autotune.space.settings import Settings, settings
+from autotune.space.sharding.sharding import STRATEGY
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
 
-_Member = tuple[Candidate, TracedConfig, dict[str, Any], dict[str, Any]]
-"""A candidate, what is traced for it, its point, its configuration."""
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A candidate on a path.
+
+    Attributes:
+        replaced: names of its fields that are traced with another value.
+        place: index of its point among those of the task.
+    """
+
+    settings: Settings
+    replaced: tuple[str, ...]
+    place: int
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate alone."""
+        return self.settings.candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +52,7 @@ class PathTask:
 
     request: EstimateRequest
     traced: TracedConfig
-    candidates: tuple[Candidate, ...]
-    replaced: tuple[tuple[str, ...], ...]
-    places: tuple[int, ...]
-    """For each candidate the index of its point."""
+    members: tuple[Member, ...]
 
     @property
     def engine(self) -> bool:
@@ -61,63 +71,60 @@ def path_tasks(
     cache: Path | None,
 ) -> list[PathTask]:
     """Divide candidates into paths."""
-    groups: dict[tuple[object, ...], list[_Member]] = {}
+    groups: dict[tuple[object, ...], list[_Traced]] = {}
     fused = facts.stack.fused_head
     liger = liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
     for candidate in candidates:
-        config = settings(job, facts, candidate, "out").config
-        path, optim = optimizer_apart(config)
-        traced = traced_config(path, liger=liger)
-        point = {
-            "batching": dataclasses.asdict(batching(job, config, candidate)),
-            "accumulates": candidate.gradient_accumulation_steps > 1,
-            "expandable_segments": bool(candidate.values.get("expandable_segments")),
-            "optim": optim,
-            **_beside(config, facts),
-        }
-        shared = sharding_of(candidate.values, job.devices.total)
+        chosen = settings(job, facts, candidate)
+        config, optim = optimizer_apart(chosen.config)
+        traced = traced_config(config, liger=liger)
+        point = _point(chosen, optim)
         # An engine's points with and without accumulation, or with other optimizers, share nothing.
-        engine = engine_is_traced(job.method, shared.distributed_type)
-        apart = (point["accumulates"], optim) if engine else ()
-        key = (traced.key, shared, *apart)
-        groups.setdefault(key, []).append((candidate, traced, point, config))
-    return [
-        _task(job, facts, members, rows=rows, limit=limit, cache=cache)
-        for members in groups.values()
-    ]
+        engine = engine_is_traced(job.method, chosen.sharding.distributed_type)
+        divided = (point["accumulates"], optim) if engine else ()
+        key = (traced.key, chosen.sharding, *divided)
+        groups.setdefault(key, []).append(_Traced(chosen, traced, point))
+    return [_task(group, rows=rows, limit=limit, cache=cache) for group in groups.values()]
 
 
-def _beside(config: dict[str, Any], facts: Facts) -> dict[str, int | None]:
-    """What vLLM has of the device, as fields of a point."""
-    share = vllm_share(config, facts.device.total_bytes)
+@dataclass(frozen=True)
+class _Traced:
+    """A candidate's settings, what is traced for it, and the fields of its point."""
+
+    settings: Settings
+    config: TracedConfig
+    point: dict[str, Any]
+
+
+def _point(chosen: Settings, optim: str | None) -> dict[str, Any]:
+    fields = {
+        "batching": dataclasses.asdict(batching(chosen)),
+        "accumulates": chosen.candidate.gradient_accumulation_steps > 1,
+        "expandable_segments": bool(chosen.candidate.values.get("expandable_segments")),
+        "optim": optim,
+    }
+    share = chosen.vllm
     if share is None:
-        return {}
-    return {"vllm_bytes": share.awake_bytes, "vllm_asleep_bytes": share.asleep_bytes}
+        return fields
+    return {**fields, "vllm_bytes": share.awake_bytes, "vllm_asleep_bytes": share.asleep_bytes}
 
 
-def batching(job: Job, config: dict[str, Any], candidate: Candidate) -> Batching | Rollout:
+def batching(chosen: Settings) -> Batching | Rollout:
     """How a candidate makes its micro-batches."""
+    job, config = chosen.job, chosen.config
     if METHODS[job.method].online:
-        return rollout_of(config, devices=processes_of(candidate.values, job), seed=job.seed)
-    global_batch = rows_of_step(candidate, job)
+        return rollout_of(config, devices=chosen.processes, seed=job.seed)
+    global_batch = chosen.candidate.global_batch * chosen.processes
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 
-def _task(
-    job: Job,
-    facts: Facts,
-    members: Sequence[_Member],
-    *,
-    rows: Path,
-    limit: int,
-    cache: Path | None,
-) -> PathTask:
-    points, places = unique(point for _, _, point, _ in members)
-    first = members[0][1]
-    sharding = sharding_of(members[0][0].values, job.devices.total)
+def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | None) -> PathTask:
+    points, places = unique(member.point for member in group)
+    first = group[0]
+    job, facts, sharding = first.settings.job, first.settings.facts, first.settings.sharding
     request = EstimateRequest(
         method=job.method,
-        config=dict(first.config),
+        config=dict(first.config.config),
         model_path=facts.model.path,
         model=_model_text(facts),
         versions={
@@ -135,16 +142,14 @@ def _task(
         seed=job.seed,
         devices=sharding.num_processes,
         sharding=sharding.plain(),
-        deepspeed=deepspeed_of(sharding, members[0][3], facts),
+        deepspeed=first.settings.deepspeed,
         hidden=facts.model.hidden_size or 4096,
     )
-    return PathTask(
-        request=request,
-        traced=first,
-        candidates=tuple(member[0] for member in members),
-        replaced=tuple(member[1].replaced for member in members),
-        places=tuple(places),
+    members = (
+        Member(settings=member.settings, replaced=member.config.replaced, place=place)
+        for member, place in zip(group, places, strict=True)
     )
+    return PathTask(request=request, traced=first.config, members=tuple(members))
 
 
 def _model_text(facts: Facts) -> str:

@@ -24,9 +24,6 @@ from autotune.process.progress import ProgressReader
 from autotune.process.server import ProbeServer
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
-from autotune.space.sharding.deepspeed import deepspeed_of
-from autotune.space.sharding.sharding import sharding_of
-from autotune.space.vllm.colocated import vllm_share
 from autotune.training.spec import ProbeRequest
 from autotune.units import format_bytes
 
@@ -41,8 +38,7 @@ def probe_request(
 ) -> ProbeRequest:
     """What the child is asked."""
     chosen = settings(job, facts, candidate, output_dir)
-    share = vllm_share(chosen.config, facts.device.total_bytes)
-    sharding = sharding_of(candidate.values, job.devices.total)
+    share = chosen.vllm
     return ProbeRequest(
         method=job.method,
         config=chosen.config,
@@ -52,15 +48,15 @@ def probe_request(
         device_kind=facts.device.kind,
         device_index=facts.device.index,
         peers=list(facts.device.peers),
-        sharding=sharding.plain(),
-        deepspeed=deepspeed_of(sharding, chosen.config, facts),
+        sharding=chosen.sharding.plain(),
+        deepspeed=chosen.deepspeed,
         memory_limit_bytes=limit,
         host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
-        threads=threads(facts, sharding.num_processes),
+        threads=threads(facts, chosen.processes),
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
-        global_batch=candidate.global_batch * sharding.num_processes,
+        global_batch=candidate.global_batch * chosen.processes,
         seed=job.seed,
         vllm_bytes=share.awake_bytes if share else 0,
         vllm_asleep_bytes=share.asleep_bytes if share else None,

@@ -239,7 +239,7 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
         except UserError:
             continue
         session.listener.trying(change.text)
-        candidate = closest(space.candidates, nearest)
+        candidate = space.nearest(nearest.values)
         measurement = _what_if(session, change.job, candidate, f"{index:02d}", session.limit_bytes)
         excess = excess_bytes(measurement, session.allowed_bytes)
         yield TriedChange(
@@ -248,14 +248,6 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
             fits=measurement.outcome == "ok" and (excess or 0) <= 0,
             measurement=measurement,
         )
-
-
-def closest(candidates: tuple[Candidate, ...], wanted: Candidate) -> Candidate:
-    """The candidate with most knobs in common with `wanted`."""
-    return min(
-        candidates,
-        key=lambda c: sum(c.values.get(name) != value for name, value in wanted.values.items()),
-    )
 
 
 def interrupted(session: Session | None) -> Result:

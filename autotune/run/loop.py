@@ -118,7 +118,7 @@ def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
 
 def job_seconds(session: Session, chosen: Ranked) -> float | None:
     """What the whole job takes with a candidate."""
-    config = settings(session.job, session.facts, chosen.candidate, "out").config
+    config = settings(session.job, session.facts, chosen.candidate).config
     return work_of(config).seconds(chosen.measurement)
 
 

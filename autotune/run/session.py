@@ -2,44 +2,34 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.plan.progress import Progress
 from autotune.plan.questions.advice import Advice
 from autotune.plan.questions.changes import TriedChange
+from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ProbeServer
+from autotune.run.estimates import expected
 from autotune.run.expectations import Expectations
+from autotune.run.opening import Options, facts_of, recover, space_of, study_of
 from autotune.run.verdict import Verification
-from autotune.search import SAMPLERS
 from autotune.search.job_time import Saving
 from autotune.search.recommend import NothingFits, Ranked, Recommendation
 from autotune.search.record import Record
 from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
+from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 
 
-class Listener:
-    """Hears what happens; this one says nothing."""
-
-    def surveying(self, job: Job) -> None:
-        """The stack is loaded, the model looked at and the data tokenized."""
-
-    def starting_anew(self, reason: str) -> None:
-        """No process can be forked here; each imports the stack by itself."""
+class Listener(Progress):
+    """Hears what happens in a run; this one says nothing."""
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         """The space is known and the search begins."""
-
-    def measuring(self) -> None:
-        """The rates of the device are measured, once for all runs on this machine."""
-
-    def estimating(self, candidates: int) -> None:
-        """Memory and speed of all candidates are estimated."""
-
-    def estimated(self, done: int, of: int) -> None:
-        """So many of the candidates that have to be traced are estimated."""
 
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
         """These candidates, by key, need no probe now, each for its reason."""
@@ -67,21 +57,6 @@ class Listener:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a run goes, beside its job.
-
-    Attributes:
-        sampler: one of `search.SAMPLERS`.
-        history: whether measurements of earlier runs order the first guesses.
-        verify: whether the bundle is launched in the end.
-    """
-
-    sampler: str = SAMPLERS[0]
-    history: bool = True
-    verify: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class Session:
     """One run at work."""
 
@@ -99,6 +74,43 @@ class Session:
     expectations: Expectations
     """What each candidate is expected to take."""
     options: Options
+
+    @classmethod
+    def open(
+        cls,
+        job: Job,
+        definition: SpaceDefinition,
+        run: RunFolder,
+        server: ProbeServer,
+        storage: str | None,
+        listener: Listener,
+    ) -> Self:
+        """Everything that a run needs, made now or as it was left.
+
+        Raises:
+            UserError: the job cannot be, or the run's files have changed.
+            MachineError: the machine cannot do it.
+        """
+        facts = facts_of(job, run, server, listener)
+        limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
+        space = space_of(definition, job, facts, run)
+        listener.surveyed(facts, space, limit)
+        expectations = expected(job, facts, space, run, server, limit, listener)
+        study, options = study_of(job, facts, space, run, storage, expectations, allowed)
+        recover(study, run)
+        return cls(
+            job=job,
+            run=run,
+            facts=facts,
+            space=space,
+            study=study,
+            server=server,
+            listener=listener,
+            limit_bytes=limit,
+            allowed_bytes=allowed,
+            expectations=expectations,
+            options=options,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """What a launch says of the promise that was made: the verdict of a verification. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,8 +8,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.process.limits import LaunchReport
 from autotune.search.recommend import Ranked
-from autotune.space.settings import settings
-from autotune.space.vllm.colocated import vllm_share
+from autotune.space.settings import Settings
 from autotune.training.rehearsal import RehearsalReply
 from autotune.units import format_bytes
 
@@ -57,8 +55,7 @@ def judge(
     rehearsed: tuple[float, float] | None,
     sizes: list[int] | None,
     chosen: Ranked,
-    facts: Facts,
-    job: Job,
+    launched: Settings,
     log: str,
 ) -> Verification:
     """What the launch says of the promise. Pure.
@@ -68,14 +65,14 @@ def judge(
         rehearsed: (tokens, seconds) of the timed steps.
         sizes: tokens with padding of the timed micro-batches; None: not known.
     """
+    job, facts = launched.job, launched.facts
     peak = report.peak_gpu_bytes if facts.device.kind == "cuda" else report.peak_resident_bytes
     history = state["log_history"] if state else []
     evaluated = any("eval_loss" in entry for entry in history)
     evaluates = METHODS[job.method].evaluates
     speed = rehearsed[0] / rehearsed[1] if rehearsed is not None else None
     ratio = _against_promise(chosen, rehearsed, sizes)
-    config = settings(job, facts, chosen.candidate, "out").config
-    without_vllm = bool(config.get("use_vllm")) and not vllm_runs(config, facts)
+    without_vllm = bool(launched.config.get("use_vllm")) and not vllm_runs(launched)
     promised = _launched_peak(chosen) if without_vllm else chosen.peak_memory_bytes
     hard = [
         *_launch_problems(report, evaluated or not evaluates, state is not None, speed),
@@ -101,11 +98,11 @@ def judge(
     )
 
 
-def vllm_runs(config: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether a launch of the configuration generates with vLLM: where that is installed, and no
-    server has to be there."""
-    colocated = vllm_share(config, facts.device.total_bytes) is not None
-    return colocated and facts.stack.vllm and facts.device.kind == "cuda"
+def vllm_runs(launched: Settings) -> bool:
+    """Whether a launch generates with vLLM: where that is installed, and no server has to be
+    there."""
+    facts = launched.facts
+    return launched.vllm is not None and facts.stack.vllm and facts.device.kind == "cuda"
 
 
 def _launched_peak(chosen: Ranked) -> int:

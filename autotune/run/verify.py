@@ -26,8 +26,7 @@ from autotune.process.run_folder import RunFolder
 from autotune.process.server import ProbeServer
 from autotune.run.verdict import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
 from autotune.search.recommend import Ranked
-from autotune.space.settings import device_environment, eval_batch, settings
-from autotune.space.sharding.processes import processes_of
+from autotune.space.settings import Settings, device_environment, eval_batch, settings
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply, RehearsalRequest
 
 TIMEOUT_S = 1800.0
@@ -53,7 +52,8 @@ def verify(
     if run.verification.exists():
         shutil.rmtree(run.verification)
     run.verification.mkdir(parents=True)
-    reply = _prepare_data(run, job, facts, chosen, server)
+    launched = settings(job, facts, chosen.candidate, str(run.output))
+    reply = _prepare_data(run, launched, chosen, server)
     if reply is None:
         return Verification(
             verified=False,
@@ -61,17 +61,16 @@ def verify(
             log=str(run.verification / "rehearsal" / "stderr.log"),
         )
     rehearsal = RehearsalReply.from_plain(reply)
-    first = _rehearse(run, job, facts, chosen, rehearsal)
+    first = _rehearse(run, launched, chosen, rehearsal)
     ratio = first.speed_against_promise or 1.0
-    config = settings(job, facts, chosen.candidate, str(run.output)).config
-    as_promised = ratio <= 1 + SPEED_TOLERANCE or vllm_runs(config, facts)
+    as_promised = ratio <= 1 + SPEED_TOLERANCE or vllm_runs(launched)
     if not first.only_too_slow and (not first.verified or as_promised):
         return first
     fresh = probe_again()
     if fresh.outcome != "ok" or first.verified:
         return first
     now = dataclasses.replace(chosen, measurement=fresh)
-    second = _rehearse(run, job, facts, now, rehearsal)
+    second = _rehearse(run, launched, now, rehearsal)
     change = (
         f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {chosen.tokens_per_s:.0f}"
     )
@@ -87,23 +86,23 @@ def timed_steps(chosen: Ranked) -> int:
 
 
 def _rehearse(
-    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, rehearsal: RehearsalReply
+    run: RunFolder, launched: Settings, chosen: Ranked, rehearsal: RehearsalReply
 ) -> Verification:
     """Launch once, through the timed steps, and judge."""
-    config = settings(job, facts, chosen.candidate, str(run.output)).config
+    device = launched.facts.device
     log, output = run.verification / "launch.log", run.verification / "output"
     steps = rehearsal.steps
     expected_s = steps * (chosen.measurement.step_time_s or 0.0)
-    processes = processes_of(chosen.candidate.values, job)
-    fewer = _fewer_together(config, chosen.measurement.generation_parts or 1, processes)
-    flags = _flags(run.verification / "data", output, steps, job, facts, config, fewer)
+    parts = chosen.measurement.generation_parts or 1
+    fewer = _fewer_together(launched.config, parts, launched.processes)
+    flags = _flags(run.verification / "data", output, steps, launched, fewer)
     report = launch(
         ["bash", str(run.launch), *flags],
         log=log,
         environment={
             "TRL_EXPERIMENTAL_SILENCE": "1",
             # The user's own choice of devices wins in `launch.sh`, and may list several.
-            **device_environment(facts.device),
+            **device_environment(device),
             # A folder whose card lists its files is cached by its name alone, whatever it holds
             # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
             "HF_DATASETS_CACHE": str(run.verification / "cache"),
@@ -113,35 +112,35 @@ def _rehearse(
             ),
         },
         timeout_s=TIMEOUT_S + 3 * expected_s,
-        gpus=(facts.device.index, *facts.device.peers) if facts.device.kind == "cuda" else (),
+        gpus=(device.index, *device.peers) if device.kind == "cuda" else (),
     )
     state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
     rehearsed = timed_part(report, state, rehearsal)
-    verification = judge(report, state, rehearsed, rehearsal.sizes, chosen, facts, job, str(log))
+    verification = judge(report, state, rehearsed, rehearsal.sizes, chosen, launched, str(log))
     for folder in (output, run.verification / "cache"):
         shutil.rmtree(folder, ignore_errors=True)
     return verification
 
 
 def _prepare_data(
-    run: RunFolder, job: Job, facts: Facts, chosen: Ranked, server: ProbeServer
+    run: RunFolder, launched: Settings, chosen: Ranked, server: ProbeServer
 ) -> Any | None:
+    job, facts = launched.job, launched.facts
     folder = ProbeFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
-    config = settings(job, facts, chosen.candidate, str(run.output)).config
-    own_model = facts.model.weights == "random" and Path(facts.model.path).is_dir()
-    bare = own_model and not any(Path(facts.model.path).glob("*.safetensors"))
+    drawn = facts.model.weights == "random" and Path(facts.model.path).is_dir()
+    bare = drawn and not any(Path(facts.model.path).glob("*.safetensors"))
     request = RehearsalRequest(
         method=job.method,
         rows=str(run.rows),
         raw=str(run.raw),
         target=str(run.verification / "data"),
         dataset_config=job.dataset_config,
-        batching=dataclasses.asdict(batching(job, config, chosen.candidate)),
+        batching=dataclasses.asdict(batching(launched)),
         timed_steps=timed_steps(chosen),
         eval_batch=_eval_batch(job, chosen),
         rows_total=facts.data.rows,
-        processes=processes_of(chosen.candidate.values, job),
+        processes=launched.processes,
         make_weights=facts.model.path if bare else None,
     )
     write_json(folder.request, request.plain())
@@ -158,12 +157,10 @@ def _flags(
     data: Path,
     output: Path,
     steps: int,
-    job: Job,
-    facts: Facts,
-    given: dict[str, Any],
+    launched: Settings,
     fewer: dict[str, int],
 ) -> list[str]:
-    """What the rehearsal changes of the bundle's configuration, which is `given`.
+    """What the rehearsal changes of the bundle's configuration.
 
     Args:
         fewer: how many completions are generated at once, where vLLM's place is taken.
@@ -187,35 +184,35 @@ def _flags(
         "disable_tqdm": "true",
         "push_to_hub": "false",
     }
-    if "shuffle_dataset" in facts.stack.training_fields:
+    if "shuffle_dataset" in launched.facts.stack.training_fields:
         changed["shuffle_dataset"] = "false"
-    if not METHODS[job.method].evaluates:  # but it shows samples, in the first step
+    if not METHODS[launched.job.method].evaluates:  # but it shows samples, in the first step
         changed |= {"num_sample_generations": 1, "full_responses": "true"}
-        if not given.get("reward_model_path"):
-            changed["reward_model_path"] = given["model_name_or_path"]
-    changed |= _generating(given, facts, fewer)
+        if not launched.config.get("reward_model_path"):
+            changed["reward_model_path"] = launched.config["model_name_or_path"]
+    changed |= _generating(launched, fewer)
     return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
 
 
-def _generating(given: dict[str, Any], facts: Facts, fewer: dict[str, int]) -> dict[str, Any]:
+def _generating(launched: Settings, fewer: dict[str, int]) -> dict[str, Any]:
     """The changes where completions are generated."""
     changed: dict[str, Any] = {}
-    real = vllm_runs(given, facts)
-    if given.get("use_vllm") and not real:
+    config, real = launched.config, vllm_runs(launched)
+    if config.get("use_vllm") and not real:
         changed["use_vllm"] = "false"
         changed |= fewer
-    length = given.get("max_completion_length")
+    length = config.get("max_completion_length")
     if length is not None:  # completions do not end early, as in the probe
         least = "min_tokens" if real else "min_new_tokens"
-        kwargs = {**(given.get("generation_kwargs") or {}), least: length}
+        kwargs = {**(config.get("generation_kwargs") or {}), least: length}
         changed["generation_kwargs"] = json.dumps(kwargs)
-        if given.get("eval_strategy", "no") == "no":  # else what the job evaluates with
-            group = given.get("num_generations_eval") or given["num_generations"]
+        if config.get("eval_strategy", "no") == "no":  # else what the job evaluates with
+            group = config.get("num_generations_eval") or config["num_generations"]
             changed["per_device_eval_batch_size"] = group
     return changed
 
 
-def _fewer_together(given: dict[str, Any], parts: int, processes: int) -> dict[str, int]:
+def _fewer_together(config: dict[str, Any], parts: int, processes: int) -> dict[str, int]:
     """A generation batch of which each part fits, where all at once did not.
 
     Args:
@@ -223,8 +220,8 @@ def _fewer_together(given: dict[str, Any], parts: int, processes: int) -> dict[s
     """
     if parts == 1:
         return {}
-    whole = given["generation_batch_size"]
-    rows = given["per_device_train_batch_size"] * processes
-    least = math.lcm(rows, given["num_generations"])
+    whole = config["generation_batch_size"]
+    rows = config["per_device_train_batch_size"] * processes
+    least = math.lcm(rows, config["num_generations"])
     fitting = [n for n in range(least, whole, least) if whole % n == 0 and n * parts <= whole]
     return {"generation_batch_size": max(fitting, default=least)}

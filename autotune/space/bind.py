@@ -84,22 +84,22 @@ class SearchSpace:
     def default(self) -> Candidate:
         """The candidate closest to what the stack does when nobody chooses."""
         wanted = {knob.name: knob.default for knob in self.knobs}
+        compared = {name: value for name, value in wanted.items() if name not in ALL_AT_ONCE}
 
         def distance(candidate: Candidate) -> tuple[int, int, int]:
-            off = sum(
-                candidate[name] != value
-                for name, value in wanted.items()
-                if name not in ALL_AT_ONCE
-            )
             target = wanted.get(MICRO_BATCH)
             gap = abs(candidate.micro_batch - target) if isinstance(target, int) else 0
             together = next((v for n in ALL_AT_ONCE if (v := candidate.values.get(n))), None)
             if ROLLOUT_CHUNK in candidate.values and isinstance(together, int):
                 together = together if together <= TRL_ROLLOUT_BATCH else -together
             # Of several batches each has its own: what it generates at once by default is the most.
-            return off, gap, -together if isinstance(together, int) else 0
+            return candidate.distance(compared), gap, -together if isinstance(together, int) else 0
 
         return min(self.candidates, key=distance)
+
+    def nearest(self, values: Mapping[str, KnobValue]) -> Candidate:
+        """The candidate that differs from these values in the fewest knobs."""
+        return min(self.candidates, key=lambda candidate: candidate.distance(values))
 
 
 def space_facts(job: Job, facts: Facts) -> dict[str, Any]:

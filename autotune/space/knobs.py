@@ -119,6 +119,10 @@ class Candidate:
         """The same text for the same candidate, always."""
         return json.dumps(self.knobs, sort_keys=True)
 
+    def distance(self, values: Mapping[str, KnobValue]) -> int:
+        """In how many knobs the candidate differs from these values."""
+        return sum(self.values.get(name) != value for name, value in values.items())
+
     def differences(self, other: "Candidate") -> dict[str, KnobValue]:
         """What this candidate has that `other` has not."""
         return {name: value for name, value in self.knobs.items() if other.knobs.get(name) != value}

@@ -17,8 +17,10 @@ from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
 from autotune.space.quantization import quantization
+from autotune.space.sharding.deepspeed import deepspeed_of
 from autotune.space.sharding.sharding import DEEPSPEED, KNOBS, Sharding, on_cpus, sharding_of
-from autotune.space.vllm.colocated import vllm_fields
+from autotune.space.vllm.colocated import vllm_fields, vllm_share
+from autotune.space.vllm.memory import VllmShare
 from autotune.space.vllm.server import left_to_the_server
 
 # What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
@@ -42,13 +44,38 @@ NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH, *KNOBS}
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The flat configuration of a candidate, and the environment it runs in."""
+    """What the stack is told to train a candidate. Made once, and handed on.
 
+    Attributes:
+        config: the flat configuration that `trl METHOD --config` reads.
+        environment: variables of the training processes.
+        sharding: how the training is spread over devices.
+    """
+
+    job: Job
+    facts: Facts
+    candidate: Candidate
     config: dict[str, Any]
     environment: dict[str, str]
+    sharding: Sharding
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+        return self.sharding.num_processes
+
+    @property
+    def deepspeed(self) -> dict[str, Any] | None:
+        """DeepSpeed's configuration; None where DeepSpeed does not train the candidate."""
+        return deepspeed_of(self.sharding, self.config, self.facts)
+
+    @property
+    def vllm(self) -> VllmShare | None:
+        """What vLLM has of each device; None: nothing."""
+        return vllm_share(self.config, self.facts.device.total_bytes)
 
 
-def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> Settings:
+def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "out") -> Settings:
     """What the stack has to be told to train this candidate."""
     fields = frozenset(facts.stack.training_fields)
     sharding = sharding_of(candidate.values, job.devices.total)
@@ -86,7 +113,14 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str) -> S
     if config.setdefault("gradient_checkpointing", True):
         config.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
     config = {field_name(name, fields): value for name, value in config.items()}
-    return Settings(config=config, environment=environment(candidate, facts, sharding))
+    return Settings(
+        job=job,
+        facts=facts,
+        candidate=candidate,
+        config=config,
+        environment=environment(candidate, facts, sharding),
+        sharding=sharding,
+    )
 
 
 def _rewards(job: Job) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from autotune.estimate.residual import Residual
 from autotune.plan.candidates import by_formula
 from autotune.plan.plan import plan
 from autotune.space.loading.load import load_job
+from autotune.space.settings import settings
 
 HERE = Path(__file__).parent
 SHOWN = ("gradient_checkpointing", "loss_type", "attn_implementation", "padding_free")
@@ -34,7 +35,7 @@ def main() -> None:
         traced = made.estimates[candidate.key]
         if not traced.traced:
             continue
-        formula = by_formula(job, made.facts, candidate, Residual(), made.limit_bytes, "")
+        formula = by_formula(settings(job, made.facts, candidate), Residual(), made.limit_bytes, "")
         rows.append(
             {
                 "knobs": candidate.knobs,

@@ -25,11 +25,12 @@ from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
-from autotune.plan.candidates import estimates_of
-from autotune.plan.ceilings import known_ceilings
-from autotune.plan.children import traced_in_children
-from autotune.plan.device import allocator_limit, device_facts, placed, planned_limit
-from autotune.plan.variants import path_tasks
+from autotune.plan.ceilings import ceilings_of
+from autotune.plan.children import Servers
+from autotune.plan.device import device_facts, placed, planned_limit
+from autotune.plan.engines import Effort
+from autotune.plan.estimator import Estimator
+from autotune.plan.progress import Progress
 from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ProbeServer
@@ -133,17 +134,19 @@ def _of_case(
     limit = planned_limit(job, facts)
     space = bind(definition, job, facts)
     candidates = some_paths(space.candidates, case.paths, seed)
-    tasks = path_tasks(
-        job,
-        facts,
-        candidates,
+    servers, folder = Servers(run.path, server), run.path / "ceilings"
+    estimator = Estimator(
+        job=job,
+        facts=facts,
+        limit=limit,
+        servers=servers,
+        folder=run.path / "traces",
         rows=run.rows,
-        limit=allocator_limit(job, facts, limit),
-        cache=cache.traces,
+        ceilings=ceilings_of(facts, kind, cache, servers, folder, Progress()),
+        effort=Effort(first=None),
+        cache=cache,
     )
-    replies = traced_in_children(tasks, [server], run.path / "traces")
-    ceilings = known_ceilings(facts, kind, cache, run.path)
-    estimates = estimates_of(tasks, replies, job, facts, limit, ceilings=ceilings)
+    estimates = estimator.estimates(candidates)
     return [
         {
             "case": case.name,

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.plan.candidates import estimates_of  # noqa: E402
-from autotune.plan.engines import EVERY, Asked, answered  # noqa: E402
+from autotune.plan.children import Servers  # noqa: E402
+from autotune.plan.engines import EVERY, TraceBudget, answered  # noqa: E402
+from autotune.plan.progress import Progress  # noqa: E402
 from autotune.plan.variants import path_tasks  # noqa: E402
 from autotune.probe.measure import measure, probe_request  # noqa: E402
 from autotune.probe.protocol import Measurement  # noqa: E402
@@ -125,9 +127,9 @@ def compare(case: Row, server: ProbeServer, folder: Path, known: Row | None) -> 
             return {"failure": said[-1000:]}
         known = {**_figures(found), "knobs": dict(candidate.values)}
     (task,) = path_tasks(job, facts, [candidate], rows=run.rows, limit=NO_LIMIT, cache=None)
-    asked = Asked(job=job, facts=facts, limit=NO_LIMIT, ceilings=None, effort=EVERY)
-    replies = answered([task], asked, [server], folder / "traces")
-    plan = estimates_of([task], replies, job, facts, NO_LIMIT)[candidate.key]
+    budget = TraceBudget(limit=NO_LIMIT, ceilings=None, effort=EVERY)
+    replies = answered([task], budget, Servers(folder, server), folder / "traces", Progress())
+    plan = estimates_of([task], replies, NO_LIMIT)[candidate.key]
     return {**known, "plan": _planned(plan)}
 
 

@@ -23,8 +23,9 @@ from autotune.errors import UserError  # noqa: E402
 from autotune.facts import Facts, devices  # noqa: E402
 from autotune.facts.device_kinds import find_kind  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
-from autotune.plan.children import traced_in_children  # noqa: E402
+from autotune.plan.children import Servers, traced_in_children  # noqa: E402
 from autotune.plan.device import device_facts, placed  # noqa: E402
+from autotune.plan.progress import Progress  # noqa: E402
 from autotune.plan.variants import path_tasks  # noqa: E402
 from autotune.probe.measure import probe_request  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
@@ -81,7 +82,9 @@ class Bound:
             self.job, self.facts, [self.candidate], rows=self.run.rows, limit=limit, cache=cache
         )
         began = time.monotonic()
-        (reply,) = traced_in_children([task], [server], self.run.path / f"traces-{limit}")
+        (reply,) = traced_in_children(
+            [task], Servers(self.run.path, server), self.run.path / f"traces-{limit}", Progress()
+        )
         if reply.problem is not None:
             return {"failure": reply.problem}
         point = reply.points[0]

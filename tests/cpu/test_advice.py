@@ -1,4 +1,4 @@
-"""`autotune plan --advise`, on a device that is not here."""
+"""`autotune advise`, on a device that is not here."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_what_is_advised_fits(autotune: Command) -> None:
         "fixed": {**PINNED, "gradient_checkpointing": True},
     }
     (autotune.folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
-    advice = json.loads(autotune("plan", "job.yaml", *DEVICE, "--advise", "--json"))
+    advice = json.loads(autotune("advise", "job.yaml", *DEVICE, "--json"))
     assert not advice["fits"]
     assert all(way["estimate"]["p_oom"] < 0.5 for way in advice["ways"])
     alone = [way["changes"][0]["text"] for way in advice["ways"] if len(way["changes"]) == 1]

@@ -294,7 +294,7 @@ def method_of(candidate: Any) -> Any:
 
 
 def test_how_few_devices_would_do_is_told_with_a_way_to_use_them(plans: Plans) -> None:
-    asked = ("plan", "job.yaml", "--device", "h200", "--min-devices")
+    asked = ("limits", "job.yaml", "--device", "h200", "--of", "devices")
     answer = json.loads(plans.command(*asked, "--json"))
     assert answer["devices"] == 1
     (tried,) = answer["tried"]
@@ -308,8 +308,8 @@ def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) ->
     refused = plans.refused("plan", "job.yaml", "--device", "h200", "--devices", "3")
     assert "8 rows cannot be divided among 3 devices" in refused
     assert "the nearest batches that can are 6 or 9" in refused
-    alone = ("--device", "h200", "--min-devices", "--devices", "2")
-    assert "can be combined with --device only" in plans.refused("plan", "job.yaml", *alone)
+    both = ("--device", "h200", "--of", "devices", "--devices", "2")
+    assert "looks for their number" in plans.refused("limits", "job.yaml", *both)
     assert "a job is needed" in plans.refused("plan", "--max-length", "64")
     assert "a length is needed" in plans.refused("plan", "--model", "model/config.json")
 

@@ -12,7 +12,7 @@ SCHEMA = 1
 
 
 def advice_plain(advice: Advice) -> dict[str, Any]:
-    """What `autotune plan --advise --json` prints."""
+    """What `autotune advise --json` prints."""
     return {
         "schema": SCHEMA,
         "device": advice.device,

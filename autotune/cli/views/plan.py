@@ -21,7 +21,6 @@ from autotune.estimate.records.events import (
     WEIGHTS,
 )
 from autotune.plan.plan import Plan
-from autotune.plan.questions.largest import Largest
 from autotune.space.knobs import COMPLETION, RESPONSE, Candidate
 from autotune.space.vllm.colocated import SLEEP, USE
 from autotune.units import format_bytes, format_seconds
@@ -224,29 +223,3 @@ def most_helpful(
         if changes.get(part):
             return ", or ".join(changes[part][:2])
     return None
-
-
-def largest_plain(answer: Largest) -> dict[str, Any]:
-    """What `autotune plan --max KNOB --json` prints."""
-    return {
-        "schema": SCHEMA,
-        "knob": answer.knob,
-        "value": answer.value,
-        "too_large": answer.too_large,
-        "device": answer.device,
-        "limit_bytes": answer.limit_bytes,
-        "estimate": None if answer.estimate is None else answer.estimate.plain(),
-    }
-
-
-def largest_view(answer: Largest) -> str:
-    """The answer in a sentence."""
-    where = f"{format_bytes(answer.limit_bytes)} on {answer.device}"
-    if answer.value is None or answer.estimate is None:
-        return f"no {answer.knob} fits in {where}"
-    takes = format_bytes(answer.estimate.peak_memory_bytes)
-    more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
-    if answer.knob != "max_length" and answer.value > answer.most_rows:
-        more += f"; the job's own global batch has {answer.most_rows} rows for a device"
-    sure = f"it takes {takes}, p(oom) {answer.estimate.p_oom:.2f}"
-    return f"{answer.knob}={answer.value} fits in {where} ({sure}); {more}"

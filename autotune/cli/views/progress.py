@@ -6,13 +6,15 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
+from autotune.plan.progress import Progress
+
 NOW_AND_THEN_S = 30.0
 """Between two lines where there is no terminal."""
 _MOVE_S = 0.1
 
 
-class EstimatesShown:
-    """Called with how many candidates are estimated, and of how many."""
+class EstimatesShown(Progress):
+    """Shows how many candidates are estimated, and of how many."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -20,11 +22,10 @@ class EstimatesShown:
         self._line = False
         self._about = ""
 
-    def about(self, what: str) -> None:
-        """What the candidates are of, from here on."""
+    def looking_at(self, what: str) -> None:
         self._about = f"{what}: "
 
-    def __call__(self, done: int, of: int) -> None:
+    def estimated(self, done: int, of: int) -> None:
         now, moving = time.monotonic(), self._console.is_terminal
         if moving and done >= of:
             self.clear()

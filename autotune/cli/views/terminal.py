@@ -68,7 +68,7 @@ class TerminalListener(Listener):
         self._say(f"estimating memory and speed of {candidates} candidates ...")
 
     def estimated(self, done: int, of: int) -> None:
-        self._estimates(done, of)
+        self._estimates.estimated(done, of)
 
     def close(self) -> None:
         """Nothing more is said: no line is left half-way."""

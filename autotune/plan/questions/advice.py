@@ -5,8 +5,8 @@ is not made longer once it fits. Whether a job fits is asked of its leanest cand
 that of the fastest that fits, among those that differ in what decides about memory.
 """
 
-import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,13 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
-from autotune.plan.cache import PlanCache
-from autotune.plan.candidates import estimates_of
-from autotune.plan.ceilings import known_ceilings
-from autotune.plan.children import servers
-from autotune.plan.device import allocator_limit, device_facts, placed, planned_limit
-from autotune.plan.engines import Asked, Effort, answered
-from autotune.plan.progress import Told, nobody
+from autotune.plan.ceilings import ceilings_of
+from autotune.plan.children import Servers
+from autotune.plan.device import device_facts, placed, planned_limit
+from autotune.plan.engines import Effort
+from autotune.plan.estimator import Estimator
+from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import Change, offloading, one_more_device, single_changes
-from autotune.plan.variants import path_tasks
 from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ProbeServer
@@ -36,8 +34,8 @@ from autotune.space.memory_order import expected_leanness
 from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
 
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
-TOLD = Effort(first=2)
-"""Only the fastest that fits is told of; two are traced beside each other."""
+FASTEST = Effort(first=2)
+"""Only the fastest that fits is shown; two are traced beside each other."""
 LITTLE_TO_MEMORY = (
     *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
     *("torch_compile", "train_sampling_strategy"),
@@ -90,14 +88,9 @@ def advise(
     scratch: Path,
     *,
     device: str | None = None,
-    told: Told = nobody,
-    about: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> Advice:
     """Look for the shortest lists of changes that make a job fit.
-
-    Args:
-        told: hears how many candidates are estimated, again and again from none.
-        about: hears what they are candidates of.
 
     Raises:
         UserError: the job or the kind of device cannot be.
@@ -105,11 +98,19 @@ def advise(
     """
     job, kind = placed(job, device)
     run = RunFolder(path=scratch)
-    with servers(scratch, len(os.sched_getaffinity(0))) as started:
-        facts = device_facts(survey(job, run, started[0]), kind)
-        limit = planned_limit(job, facts)
-        advisor = _Advisor(job, facts, limit, kind, run, started, told=told, about=about)
-        return advisor.advice(bind(definition, job, facts))
+    with Servers(scratch) as servers:
+        facts = device_facts(survey(job, run, servers.first), kind)
+        estimator = Estimator(
+            job=job,
+            facts=facts,
+            limit=planned_limit(job, facts),
+            servers=servers,
+            folder=scratch / "advice",
+            rows=run.rows,
+            effort=FASTEST,
+            progress=progress or Progress(),
+        )
+        return Advisor(estimator, kind).advice(bind(definition, job, facts))
 
 
 def advise_in_run(
@@ -126,32 +127,43 @@ def advise_in_run(
     Args:
         tried: single changes, by their texts, that probes found not to be enough.
     """
-    advisor = _Advisor(job, facts, limit, None, run, [server], tried)
-    return advisor.advice(space, seen_to_fail=True)
+    folder = run.path / "advice"
+    with Servers(folder, server) as servers:
+        estimator = Estimator(
+            job=job,
+            facts=facts,
+            limit=limit,
+            servers=servers,
+            folder=folder,
+            rows=run.rows,
+            effort=FASTEST,
+        )
+        return Advisor(estimator, tried=tried).advice(space, seen_to_fail=True)
 
 
-class _Advisor:
+class Advisor:
+    """Looks for ways out.
+
+    Args:
+        estimator: of the job as it is.
+        kind: of device that is planned for; None: the one that is here.
+        tried: single changes, by their texts, that probes found not to be enough.
+    """
+
     def __init__(
-        self,
-        job: Job,
-        facts: Facts,
-        limit: int,
-        kind: DeviceKind | None,
-        run: RunFolder,
-        started: Sequence[ProbeServer],
-        tried: Collection[str] = (),
-        told: Told = nobody,
-        about: Callable[[str], None] = lambda _: None,
+        self, estimator: Estimator, kind: DeviceKind | None = None, tried: Collection[str] = ()
     ) -> None:
-        self._job, self._facts, self._limit, self._kind = job, facts, limit, kind
-        self._run, self._started, self._tried = run, started, tried
-        self._told, self._about = told, about
-        self._cache = PlanCache.of_user()
-        self._asked = self._calls = 0
+        self._estimator, self._kind, self._tried = estimator, kind, tried
+        self._job, self._facts = estimator.job, estimator.facts
+        self._lists = 0
 
     @cached_property
     def _ceilings(self) -> Ceilings | None:
-        return known_ceilings(self._facts, self._kind, self._cache, self._run.path / "advice")
+        known = self._estimator
+        folder = known.folder / "ceilings"
+        return ceilings_of(
+            known.facts, self._kind, known.cache, known.servers, folder, known.progress
+        )
 
     def advice(self, space: SearchSpace, *, seen_to_fail: bool = False) -> Advice:
         """The ways out of a job whose space this is."""
@@ -164,10 +176,10 @@ class _Advisor:
             fits=estimate.fits and not seen_to_fail,
             nearest=nearest,
             estimate=estimate,
-            limit_bytes=self._limit,
+            limit_bytes=self._estimator.limit,
             device=self._facts.device.name,
             ways=ways,
-            tried=self._asked,
+            tried=self._lists,
         )
 
     def _ways(self, nearest: Candidate, speed: float | None) -> Iterator[Way]:
@@ -177,25 +189,25 @@ class _Advisor:
         fitting: list[frozenset[str]] = []
         for _ in range(MOST_CHANGES):
             following = []
-            for made, job, lean in front:
-                changed = {one.field for one in made}
+            for changes, job, lean in front:
+                changed = {change.field for change in changes}
                 for change in self._changes(job, lean):
                     if change.field in changed or _too_long({*changed, change.field}):
                         continue
-                    texts = frozenset(one.text for one in (*made, change))
-                    if texts in seen or any(known <= texts for known in fitting):
+                    texts = frozenset(c.text for c in (*changes, change))
+                    if texts in seen or any(shorter <= texts for shorter in fitting):
                         continue
                     seen.add(texts)
                     space = self._space(change.job)
                     if space is None:
                         continue
                     leaner = leanest(space)
-                    failed = not made and change.text in self._tried
+                    failed = not changes and change.text in self._tried
                     if failed or not self._fits(change.job, leaner):
-                        following.append(((*made, change), change.job, leaner))
+                        following.append(((*changes, change), change.job, leaner))
                         continue
                     fitting.append(texts)
-                    yield self._way((*made, change), change.job, space, speed)
+                    yield self._way((*changes, change), change.job, space, speed)
             front = following
 
     def _changes(self, job: Job, nearest: Candidate) -> Iterator[Change]:
@@ -209,8 +221,8 @@ class _Advisor:
     ) -> Way:
         candidates = decisive(space)
         estimates = self._estimates(job, candidates)
-        fitting = [one for one in candidates if estimates[one.key].fits] or [leanest(space)]
-        best = max(fitting, key=lambda one: estimates[one.key].tokens_per_s or 0.0)
+        fitting = [c for c in candidates if estimates[c.key].fits] or [leanest(space)]
+        best = max(fitting, key=lambda c: estimates[c.key].tokens_per_s or 0.0)
         fastest = estimates[best.key].tokens_per_s
         return Way(
             changes=changes,
@@ -227,32 +239,20 @@ class _Advisor:
             return None
 
     def _fits(self, job: Job, candidate: Candidate) -> bool:
-        self._asked += 1
-        self._about(f"list of changes {self._asked}")
+        self._lists += 1
+        self._estimator.progress.looking_at(f"list of changes {self._lists}")
         return self._estimates(job, [candidate], speed=False)[candidate.key].fits
 
     def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
-        found = self._estimates(self._job, decisive(space)).values()
-        return max((one.tokens_per_s or 0.0 for one in found), default=0.0) or None
+        estimates = self._estimates(self._job, decisive(space)).values()
+        return max((estimate.tokens_per_s or 0.0 for estimate in estimates), default=0.0) or None
 
     def _estimates(
         self, job: Job, candidates: Sequence[Candidate], *, speed: bool = True
     ) -> dict[str, Estimate]:
-        limit = allocator_limit(job, self._facts, self._limit)
-        tasks = path_tasks(
-            job,
-            self._facts,
-            candidates,
-            rows=self._run.rows,
-            limit=limit,
-            cache=self._cache.traces,
-        )
-        self._calls += 1
-        folder = self._run.path / "advice" / str(self._calls)
         ceilings = self._ceilings if speed else None
-        asked = Asked(job=job, facts=self._facts, limit=self._limit, ceilings=ceilings, effort=TOLD)
-        replies = answered(tasks, asked, self._started, folder, self._told)
-        return estimates_of(tasks, replies, job, self._facts, self._limit, ceilings=ceilings)
+        estimator = dataclasses.replace(self._estimator, job=job, ceilings=ceilings)
+        return estimator.estimates(candidates)
 
 
 def _too_long(fields: set[str]) -> bool:
@@ -270,7 +270,7 @@ def decisive(space: SearchSpace) -> list[Candidate]:
     """The leanest candidate, and those that differ from it in what decides about memory only."""
     lean = leanest(space)
     return [
-        one
-        for one in space.candidates
-        if all(one.values.get(name) == lean.values.get(name) for name in LITTLE_TO_MEMORY)
+        candidate
+        for candidate in space.candidates
+        if all(candidate.values.get(name) == lean.values.get(name) for name in LITTLE_TO_MEMORY)
     ]

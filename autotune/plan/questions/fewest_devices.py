@@ -8,7 +8,7 @@ from autotune.errors import UserError, user_error
 from autotune.job.job import Job
 from autotune.plan.engines import Effort
 from autotune.plan.plan import Plan, plan
-from autotune.plan.progress import Told, nobody
+from autotune.plan.progress import Progress
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import NUM_PROCESSES
 from autotune.space.sharding.processes import shares_with_server
@@ -21,7 +21,7 @@ from autotune.space.sharding.sharding import (
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 BEST = Effort(first=1, settled=True)
-"""Only the fastest that fits is told of."""
+"""Only the fastest that fits is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def fewest(
     scratch: Path,
     *,
     device: str | None,
-    told: Told = nobody,
+    progress: Progress | None = None,
 ) -> list[Tried]:
     """Plans for 1, 2, 4, ... devices up to the first number on which something fits.
 
@@ -59,22 +59,22 @@ def fewest(
     if device in (None, "cpu"):
         raise user_error(
             "how few devices would do is planned for a kind of GPU",
-            where="--min-devices",
+            where="--of devices",
             hint="add --device with a GPU, such as h100",
         )
     if NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe:
         raise user_error(
             f"`{NUM_PROCESSES}` is what is looked for",
-            where="--min-devices",
+            where="--of devices",
             hint=f"leave `{NUM_PROCESSES}` out of the job",
         )
     tried: list[Tried] = []
     for count in COUNTS[1:] if served(job) else COUNTS:
-        tried.append(_tried(job, definition, scratch / str(count), device, count, told))
+        tried.append(_tried(job, definition, scratch / str(count), device, count, progress))
         if tried[-1].fits:
             break
     if all(one.plan is None for one in tried):
-        raise user_error(tried[0].problem or "nothing can be planned", where="--min-devices")
+        raise user_error(tried[0].problem or "nothing can be planned", where="--of devices")
     return tried
 
 
@@ -85,23 +85,28 @@ def served(job: Job) -> bool:
 
 
 def _tried(
-    job: Job, definition: SpaceDefinition, folder: Path, device: str | None, count: int, told: Told
+    job: Job,
+    definition: SpaceDefinition,
+    folder: Path,
+    device: str | None,
+    count: int,
+    progress: Progress | None,
 ) -> Tried:
-    own = job.devices.model_copy(update={"count": count})
+    devices = job.devices.model_copy(update={"count": count})
     left_out = _only_dividing(job) if count == 1 else ()
     pins, lists = (
         {name: one for name, one in knobs.items() if name not in left_out}
         for knobs in (job.fixed, job.recipe)
     )
-    job = job.model_copy(update={"devices": own, "fixed": pins, "recipe": lists})
+    job = job.model_copy(update={"devices": devices, "fixed": pins, "recipe": lists})
     try:
-        made = plan(job, definition, folder, device=device, effort=BEST, told=told)
+        planned = plan(job, definition, folder, device=device, effort=BEST, progress=progress)
     except UserError as error:
-        said = "; ".join(problem.what for problem in error.problems)
-        return Tried(devices=count, plan=None, problem=said)
+        text = "; ".join(problem.what for problem in error.problems)
+        return Tried(devices=count, plan=None, problem=text)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Tried(devices=count, plan=made, left_out=left_out)
+    return Tried(devices=count, plan=planned, left_out=left_out)
 
 
 def _only_dividing(job: Job) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from autotune.plan.exchange import UNKNOWN_NETWORK, exchanged, with_exchange
 from autotune.probe.survey import refuse_untried
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
+from autotune.space.settings import settings
 from autotune.space.sharding.sharding import sharding_of
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 from tests.unit.loading import load
@@ -30,7 +31,7 @@ def job_of(count, nodes, **changes):
 
 def link(count, nodes, kind="h100"):
     job, here = job_of(count, nodes), facts(kind)
-    return exchanged(job, here, make_space(job, here).candidates[0]).link_bytes_per_s
+    return exchanged(settings(job, here, make_space(job, here).candidates[0])).link_bytes_per_s
 
 
 def test_every_device_of_every_machine_has_a_process():
@@ -57,7 +58,7 @@ def test_a_plan_says_on_how_many_machines_and_is_slower_there():
         one = make_space(job, facts()).candidates[0]
         estimate = make_estimate(500, tokens_per_s=100.0)
         estimate = dataclasses.replace(estimate, step_time_s=1.0)
-        return with_exchange(estimate, job, facts(), one)
+        return with_exchange(estimate, settings(job, facts(), one))
 
     here, there = told(8, 1), told(4, 2)
     assert there.step_time_s > here.step_time_s and there.tokens_per_s < here.tokens_per_s
@@ -106,11 +107,10 @@ def test_a_run_on_several_machines_is_refused_with_what_can_be_done():
 
 
 def test_how_few_devices_would_do_goes_with_no_number_of_machines():
-    words = ["plan", "job.yaml", "--device", "h100", "--min-devices", "--nodes", "2"]
+    words = ["limits", "job.yaml", "--device", "h100", "--of", "devices", "--nodes", "2"]
     done = CliRunner().invoke(main, words)
-    assert (
-        done.exit_code == 2 and "`--min-devices` can be combined with --device only" in done.output
-    )
+    assert done.exit_code == 2
+    assert "--nodes: `--of devices` looks for their number on one machine" in done.output
 
 
 def test_every_figure_of_a_network_is_slower_than_the_links_inside():

@@ -21,7 +21,8 @@ except SystemExit as end:
 print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 """
 COMMANDS = [
-    *("run", "plan", "probe", "verify", "emit", "check", "report", "space", "validate", "env"),
+    *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
+    *("space", "validate", "env"),
 ]
 
 
@@ -142,3 +143,18 @@ def test_flags_win_over_the_file(tmp_path):
     assert job["training"]["learning_rate"] == 3e-5
     assert job["devices"]["index"] == 1
     assert job["budget"]["probes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("option", "command"),
+    [
+        (("--max", "max_length"), "autotune limits JOB --of max_length"),
+        (("--min-devices",), "autotune limits JOB --of devices"),
+        (("--advise",), "autotune advise JOB"),
+    ],
+)
+def test_questions_that_plan_answered_before_name_their_command(option, command):
+    result = call("plan", "job.yaml", *option)
+    assert result.exit_code == 2
+    assert f"{option[0]}: this question has a command of its own" in result.stderr
+    assert f"use `{command}`" in result.stderr

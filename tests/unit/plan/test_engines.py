@@ -9,18 +9,20 @@ import pytest
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.plan import engines as answering
 from autotune.plan.candidates import estimates_of
+from autotune.plan.children import Servers
 from autotune.plan.engines import (
     EVERY,
     FIRST,
     MOST_SETTLED,
-    Asked,
     Effort,
+    TraceBudget,
     answered,
     rank,
     representatives,
     to_trace,
     traced_or_not,
 )
+from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import path_tasks
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding
@@ -83,15 +85,15 @@ def test_every_task_follows_from_one_of_few_traces_without_an_engine():
         for number, places in one.members.items():
             asked = [one.task.request.points[place] for place in places]
             assert asked == tasks()[number].request.points
-        told = [c.key for n in one.members for c in tasks()[n].candidates]
-        assert [c.key for c in one.task.candidates] == told
+        keys = [m.candidate.key for n in one.members for m in tasks()[n].members]
+        assert [m.candidate.key for m in one.task.members] == keys
 
 
 def test_copies_get_what_was_traced_and_engines_less():
     found = {}
     for one in bases(tasks()):
         answers = reply([POINT] * len(one.task.request.points))
-        found |= dict(shared_out(one, answers, tasks(), JOB, FACTS))
+        found |= dict(shared_out(one, answers, tasks()))
     for number, task in enumerate(tasks()):
         assert found[number].by_formula is task.engine
         for answer in found[number].points:
@@ -112,7 +114,7 @@ def test_copies_get_what_was_traced_and_engines_less():
 def test_a_path_that_cannot_be_traced_says_so_for_all_that_follow_from_it():
     one = bases(tasks())[0]
     broken = replace(reply([]), problem="it broke")
-    found = dict(shared_out(one, broken, tasks(), JOB, FACTS))
+    found = dict(shared_out(one, broken, tasks()))
     assert found.keys() == one.members.keys()
     assert all(told.problem == "it broke" for told in found.values())
 
@@ -152,8 +154,8 @@ def test_an_engine_that_cannot_be_traced_stays_by_formula_and_is_not_tried_again
     replies[number] = traced_or_not(formula, broken)
     assert replies[number] == replace(formula, engine_problem="it broke")
     assert number not in to_trace(tasks(), replies, ranks)
-    found = estimates_of([tasks()[number]], [replies[number]], JOB, FACTS, 2**36)
-    for one in tasks()[number].candidates:
+    found = estimates_of([tasks()[number]], [replies[number]], 2**36)
+    for one in (member.candidate for member in tasks()[number].members):
         assert found[one.key].method == "adjusted trace"
         assert "(it broke)" in "".join(found[one.key].notes)
     # Where nothing was known before, that is what it is.
@@ -190,7 +192,7 @@ def settled(monkeypatch, whole_bytes, stages=(3,)):
     few_bytes = POINT.peak_reserved_bytes
     asked = []
 
-    def traced(some, started, folder, told):
+    def traced(some, servers, folder, progress):
         asked.extend(one.request for one in some if one.request.whole)
         sigma = 0.0 if some[0].request.whole else 0.07
         sizes = [whole_bytes + one.request.rank if sigma == 0 else few_bytes for one in some]
@@ -200,8 +202,8 @@ def settled(monkeypatch, whole_bytes, stages=(3,)):
         ]
 
     monkeypatch.setattr(answering, "traced_in_children", traced)
-    wanted = Asked(job=JOB, facts=FACTS, limit=2**36, ceilings=None, effort=EVERY)
-    return answered(few, wanted, [], Path("nowhere")), asked
+    wanted = TraceBudget(limit=2**36, ceilings=None, effort=EVERY)
+    return answered(few, wanted, Servers(Path("nowhere")), Path("nowhere"), Progress()), asked
 
 
 def test_of_the_first_candidate_all_layers_are_traced(monkeypatch):
@@ -239,16 +241,11 @@ def test_what_adjusts_a_trace_is_ranked_beside_the_trace():
     """Candidates that offload activations share the points of those that do not."""
     for task in tasks():
         few = representatives(task)
-        kinds = set(zip(task.places, task.replaced, strict=True))
-        assert set(zip(few.places, few.replaced, strict=True)) == kinds
-        assert len(few.candidates) == len(kinds)
-        told = {
-            one.key: pair
-            for one, *pair in zip(task.candidates, task.places, task.replaced, strict=True)
-        }
-        for one, *pair in zip(few.candidates, few.places, few.replaced, strict=True):
-            assert told[one.key] == pair
-    assert any(len(set(task.replaced)) > 1 for task in tasks())
+        kinds = {(member.place, member.replaced) for member in task.members}
+        assert {(member.place, member.replaced) for member in few.members} == kinds
+        assert len(few.members) == len(kinds)
+        assert set(map(id, few.members)) <= set(map(id, task.members))
+    assert any(len({member.replaced for member in task.members}) > 1 for task in tasks())
 
 
 def test_of_what_was_traced_it_counts_whether_it_fits():

@@ -11,6 +11,7 @@ from autotune.facts.host import HostFacts
 from autotune.plan.host_memory import with_host
 from autotune.run.expectations import Expectations
 from autotune.run.loop import BEYOND_HOST, reasons_against
+from autotune.space.settings import settings
 from autotune.space.sharding.sharding import Sharding
 from tests.unit.builders import GIB, make_candidate, make_estimate, make_facts, make_job
 
@@ -31,9 +32,7 @@ def hosted(values, free_gib=None, wanted=None, traced=None, kind="cuda", reserve
     job = make_job(devices=devices, precision="fp32" if kind == "cpu" else "bf16")
     return with_host(
         make_estimate(reserved),
-        job,
-        facts_of(free_gib, kind),
-        make_candidate(**values),
+        settings(job, facts_of(free_gib, kind), make_candidate(**values)),
         process_bytes=GIB,
         traced_bytes=traced,
     )

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.plan.children import traced_in_children
+from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.progress import Progress
 from autotune.plan.variants import path_tasks
 from autotune.process.limits import Ending
 from autotune.space.bind import bind
@@ -40,7 +41,7 @@ def tasks(folder: Path) -> list:
 
 def test_a_child_that_dies_leaves_its_path_to_the_formula(tmp_path: Path) -> None:
     asked = tasks(tmp_path)
-    replies = traced_in_children(asked, [SilentServer()], tmp_path)
+    replies = traced_in_children(asked, Servers(tmp_path, SilentServer()), tmp_path, Progress())
     assert len(replies) == len(asked) > 0
     assert all("signal 9" in (reply.problem or "") for reply in replies)
 
@@ -48,7 +49,7 @@ def test_a_child_that_dies_leaves_its_path_to_the_formula(tmp_path: Path) -> Non
 def test_ctrl_c_closes_the_servers_and_goes_on_up(tmp_path: Path) -> None:
     server = SilentServer(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        traced_in_children(tasks(tmp_path), [server], tmp_path)
+        traced_in_children(tasks(tmp_path), Servers(tmp_path, server), tmp_path, Progress())
     assert server.closed
 
 
@@ -62,5 +63,5 @@ def test_a_second_ctrl_c_while_servers_are_closed_leaves_none_open(tmp_path: Pat
 
     servers = [Interrupted(KeyboardInterrupt) for _ in range(3)]
     with pytest.raises(KeyboardInterrupt):
-        traced_in_children(tasks(tmp_path), servers, tmp_path)
+        traced_in_children(tasks(tmp_path), Servers(tmp_path, *servers), tmp_path, Progress())
     assert all(server.closed for server in servers)

@@ -9,7 +9,8 @@ from rich.console import Console
 from autotune.cli.views import progress
 from autotune.cli.views.progress import EstimatesShown
 from autotune.estimate.protocol import POINT
-from autotune.plan.children import traced_in_children
+from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.progress import Progress
 from tests.unit.plan.test_plan import SilentServer, tasks
 
 
@@ -23,13 +24,21 @@ class TellingServer(SilentServer):
         return super().run()
 
 
+class Heard(Progress):
+    def __init__(self, heard: list) -> None:
+        self._heard = heard
+
+    def estimated(self, done: int, of: int) -> None:
+        self._heard.append((done, of))
+
+
 def test_every_candidate_is_counted_once(tmp_path: Path) -> None:
     asked, heard = tasks(tmp_path), []
     server = TellingServer()
     server.points = [len(task.request.points) for task in asked]
     assert max(server.points) > 1
-    traced_in_children(asked, [server], tmp_path, lambda done, of: heard.append((done, of)))
-    of = sum(len(task.candidates) for task in asked)
+    traced_in_children(asked, Servers(tmp_path, server), tmp_path, Heard(heard))
+    of = sum(len(task.members) for task in asked)
     assert [done for done, _ in heard] == sorted({done for done, _ in heard})
     assert len(heard) > len(asked)
     assert heard[0] == (0, of)
@@ -45,7 +54,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(seconds, shown, monkeyp
     file = io.StringIO()
     told = EstimatesShown(Console(file=file))
     for done in (1, 2, 3):
-        told(done, 3)
+        told.estimated(done, 3)
     told.clear()
     assert file.getvalue().splitlines() == shown
 
@@ -54,10 +63,10 @@ def test_in_a_terminal_one_line_moves_and_goes(monkeypatch) -> None:
     monkeypatch.setattr(progress, "_MOVE_S", 0.0)
     file = io.StringIO()
     told = EstimatesShown(Console(file=file, force_terminal=True, color_system=None))
-    told(1, 3)
+    told.estimated(1, 3)
     assert file.getvalue() == "\x1b[2Kestimated 1 of 3 candidates ...\r"
-    told.about("list of changes 2")
-    told(2, 3)  # in the place of a line that may have been longer
+    told.looking_at("list of changes 2")
+    told.estimated(2, 3)  # in the place of a line that may have been longer
     assert file.getvalue().endswith("\x1b[2Klist of changes 2: estimated 2 of 3 candidates ...\r")
-    told(3, 3)
+    told.estimated(3, 3)
     assert file.getvalue().endswith("\x1b[2K") and "\n" not in file.getvalue()

@@ -8,6 +8,7 @@ import pytest
 from autotune.process.limits import LaunchReport
 from autotune.run.verdict import judge, timed_part
 from autotune.search.recommend import Ranked
+from autotune.space.settings import settings
 from autotune.training.rehearsal import RehearsalReply
 from tests.unit.builders import make_candidate, make_facts, make_job, ok
 
@@ -45,7 +46,8 @@ def chosen(**figures: Any) -> Ranked:
 
 def verdict(launch: LaunchReport, saved: Any, ranked: Ranked, sizes: Any = None) -> Any:
     part = timed_part(launch, saved, STEPS)
-    return judge(launch, saved, part, sizes, ranked, make_facts(), make_job(), "launch.log")
+    launched = settings(make_job(), make_facts(), ranked.candidate)
+    return judge(launch, saved, part, sizes, ranked, launched, "launch.log")
 
 
 def test_the_timed_part_lies_between_the_log_lines_of_its_first_and_last_step() -> None:

@@ -19,6 +19,7 @@ from autotune.estimate.formula.communication import (
     sent_bytes,
 )
 from autotune.plan.exchange import UNKNOWN_LINK, exchanged, with_exchange
+from autotune.space.settings import settings
 from autotune.space.sharding.sharding import Sharding
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job
 
@@ -128,14 +129,16 @@ def test_a_step_is_longer_by_what_is_exchanged_and_says_so():
     _, three = several(distributed_type="DEEPSPEED", zero_stage=3)
     before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
     for candidate in (ddp, three):
-        after = with_exchange(before, job, facts, candidate)
+        after = with_exchange(before, settings(job, facts, candidate))
         assert after.step_time_s > 1.0
         assert after.tokens_per_s == pytest.approx(800.0 / after.step_time_s)
         assert "of a step are exchange" in after.notes[-1]
     # Under bf16 ZeRO gathers and reduces 2 bytes; DDP reduces float32 gradients.
-    assert exchanged(job, facts, ddp).gradients == 4 * facts.model.parameters
-    assert exchanged(job, facts, three).gradients == 2 * facts.model.parameters
-    assert exchanged(job, facts, three).link_bytes_per_s == UNKNOWN_LINK  # of `some device`
+    assert exchanged(settings(job, facts, ddp)).gradients == 4 * facts.model.parameters
+    assert exchanged(settings(job, facts, three)).gradients == 2 * facts.model.parameters
+    assert (
+        exchanged(settings(job, facts, three)).link_bytes_per_s == UNKNOWN_LINK
+    )  # of `some device`
 
 
 def test_ppo_exchanges_the_value_models_gradients_too_after_each_pass_over_the_responses():
@@ -143,19 +146,25 @@ def test_ppo_exchanges_the_value_models_gradients_too_after_each_pass_over_the_r
     job, once = several(distributed_type="MULTI_GPU", num_ppo_epochs=1)
     _, often = several(distributed_type="MULTI_GPU", num_ppo_epochs=4)
     ppo = job.model_copy(update={"method": "ppo"})
-    assert exchanged(ppo, facts, once).trained == 2 * exchanged(job, facts, once).trained
+    assert (
+        exchanged(settings(ppo, facts, once)).trained
+        == 2 * exchanged(settings(job, facts, once)).trained
+    )
     before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
     one, four = (
-        with_exchange(before, ppo, facts, each).step_time_s - 1.0 for each in (once, often)
+        with_exchange(before, settings(ppo, facts, each)).step_time_s - 1.0
+        for each in (once, often)
     )
     assert four == pytest.approx(4 * one)
 
 
 def test_of_one_device_nothing_and_of_cpus_nothing_is_known():
     before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
-    assert with_exchange(before, make_job(), make_facts("cuda"), make_candidate()) is before
+    assert (
+        with_exchange(before, settings(make_job(), make_facts("cuda"), make_candidate())) is before
+    )
     job, ddp = several(distributed_type="MULTI_CPU")
-    after = with_exchange(before, job, make_facts("cpu"), ddp)
+    after = with_exchange(before, settings(job, make_facts("cpu"), ddp))
     assert after.step_time_s == 1.0 and "is not counted" in after.notes[-1]
 
 

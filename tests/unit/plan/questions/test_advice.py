@@ -1,59 +1,85 @@
 """Which lists of changes are looked at, and what is said of them. The estimates are made up."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from autotune.cli.views.advice import advice_lines, advice_plain
-from autotune.plan.questions.advice import _Advisor, decisive, leanest
+from autotune.facts.device_kinds import find_kind
+from autotune.plan.cache import PlanCache
+from autotune.plan.children import Servers
+from autotune.plan.estimator import Estimator
+from autotune.plan.questions.advice import Advisor, decisive, leanest
 from autotune.plan.questions.changes import one_more_device
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
+from tests.unit.estimate.speed.test_operators import CEILINGS
 
 GIB = 2**30
 
 
-class Made(_Advisor):
-    """An advisor whose estimates are a function of the job and the candidate."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Imagined(Estimator):
+    """An estimator whose estimates are a function of the job and the candidate."""
 
-    def __init__(self, job, fits, speed=lambda job, one: 100.0, tried=(), kind=None):
-        self._kind = kind
-        self._job, self._facts = job, make_facts("cuda")
-        self._limit, self._asked, self._tried = 40 * GIB, 0, tried
-        self.jobs, self._about = [], lambda what: None
-        self._fits_if, self._speed_of = fits, speed
+    fits: Any
+    speed: Any
+    jobs: list
 
-    def _estimates(self, job, candidates, *, speed=True):
-        self.jobs.append(job.model_dump_json())
-        found = {}
-        for one in candidates:
-            estimate = make_estimate(50 * GIB, self._speed_of(job, one))
-            fits = bool(self._fits_if(job, one))
-            found[one.key] = dataclasses.replace(estimate, fits=fits, host_bytes=70 * GIB)
-        return found
+    def estimates(self, candidates):
+        self.jobs.append(self.job.model_dump_json())
+        estimates = {}
+        for candidate in candidates:
+            estimate = make_estimate(50 * GIB, self.speed(self.job, candidate))
+            fits = bool(self.fits(self.job, candidate))
+            estimates[candidate.key] = dataclasses.replace(estimate, fits=fits, host_bytes=70 * GIB)
+        return estimates
 
 
-def advised(job, fits, **more):
-    return Made(job, fits, **more).advice(make_space(job, make_facts("cuda")))
+@pytest.fixture
+def advised(tmp_path):
+    """What is advised about a job; the estimator hears of each job that is tried."""
+    cache = PlanCache(path=tmp_path)
+    cache.keep_ceilings(make_facts("cuda").device.name, CEILINGS)
+
+    def advise(job, fits, speed=lambda job, one: 100.0, tried=(), kind=None, failed=False, jobs=()):
+        estimator = Imagined(
+            job=job,
+            facts=make_facts("cuda"),
+            limit=40 * GIB,
+            servers=Servers(tmp_path),
+            folder=tmp_path,
+            rows=tmp_path,
+            cache=cache,
+            fits=fits,
+            speed=speed,
+            jobs=[] if jobs == () else jobs,
+        )
+        space = bind(load_definition(job.method), job, make_facts("cuda"))
+        device = None if kind is None else find_kind(kind)
+        return Advisor(estimator, device, tried).advice(space, seen_to_fail=failed)
+
+    return advise
 
 
 def changes(advice):
     return [{change.field for change in way.changes} for way in advice.ways]
 
 
-def test_a_job_that_fits_needs_no_advice():
+def test_a_job_that_fits_needs_no_advice(advised):
     advice = advised(make_job(), lambda job, one: True)
     assert advice.fits and not advice.ways
     assert "It fits as it is" in "\n".join(advice_lines(advice))
 
 
-def test_one_change_that_is_enough_is_not_made_longer():
+def test_one_change_that_is_enough_is_not_made_longer(advised):
     advice = advised(make_job(), lambda job, one: job.tuning == "lora")
     assert changes(advice) == [{"tuning"}]
 
 
-def test_two_changes_are_tried_together_where_none_is_enough():
+def test_two_changes_are_tried_together_where_none_is_enough(advised):
     def fits(job, one):
         return one["dtype"] == "bfloat16" and one["optim"] == "adafactor"
 
@@ -62,11 +88,11 @@ def test_two_changes_are_tried_together_where_none_is_enough():
     assert not advice.ways[0].learns_the_same
 
 
-def test_nothing_is_changed_twice():
-    advisor = Made(make_job(), lambda job, one: False)
-    advice = advisor.advice(make_space(make_job(), make_facts("cuda")))
+def test_nothing_is_changed_twice(advised):
+    jobs: list[str] = []
+    advice = advised(make_job(), lambda job, one: False, jobs=jobs)
     assert not advice.ways
-    asked = advisor.jobs[2:]  # the job itself comes first: its leanest, and its speed
+    asked = jobs[2:]  # the job itself comes first: its leanest, and its speed
     assert advice.tried == len(asked) == len(set(asked)) > 10
     away = [job for job in asked if '"zero_stage":3' in job]
     shorter = [job for job in away if '"max_length":256' in job]
@@ -75,12 +101,11 @@ def test_nothing_is_changed_twice():
     assert str(advice.tried) in line
 
 
-def test_what_probes_found_not_to_be_enough_is_no_way_but_part_of_one():
+def test_what_probes_found_not_to_be_enough_is_no_way_but_part_of_one(advised):
     def fits(job, one):
         return job.tuning == "lora"
 
-    advisor = Made(make_job(), fits, tried=["`tuning: lora`"])
-    advice = advisor.advice(make_space(make_job(), make_facts("cuda")), seen_to_fail=True)
+    advice = advised(make_job(), fits, tried=["`tuning: lora`"], failed=True)
     assert advice.ways
     assert all("tuning" in one and len(one) == 2 for one in changes(advice))
 
@@ -91,7 +116,7 @@ def test_a_reference_that_need_not_be_kept_is_leaner():
     assert leanest(space)["precompute_ref_log_probs"] is True
 
 
-def test_a_loosened_pin_is_no_change_of_what_is_learned_and_comes_first():
+def test_a_loosened_pin_is_no_change_of_what_is_learned_and_comes_first(advised):
     job = make_job(fixed={"gradient_checkpointing": False})
 
     def fits(job, one):
@@ -104,7 +129,7 @@ def test_a_loosened_pin_is_no_change_of_what_is_learned_and_comes_first():
     assert "stays the same" in lines[3]
 
 
-def test_the_price_is_the_fastest_that_fits_then_against_the_fastest_that_does_not():
+def test_the_price_is_the_fastest_that_fits_then_against_the_fastest_that_does_not(advised):
     def speed(job, one):
         return 10.0 * one.micro_batch / (2 if job.tuning == "lora" else 1)
 
@@ -120,7 +145,7 @@ def test_the_price_is_the_fastest_that_fits_then_against_the_fastest_that_does_n
     assert plain["ways"][0]["changes"] == [{"text": "`tuning: lora`", "kind": "recipe"}]
 
 
-def test_what_a_single_gpu_may_keep_on_the_host_is_a_way_with_its_price():
+def test_what_a_single_gpu_may_keep_on_the_host_is_a_way_with_its_price(advised):
     def speed(job, one):
         return 100.0 / job.fixed.get("zero_stage", 1)
 
@@ -146,20 +171,18 @@ def test_ways_are_looked_for_among_what_decides_about_memory():
     assert len({one["gradient_checkpointing"] for one in some}) == 2
 
 
-def test_one_more_gpu_is_a_way_where_completions_are_generated_and_gpus_are_named():
+def test_one_more_gpu_is_a_way_where_completions_are_generated_and_gpus_are_named(advised):
     def fits(job, one):
         return job.devices.count == 2
 
     rewards = ["get_soft_overlong_punishment"]
     job = make_job(method="grpo", max_length=None, reward_funcs=rewards, global_batch_size=48)
-    space = bind(load_definition("grpo"), job, make_facts("cuda"))
-    found = Made(job, fits, kind="h100").advice(space)
+    found = advised(job, fits, kind="h100")
     assert {"devices"} in changes(found)
     assert "`--devices 2`" in "\n".join(advice_lines(found))
-    assert not Made(job, fits).advice(space).ways
+    assert not advised(job, fits).ways
     # Of other methods each device holds as much as before.
-    sft = Made(make_job(), fits, kind="h100").advice(make_space(make_job(), make_facts("cuda")))
-    assert not sft.ways
+    assert not advised(make_job(), fits, kind="h100").ways
 
 
 def test_the_next_number_of_gpus_keeps_the_batch_exact():

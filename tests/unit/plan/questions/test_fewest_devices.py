@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from autotune.cli.views.fewest import fewest_lines, fewest_plain
+from autotune.cli.views.limits import fewest_lines, fewest_plain
 from autotune.errors import UserError, user_error
 from autotune.plan.plan import Plan
 from autotune.plan.questions import fewest_devices as module
@@ -16,7 +16,7 @@ def plans(monkeypatch, room):
     """Plans in which every candidate takes 80 GiB over as many devices; an odd batch at 4."""
     asked = []
 
-    def plan(job, definition, folder, *, device, effort, told):
+    def plan(job, definition, folder, *, device, effort, progress):
         devices = job.devices.count
         asked.append((devices, device))
         if devices == 4:
@@ -75,9 +75,9 @@ def test_the_first_number_on_which_something_fits_ends_it(monkeypatch, tmp_path)
 def test_one_device_does_without_what_only_divides(fixed, left_out, monkeypatch, tmp_path):
     asked = []
 
-    def plan(job, definition, folder, *, device, effort, told):
+    def plan(job, definition, folder, *, device, effort, progress):
         asked.append(job.fixed)
-        return made(job, definition, folder, device=device, effort=effort, told=told)
+        return made(job, definition, folder, device=device, effort=effort, progress=progress)
 
     plans(monkeypatch, 90 * GIB)
     made = module.plan
@@ -95,7 +95,7 @@ def test_where_no_number_does_it_says_so(monkeypatch, tmp_path):
     tried = fewest(make_job(), shipped(), tmp_path, device="h100")
     assert tried[-1].devices == 64 and not tried[-1].fits
     assert fewest_plain(tried)["devices"] is None
-    assert "--advise" in list(fewest_lines(tried))[-1]
+    assert "autotune advise" in list(fewest_lines(tried))[-1]
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])

@@ -9,6 +9,7 @@ from autotune.errors import UserError
 from autotune.plan.exchange import exchanged, with_exchange
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
+from autotune.space.settings import settings
 from autotune.space.sharding.deepspeed import deepspeed_of
 from autotune.space.sharding.sharding import HPZ, sharding_of
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
@@ -96,7 +97,7 @@ def test_deepspeed_is_told_the_size():
 def both(job, here):
     first = {one[HPZ]: one for one in reversed(make_space(job, here).candidates)}
     before = dataclasses.replace(make_estimate(500, tokens_per_s=100.0), step_time_s=1.0)
-    return {size: with_exchange(before, job, here, one) for size, one in first.items()}
+    return {size: with_exchange(before, settings(job, here, one)) for size, one in first.items()}
 
 
 def test_a_group_gathers_over_the_links_of_its_machine():
@@ -105,7 +106,7 @@ def test_a_group_gathers_over_the_links_of_its_machine():
     large = dataclasses.replace(here.model, parameters=7 * 10**9)
     here = dataclasses.replace(here, model=large)
     one = next(c for c in make_space(job, here).candidates if c[HPZ] == 2)
-    what = exchanged(job, here, one)
+    what = exchanged(settings(job, here, one))
     assert what.link_bytes_per_s < what.group_bytes_per_s
     told = both(job, here)
     assert told[2].step_time_s < told[1].step_time_s
@@ -114,7 +115,7 @@ def test_a_group_gathers_over_the_links_of_its_machine():
 
 def test_a_group_over_several_machines_gathers_over_the_network():
     job, here = job_of(2, 4, fixed={**ZERO, HPZ: 4}), facts()
-    what = exchanged(job, here, make_space(job, here).candidates[0])
+    what = exchanged(settings(job, here, make_space(job, here).candidates[0]))
     assert what.group_bytes_per_s == what.link_bytes_per_s
 
 
@@ -129,7 +130,7 @@ def test_a_small_model_stays_gathered_and_gains_nothing_but_between_micro_steps(
         job = make_job(
             devices={"count": 8}, global_batch_size=32, tuning=tuning, fixed=fixed, precision="bf16"
         )
-        return exchanged(job, here, make_space(job, here).candidates[0]).kept
+        return exchanged(settings(job, here, make_space(job, here).candidates[0])).kept
 
     assert kept("full", True) == kept("full", False) == kept("lora", False) == 2 * 10**8
     assert kept("lora", True) == 0

@@ -15,6 +15,7 @@ from autotune.probe.measure import probe_request
 from autotune.search.rules.dominance_sharding import saves_more
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
+from autotune.space.settings import settings
 from autotune.space.sharding.sharding import KNOBS, Sharding, engine_name, sharding_of
 from tests.unit.builders import GIB, make_candidate, make_estimate, make_facts, make_job, make_space
 
@@ -122,18 +123,20 @@ def test_a_step_is_longer_by_what_is_moved_to_the_host():
     steps = {}
     for name, knobs in (("two", TWO), ("three", THREE)):
         candidate = make_candidate(num_processes=1, **knobs)
-        after = with_exchange(before, job, facts, candidate)
+        after = with_exchange(before, settings(job, facts, candidate))
         steps[name] = after.step_time_s
         assert after.notes[-1].startswith("what is offloaded: ")
         assert "at 20 GB/s" in after.notes[-1]
-        assert exchanged(job, facts, candidate).weights == 2 * facts.model.parameters
-        kept = kept_on_host(job, facts, candidate, None)
+        assert exchanged(settings(job, facts, candidate)).weights == 2 * facts.model.parameters
+        kept = kept_on_host(settings(job, facts, candidate), None)
         assert kept >= (4 + 4 + 8) * facts.model.parameters
     assert 1.0 < steps["two"] < steps["three"]
     on_disk = make_candidate(num_processes=1, **{**THREE, "offload_param_device": "nvme"})
-    note = with_exchange(before, job, facts, on_disk).notes[-1]
+    note = with_exchange(before, settings(job, facts, on_disk)).notes[-1]
     assert "at 20 GB/s (on disk 6.5 read, 3.5 written)" in note
-    on_cpu = with_exchange(before, job, make_facts(), make_candidate(num_processes=1, **TWO))
+    on_cpu = with_exchange(
+        before, settings(job, make_facts(), make_candidate(num_processes=1, **TWO))
+    )
     assert on_cpu.step_time_s == 1.0 and on_cpu.notes[-1] == NOT_MOVED
 
 

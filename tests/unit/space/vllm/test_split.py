@@ -188,7 +188,7 @@ def planned(job, known, limit_missing=()):
     for candidate in space_of(job, known).candidates:
         short = 3 * GIB if candidate["num_processes"] in limit_missing else None
         estimate = replace(make_estimate(20 * GIB), fits=short is None, missing_bytes=short)
-        pairs.append((candidate, with_server(estimate, job, known, candidate)))
+        pairs.append((candidate, with_server(estimate, settings(job, known, candidate))))
     return pairs
 
 

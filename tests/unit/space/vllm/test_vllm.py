@@ -189,8 +189,12 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
         peak_gpu_bytes=peak * GIB,
     )
     chosen = Ranked(number=0, candidate=candidate, measurement=measurement)
+
+    def launched(machine):
+        return settings(job, machine, candidate)
+
     state = {"log_history": [{"eval_loss": 1.0}]}
-    found = judge(report, state, (900.0, 9.0), None, chosen, known, job, "log")
+    found = judge(report, state, (900.0, 9.0), None, chosen, launched(known), "log")
     assert found.verified is not problem
     assert ("was promised" in found.reason) is problem
     assert found.promised_peak_memory_bytes == 12 * GIB
@@ -198,8 +202,8 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
         assert "vLLM was not run" in found.reason
     # Where it is installed the launch is the job itself.
     there = replace(known, stack=replace(known.stack, vllm=True))
-    assert judge(report, state, (900.0, 9.0), None, chosen, there, job, "").verified
-    assert vllm_runs(settings(job, there, candidate, "").config, there)
+    assert judge(report, state, (900.0, 9.0), None, chosen, launched(there), "").verified
+    assert vllm_runs(launched(there))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""How few devices would do, for people and for programs. Pure."""
+"""The largest value of a knob, and how few devices would do, for people and for programs. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.cli.views.tables import describe
 from autotune.plan.questions.fewest_devices import Tried
+from autotune.plan.questions.largest import Largest
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes
 
@@ -12,7 +13,7 @@ SCHEMA = 1
 
 
 def fewest_plain(tried: Sequence[Tried]) -> dict[str, Any]:
-    """What `autotune plan --min-devices --json` prints."""
+    """What `autotune limits --of devices --json` prints."""
     return {
         "schema": SCHEMA,
         "devices": tried[-1].devices if tried[-1].fits else None,
@@ -58,7 +59,7 @@ def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
         pinned = {n: v for n, v in candidate.values.items() if len(_values(one, n)) > 1}
         yield "  " + " ".join(f"--set {n}={value_label(v)}" for n, v in sorted(pinned.items()))
     if not tried[-1].fits:
-        yield "more of them were not tried: `autotune plan --advise` says what else would help"
+        yield "more of them were not tried: `autotune advise` says what else would help"
 
 
 def _values(one: Tried, name: str) -> tuple[Any, ...]:
@@ -71,3 +72,29 @@ def _shown(one: Tried) -> tuple[Any, Any]:
     assert one.plan is not None
     ranked = one.plan.ranked()
     return ranked[0] if one.fits else min(ranked, key=lambda pair: pair[1].peak_memory_bytes)
+
+
+def largest_plain(answer: Largest) -> dict[str, Any]:
+    """What `autotune limits --of KNOB --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "knob": answer.knob,
+        "value": answer.value,
+        "too_large": answer.too_large,
+        "device": answer.device,
+        "limit_bytes": answer.limit_bytes,
+        "estimate": None if answer.estimate is None else answer.estimate.plain(),
+    }
+
+
+def largest_line(answer: Largest) -> str:
+    """The answer in a sentence."""
+    where = f"{format_bytes(answer.limit_bytes)} on {answer.device}"
+    if answer.value is None or answer.estimate is None:
+        return f"no {answer.knob} fits in {where}"
+    takes = format_bytes(answer.estimate.peak_memory_bytes)
+    more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
+    if answer.knob != "max_length" and answer.value > answer.most_rows:
+        more += f"; the job's own global batch has {answer.most_rows} rows for a device"
+    sure = f"it takes {takes}, p(oom) {answer.estimate.p_oom:.2f}"
+    return f"{answer.knob}={answer.value} fits in {where} ({sure}); {more}"

@@ -1,0 +1,132 @@
+"""What `plan`, `limits` and `advise` share: the job as their options have it, and where it is
+planned for."""
+
+import contextlib
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.job_options import job_options, json_option, load
+from autotune.errors import user_error
+
+
+def planned_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """JOB and its flags, the devices to plan for, and `--json`."""
+    for option in (
+        json_option,
+        click.option(
+            "--nodes",
+            type=click.IntRange(min=1),
+            help="On how many machines, each with so many devices.",
+        ),
+        click.option(
+            "--devices",
+            type=click.IntRange(min=1),
+            help="How many, in place of the job's; how the training is spread over them is "
+            "searched.",
+        ),
+        click.option(
+            "--device",
+            metavar="KIND",
+            help="Plan for this GPU (h200, a100-40gb, memory=24GiB) or `cpu`.",
+        ),
+        job_options,
+    ):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """The job as the options have it, and where it is planned for.
+
+    Attributes:
+        flags: the flags of `job_options` by name.
+    """
+
+    job: Path | None
+    sets: tuple[str, ...]
+    flags: dict[str, Any]
+    device: str | None
+    devices: int | None
+    nodes: int | None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> "PlannedJob":
+        """The job of the options that `planned_options` adds."""
+        names = ("job", "sets", "device", "devices", "nodes")
+        flags = {name: value for name, value in options.items() if name not in names}
+        return cls(**{name: options[name] for name in names}, flags=flags)
+
+    def loaded(self) -> Any:
+        """(Job, SpaceDefinition)."""
+        sets = self.sets
+        if self.devices is not None:
+            sets = (*sets, f"devices.count={self.devices}")
+        if self.nodes is not None:
+            sets = (*sets, f"devices.nodes={self.nodes}")
+        sets = _sets(self.job, sets, self.flags, (self.devices or 1) * (self.nodes or 1))
+        return load(self.job, sets, self.flags, device=self.device, figures=True)
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Any]:
+    """What shows on stderr how far estimates are."""
+    from rich.console import Console
+
+    from autotune.cli.views.progress import EstimatesShown
+
+    shown = EstimatesShown(Console(stderr=True))
+    try:
+        yield shown
+    finally:
+        shown.clear()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, whatever happens."""
+    folder = Path(tempfile.mkdtemp(prefix="autotune-plan-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sets(
+    job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], devices: int
+) -> tuple[str, ...]:
+    """What one candidate without a job file leaves open: lengths for data, its own batch."""
+    if job is not None:
+        return sets
+    named = dict(text.partition("=")[::2] for text in sets)
+    length = flags["max_length"] or named.get("max_length")
+    if flags["model"] is None and "model" not in named:
+        raise user_error(
+            "a job is needed", hint="name a job file, or give --model and --max-length"
+        )
+    if length is None:
+        raise user_error("without a job file a length is needed", hint="add --max-length 1024")
+    from autotune.job.methods import METHODS, SFT
+
+    method = METHODS.get(flags["method"] or named.get("method", ""), SFT)
+    if method.online:  # the length is that of prompts, which are not cut
+        flags["max_length"] = None
+        sets = tuple(text for text in sets if not text.startswith("max_length="))
+    added = []
+    if flags["dataset"] is None and not any(name.startswith("dataset") for name in named):
+        added.append(f"dataset={{lengths: {{max: {length}}}}}")
+    if flags["global_batch_size"] is None and "global_batch_size" not in named:
+        batch = named.get("per_device_train_batch_size", "8")
+        rows = 2 * int(batch) if batch.isdigit() else 8
+        if method.online:
+            group = named.get("num_generations", "8")
+            rows = math.lcm(rows, int(group) if group.isdigit() and group != "0" else 8)
+        added.append(f"global_batch_size={devices * rows}")
+    return (*sets, *added)
