@@ -17,7 +17,7 @@ from autotune.estimate.tracing.kernels.profiler import peak_bytes, phase_peaks
 from autotune.estimate.tracing.phases import Watch
 from autotune.estimate.tracing.rollout import as_trace, asked_prompts, free_rewards, phases_of
 from autotune.estimate.tracing.rollout_phases import STEPS
-from autotune.estimate.tracing.trace import asked_probe, asked_rows, feed, trace_config
+from autotune.estimate.tracing.trace import asked_rows, feed, trace_config, trainer_spec
 from autotune.training.registry import family
 
 
@@ -31,7 +31,7 @@ def real_peak_bytes(request: TraceRequest) -> int:
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = trains.trainer(asked_probe(request), training, model, asked_rows(request))
+        trainer = trains.trainer(trainer_spec(request), training, model, asked_rows(request))
         feed(trainer, request)
         trainer.train()
         del trainer
@@ -50,10 +50,10 @@ def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
         trains = family(request.method)
         _, training, model = trains.parse(trace_config(asked, Path(scratch)), Path(scratch))
         training.max_steps = STEPS
-        made = trains.models(asked_probe(asked), training, model, "cpu")
+        made = trains.models(trainer_spec(asked), training, model, "cpu")
         made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
         rows = asked_prompts(request)
-        trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
+        trainer = trains.trainer(trainer_spec(asked), training, model, rows, made)
         del made
         watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
         phases_of(tracer, trainer, request, watch).install()

@@ -14,17 +14,16 @@ from autotune.facts.host import host_limit
 from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.nvme_folder import own_folder
-from autotune.probe.protocol import Measurement
+from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.worst import behind
 from autotune.process.host_memory import HostMeter, HostUse
 from autotune.process.limits import Ending, Limits, Watcher, signal_name
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
-from autotune.training.spec import ProbeRequest
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks.group:probe"
@@ -64,8 +63,8 @@ def probe_request(
 
 
 def measure(
-    server: ProbeServer,
-    folder: ProbeFolder,
+    server: ChildServer,
+    folder: ChildFolder,
     request: ProbeRequest,
     limits: Limits,
     watch: Watcher | None = None,
@@ -108,8 +107,8 @@ def host_meter(request: ProbeRequest) -> HostMeter | None:
 
 
 def measure_candidate(
-    server: ProbeServer,
-    folder: ProbeFolder,
+    server: ChildServer,
+    folder: ChildFolder,
     job: Job,
     facts: Facts,
     candidate: Candidate,
@@ -159,7 +158,7 @@ def describe_processes(gpu: devices.DeviceFacts) -> str:
     return f"GPU {gpu.index} is in use by {each}"
 
 
-def naming_the_rank(measurement: Measurement, folder: ProbeFolder, count: int) -> Measurement:
+def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -> Measurement:
     """A failure of one rank of several, with which of them it was, where that is known."""
     failed, reason = measurement.failed_rank, measurement.reason
     if failed is None and (silent := read_json(folder.path / SILENT)) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.training.spec import ProbeRequest
+from autotune.probe.protocol import ProbeRequest
 
 _NAME = "autotune-probe-"
 

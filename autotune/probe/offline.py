@@ -3,14 +3,15 @@
 from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.protocol import ProbeRequest
 from autotune.probe.throughput import Before, Throughput, passes
 from autotune.probe.trainer_setup import configured, told
-from autotune.process.messages import ProbeFolder
-from autotune.training.spec import ProbeRequest, Unsupported
+from autotune.process.messages import ChildFolder
+from autotune.training.spec import Unsupported
 
 
 def train_offline(
-    request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
+    request: ProbeRequest, folder: ChildFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], Throughput]:
     """Train a few steps of the candidate: fields of a measurement, and its speed."""
     from autotune.probe.step_meter import Schedule, StepMeter

@@ -3,14 +3,14 @@
 from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.protocol import ProbeRequest
 from autotune.probe.rollout_throughput import RolloutSpeed
 from autotune.probe.trainer_setup import configured, told
-from autotune.process.messages import ProbeFolder
-from autotune.training.spec import ProbeRequest
+from autotune.process.messages import ChildFolder
 
 
 def train_online(
-    request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
+    request: ProbeRequest, folder: ChildFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], RolloutSpeed]:
     """Generate and train a few cycles of the candidate: fields of a measurement, and its speed."""
     from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter

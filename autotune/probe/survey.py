@@ -15,7 +15,7 @@ from autotune.probe.protocol import SurveyRequest
 from autotune.process.limits import Limits
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.settings import device_environment
 from autotune.units import format_bytes
 
@@ -23,7 +23,7 @@ WORKER = "autotune.probe.survey_worker:survey"
 WALL_S = 3600.0
 
 
-def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
+def survey(job: Job, run: RunFolder, server: ChildServer) -> Facts:
     """Facts of the job's model, data, device and stack; kept in the run folder.
 
     A run that goes on keeps what it found of model and data; the device is looked at afresh.
@@ -66,7 +66,7 @@ def refuse_untried(job: Job) -> None:
 
 
 def _survey_in_child(
-    job: Job, run: RunFolder, server: ProbeServer, device: devices.DeviceFacts
+    job: Job, run: RunFolder, server: ChildServer, device: devices.DeviceFacts
 ) -> tuple[ModelFacts, DataFacts]:
     folder = run.survey
     folder.path.mkdir(parents=True, exist_ok=True)

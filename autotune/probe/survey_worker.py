@@ -15,7 +15,7 @@ from typing import Any
 from autotune.errors import UserError, user_error
 from autotune.job.methods import METHODS
 from autotune.probe.protocol import SurveyRequest
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 
 MEANT_TO_BE_READ = (ValueError, OSError, ImportError)
 """Errors whose messages are sentences: a KeyError's is no more than the key."""
@@ -27,7 +27,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*",
 def survey(path: Path) -> None:
     """Answer `request.json` with `{"model", "data"}`, or with `{"problems": [...]}`, of which each
     is `[where, what, hint or null]`."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = SurveyRequest.from_plain(read_json(folder.request) or {})
     os.environ.update(request.environment)  # transformers takes the first GPU that it sees
     problems: list[tuple[str, str, str | None]] = []

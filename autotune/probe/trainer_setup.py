@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from autotune.training.spec import ProbeRequest
+from autotune.probe.protocol import ProbeRequest
 
 
 def configured(

@@ -14,11 +14,11 @@ from autotune.job.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.offline import train_offline
 from autotune.probe.online import train_online
-from autotune.probe.protocol import Failure, Measurement
-from autotune.process.messages import ProbeFolder, write_json
+from autotune.probe.protocol import Failure, Measurement, ProbeRequest
+from autotune.process.messages import ChildFolder, write_json
 from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
 from autotune.process.rank import Place
-from autotune.training.spec import ProbeRequest, Unsupported
+from autotune.training.spec import Unsupported
 from autotune.units import format_bytes
 
 
@@ -37,7 +37,7 @@ class Stages:
         self.current, self._since = name, now
 
 
-def probe(folder: ProbeFolder, request: ProbeRequest, place: Place | None = None) -> None:
+def probe(folder: ChildFolder, request: ProbeRequest, place: Place | None = None) -> None:
     """Train a candidate for a few steps and write the reply; `place`: as one of several ranks."""
     os.environ.update(request.environment)
     memory: CpuMemory | CudaMemory | None = None
@@ -68,7 +68,7 @@ def _memory(request: ProbeRequest, place: Place | None) -> CpuMemory | CudaMemor
 
 def _measure(
     request: ProbeRequest,
-    folder: ProbeFolder,
+    folder: ChildFolder,
     memory: CpuMemory | CudaMemory,
     stages: Stages,
     place: Place | None,

@@ -15,7 +15,7 @@ from typing import Any, Self, get_args, get_origin
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeFolder:
+class ChildFolder:
     """Owns every path of one probe."""
 
     path: Path

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,8 @@ class RunFolder:
         return self.path / "server.log"
 
     @property
-    def survey(self) -> ProbeFolder:
-        return ProbeFolder(path=self.path / "survey")
+    def survey(self) -> ChildFolder:
+        return ChildFolder(path=self.path / "survey")
 
     @property
     def bundle(self) -> Path:
@@ -114,9 +114,9 @@ class RunFolder:
         """Where the real training writes unless the job says otherwise."""
         return self.path / "output"
 
-    def probe(self, number: int) -> ProbeFolder:
+    def probe(self, number: int) -> ChildFolder:
         """The folder of probe `number`."""
-        return ProbeFolder(path=self.path / "probes" / f"{number:04d}")
+        return ChildFolder(path=self.path / "probes" / f"{number:04d}")
 
     def write_text(self, path: Path, text: str) -> None:
         """Write a file of this run whole."""

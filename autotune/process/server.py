@@ -22,7 +22,7 @@ from autotune.process.forkserver import CHOICE
 from autotune.process.host_memory import HostMeter, HostUse
 from autotune.process.limits import Ending, Limits, Watcher, lost
 from autotune.process.logs import LogTail
-from autotune.process.messages import ProbeFolder
+from autotune.process.messages import ChildFolder
 from autotune.process.proc import (
     processor_seconds,
     session_processor_seconds,
@@ -45,7 +45,7 @@ _KILL_S = 30.0
 _CLOSE_S = 10.0
 
 
-class ProbeServer:
+class ChildServer:
     """A running forkserver, and the only way to start a child. Use as a context manager."""
 
     def __init__(
@@ -124,7 +124,7 @@ class ProbeServer:
 
     def run(
         self,
-        folder: ProbeFolder,
+        folder: ChildFolder,
         worker: str,
         limits: Limits,
         watch: Watcher | None = None,
@@ -193,8 +193,8 @@ class _Watch:
 
     def __init__(
         self,
-        server: ProbeServer,
-        folder: ProbeFolder,
+        server: ChildServer,
+        folder: ChildFolder,
         pid: int,
         limits: Limits,
         watch: Watcher | None,

@@ -17,7 +17,7 @@ from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, refuse_untried, survey
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations
 from autotune.run.history import History
 from autotune.search import SAMPLERS
@@ -64,7 +64,7 @@ def begin(
     run.begin(to_yaml(job.plain()), info)
 
 
-def facts_of(job: Job, run: RunFolder, server: ProbeServer, progress: Progress) -> Facts:
+def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) -> Facts:
     """What is true of model, data, machine and stack before any probe.
 
     Raises:

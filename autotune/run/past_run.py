@@ -13,9 +13,9 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
-from autotune.process.messages import ProbeFolder, read_json
+from autotune.process.messages import ChildFolder, read_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.conclusion import render
 from autotune.run.expectations import Expectations, expectations_from_plain
 from autotune.run.loop import reasons_against
@@ -177,7 +177,7 @@ def verify_again(past: PastRun) -> Verification:
     """Launch the run's recommended bundle again, and write what came out into it."""
     pinned = (past.stored or {}).get("chosen", {}).get("probe")
     recommendation = past.recommendation(pinned)
-    with past.run.locked(), ProbeServer(past.run.log) as server:
+    with past.run.locked(), ChildServer(past.run.log) as server:
         if not past.run.launch.is_file():
             past.run.write_bundle(past.run.bundle, past.files(recommendation, None))
         facts = past.facts
@@ -187,7 +187,7 @@ def verify_again(past: PastRun) -> Verification:
         again = functools.partial(
             measure_candidate,
             server,
-            ProbeFolder(path=past.run.what_if / "again"),
+            ChildFolder(path=past.run.what_if / "again"),
             past.job,
             facts,
             recommendation.chosen.candidate,

@@ -33,7 +33,7 @@ from autotune.training.quantized import (
     quantization_of,
     quantize_empty,
 )
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 
 PROBE_OVERRIDES: dict[str, Any] = {
     # The rows come in the order in which they are to be timed.
@@ -100,7 +100,7 @@ class Family:
 
     def trainer(
         self,
-        request: ProbeRequest,
+        spec: TrainerSpec,
         training: Any,
         model: ModelConfig,
         rows: Any,
@@ -116,29 +116,27 @@ class Family:
         """
         if self.hooks:
             require(getattr(trl, METHODS[self.method].trainer), *self.hooks)
-        if made is None and request.weights == "real":
+        if made is None and spec.weights == "real":
             training.model_init_kwargs = model_kwargs(training, model)
-            made = self.loaded(request, training, model)
+            made = self.loaded(spec, training, model)
         elif made is None:
-            made = self.models(request, training, model, request.device_kind)
+            made = self.models(spec, training, model, spec.device_kind)
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            request.model_path,
+            spec.model_path,
             trust_remote_code=training.trust_remote_code,
-            **_revision(request, model.model_revision),
+            **_revision(spec, model.model_revision),
         )
         trainer = self.build(training, model, rows, made, tokenizer)
         keep_trainable(trainer.model)
         return trainer
 
-    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
+    def loaded(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
         """The models with their weights; by name where the trainer loads them."""
-        return Models(policy=request.model_path)
+        return Models(policy=spec.model_path)
 
-    def models(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
-    ) -> Models:
+    def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, on `device`."""
-        return Models(policy=self.random_model(request, training, model, device))
+        return Models(policy=self.random_model(spec, training, model, device))
 
     def build(
         self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
@@ -177,21 +175,21 @@ class Family:
         return 0.0
 
     def random_model(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
+        self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str
     ) -> Any:
         """The model of the same shape with random weights, made on `device` itself; where FSDP
         divides it, on the host."""
         config = model_config(
-            request.model_path,
+            spec.model_path,
             self.method,
             trust_remote_code=training.trust_remote_code,
-            **_revision(request, model.model_revision),
+            **_revision(spec, model.model_revision),
         )
 
         def made(place: str) -> Any:
-            return from_config(config, request.model_path, self.method, model, place)
+            return from_config(config, spec.model_path, self.method, model, place)
 
-        if request.shared.distributed_type == FSDP and device != "meta":
+        if spec.shared.distributed_type == FSDP and device != "meta":
             return whole_on_first_rank(made)
         if device == "meta" or not is_quantized(model):
             return made(device)
@@ -221,5 +219,5 @@ def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _revision(request: ProbeRequest, revision: str) -> dict[str, str]:
-    return {} if Path(request.model_path).exists() else {"revision": revision}
+def _revision(spec: TrainerSpec, revision: str) -> dict[str, str]:
+    return {} if Path(spec.model_path).exists() else {"revision": revision}

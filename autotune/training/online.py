@@ -22,7 +22,7 @@ from trl.scripts.rloo import RLOOScriptArguments
 from autotune.facts.model import model_config
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
 from autotune.training.patching import replaced, require
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 from autotune.training.vllm_stand_in import on_vllms_path
 
 OVERLONG = "get_soft_overlong_punishment"
@@ -47,19 +47,17 @@ class OnlineFamily(Family):
             config = {**config, "generation_kwargs": {**given, "min_new_tokens": length}}
         return super().parse(config, scratch)
 
-    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
+    def loaded(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
         """The policy and what rewards it, by name."""
-        made = super().loaded(request, training, model)
-        return replace(made, rewards=reward_functions(request.config))
+        made = super().loaded(spec, training, model)
+        return replace(made, rewards=reward_functions(spec.config))
 
-    def models(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
-    ) -> Models:
+    def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, the reference too where it is one of its own."""
-        policy = self.random_model(request, training, model, device)
+        policy = self.random_model(spec, training, model, device)
         apart = training.beta != 0.0 and not model.use_peft
-        reference = self.random_model(request, training, model, device) if apart else None
-        rewards = reward_functions(request.config)
+        reference = self.random_model(spec, training, model, device) if apart else None
+        rewards = reward_functions(spec.config)
         for index, one in enumerate(rewards):
             if isinstance(one, str):
                 rewards[index] = random_reward_model(one, training, model, device)

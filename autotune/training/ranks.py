@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from autotune.space.knobs import ACCUMULATION
 from autotune.space.sharding.sharding import Sharding, engine_name
-from autotune.training.spec import ProbeRequest, Unsupported
+from autotune.training.spec import TrainerSpec, Unsupported
 
 T = TypeVar("T")
 
@@ -28,20 +28,20 @@ class Sharing:
     """Fields of the trainer's configuration that only a rank needs."""
 
     @classmethod
-    def of(cls, request: ProbeRequest, accumulation: int | None = None) -> Self:
-        """As a request asks for it; `accumulation`: how many micro-steps the probe really takes in
-        an optimizer step, where those are not all."""
-        sharding = request.shared
+    def of(cls, spec: TrainerSpec, accumulation: int | None = None) -> Self:
+        """The processes of a training; `accumulation`: how many micro-steps the probe really takes
+        in an optimizer step, where those are not all."""
+        sharding = spec.shared
         if not sharding.in_group:
             return cls()
         from autotune.training.distributed import disk_problem, overrides
 
         if (problem := disk_problem(sharding)) is not None:
             raise Unsupported(problem)
-        deepspeed = request.deepspeed
+        deepspeed = spec.deepspeed
         if deepspeed is not None and accumulation is not None:
             deepspeed = {**deepspeed, ACCUMULATION: accumulation}
-        told = overrides(sharding, deepspeed, cuda=request.device_kind == "cuda")
+        told = overrides(sharding, deepspeed, cuda=spec.device_kind == "cuda")
         return cls(sharding=sharding, overrides=told)
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.job.methods import METHODS
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.training.batch_plan import (
     Batching,
     Rows,
@@ -31,7 +31,7 @@ from autotune.training.rollout_plan import Rollout, dealt, rollout_plan
 
 def rehearsal(path: Path) -> None:
     """Write the data of `path/request.json` and, where there are none, random weights."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = RehearsalRequest.from_plain(read_json(folder.request) or {})
     rows = Rows(request.rows, request.method)
     source = _source(request, request.method)

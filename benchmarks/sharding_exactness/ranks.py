@@ -35,11 +35,11 @@ from autotune.estimate.records.events import live_bytes  # noqa: E402
 from autotune.estimate.records.host import divided_by_place, since_training  # noqa: E402
 from autotune.estimate.tracing.engines.process_group import launched, spread_config  # noqa: E402
 from autotune.estimate.tracing.trace import (  # noqa: E402
-    asked_probe,
     asked_rows,
     feed,
     trace_config,
     trace_steps,
+    trainer_spec,
 )
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding, heaviest_ranks  # noqa: E402
 from autotune.training.distributed import state_on_cpu  # noqa: E402
@@ -82,7 +82,7 @@ def real_rank(request: TraceRequest, rank: int, port: int) -> dict[str, Any]:
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = trains.trainer(asked_probe(request), training, model, asked_rows(request))
+        trainer = trains.trainer(trainer_spec(request), training, model, asked_rows(request))
         feed(trainer, request)
         peaks = Peaks()
         trainer.add_callback(peaks)

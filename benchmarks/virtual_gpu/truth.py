@@ -56,10 +56,11 @@ def figures() -> dict[str, Any]:
 def measure_peaks(path: Path) -> None:
     """Run what `path/request.json` asks for; write `path/reply.json`, and where `RECORD` is set the
     allocator's own history to that file."""
-    from autotune.process.messages import ProbeFolder, read_json, write_json
-    from autotune.training.spec import ProbeRequest, Unsupported
+    from autotune.probe.protocol import ProbeRequest
+    from autotune.process.messages import ChildFolder, read_json, write_json
+    from autotune.training.spec import Unsupported
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     os.environ.update(request.environment)
     import torch

@@ -7,10 +7,9 @@ import pytest
 from staging import Stage
 
 from autotune.probe.measure import NEAR_LIMIT, name_outcome
-from autotune.probe.protocol import Measurement
+from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.process.limits import Ending
 from autotune.process.messages import read_json
-from autotune.training.spec import ProbeRequest
 
 MIB = 2**20
 LIMIT = 200 * MIB

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.probe.protocol import ProbeRequest
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import process_status
-from autotune.training.spec import ProbeRequest
 
 
 def one_step(path: Path) -> None:
@@ -20,7 +20,7 @@ def one_step(path: Path) -> None:
     from autotune.training.batch_plan import Rows, as_dataset
     from autotune.training.registry import family
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     torch.set_num_threads(1)
     trains = family(request.method)

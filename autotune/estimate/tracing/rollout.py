@@ -26,11 +26,11 @@ from autotune.estimate.tracing.patches import fake_run
 from autotune.estimate.tracing.phases import Watch
 from autotune.estimate.tracing.rollout_phases import STEPS, GroupPhases, Phases
 from autotune.estimate.tracing.trace import (
-    asked_probe,
     inner_model,
     materialize,
     models_of,
     trace_config,
+    trainer_spec,
 )
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.training.registry import family
@@ -64,7 +64,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
                 materialize(one, tracer)
             with tracer:
                 rows = asked_prompts(request)
-                trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
+                trainer = trains.trainer(trainer_spec(asked), training, model, rows, made)
                 for parameter in trainer.model.parameters():
                     tracer.count_as(parameter, events.WEIGHTS)
             layers = watch_layers(tracer, inner_model(trains.policy(trainer)))

@@ -37,7 +37,7 @@ from autotune.space.sharding.sharding import Sharding
 from autotune.training.family import Models
 from autotune.training.patching import replaced
 from autotune.training.registry import family
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 
 TRACE_OVERRIDES: dict[str, Any] = {
     "use_cpu": True,  # fake tensors of the CPU stand for those of the device
@@ -109,7 +109,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     """
 
     def build() -> Models:
-        made = family(request.method).models(asked_probe(request), training, model, "meta")
+        made = family(request.method).models(trainer_spec(request), training, model, "meta")
         return quantized(made, model, on_cuda=request.cuda is not None)
 
     with _fewer_layers(request.layers):
@@ -158,24 +158,9 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         yield
 
 
-def asked_probe(request: TraceRequest) -> ProbeRequest:
-    """The trace as a probe would be asked for it."""
-    return ProbeRequest(
-        method=request.method,
-        config=request.config,
-        environment={},
-        weights="random",
-        model_path=request.model_path,
-        device_kind="cpu",
-        device_index=0,
-        memory_limit_bytes=None,
-        threads=1,
-        rows="",
-        rows_total=1,
-        rows_sampled=False,
-        global_batch=1,
-        seed=request.seed,
-    )
+def trainer_spec(request: TraceRequest) -> TrainerSpec:
+    """The trainer that is traced."""
+    return TrainerSpec(method=request.method, config=request.config, model_path=request.model_path)
 
 
 def materialize(model: Any, tracer: Tracer) -> None:
@@ -193,7 +178,7 @@ def _build(request: TraceRequest, training: Any, model: Any, made: Models, trace
         materialize(one, tracer)
     with tracer:
         trainer = family(request.method).trainer(
-            asked_probe(request), training, model, asked_rows(request), made
+            trainer_spec(request), training, model, asked_rows(request), made
         )
         for parameter in trainer.model.parameters():
             tracer.count_as(parameter, record.WEIGHTS)

@@ -22,12 +22,12 @@ from typing import Any
 
 from autotune.probe import worker
 from autotune.probe.extensions import keep_extensions_in_run
+from autotune.probe.protocol import ProbeRequest
 from autotune.probe.ranks.files import SILENT, rank_folder
 from autotune.probe.ranks.worst import merged
 from autotune.process.descendants import die_with_parent
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.rank import Place
-from autotune.training.spec import ProbeRequest
 
 HOST = "127.0.0.1"
 SETTLE_S = 0.3
@@ -46,7 +46,7 @@ class RankEnding:
 
 def probe(path: Path) -> None:
     """Measure the candidate of `path/request.json`, in as many processes as it asks for."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     count = request.shared.num_processes
     if not request.shared.in_group:
@@ -71,7 +71,7 @@ def probe(path: Path) -> None:
 
 
 def _start(
-    folder: ProbeFolder, folders: list[ProbeFolder], request: ProbeRequest
+    folder: ChildFolder, folders: list[ChildFolder], request: ProbeRequest
 ) -> dict[int, int]:
     """Fork the ranks: the rank of each pid."""
     supervisor = os.getpid()
@@ -102,7 +102,7 @@ def _place(rank: int, count: int, listener: socket.socket) -> Place:
     )
 
 
-def _become_rank(supervisor: int, folder: ProbeFolder, request: ProbeRequest, place: Place) -> None:
+def _become_rank(supervisor: int, folder: ChildFolder, request: ProbeRequest, place: Place) -> None:
     """Train, write the reply and end; never returns."""
     try:
         die_with_parent()
@@ -112,7 +112,7 @@ def _become_rank(supervisor: int, folder: ProbeFolder, request: ProbeRequest, pl
         os._exit(0)
 
 
-def _first_failure(ranks: dict[int, int], folders: list[ProbeFolder]) -> RankEnding | None:
+def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnding | None:
     """Wait for all; with the first failure end the others, and say whose it was."""
     left = dict(ranks)
     while left:
@@ -134,7 +134,7 @@ def _first_failure(ranks: dict[int, int], folders: list[ProbeFolder]) -> RankEnd
     return None
 
 
-def first_of(endings: list[RankEnding], folders: list[ProbeFolder]) -> RankEnding:
+def first_of(endings: list[RankEnding], folders: list[ChildFolder]) -> RankEnding:
     """The failure that the others followed: memory that ran out, whatever the others died of; else
     a death without a word; else the earliest reply."""
     memory = ("oom", "host_oom")
@@ -146,7 +146,7 @@ def first_of(endings: list[RankEnding], folders: list[ProbeFolder]) -> RankEndin
     return min(endings, key=lambda one: folders[one.rank].reply.stat().st_mtime_ns)
 
 
-def _ending(rank: int, status: int, folders: list[ProbeFolder]) -> RankEnding:
+def _ending(rank: int, status: int, folders: list[ChildFolder]) -> RankEnding:
     reply = read_json(folders[rank].reply)
     return RankEnding(
         rank=rank,
