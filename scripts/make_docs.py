@@ -8,6 +8,7 @@
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,7 @@ def cli_page() -> str:
     """The help page of every command."""
     text = "# The command line\n\n" + NOTE
     text += (
-        "stdout is data, stderr is talk. Exit codes: 0 done, 1 nothing fits (or a probe or a "
+        "stdout is data, stderr is talk. Exit codes: 0 done, 1 nothing fits (or a probe or a\n"
         "verification that failed), 2 the user's file or flags, 3 the machine, 130 interrupted.\n"
     )
     for path, command in _commands(cli, "autotune"):
@@ -137,7 +138,7 @@ def _rule_list(spaces: dict[str, SpaceDefinition]) -> str:
     text = ""
     for line, users in lines.items():
         of = f" ({_methods(users, spaces)})" if len(users) < len(spaces) else ""
-        text += f"- {line}{of}\n"
+        text += textwrap.fill(f"- {line}{of}", 120, subsequent_indent="  ") + "\n"
     return text
 
 
