@@ -222,7 +222,7 @@ def keep_space(run: RunFolder, space: SearchSpace) -> None:
         write_json(run.space, now)
     elif before != now:
         raise user_error(
-            "the search space is not what it was when this run started",
+            "the search space has changed since this run started",
             where=str(run.path),
             hint="restore the search space file, or start a new run",
         )
@@ -252,7 +252,7 @@ def recover(session: Session) -> None:
         if trial.number not in known:
             session.study.abandon(trial)
             continue
-        measurement = Measurement(outcome="interrupted", reason="the run was killed during it")
+        measurement = Measurement(outcome="interrupted", reason="the run was killed while it ran")
         reply = read_json(session.run.probe(trial.number).reply)
         if isinstance(reply, dict):
             measurement = replied(reply)
