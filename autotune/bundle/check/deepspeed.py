@@ -140,15 +140,15 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
     ):
         yield files.at_deepspeed(
             "optimizer.type",
-            f"is {shown(kind)}, and it is what runs: the trainer's optim: {shown(optim)} is not",
+            f"is {shown(kind)}, which runs in place of the trainer's optim: {shown(optim)}",
             "take this section out, or say the same in both",
         )
     schedule, wanted = value_at(file, "scheduler.type"), str(files.trains("lr_scheduler_type"))
     if schedule is not None and wanted not in _SCHEDULES.get(str(schedule), ()):
         yield files.at_deepspeed(
             "scheduler.type",
-            f"is {shown(schedule)}, and it is what runs: the trainer's lr_scheduler_type: "
-            f"{shown(wanted)} is not",
+            f"is {shown(schedule)}, which runs in place of the trainer's lr_scheduler_type: "
+            f"{shown(wanted)}",
             "take this section out: the trainer's schedule works with DeepSpeed",
         )
     offloaded = section(files.zero, "offload_optimizer").get("device", "none") != "none"

@@ -81,11 +81,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _repair(path: Path, error: Exception) -> str:
     """What to do about a file that cannot be read."""
     if isinstance(error, OSError):
-        return "let it be read, or name another file"
+        return "make it readable, or name another file"
     right = "correct that place"
     if path.suffix == ".json":
         right += " (JSON has no comments, and no comma behind the last value)"
-    return f"{right}, or take the file out of the folder if it is no part of the launch"
+    return f"{right}, or take the file out of the folder if it does not belong to the launch"
 
 
 def _in_one_line(error: Exception) -> str:
