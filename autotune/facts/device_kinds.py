@@ -200,7 +200,7 @@ def _of_memory(size: str) -> DeviceKind:
         raise user_error(str(error), where="device", hint="write `memory=24GiB`") from None
     if memory < _LEAST_MEMORY:
         raise user_error(
-            f"no GPU has as little memory as {format_bytes(memory)}",
+            f"{format_bytes(memory)} is too little for a GPU",
             where="device",
             hint="write `memory=24GiB`, with its unit",
         )
@@ -220,7 +220,7 @@ def _unknown(text: str, wanted: str) -> UserError:
     known = ", ".join(kind.aliases[0] for kind in kinds)
     listed = f"the kinds are {known}; or `memory=24GiB`"
     return user_error(
-        f"`{text}` is no known kind of GPU",
+        f"`{text}` is not a known kind of GPU",
         where="device",
         hint=f"{close} {listed}" if close else listed,
     )

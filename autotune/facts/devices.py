@@ -83,7 +83,7 @@ def _no_such_gpu(index: int, count: int, visible: int) -> MachineError:
     there = f"this machine has {gpus}, numbered from 0"
     hint = "lower `devices.count` or `devices.index` (`nvidia-smi -L` lists what is there)"
     if not gpus:
-        there = "no NVIDIA GPU is found on this machine, or no driver for one"
+        there = "this machine has no NVIDIA GPU, or no driver for one"
         hint = (
             "use `devices.kind: cpu`, or install NVIDIA's driver (`nvidia-smi -L` lists its GPUs)"
         )
@@ -193,7 +193,7 @@ def gpu(index: int) -> DeviceFacts:
     one left out."""
     with _nvml() as nvml:
         if nvml is None:
-            raise machine_error("NVML finds no driver any more", where="devices")
+            raise machine_error("NVML no longer finds a driver", where="devices")
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)

@@ -259,7 +259,7 @@ def _pairs(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """The sequences two by two, as collators lay them: all the chosen ones first."""
     half = len(lengths) // 2
     if len(lengths) % 2:
-        raise ValueError(f"{len(lengths)} sequences are no pairs")
+        raise ValueError(f"{len(lengths)} sequences cannot be paired")
     return list(zip(lengths[:half], lengths[half:], strict=True))
 
 

@@ -124,7 +124,7 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
         read = {"prompt"}
     for name in read & columns:
         if None in rows[name][:]:
-            raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
+            raise ValueError(f"`{name}` of row {rows[name][:].index(None)} is null")
     if METHODS[method].online:
         _check_prompts(rows["prompt"][:])
 
@@ -157,7 +157,7 @@ def _check_prompts(prompts: list[Any]) -> None:
     """Something must be there to go on from."""
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str | list):
-            raise ValueError(f"the `prompt` of row {index} is no text and no list of messages")
+            raise ValueError(f"the `prompt` of row {index} is neither text nor a list of messages")
     if not any(prompts):
         raise ValueError("every `prompt` is empty")
 

@@ -89,7 +89,7 @@ def _walk(
                 problems.append(
                     Problem(
                         where=f"{name}:{key.start_mark.line + 1}",
-                        what=f"`{key.value}` is no name of a field; names are words",
+                        what=f"`{key.value}` cannot be the name of a field: names are words",
                     )
                 )
             elif here in lines:

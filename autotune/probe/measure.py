@@ -205,7 +205,7 @@ def replied(reply: dict[str, Any]) -> Measurement:
         return Measurement(outcome="crash", reason=f"the worker wrote an invalid reply: {error}")
     figures = (measurement.tokens_per_s, measurement.peak_memory_bytes)
     if measurement.outcome == "ok" and None in figures:
-        return Measurement(outcome="crash", reason="its reply calls it ok, but has no figures")
+        return Measurement(outcome="crash", reason="the worker's reply says ok, but has no figures")
     return measurement
 
 
@@ -248,9 +248,8 @@ def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
 def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
     """A child that ended without a whole reply."""
     if ending.signal is None:
-        return Measurement(
-            outcome="crash", reason=f"ended with exit code {ending.exit_code} and no whole reply"
-        )
+        reason = f"ended with exit code {ending.exit_code} before its reply was complete"
+        return Measurement(outcome="crash", reason=reason)
     name = signal_name(ending.signal)
     limit, held = request.process_limit_bytes, ending.max_rss_bytes
     near = request.device_kind == "cpu" and limit and held and held >= NEAR_LIMIT * limit

@@ -177,7 +177,7 @@ class Measurement(Message):
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
-            raise ValueError(f"`{self.outcome}` is no outcome; choose from {', '.join(OUTCOMES)}")
+            raise ValueError(f"`{self.outcome}` is not one of the outcomes {', '.join(OUTCOMES)}")
         for one in fields(self):
             value = getattr(self, one.name)
             if not matches(value, one.type):

@@ -92,7 +92,7 @@ class ChildServer:
             if late:
                 raise machine_error(
                     f"the training stack was still being imported after {self._ready_s:g} s",
-                    hint="this machine is busy with something else, or its disk is slow: try again",
+                    hint="this machine is busy, or its disk is slow: try again",
                 )
             raise machine_error(
                 "the training stack cannot be imported",

@@ -97,7 +97,7 @@ def space_of(definition: SpaceDefinition, job: Job, facts: Facts, run: RunFolder
         write_json(run.space, now)
     elif before != now:
         raise user_error(
-            "the search space is not what it was when this run started",
+            "the search space has changed since this run started",
             where=str(run.path),
             hint="restore the search space file, or start a new run",
         )
@@ -176,7 +176,7 @@ def recover(study: Study, run: RunFolder) -> None:
         if trial.number not in numbers:
             study.abandon(trial)
             continue
-        measurement = Measurement(outcome="interrupted", reason="the run was killed during it")
+        measurement = Measurement(outcome="interrupted", reason="the run was killed while it ran")
         reply = read_json(run.probe(trial.number).reply)
         if isinstance(reply, dict):
             measurement = replied(reply)

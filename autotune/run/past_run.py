@@ -75,7 +75,7 @@ class PastRun:
             return found
         what = "nothing stable was measured in this run"
         if pinned is not None:
-            what = f"probe {pinned} is no stable candidate of this run"
+            what = f"probe {pinned} is not a stable candidate of this run"
         raise user_error(
             what, where=str(self.run.path), hint="`autotune report` shows all its probes"
         )
@@ -105,7 +105,7 @@ class PastRun:
         text = auto_deepspeed(self.job, self.facts, recommendation.chosen.candidate)
         if text is None:
             raise user_error(
-                "what is recommended is not trained by DeepSpeed",
+                "the recommended configuration does not train with DeepSpeed",
                 where="--auto",
                 hint="leave --auto out, or name another probe with --probe",
             )
@@ -167,7 +167,7 @@ def _stored(run: RunFolder) -> tuple[str, Facts]:
         return name, facts_from_plain(run.read(file))
     except (KeyError, TypeError):
         raise user_error(
-            f"{file.name} is not as this version of autotune writes it",
+            f"{file.name} was not written by this version of autotune",
             where=str(run.path),
             hint="name a run folder that this version made",
         ) from None

@@ -230,7 +230,7 @@ def _reasons(
         )
     reasons += _phases(chosen.measurement)
     if ties and chosen is fastest:
-        what = f"{len(ties)} other candidate(s) cannot be told from it within the noise"
+        what = f"{len(ties)} other candidate(s) are within the noise of it"
         leaner = min(one.peak_memory_bytes for one in ties) < chosen.peak_memory_bytes
         reasons.append(what if leaner else f"{what}, but take more memory")
     if rest:

@@ -58,7 +58,7 @@ def generation_problem(
     if generation_batch % per_step:
         return "the completions generated together cannot be split into micro-batches"
     if global_batch % generation_batch and generation_batch % global_batch:
-        return "the completions generated together do not divide the global batch, nor it them"
+        return "neither the completions generated together nor the global batch divides the other"
     return None
 
 

@@ -76,7 +76,7 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         return Problem(
             where=MICRO_BATCH,
             what=f"a micro-batch of {wanted} does not divide {_shared(sequences, counts)}",
-            hint=f"the nearest values that do are {near}",
+            hint=f"the nearest possible values are {near}",
         )
     pinned = job.fixed.get(ACCUMULATION)
     whole = {m for count in counts for m in divisors(sequences // count)}
@@ -85,7 +85,7 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         return Problem(
             where=ACCUMULATION,
             what=f"{pinned} micro-batches do not divide {_shared(sequences, counts)}",
-            hint=f"the nearest values that do are {near}",
+            hint=f"the nearest possible values are {near}",
         )
     return None
 
@@ -122,7 +122,7 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
         return Problem(
             where=where,
             what=f"{sequences} completions cannot be split into groups of {group}",
-            hint=f"the nearest batches that are: {batches}; the nearest {GROUP}: {near}",
+            hint=f"the nearest possible batches: {batches}; the nearest {GROUP}: {near}",
         )
     return _generation_problem(job, sequences, group)
 
@@ -144,8 +144,8 @@ def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
             why = problem(**{name: value}) if isinstance(value, int) and value > 0 else None
             if why is not None:
                 near = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
-                what = f"{value} cannot be: {why} ({local} completions on a device)"
-                return Problem(where=knob, what=what, hint=f"the nearest values that do: {near}")
+                what = f"{value} is not possible: {why} ({local} completions on a device)"
+                return Problem(where=knob, what=what, hint=f"the nearest possible values: {near}")
     return None
 
 
@@ -168,7 +168,7 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
     enough = itertools.count(-(-WHITENED * parts // whole) * whole, whole)
     least = next(n for n in enough if n < together or n % together == 0) * count
     fewer = [n for n in divisors(local) if local // n >= WHITENED]
-    hint = f"the nearest {GLOBAL_BATCH} that does: {least}; "
+    hint = f"the nearest possible {GLOBAL_BATCH}: {least}; "
     if fewer:
         hint += f"the nearest {MINI_BATCHES}: {fewer[-1]}; "
     return Problem(
@@ -205,4 +205,4 @@ def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
     most = sequences * (together // sequences + 1)
     valid = [n for n in range(group, most + 1, group) if problem(n) is None]
     near = " or ".join(str(n) for n in nearest_values(together, valid)) or "none"
-    return Problem(where=GENERATION_BATCH, what=why, hint=f"the nearest values that do: {near}")
+    return Problem(where=GENERATION_BATCH, what=why, hint=f"the nearest possible values: {near}")

@@ -248,7 +248,7 @@ def _conditions(
     sound = True
     for name, condition in conditions.items():
         if name not in known:
-            report((*here, name), f"no knob or fact `{name}`", nearest(name, known))
+            report((*here, name), f"there is no knob or fact `{name}`", nearest(name, known))
             sound = False
         if not isinstance(condition, Mapping):
             continue
@@ -257,7 +257,7 @@ def _conditions(
             report((*here, name), "a condition has one of: not, above, contains")
             sound = False
         elif isinstance(bound, str) and bound not in known:
-            report((*here, name), f"no knob or fact `{bound}`", nearest(bound, known))
+            report((*here, name), f"there is no knob or fact `{bound}`", nearest(bound, known))
             sound = False
         elif isinstance(bound, bool) or not isinstance(bound, int | float | str):
             report((*here, name), "`above` needs a number, or the name of a knob or fact")

@@ -98,12 +98,12 @@ def disk_problem(sharding: Sharding) -> str | None:
         return None
     folder = Path(sharding.nvme_path)
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        return f"no folder {folder} to write to: name one with `fixed: {{nvme_path: ...}}`"
+        return f"cannot write to the folder {folder}: name one with `fixed: {{nvme_path: ...}}`"
     from deepspeed.accelerator import get_accelerator
 
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     if builder is None or not builder.is_compatible():
-        return "DeepSpeed's async I/O wants libaio with its headers (on Debian `libaio-dev`)"
+        return "DeepSpeed's async I/O needs libaio with its headers (on Debian `libaio-dev`)"
     return None
 
 

@@ -191,14 +191,14 @@ def reward_function(name: str) -> Callable[..., Any]:
         return known[name]
     module, _, function = name.rpartition(".")
     if not module:
-        raise ValueError(f"no reward function `{name}`; TRL has {', '.join(known)}")
+        raise ValueError(f"unknown reward function `{name}`; TRL has {', '.join(known)}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"no reward function `{name}`: {error}") from error
+        raise ValueError(f"unknown reward function `{name}`: {error}") from error
 
 
 def _read_by(reward: Any, tokenizer: Any) -> Any:

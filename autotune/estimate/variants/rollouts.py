@@ -228,7 +228,7 @@ class RolloutEstimates(Persevering):
         kept = TraceCache(self._request)
         reply = kept.known(asked, RolloutTraceReply) or kept.keep(asked, trace_rollout)
         if asked.layers is not None and reply.layers != asked.layers:
-            raise Irregular("it cannot be told where the model's layers are")
+            raise Irregular("the model's layers cannot be found")
         self.policy = reply.policy
         return reply
 

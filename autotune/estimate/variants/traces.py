@@ -55,7 +55,7 @@ class Traces:
         few = SMALLEST if self.request.layers > SMALLEST + 1 and not whole else None
         reply = self._traced(steps, few, last_once=only_work is not None)
         if few is not None and reply.layers != few:
-            raise Irregular("it cannot be told where the model's layers are")
+            raise Irregular("the model's layers cannot be found")
         self.have_layers = reply.layers
         self.policy = reply.policy
         self._steps = {}

@@ -71,7 +71,7 @@ def keeps_no_less_on_the_host(
         return None
     if set(candidate.differences(record.candidate)) - {MICRO_BATCH, ACCUMULATION}:
         return None
-    return f"probe {record.number} ran the host out of memory, and this keeps no less there"
+    return f"keeps at least as much on the host as probe {record.number}, which used up its memory"
 
 
 def _no_less(name: str, candidate: Candidate, failed: Candidate) -> bool:

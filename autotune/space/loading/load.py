@@ -127,7 +127,7 @@ class _Loading(Draft):
             elif name not in self._fields and missing(self._method.name) is None:
                 self._report(
                     ("training", name),
-                    f"no field `{name}` in {self._method.config}, ModelConfig or TrainingArguments",
+                    f"`{name}` is not in {self._method.config}, ModelConfig or TrainingArguments",
                     nearest(str(name), self._fields),
                 )
             elif not _is_plain(training[name]):
@@ -175,7 +175,7 @@ class _Loading(Draft):
         names = names if isinstance(names, list) else []
         for index, name in enumerate(names):
             if isinstance(name, str) and "." not in name and name not in TRL_REWARDS:
-                self._report(("reward_funcs", index), f"no reward function `{name}`", REWARDS)
+                self._report(("reward_funcs", index), f"unknown reward function `{name}`", REWARDS)
         training = self._data.get("training")
         weights = training.get("reward_weights") if isinstance(training, Mapping) else None
         count = len(names) + bool(self._data.get("reward_model_path"))
@@ -233,11 +233,11 @@ class _Loading(Draft):
             self._check_batch(job, definition)
         share = job.fixed.get(VLLM_SHARE, 0.5)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            what = f"`{VLLM_SHARE}: {as_yaml(share)}` must be a part, above 0 and at most 1"
+            what = f"`{VLLM_SHARE}: {as_yaml(share)}` must be a fraction, above 0 and at most 1"
             self._report(("fixed", VLLM_SHARE), what)
         alone = job.fixed.get(USE) and job.devices.total == 1
         if alone and job.fixed.get(TENSOR_PARALLEL, 1) != 1:
-            what = f"`{TENSOR_PARALLEL}: {as_yaml(job.fixed[TENSOR_PARALLEL])}` on one device"
+            what = f"`{TENSOR_PARALLEL}: {as_yaml(job.fixed[TENSOR_PARALLEL])}` needs more devices"
             self._report(("fixed", TENSOR_PARALLEL), what, "raise `devices.count`, or unpin it")
         for name in sorted({USE, MODE, VLLM_SHARE} & job.recipe.keys()):
             what = f"`{name}` cannot be tried with several values: probes would not differ"

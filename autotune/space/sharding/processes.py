@@ -85,7 +85,7 @@ def processes_problem(job: Job) -> Problem | None:
         )
     return Problem(
         where=NUM_PROCESSES,
-        what=f"{above[0]} processes on {most} device(s): each needs one of its own",
+        what=f"{above[0]} processes on {most} device(s): each process needs a device of its own",
         hint=f"at most {most}, or raise devices.count",
     )
 

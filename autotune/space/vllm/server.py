@@ -70,7 +70,7 @@ def size_problem(model: ModelFacts, size: int) -> str | None:
     if size == 1:
         return None
     if not heads or not groups:
-        return "it is not known how many attention heads this model has, which vLLM divides"
+        return "vLLM divides the attention heads, and this model does not say how many it has"
     if heads % size:
         return f"vLLM cannot divide {heads} attention heads among {size} GPUs"
     if groups % size and size % groups:

@@ -158,7 +158,7 @@ def test_an_unknown_kind_names_the_nearest_and_all() -> None:
     with pytest.raises(UserError) as caught:
         find_kind("h1000")
     message = str(caught.value)
-    assert "`h1000` is no known kind of GPU" in message
+    assert "`h1000` is not a known kind of GPU" in message
     assert "did you mean `h100`?" in message
     assert all(kind.aliases[0] in message for kind in KINDS)
     assert "memory=24GiB" in message

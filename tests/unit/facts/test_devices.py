@@ -219,7 +219,7 @@ def test_a_slice_of_a_gpu_is_refused_unless_the_cpu_is_asked_for(nvml, monkeypat
 @pytest.mark.parametrize(
     ("fields", "index", "message"),
     [
-        ({"fails": ["init"]}, 0, "GPU 0 is asked for, but no NVIDIA GPU is found on this machine"),
+        ({"fails": ["init"]}, 0, "GPU 0 is asked for, but this machine has no NVIDIA GPU"),
         ({"gpus": 2}, 2, "GPU 2 is asked for, but this machine has 2, numbered from 0"),
         ({"fails": ["memory"]}, 0, "GPU is lost"),
     ],

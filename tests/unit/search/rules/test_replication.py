@@ -128,7 +128,7 @@ def test_however_noisy_the_machine_what_cannot_be_told_apart_is_a_tie():
     answer = recommended(record(0, ok(130, noise=0.8), fast), record(1, ok(100, noise=0.5), slow))
     assert answer.chosen.number == 0
     assert [one.number for one in answer.ties] == [1]
-    assert "cannot be told from it" in answer.reasons[1]
+    assert "are within the noise of it" in answer.reasons[1]
     assert not [reason for reason in answer.reasons if "faster than the next best" in reason]
 
 
