@@ -143,7 +143,7 @@ def _busy(request: ProbeRequest) -> Measurement | None:
         return None
     for index in (request.device_index, *request.peers):
         gpu = devices.gpu(index)
-        if gpu.busy:
+        if gpu.is_busy:
             return Measurement(
                 outcome="busy",
                 reason=describe_processes(gpu),

@@ -156,7 +156,7 @@ def memory_limit(job: Job, device: devices.DeviceFacts) -> int:
     Raises:
         MachineError: the device is busy, or has less free than the job counts on.
     """
-    if device.busy:
+    if device.is_busy:
         raise machine_error(
             describe_processes(device), where="devices", hint="end them, or name another GPU"
         )

@@ -109,7 +109,7 @@ def with_vllm(
     if not request.vllm_bytes:
         return figures
     peak = figures["peak_memory_bytes"]
-    beside = request.vllm.beside(peak, resident_bytes or 0)
+    beside = request.vllm.added_peak(peak, resident_bytes or 0)
     return {**figures, "peak_memory_bytes": peak + beside, "vllm_bytes": beside}
 
 
