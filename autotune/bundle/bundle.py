@@ -62,21 +62,21 @@ def bundle_files(
         UserError: what is asked for makes files that contradict each other.
     """
     candidate = recommendation.chosen.candidate
-    chosen = settings(job, facts, candidate, output_dir)
+    launch_settings = settings(job, facts, candidate, output_dir)
     processes = processes_of(candidate.values, job)
-    measured = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
-    costs = recipe_costs(measured, recipe_knobs)
+    ranked = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
+    costs = recipe_costs(ranked, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
     return {
-        **_launched_files(job, facts, chosen, candidate, python),
+        **_launched_files(job, facts, launch_settings, candidate, python),
         "recommendation.json": _json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
             model=facts.model.name,
             device=facts.device.name,
-            work=work_of(chosen.config),
-            missing=missing_fields(chosen.config, METHODS[job.method]),
-            first=SERVE_SCRIPT if wants_server(chosen.config) else None,
+            work=work_of(launch_settings.config),
+            missing=missing_fields(launch_settings.config, METHODS[job.method]),
+            first=SERVE_SCRIPT if wants_server(launch_settings.config) else None,
             processes=processes,
             split=split_of(job, facts, candidate.values, processes),
             assumed=job.assumed,
@@ -89,16 +89,18 @@ def bundle_files(
 
 
 def _launched_files(
-    job: Job, facts: Facts, chosen: Settings, candidate: Candidate, python: str
+    job: Job, facts: Facts, launch_settings: Settings, candidate: Candidate, python: str
 ) -> dict[str, str]:
     """What the launch reads; files that contradict each other are refused."""
-    moved = scaling(job, candidate)
+    rate = scaling(job, candidate)
     method = METHODS[job.method]
     sharding = sharding_of(candidate.values, job.devices.total)
-    missing = missing_fields(chosen.config, method)
+    missing = missing_fields(launch_settings.config, method)
     split = split_of(job, facts, candidate.values, sharding.num_processes)
     files = {
-        method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
+        method.config_file: trainer_config(
+            launch_settings.config, method, rate.lines() if rate else ()
+        ),
         "accelerate.yaml": accelerate_config(
             device_kind=facts.device.kind,
             precision=resolve_precision(job, facts.device)[0],
@@ -107,17 +109,17 @@ def _launched_files(
         "launch.sh": launch_script(
             method=method,
             python=python,
-            environment=chosen.environment,
+            environment=launch_settings.environment,
             threads=threads(facts, sharding.num_processes),
             missing=missing,
             sharding=sharding,
             split=split,
         ),
-        **_several(job, facts, chosen, sharding, python, split),
+        **_several(job, facts, launch_settings, sharding, python, split),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
-            {SERVE_SCRIPT: serve_script(chosen.config, facts, python, split)}
-            if wants_server(chosen.config)
+            {SERVE_SCRIPT: serve_script(launch_settings.config, facts, python, split)}
+            if wants_server(launch_settings.config)
             else {}
         ),
     }
@@ -130,21 +132,21 @@ def _launched_files(
 def _several(
     job: Job,
     facts: Facts,
-    chosen: Settings,
+    launch_settings: Settings,
     sharding: Sharding,
     python: str,
     split: Split | None,
 ) -> dict[str, str]:
     """What several processes want besides, and one that offloads: DeepSpeed's file, and launches
     over several machines; a server that has some of the GPUs is on theirs."""
-    alone = sharding.num_processes == 1 or split is not None
-    files = {} if alone else _on_machines(job, facts, chosen, sharding, python)
-    deepspeed = deepspeed_of(sharding, chosen.config, facts)
+    single = sharding.num_processes == 1 or split is not None
+    files = {} if single else _on_machines(job, facts, launch_settings, sharding, python)
+    deepspeed = deepspeed_of(sharding, launch_settings.config, facts)
     return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
 
 
 def _on_machines(
-    job: Job, facts: Facts, chosen: Settings, sharding: Sharding, python: str
+    job: Job, facts: Facts, launch_settings: Settings, sharding: Sharding, python: str
 ) -> dict[str, str]:
     """Launches over several machines."""
     method, machines = METHODS[job.method], job.devices.nodes
@@ -152,9 +154,9 @@ def _on_machines(
         NODES_SCRIPT: nodes_script(
             method=method,
             python=python,
-            environment=chosen.environment,
+            environment=launch_settings.environment,
             threads=threads(facts, sharding.num_processes),
-            missing=missing_fields(chosen.config, method),
+            missing=missing_fields(launch_settings.config, method),
             sharding=sharding,
             machines=machines,
         ),
@@ -188,7 +190,7 @@ def recommendation_plain(
     verification: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """`recommendation.json` as data."""
-    precision, why = resolve_precision(job, facts.device)
+    precision, reason = resolve_precision(job, facts.device)
     return {
         "schema": SCHEMA,
         "method": job.method,
@@ -196,15 +198,15 @@ def recommendation_plain(
         "weights_probed": facts.model.weights,
         "device": facts.device.name,
         "versions": facts.stack.versions,
-        "precision": {"value": precision, "reason": why},
+        "precision": {"value": precision, "reason": reason},
         "assumed": list(job.assumed),
         "chosen": _ranked(recommendation.chosen),
         "reasons": list(recommendation.reasons),
-        "ties": [_ranked(one) for one in recommendation.ties],
-        "runners_up": [_ranked(one) for one in recommendation.runners_up],
-        "rejected": {why: list(numbers) for why, numbers in recommendation.rejected.items()},
+        "ties": [_ranked(candidate) for candidate in recommendation.ties],
+        "runners_up": [_ranked(candidate) for candidate in recommendation.runners_up],
+        "rejected": {reason: list(numbers) for reason, numbers in recommendation.rejected.items()},
         "allowed_bytes": recommendation.allowed_bytes,
-        "passed_over": {str(n): why for n, why in recommendation.passed_over.items()},
+        "passed_over": {str(n): reason for n, reason in recommendation.passed_over.items()},
         "verified": bool(verification and verification["verified"]),
         "verification": verification,
     }
@@ -214,9 +216,9 @@ def _json(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _ranked(one: Ranked) -> dict[str, Any]:
+def _ranked(candidate: Ranked) -> dict[str, Any]:
     return {
-        "probe": one.number,
-        "knobs": one.candidate.knobs,
-        "measurement": asdict(one.measurement),
+        "probe": candidate.number,
+        "knobs": candidate.candidate.knobs,
+        "measurement": asdict(candidate.measurement),
     }

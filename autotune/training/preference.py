@@ -24,8 +24,8 @@ class PreferenceFamily(Family):
     ) -> Models:
         """Models of random weights, the reference too where it is one of its own."""
         policy = self.random_model(request, training, model, device)
-        apart = not (model.use_peft or training.precompute_ref_log_probs)
-        reference = self.random_model(request, training, model, device) if apart else None
+        copied = not (model.use_peft or training.precompute_ref_log_probs)
+        reference = self.random_model(request, training, model, device) if copied else None
         return Models(policy=policy, reference=reference)
 
     def before_training_s(self, trainer: Any) -> float:
