@@ -178,7 +178,7 @@ class Measurement(Message):
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
             raise ValueError(f"`{self.outcome}` is not one of the outcomes {', '.join(OUTCOMES)}")
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if not matches(value, one.type):
-                raise ValueError(f"`{one.name}` cannot be {reprlib.repr(value)}")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not matches(value, entry.type):
+                raise ValueError(f"`{entry.name}` cannot be {reprlib.repr(value)}")

@@ -155,8 +155,8 @@ class RunFolder:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             hint = "choose another folder"
             if self.exists():
-                own = shlex.quote(str(self.path))
-                hint = f"go on with it by `autotune run --resume {own}`, or {hint}"
+                path = shlex.quote(str(self.path))
+                hint = f"go on with it by `autotune run --resume {path}`, or {hint}"
             raise user_error("the folder is not empty", where=str(self.path), hint=hint)
         self.write_text(self.job, job_yaml)
         write_json(self.run, dict(info))
@@ -168,12 +168,12 @@ class RunFolder:
         Raises:
             UserError: there is no run here, or its study is in another storage.
         """
-        own = self.read(self.run).get("own_storage", True)
-        if own and storage is not None:
+        own_storage = self.read(self.run).get("own_storage", True)
+        if own_storage and storage is not None:
             raise user_error(
                 "the run keeps its study in study.db", where="--storage", hint="omit it"
             )
-        if not own and storage is None:
+        if not own_storage and storage is None:
             raise user_error(
                 "the run keeps its study in a storage of its own",
                 where=str(self.path),

@@ -22,8 +22,8 @@ class PreferenceFamily(Family):
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, the reference too where it is one of its own."""
         policy = self.random_model(spec, training, model, device)
-        apart = not (model.use_peft or training.precompute_ref_log_probs)
-        reference = self.random_model(spec, training, model, device) if apart else None
+        copied = not (model.use_peft or training.precompute_ref_log_probs)
+        reference = self.random_model(spec, training, model, device) if copied else None
         return Models(policy=policy, reference=reference)
 
     def before_training_s(self, trainer: Any) -> float:

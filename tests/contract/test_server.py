@@ -148,4 +148,4 @@ def test_a_stack_that_takes_too_long_to_import_is_said_to_be_slow_not_broken(
     server = ChildServer(tmp_path / "log", ("slow_to_import",), environment, ready_s=0.5)
     with pytest.raises(MachineError, match="still being imported after 0.5 s"):
         server.__enter__()
-    assert not server.alive
+    assert not server.is_alive

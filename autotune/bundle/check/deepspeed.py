@@ -42,7 +42,7 @@ def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
             )
     yield from _betas(files, file)
     clips = number(files.trains("max_grad_norm")) or 0.0
-    by_itself = files.method is not None and "max_grad_norm" in files.method.refused
+    by_itself = files.method is not None and "max_grad_norm" in files.method.refusals
     if files.deepspeed is not None and "gradient_clipping" not in file and clips and not by_itself:
         yield files.at_deepspeed(
             "gradient_clipping",

@@ -118,7 +118,7 @@ def closed_form(
     parts = parts_by_formula(config, size)
     own = sum(parts.values())
     lasting = sum(parts[name] for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
-    vllm = size.vllm.beside(own, lasting) if size.vllm is not None else 0
+    vllm = size.vllm.added_peak(own, lasting) if size.vllm is not None else 0
     total = own + vllm
     known = replace(residual, relative_sigma=RELATIVE_SIGMA)
     expected = round(known.corrected(own)) + vllm

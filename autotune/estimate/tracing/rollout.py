@@ -60,7 +60,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
-            for one in made.all():
+            for one in made.modules():
                 materialize(one, tracer)
             with tracer:
                 rows = asked_prompts(request)
@@ -68,7 +68,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
                 for parameter in trainer.model.parameters():
                     tracer.count_as(parameter, events.WEIGHTS)
             layers = watch_layers(tracer, inner_model(trains.policy(trainer)))
-            for one in made.all()[1:]:
+            for one in made.modules()[1:]:
                 watch_layers(tracer, one)
             watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
             phases = phases_of(tracer, trainer, request, watch)

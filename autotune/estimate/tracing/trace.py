@@ -117,7 +117,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     if request.layers is not None:
         built = build()
         few, whole = signatures(made.policy), signatures(built.policy)
-        if len({len(signatures(one)) for one in built.all()}) != 1:
+        if len({len(signatures(one)) for one in built.modules()}) != 1:
             raise Irregular("the models do not all have as many layers")
         middle = [few[ENDS]] * (len(whole) - 2 * ENDS) if len(few) == request.layers else []
         if whole != [*few[:ENDS], *middle, *few[-ENDS:]]:
@@ -174,7 +174,7 @@ def materialize(model: Any, tracer: Tracer) -> None:
 
 
 def _build(request: TraceRequest, training: Any, model: Any, made: Models, tracer: Tracer) -> Any:
-    for one in made.all():
+    for one in made.modules():
         materialize(one, tracer)
     with tracer:
         trainer = family(request.method).trainer(

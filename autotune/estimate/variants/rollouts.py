@@ -280,7 +280,7 @@ def with_vllm(told: dict[str, Any], point: Point, resident: int) -> dict[str, An
     if not point.vllm_bytes:
         return told
     reserved = told["peak_reserved_bytes"]
-    beside = point.vllm.beside(reserved, resident)
+    beside = point.vllm.added_peak(reserved, resident)
     if beside > point.vllm.always_bytes:
         told = {**told, "phase": GENERATION, "operator": "vLLM, awake"}
     return {

@@ -54,20 +54,20 @@ def probe(path: Path) -> None:
         return
     keep_extensions_in_run(request)
     if count == 1:
-        own = socket.create_server((HOST, 0))
-        place = _place(0, 1, own)
-        own.detach()  # it is the rendezvous's from here on
+        listener = socket.create_server((HOST, 0))
+        place = _place(0, 1, listener)
+        listener.detach()  # it is the rendezvous's from here on
         worker.probe(folder, request, place)
         return
     folders = [rank_folder(path, rank) for rank in range(count)]
-    failed = _first_failure(_start(folder, folders, request), folders)
-    if failed is None:
-        write_json(folder.reply, merged([read_json(one.reply) or {} for one in folders]))
-    elif failed.reply is not None:
-        write_json(folder.reply, {**failed.reply, "failed_rank": failed.rank})
+    failure = _first_failure(_start(folder, folders, request), folders)
+    if failure is None:
+        write_json(folder.reply, merged([read_json(files.reply) or {} for files in folders]))
+    elif failure.reply is not None:
+        write_json(folder.reply, {**failure.reply, "failed_rank": failure.rank})
     else:
-        write_json(path / SILENT, {"rank": failed.rank})
-        _end_alike(failed)
+        write_json(path / SILENT, {"rank": failure.rank})
+        _end_alike(failure)
 
 
 def _start(
@@ -77,16 +77,16 @@ def _start(
     supervisor = os.getpid()
     ranks = {}
     with socket.create_server((HOST, 0)) as listener:
-        for rank, own in enumerate(folders):
-            own.path.mkdir(parents=True, exist_ok=True)
+        for rank, rank_files in enumerate(folders):
+            rank_files.path.mkdir(parents=True, exist_ok=True)
             place = _place(rank, len(folders), listener)
             if rank == 0:
-                own.progress.symlink_to(Path("..") / folder.progress.name)
+                rank_files.progress.symlink_to(Path("..") / folder.progress.name)
             pid = os.fork()
             if pid == 0:
                 if rank:
                     listener.close()
-                _become_rank(supervisor, own, request, place)
+                _become_rank(supervisor, rank_files, request, place)
             ranks[pid] = rank
     return ranks
 
@@ -114,23 +114,23 @@ def _become_rank(supervisor: int, folder: ChildFolder, request: ProbeRequest, pl
 
 def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnding | None:
     """Wait for all; with the first failure end the others, and say whose it was."""
-    left = dict(ranks)
-    while left:
+    running = dict(ranks)
+    while running:
         pid, status = os.wait()
-        ending = _ending(left.pop(pid), status, folders)
+        ending = _ending(running.pop(pid), status, folders)
         if _is_well(ending):
             continue
         time.sleep(SETTLE_S)
-        failed = [ending]
-        for other, rank in left.items():
-            done, status = os.waitpid(other, os.WNOHANG)
-            if done:
-                failed.append(_ending(rank, status, folders))
+        endings = [ending]
+        for peer, rank in running.items():
+            peer_pid, status = os.waitpid(peer, os.WNOHANG)
+            if peer_pid:
+                endings.append(_ending(rank, status, folders))
             else:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(other, signal.SIGKILL)
-                os.waitpid(other, 0)
-        return first_of([one for one in failed if not _is_well(one)], folders)
+                    os.kill(peer, signal.SIGKILL)
+                os.waitpid(peer, 0)
+        return first_of([ending for ending in endings if not _is_well(ending)], folders)
     return None
 
 
@@ -138,12 +138,16 @@ def first_of(endings: list[RankEnding], folders: list[ChildFolder]) -> RankEndin
     """The failure that the others followed: memory that ran out, whatever the others died of; else
     a death without a word; else the earliest reply."""
     memory = ("oom", "host_oom")
-    full = [one for one in endings if one.reply is not None and one.reply.get("outcome") in memory]
-    silent = [one for one in endings if one.reply is None]
+    full = [
+        ending
+        for ending in endings
+        if ending.reply is not None and ending.reply.get("outcome") in memory
+    ]
+    silent = [ending for ending in endings if ending.reply is None]
     if silent and not full:
         return silent[0]
     endings = full or endings
-    return min(endings, key=lambda one: folders[one.rank].reply.stat().st_mtime_ns)
+    return min(endings, key=lambda ending: folders[ending.rank].reply.stat().st_mtime_ns)
 
 
 def _ending(rank: int, status: int, folders: list[ChildFolder]) -> RankEnding:

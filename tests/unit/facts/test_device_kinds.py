@@ -213,7 +213,7 @@ def test_a_kind_becomes_an_idle_device() -> None:
     # CUDA has less to give than the driver reports, where that is known.
     assert 0 <= facts.total_bytes - facts.free_bytes < 1024 * MIB
     assert (facts.cores, facts.capability, facts.driver) == (16, (8, 6), None)
-    assert not facts.busy
+    assert not facts.is_busy
 
 
 @pytest.mark.parametrize(
