@@ -174,7 +174,7 @@ def estimated(
     limit_bytes: int,
     layers: int,
 ) -> Estimate:
-    """The estimate of a candidate whose path, but for `replaced`, was traced as `point`."""
+    """The estimate of a candidate whose variant, but for `replaced`, was traced as `point`."""
     parts = {name: size for name, size in point.parts.items() if size}
     reserved, offloaded = point.peak_reserved_bytes, 0
     if "activation_offloading" in replaced:

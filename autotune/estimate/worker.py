@@ -1,4 +1,4 @@
-"""The child's side of a plan: trace one path, and say what each of its micro-batches takes.
+"""The child's side of a plan: trace one variant, and say what each of its micro-batches takes.
 
 Raises nothing: what cannot be traced is told in the reply.
 """
@@ -87,15 +87,15 @@ def _answer(request: EstimateRequest, held: int, began: float, progress: Progres
             policy=spread.policy,
             seconds=round(time.monotonic() - began, 3),
         )
-    from autotune.estimate.variants.offline import PathEstimates
+    from autotune.estimate.variants.offline import OfflineEstimates
 
-    path = PathEstimates(request)
+    offline = OfflineEstimates(request)
     gc.freeze()
     return EstimateReply(
-        points=list(_answers(request, path.point, progress)),
-        shapes=path.shapes(),
-        optimizer_work=path.optimizer_work(),
+        points=list(_answers(request, offline.point, progress)),
+        shapes=offline.shapes(),
+        optimizer_work=offline.optimizer_work(),
         process_bytes=held,
-        policy=path.traces.policy,
+        policy=offline.traces.policy,
         seconds=round(time.monotonic() - began, 3),
     )

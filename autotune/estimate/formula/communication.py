@@ -35,7 +35,7 @@ PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanged:
+class Exchange:
     """What a training exchanges. Bytes and counts of one device.
 
     Attributes:
@@ -59,7 +59,7 @@ class Exchanged:
     kept: float = 0.0
 
 
-def sent_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def sent_bytes(sharding: Sharding, what: Exchange, accumulation: int) -> float:
     """What each device sends to others in one optimizer step, but inside its group."""
     share = 1 - 1 / sharding.num_processes
     if sharding.distributed_type == FSDP:
@@ -76,7 +76,7 @@ def sent_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
     return share * (often * what.gradients + what.gradients)  # and the updated weights, as large
 
 
-def group_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def group_bytes(sharding: Sharding, what: Exchange, accumulation: int) -> float:
     """What each device sends to others of the group that holds all weights once more among them,
     in one optimizer step."""
     if sharding.zero_hpz_partition_size == 1:
@@ -85,12 +85,12 @@ def group_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float
     return share * max(accumulation * _gathered(what) - what.gradients, 0.0)
 
 
-def _gathered(what: Exchanged) -> float:
+def _gathered(what: Exchange) -> float:
     """Bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
     return 2 * what.weights - what.kept
 
 
-def moved_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def moved_s(sharding: Sharding, what: Exchange, accumulation: int) -> float:
     """Seconds of one optimizer step for what is kept on the host: copies, and the update there."""
     own = 1 / sharding.num_processes
     seconds = 0.0
@@ -103,7 +103,7 @@ def moved_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
     return seconds
 
 
-def disk_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def disk_s(sharding: Sharding, what: Exchange, accumulation: int) -> float:
     """Seconds of one optimizer step for what is kept on disk: states and gradients there and back
     once; weights read for each pass, and written once."""
     reads = writes = 0.0
@@ -115,7 +115,7 @@ def disk_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
     return (reads / DISK_READS + writes / DISK_WRITES) / what.machines
 
 
-def exchange_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def exchange_s(sharding: Sharding, what: Exchange, accumulation: int) -> float:
     """Seconds of one optimizer step that all of it takes."""
     sent = sent_bytes(sharding, what, accumulation)
     inside = group_bytes(sharding, what, accumulation) / what.group_bytes_per_s

@@ -41,10 +41,10 @@ def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
         return events
     if Sharding(**request.sharding or {}).distributed_type not in (DEEPSPEED, FSDP):
         return with_buckets(events)
-    return divided(events, zero_asked(request))
+    return divided(events, zero_of_request(request))
 
 
-def zero_asked(request: EstimateRequest) -> Zero:
+def zero_of_request(request: EstimateRequest) -> Zero:
     """How a request's training is divided; on a CPU the host is the device."""
     sharding = Sharding(**request.sharding or {})
     zero = zero_of(request.config, sharding, request.devices, request.hidden)

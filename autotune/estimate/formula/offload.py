@@ -28,7 +28,7 @@ MOMENTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class OffloadedTraining:
     """A training, as far as offloading goes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Kept:
     accumulates: bool
 
 
-def offloaded_bytes(sharding: Sharding, kept: Kept) -> int:
+def offloaded_bytes(sharding: Sharding, kept: OffloadedTraining) -> int:
     """What one process keeps on the host."""
     total = 0.0
     if sharding.offload_optimizer_device == "cpu":
@@ -56,7 +56,7 @@ def offloaded_bytes(sharding: Sharding, kept: Kept) -> int:
     return round(total)
 
 
-def pinned_excess_bytes(sharding: Sharding, kept: Kept) -> int:
+def pinned_excess_bytes(sharding: Sharding, kept: OffloadedTraining) -> int:
     """What rounding adds to the large pinned buffers of one process."""
     if sharding.offload_optimizer_device != "cpu":
         return 0
@@ -64,7 +64,7 @@ def pinned_excess_bytes(sharding: Sharding, kept: Kept) -> int:
     return sum(_power_of_two(size) - size for size in sizes)
 
 
-def _flat(sharding: Sharding, kept: Kept) -> list[float]:
+def _flat(sharding: Sharding, kept: OffloadedTraining) -> list[float]:
     """Bytes of each large buffer: the copy, its gradient, and one in the type computed in."""
     own = kept.trained / sharding.num_processes
     pieces = [own]
@@ -75,7 +75,7 @@ def _flat(sharding: Sharding, kept: Kept) -> list[float]:
     return [*[WIDE * piece for piece in pieces for _ in range(2)], kept.width * own]
 
 
-def _small(sharding: Sharding, kept: Kept) -> float:
+def _small(sharding: Sharding, kept: OffloadedTraining) -> float:
     """Gradients on their way, of stages 1 and 2; those that are added up are pinned one by one."""
     if sharding.zero_stage == 3:
         return 0.0

@@ -11,7 +11,7 @@ from autotune.estimate.formula.communication import (
     DISK_WRITES,
     HOST_BYTES_PER_S,
     STATE_BYTES,
-    Exchanged,
+    Exchange,
     disk_s,
     exchange_s,
     group_bytes,
@@ -24,7 +24,7 @@ from autotune.space.sharding.sharding import Sharding
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job
 
 GIB = 2**30
-WHAT = Exchanged(
+WHAT = Exchange(
     weights=8 * GIB,
     gradients=4 * GIB,
     trained=GIB,
