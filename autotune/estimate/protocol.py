@@ -55,7 +55,7 @@ class TraceRequest(Message):
 
     @property
     def micro_steps(self) -> list[int]:
-        """Of each optimizer step how many micro-steps it has."""
+        """How many micro-steps each optimizer step has."""
         counts = [self.accumulation] * len(self.steps)
         return [*counts[:-1], 1] if self.last_once else counts
 

@@ -137,13 +137,13 @@ def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedCo
 
 def unique(values: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
     """(different values, for each value the index of its like)."""
-    seen: dict[str, int] = {}
-    kept: list[dict[str, Any]] = []
+    places_by_key: dict[str, int] = {}
+    distinct: list[dict[str, Any]] = []
     places = []
     for value in values:
         key = json.dumps(value, sort_keys=True)
-        if key not in seen:
-            seen[key] = len(kept)
-            kept.append(value)
-        places.append(seen[key])
-    return kept, places
+        if key not in places_by_key:
+            places_by_key[key] = len(distinct)
+            distinct.append(value)
+        places.append(places_by_key[key])
+    return distinct, places

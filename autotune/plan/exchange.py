@@ -111,7 +111,7 @@ def exchanged(chosen: Settings) -> Exchange:
         group_bytes_per_s=_inside(links) if at_home else between,
         host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
         machines=job.devices.nodes,
-        kept=narrow * _still_gathered(chosen),
+        still_gathered=narrow * _still_gathered(chosen),
     )
 
 

@@ -187,7 +187,7 @@ class OfflineEstimates(Retracing):
         if True not in self._keys or False not in self._keys:
             padded = next(iter(self._keys))
         return PointReply(
-            **self._replayed(point, worst, padded).told(),
+            **self._replayed(point, worst, padded).as_reply_fields(),
             sigma=self._data.order_sigma(point),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),

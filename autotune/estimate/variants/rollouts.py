@@ -104,7 +104,9 @@ class RolloutEstimates(Retracing):
             events = with_layers(events, have, layers)
         growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
         events = on_several(events, self._request)
-        told = with_vllm(self._replayed(events, point).told(), point, live_at(events, GENERATION))
+        told = with_vllm(
+            self._replayed(events, point).as_reply_fields(), point, live_at(events, GENERATION)
+        )
         padded = padded_tokens(plan, rollout, self._lengths)
         most = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
         return PointReply(

@@ -153,7 +153,7 @@ class ShardedEstimates(Retracing):
 
     def _told(self, point: Point, replay: Replay, host: int) -> PointReply:
         return PointReply(
-            **replay.told(),
+            **replay.as_reply_fields(),
             host_bytes=host,
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
