@@ -135,8 +135,8 @@ class Estimate:
 
 def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     """The estimate that JSON data hold."""
-    known = {field.name for field in dataclasses.fields(Estimate)}
-    values = {name: value for name, value in data.items() if name in known}
+    names = {field.name for field in dataclasses.fields(Estimate)}
+    values = {name: value for name, value in data.items() if name in names}
     parts, server = data.get("time_parts"), data.get("server")
     values |= {
         "retries": data["allocator_retries"],
@@ -174,7 +174,7 @@ def estimated(
     limit_bytes: int,
     layers: int,
 ) -> Estimate:
-    """The estimate of a candidate whose path, but for `replaced`, was traced as `point`."""
+    """The estimate of a candidate whose variant, but for `replaced`, was traced as `point`."""
     parts = {name: size for name, size in point.parts.items() if size}
     reserved, offloaded = point.peak_reserved_bytes, 0
     if "activation_offloading" in replaced:
@@ -183,13 +183,13 @@ def estimated(
     parts[FRAGMENTATION] = reserved - allocated
     # What vLLM has is what it is given: nothing is learned of it, and nothing unsure.
     vllm = parts.get(VLLM, 0)
-    own, left = reserved - vllm, limit_bytes - vllm
-    expected = residual.corrected(own) + vllm
+    training_bytes, training_limit = reserved - vllm, limit_bytes - vllm
+    expected = residual.corrected(training_bytes) + vllm
     parts[CONTEXT] = round(expected) - reserved
     if replaced:
         residual = _less_sure(residual)
     residual = residual.with_noise(point.sigma)
-    p_oom = residual.probability_above(own, left)
+    p_oom = residual.probability_above(training_bytes, training_limit)
     missing = max(round(expected) - limit_bytes, 1) if p_oom >= 0.5 else None
     if point.oom and not replaced:
         missing = max(missing or 0, point.missing_bytes or 1)
@@ -204,7 +204,7 @@ def estimated(
         retries=point.retries,
         method="adjusted trace" if replaced else point.method,
         notes=tuple(f"{name}: {UNTRACEABLE[name][1]}" for name in replaced),
-        sigma_bytes=round(residual.sigma(own)),
+        sigma_bytes=round(residual.sigma(training_bytes)),
         p_oom=p_oom,
         fits=missing is None,
         missing_bytes=missing,
@@ -227,10 +227,14 @@ def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int, int
         lasting = sum(parts.get(name, 0) for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
         activations = max(point.phases.get(MICRO_STEP, 0) - lasting, 0)
     copied = activations - round(activations * min(2 / max(layers, 1), 1.0))
-    other = max((peak for phase, peak in point.phases.items() if phase != MICRO_STEP), default=0)
-    saved = min(copied, parts.get(ACTIVATIONS, 0), max(point.peak_allocated_bytes - other, 0))
-    parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0) - saved
-    return parts, point.peak_reserved_bytes - saved, copied
+    other_peak = max(
+        (peak for phase, peak in point.phases.items() if phase != MICRO_STEP), default=0
+    )
+    saved_bytes = min(
+        copied, parts.get(ACTIVATIONS, 0), max(point.peak_allocated_bytes - other_peak, 0)
+    )
+    parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0) - saved_bytes
+    return parts, point.peak_reserved_bytes - saved_bytes, copied
 
 
 def _less_sure(residual: Residual) -> Residual:

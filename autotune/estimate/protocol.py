@@ -55,7 +55,7 @@ class TraceRequest(Message):
 
     @property
     def micro_steps(self) -> list[int]:
-        """Of each optimizer step how many micro-steps it has."""
+        """How many micro-steps each optimizer step has."""
         counts = [self.accumulation] * len(self.steps)
         return [*counts[:-1], 1] if self.last_once else counts
 
@@ -118,13 +118,13 @@ class TraceReply(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Message):
-    """A micro-batch to be estimated on one path through the program.
+    """A micro-batch to be estimated with one variant of the program.
 
     Attributes:
         batching: fields of `training.batches.Batching`.
         accumulates: whether gradients are in memory during its worst micro-batch.
         expandable_segments: how the CUDA allocator is set up.
-        optim: the optimizer, where it is another than the path's.
+        optim: the optimizer, where it is another than the variant's.
         vllm_bytes: what vLLM has of the device while it generates there.
         vllm_asleep_bytes: what it has while the training computes; None: the same.
     """
@@ -144,11 +144,11 @@ class Point(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateRequest(Message):
-    """Estimate the points of one path: one traced trainer, many micro-batches.
+    """Estimate the points of one variant: one traced trainer, many micro-batches.
 
     Attributes:
         method: of training.
-        config: the flat TRL configuration of the path.
+        config: the flat TRL configuration of the variant.
         model: what the cached traces depend on besides: the text of the model's config.
         layers: decoder layers of the model.
         cuda: fields of `CudaRules`; None: the CPU.
@@ -158,7 +158,7 @@ class EstimateRequest(Message):
         sharding: fields of `space.sharding.Sharding`: what they divide among themselves; with
             DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
         deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
-        whole: whether all layers are traced then, however many there are, for bytes alone.
+        all_layers: whether all layers are traced then, however many there are, for bytes alone.
         rank: the process that is traced then.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
@@ -182,7 +182,7 @@ class EstimateRequest(Message):
     hidden: int = 0
     sharding: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None
-    whole: bool = False
+    all_layers: bool = False
     rank: int = 0
 
 
@@ -241,22 +241,22 @@ class ShapeWork(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateReply(Message):
-    """The estimates of a path's points, and the work that its speed follows from."""
+    """The estimates of a variant's points, and the work that its speed follows from."""
 
     points: list[PointReply]
     shapes: list[ShapeWork]
     optimizer_work: dict[str, list[Any]]
-    """By optimizer, the path's own under the empty name."""
+    """By optimizer, the variant's own under the empty name."""
     process_bytes: int
     """What a process with the training stack holds before any model."""
     policy: dict[str, int]
     seconds: float
     problem: str | None = None
-    """Why the path cannot be traced; then the rest is empty."""
+    """Why the variant cannot be traced; then the rest is empty."""
     copied_shapes: list[ShapeWork] = field(default_factory=list)
     """Where an engine was traced, at a few shapes only: those of data parallelism, for the curve
     through them."""
     engine_problem: str | None = None
-    """Why the path's engine cannot be traced, where it is by formula for that."""
+    """Why the variant's engine cannot be traced, where it is by formula for that."""
     by_formula: bool = False
-    """Whether the path's engine was not traced: the points follow from data parallelism."""
+    """Whether the variant's engine was not traced: the points follow from data parallelism."""

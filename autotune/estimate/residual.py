@@ -1,4 +1,4 @@
-"""From a record of allocations to the memory a device needs. Pure.
+"""The memory that a device needs, from the allocations of a record. Pure.
 
 `allocated` is what tensors take, rounded as the caching allocator rounds (512 bytes on CUDA);
 `reserved` is what the allocator holds for them, found by replaying the record through a model of
@@ -43,8 +43,8 @@ class Residual:
         """Standard deviation of what is to be expected."""
         line = self.sigma_bytes**2 + (self.bias_sigma * estimate_bytes) ** 2
         line += 2 * self.covariance * estimate_bytes
-        own = self.relative_sigma * self.corrected(estimate_bytes)
-        return math.hypot(own, math.sqrt(max(line, 0.0)))
+        noise = self.relative_sigma * self.corrected(estimate_bytes)
+        return math.hypot(noise, math.sqrt(max(line, 0.0)))
 
     def probability_above(self, estimate_bytes: float, limit_bytes: float) -> float:
         """Probability that the process needs more than the limit (normal distribution)."""
@@ -70,12 +70,12 @@ def refined(
         return prior
     pairs = list(zip(estimated_bytes, measured_bytes, strict=True))
     unit = max(estimated_bytes)  # the bias in bytes of this size: both unknowns are alike then
-    own = max(prior.sigma_bytes, 1.0), max(prior.bias_sigma * unit, 1e-6)
-    weights = [[1 / own[0] ** 2, 0.0], [0.0, 1 / own[1] ** 2]]
+    sigmas = max(prior.sigma_bytes, 1.0), max(prior.bias_sigma * unit, 1e-6)
+    weights = [[1 / sigmas[0] ** 2, 0.0], [0.0, 1 / sigmas[1] ** 2]]
     moment = [0.0, 0.0]
-    for estimate, measured in pairs:
-        noise = max(prior.relative_sigma * measured, 1.0)
-        off = measured - prior.corrected(estimate)
+    for estimate, measured_peak in pairs:
+        noise = max(prior.relative_sigma * measured_peak, 1.0)
+        off = measured_peak - prior.corrected(estimate)
         row = (1.0, estimate / unit)
         for i in range(2):
             moment[i] += row[i] * off / noise**2
@@ -83,12 +83,12 @@ def refined(
                 weights[i][j] += row[i] * row[j] / noise**2
     (a, b), (_, d) = weights
     offset_variance, bias_variance = 1 / (a - b * b / d), 1 / (d - b * b / a)
-    moved = offset_variance * (moment[0] - b / d * moment[1])
-    turned = bias_variance * (moment[1] - b / a * moment[0])
+    offset_change = offset_variance * (moment[0] - b / d * moment[1])
+    bias_change = bias_variance * (moment[1] - b / a * moment[0])
     free = prior.bias_sigma > 0
     line = Residual(
-        bias=prior.bias + (turned / unit if free else 0.0),
-        offset_bytes=prior.offset_bytes + moved,
+        bias=prior.bias + (bias_change / unit if free else 0.0),
+        offset_bytes=prior.offset_bytes + offset_change,
         relative_sigma=prior.relative_sigma,
         sigma_bytes=math.sqrt(offset_variance),
         bias_sigma=math.sqrt(bias_variance) / unit if free else 0.0,
@@ -102,6 +102,8 @@ def _spread(line: Residual, pairs: Sequence[tuple[float, float]]) -> float:
     """Relative standard deviation of measurements around a line; few change it little."""
     if len(pairs) < 3:
         return line.relative_sigma
-    squares = sum((measured / line.corrected(estimate) - 1) ** 2 for estimate, measured in pairs)
+    squares = sum(
+        (measured_peak / line.corrected(estimate) - 1) ** 2 for estimate, measured_peak in pairs
+    )
     # Two more of the assumed size keep a lucky few from claiming certainty.
     return math.sqrt((squares + 2 * line.relative_sigma**2) / (len(pairs) + 2))

@@ -1,7 +1,9 @@
-"""Candidates that take the same path through the program, so that one trace serves them all. Pure.
+"""A variant of the program: the candidates that run the same kernels, so that one trace serves all.
+
+Pure.
 
 What only changes a number (micro-batch, accumulation, learning rate), the order of the data, or
-the allocator does not change the path.
+the allocator does not change the variant.
 """
 
 import json
@@ -12,7 +14,7 @@ from typing import Any
 from autotune.job.methods import METHODS, SFT
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
-NOT_ON_THE_PATH = {
+OUTSIDE_THE_VARIANT = {
     *(
         "learning_rate",
         "num_train_epochs",
@@ -69,8 +71,8 @@ class TracedConfig:
 
     @property
     def key(self) -> str:
-        """The same text for the same path."""
-        return json.dumps(path_of(self.config), sort_keys=True)
+        """The same text for the same variant."""
+        return json.dumps(variant_of(self.config), sort_keys=True)
 
 
 SAME_STATE = ("adamw_torch_fused", "adamw_torch")
@@ -82,17 +84,17 @@ def engine_is_traced(method: str, distributed_type: str | None) -> bool:
     return distributed_type in (DEEPSPEED, FSDP) and not METHODS[method].online
 
 
-def optimizer_apart(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """(configuration of the path, the candidate's optimizer where that is another one)."""
+def traced_optimizer(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """(configuration of the variant, the candidate's optimizer where that is another one)."""
     optim = config.get("optim")
     if optim in SAME_STATE[1:]:
         return {**config, "optim": SAME_STATE[0]}, str(optim)
     return dict(config), None
 
 
-def optimizer_alone(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
-    """A configuration whose optimizer step is that of `config` with `optim`: the same for all paths
-    that train the same weights, so that it is traced once."""
+def optimizer_config(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
+    """A configuration whose optimizer step is that of `config` with `optim`: the same for all
+    variants that train the same weights, so that it is traced once."""
     plain = {name: value for name, value in config.items() if name not in _BEFORE_THE_STEP}
     if plain.get("loss_type") == "chunked_nll":
         plain["loss_type"] = "nll"
@@ -107,11 +109,11 @@ _BEFORE_THE_STEP = {
 """What shapes the micro-steps, and nothing of the optimizer's part."""
 
 
-def path_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a flat configuration that decides the path."""
-    path = {name: value for name, value in config.items() if name not in NOT_ON_THE_PATH}
+def variant_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a flat configuration that decides the variant."""
+    variant = {name: value for name, value in config.items() if name not in OUTSIDE_THE_VARIANT}
     # How far from the reference is only a number; that there is one is not.
-    return {**path, "beta": bool(path["beta"])} if "beta" in path else path
+    return {**variant, "beta": bool(variant["beta"])} if "beta" in variant else variant
 
 
 def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
@@ -135,13 +137,13 @@ def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedCo
 
 def unique(values: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
     """(different values, for each value the index of its like)."""
-    seen: dict[str, int] = {}
-    kept: list[dict[str, Any]] = []
+    places_by_key: dict[str, int] = {}
+    distinct: list[dict[str, Any]] = []
     places = []
     for value in values:
         key = json.dumps(value, sort_keys=True)
-        if key not in seen:
-            seen[key] = len(kept)
-            kept.append(value)
-        places.append(seen[key])
-    return kept, places
+        if key not in places_by_key:
+            places_by_key[key] = len(distinct)
+            distinct.append(value)
+        places.append(places_by_key[key])
+    return distinct, places

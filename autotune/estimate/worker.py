@@ -1,4 +1,4 @@
-"""The child's side of a plan: trace one path, and say what each of its micro-batches takes.
+"""The child's side of a plan: trace one variant, and say what each of its micro-batches takes.
 
 Raises nothing: what cannot be traced is told in the reply.
 """
@@ -25,9 +25,9 @@ def estimate(path: Path) -> None:
     points = [Point.from_plain(point) for point in plain["points"]]
     request = EstimateRequest.from_plain({**plain, "points": points})
     began = time.monotonic()
-    held = process_bytes()
+    fresh_bytes = process_bytes()
     try:
-        reply = _answer(request, held, began, Progress(folder.progress))
+        reply = _answer(request, fresh_bytes, began, Progress(folder.progress))
     except MemoryError:
         raise
     except Exception as error:
@@ -37,7 +37,7 @@ def estimate(path: Path) -> None:
             points=[],
             shapes=[],
             optimizer_work={},
-            process_bytes=held,
+            process_bytes=fresh_bytes,
             policy={},
             seconds=time.monotonic() - began,
             problem=f"{type(error).__name__}: {first}",
@@ -52,50 +52,52 @@ def process_bytes() -> int:
     return process_status("VmRSS") + unmapped_bytes()
 
 
-def _answers(
-    request: EstimateRequest, point: Callable[[Point], PointReply], progress: Progress
+def _point_replies(
+    request: EstimateRequest, reply_to: Callable[[Point], PointReply], progress: Progress
 ) -> Iterator[PointReply]:
-    """Of every point, each told of as it is there."""
-    for index, one in enumerate(request.points):
-        yield point(one)
+    """The reply to every point; progress is told of each."""
+    for index, point in enumerate(request.points):
+        yield reply_to(point)
         progress.tell(POINT, index=index)
 
 
-def _answer(request: EstimateRequest, held: int, began: float, progress: Progress) -> EstimateReply:
+def _answer(
+    request: EstimateRequest, fresh_bytes: int, began: float, progress: Progress
+) -> EstimateReply:
     gc.freeze()  # what was imported is not looked through again and again
     if METHODS[request.method].online:
         from autotune.estimate.variants.rollouts import RolloutEstimates
 
         rollouts = RolloutEstimates(request)
         return EstimateReply(
-            points=list(_answers(request, rollouts.point, progress)),
+            points=list(_point_replies(request, rollouts.point, progress)),
             shapes=[],
             optimizer_work={},
-            process_bytes=held,
+            process_bytes=fresh_bytes,
             policy=rollouts.policy,
             seconds=round(time.monotonic() - began, 3),
         )
     if engine_is_traced(request.method, (request.sharding or {}).get("distributed_type")):
         from autotune.estimate.variants.sharded import ShardedEstimates
 
-        spread = ShardedEstimates(request)
+        sharded = ShardedEstimates(request)
         return EstimateReply(
-            points=list(_answers(request, spread.point, progress)),
-            shapes=spread.shapes(),
-            optimizer_work=spread.optimizer_work(),
-            process_bytes=held,
-            policy=spread.policy,
+            points=list(_point_replies(request, sharded.point, progress)),
+            shapes=sharded.shapes(),
+            optimizer_work=sharded.optimizer_work(),
+            process_bytes=fresh_bytes,
+            policy=sharded.policy,
             seconds=round(time.monotonic() - began, 3),
         )
-    from autotune.estimate.variants.offline import PathEstimates
+    from autotune.estimate.variants.offline import OfflineEstimates
 
-    path = PathEstimates(request)
+    offline = OfflineEstimates(request)
     gc.freeze()
     return EstimateReply(
-        points=list(_answers(request, path.point, progress)),
-        shapes=path.shapes(),
-        optimizer_work=path.optimizer_work(),
-        process_bytes=held,
-        policy=path.traces.policy,
+        points=list(_point_replies(request, offline.point, progress)),
+        shapes=offline.shapes(),
+        optimizer_work=offline.optimizer_work(),
+        process_bytes=fresh_bytes,
+        policy=offline.traces.policy,
         seconds=round(time.monotonic() - began, 3),
     )

@@ -1,8 +1,8 @@
 """What plans have found, kept in the user's cache folder: the second plan is instant.
 
-`ceilings/` holds what was measured of this machine's devices; `traces/` traced paths, by the shape
-of the model, the knobs that matter and the versions; `plans/` whole plans. Everything in it may be
-deleted at any time.
+`ceilings/` holds what was measured of this machine's devices; `traces/` traced variants, by the
+shape of the model, the knobs that matter and the versions; `plans/` whole plans. Everything in it
+may be deleted at any time.
 """
 
 import contextlib

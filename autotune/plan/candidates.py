@@ -9,13 +9,13 @@ from autotune.estimate.formula.closed_form import Dimensions, closed_form
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.estimate.speed.offline import PathSpeed
+from autotune.estimate.speed.offline import VariantSpeed
 from autotune.estimate.speed.rollouts import RolloutTime
 from autotune.estimate.variant import engine_is_traced
 from autotune.job.methods import METHODS
 from autotune.plan.exchange import trained_parameters, with_exchange, with_server
 from autotune.plan.host_memory import with_host
-from autotune.plan.variants import Member, PathTask
+from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
 from autotune.space.reference_model import has_reference
 from autotune.space.settings import Settings
@@ -27,7 +27,7 @@ TYPICAL_PROCESS = 450 * 2**20
 
 
 def estimates_of(
-    tasks: Sequence[PathTask],
+    tasks: Sequence[VariantTask],
     replies: Sequence[EstimateReply],
     limit: int,
     *,
@@ -56,18 +56,18 @@ def estimates_of(
 class _Answer:
     """A task, its reply, and the speed that follows from it; None: none does."""
 
-    task: PathTask
+    task: VariantTask
     reply: EstimateReply
-    speed: PathSpeed | RolloutTime | None
+    speed: VariantSpeed | RolloutTime | None
 
 
 def _speed(
-    task: PathTask, reply: EstimateReply, ceilings: Ceilings | None
-) -> PathSpeed | RolloutTime | None:
+    task: VariantTask, reply: EstimateReply, ceilings: Ceilings | None
+) -> VariantSpeed | RolloutTime | None:
     if ceilings is None or reply.problem is not None:
         return None
     online = METHODS[task.request.method].online
-    return RolloutTime(ceilings) if online else PathSpeed(reply, ceilings)
+    return RolloutTime(ceilings) if online else VariantSpeed(reply, ceilings)
 
 
 def _estimate(answer: _Answer, member: Member, limit: int, residual: Residual | None) -> Estimate:

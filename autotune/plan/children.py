@@ -11,7 +11,7 @@ from typing import Self
 from autotune.estimate.protocol import EstimateReply
 from autotune.plan.cache import reply_from_plain
 from autotune.plan.progress import Count, Progress, TaskCount
-from autotune.plan.variants import PathTask
+from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
@@ -67,7 +67,7 @@ class Servers:
 
 
 def traced_in_children(
-    tasks: Sequence[PathTask], servers: Servers, folder: Path, progress: Progress
+    tasks: Sequence[VariantTask], servers: Servers, folder: Path, progress: Progress
 ) -> list[EstimateReply]:
     """Answer the tasks, one child at a time for each server."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -101,7 +101,9 @@ def traced_in_children(
     return [replies[number] for number in range(len(tasks))]
 
 
-def _in_child(task: PathTask, server: ChildServer, path: Path, count: TaskCount) -> EstimateReply:
+def _in_child(
+    task: VariantTask, server: ChildServer, path: Path, count: TaskCount
+) -> EstimateReply:
     folder = ChildFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())

@@ -3,7 +3,7 @@
 Where an engine spreads the training, each way through the program is traced with data parallelism
 first: how a step's time grows with its shape, no engine changes much, and every engine is estimated
 by formula from that. Few engines are then all traced. Of many those are that the formula does not
-rule out: the fastest that may fit, and of each strategy the first, unless it is much slower. That
+rule out: the fastest that may fit, and of each sharding the first, unless it is much slower. That
 may put others first; it ends when the first ones are all traced.
 
 Engines are traced with a few layers of a deep model. What an allocator loses between blocks does
@@ -22,13 +22,13 @@ from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
-from autotune.plan.variants import Member, PathTask
+from autotune.plan.variants import Member, VariantTask
 from autotune.space.sharding.sharding import Sharding, heaviest_ranks
 
 FIRST = 8
 """Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
 MUCH_SLOWER = 0.6
-"""A strategy whose candidates reach less of the fastest one's speed (or, where nothing fits, take
+"""A sharding whose candidates reach less of the fastest one's speed (or, where nothing fits, take
 so much more than the leanest) is left to the formula. Chosen, not measured."""
 MOST_SETTLED = 3
 """So often all layers are traced, where that puts another candidate first."""
@@ -44,16 +44,16 @@ class Effort:
 
     Attributes:
         first: of so many, the fastest first; None: of all.
-        each_strategy: and of the first of every strategy.
+        each_strategy: and of the first of every sharding.
         settled: and of the first candidate with all layers.
     """
 
     first: int | None
-    each_strategy: bool = False
+    each_sharding: bool = False
     settled: bool = False
 
 
-PROMISING = Effort(first=FIRST, each_strategy=True, settled=True)
+PROMISING = Effort(first=FIRST, each_sharding=True, settled=True)
 EVERY = Effort(first=None, settled=True)
 
 
@@ -72,7 +72,7 @@ class TraceBudget:
 
 
 def answered(
-    tasks: Sequence[PathTask],
+    tasks: Sequence[VariantTask],
     budget: TraceBudget,
     servers: Servers,
     folder: Path,
@@ -103,9 +103,9 @@ class EngineEstimates:
 
     def __init__(
         self,
-        tasks: Sequence[PathTask],
+        tasks: Sequence[VariantTask],
         budget: TraceBudget,
-        children: Callable[[Sequence[PathTask], str], list[EstimateReply]],
+        children: Callable[[Sequence[VariantTask], str], list[EstimateReply]],
     ) -> None:
         self._tasks, self._budget, self._children = tasks, budget, children
         self.replies: dict[int, EstimateReply] = {}
@@ -181,10 +181,10 @@ class EngineEstimates:
         return ranked
 
 
-def with_all_layers(task: PathTask, place: int, rank: int) -> PathTask:
+def with_all_layers(task: VariantTask, place: int, rank: int) -> VariantTask:
     """The task of one point of a task, to be traced with all layers, as this process."""
     request = task.request
-    point = dataclasses.replace(request, points=[request.points[place]], whole=True, rank=rank)
+    point = dataclasses.replace(request, points=[request.points[place]], all_layers=True, rank=rank)
     return dataclasses.replace(task, request=point, members=())
 
 
@@ -196,7 +196,7 @@ def traced_or_not(formula: EstimateReply, own: EstimateReply) -> EstimateReply:
     return dataclasses.replace(own, copied_shapes=formula.shapes)
 
 
-def representatives(task: PathTask) -> PathTask:
+def representatives(task: VariantTask) -> VariantTask:
     """A task with one candidate for each of its points, and for each way to adjust what is traced
     there."""
     firsts = {(member.place, member.replaced): member for member in reversed(task.members)}
@@ -204,7 +204,7 @@ def representatives(task: PathTask) -> PathTask:
 
 
 def to_trace(
-    tasks: Sequence[PathTask],
+    tasks: Sequence[VariantTask],
     replies: Mapping[int, EstimateReply],
     ranks: Mapping[int, Rank],
     effort: Effort = PROMISING,
@@ -215,16 +215,16 @@ def to_trace(
     none_fits, best = ranks[order[0]]
     enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
     open_ = {n for n, own in replies.items() if own.by_formula and own.engine_problem is None}
-    known = {_strategy(task) for n, task in enumerate(tasks) if n not in open_}
-    for number in order if effort.each_strategy else ():
-        strategy = _strategy(tasks[number])
-        if strategy not in known and ranks[number] <= enough:
-            known.add(strategy)
+    known = {_sharding_key(task) for n, task in enumerate(tasks) if n not in open_}
+    for number in order if effort.each_sharding else ():
+        sharding = _sharding_key(tasks[number])
+        if sharding not in known and ranks[number] <= enough:
+            known.add(sharding)
             chosen.append(number)
     return [number for number in dict.fromkeys(chosen) if number in open_]
 
 
-def _strategy(task: PathTask) -> str:
+def _sharding_key(task: VariantTask) -> str:
     return repr(task.request.sharding)
 
 

@@ -19,7 +19,7 @@ from autotune.plan.children import Servers
 from autotune.plan.device import allocator_limit
 from autotune.plan.engines import PROMISING, Effort, TraceBudget, answered
 from autotune.plan.progress import Progress
-from autotune.plan.variants import PathTask, path_tasks
+from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.space.knobs import Candidate
 
 
@@ -48,9 +48,9 @@ class Estimator:
     progress: Progress = field(default_factory=Progress)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def tasks(self, candidates: Iterable[Candidate]) -> list[PathTask]:
+    def tasks(self, candidates: Iterable[Candidate]) -> list[VariantTask]:
         """What has to be traced for the candidates."""
-        return path_tasks(
+        return variant_tasks(
             self.job,
             self.facts,
             candidates,
@@ -59,14 +59,14 @@ class Estimator:
             cache=self.cache.traces,
         )
 
-    def replies(self, tasks: Sequence[PathTask]) -> list[EstimateReply]:
+    def replies(self, tasks: Sequence[VariantTask]) -> list[EstimateReply]:
         """What the traces came to."""
         budget = TraceBudget(limit=self.limit, ceilings=self.ceilings, effort=self.effort)
         folder = self.folder / f"{next(self._numbers):03d}"
         return answered(tasks, budget, self.servers, folder, self.progress)
 
     def combined(
-        self, tasks: Sequence[PathTask], replies: Sequence[EstimateReply]
+        self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]
     ) -> dict[str, Estimate]:
         """The estimate of each candidate of the tasks, by its key."""
         return estimates_of(tasks, replies, self.limit, ceilings=self.ceilings)

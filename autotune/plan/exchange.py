@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.formula.communication import DISK_READS, DISK_WRITES, Exchanged, exchange_s
+from autotune.estimate.formula.communication import DISK_READS, DISK_WRITES, Exchange, exchange_s
 from autotune.facts import Facts
 from autotune.facts.device_kinds import Interconnect, kind_of
 from autotune.job.job import Job
@@ -89,7 +89,7 @@ def computed_bytes(config: Mapping[str, Any]) -> int:
     return 4 if is_wide(config) and not half else 2
 
 
-def exchanged(chosen: Settings) -> Exchanged:
+def exchanged(chosen: Settings) -> Exchange:
     """What is exchanged for a candidate."""
     job, facts, config, sharding = chosen.job, chosen.facts, chosen.config, chosen.sharding
     wide, narrow = is_wide(config), computed_bytes(config)
@@ -103,7 +103,7 @@ def exchanged(chosen: Settings) -> Exchanged:
     grouped = sharding.zero_hpz_partition_size
     # No group is spread over machines.
     at_home = chosen.processes // job.devices.nodes % grouped == 0
-    return Exchanged(
+    return Exchange(
         weights=narrow * facts.model.parameters,
         gradients=(4 if wide and copies else narrow) * trained,
         trained=trained,
@@ -111,7 +111,7 @@ def exchanged(chosen: Settings) -> Exchanged:
         group_bytes_per_s=_inside(links) if at_home else between,
         host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
         machines=job.devices.nodes,
-        kept=narrow * _still_gathered(chosen),
+        still_gathered=narrow * _still_gathered(chosen),
     )
 
 

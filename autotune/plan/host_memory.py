@@ -14,7 +14,11 @@ processes together: each of them takes its peak.
 import dataclasses
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.formula.offload import Kept, offloaded_bytes, pinned_excess_bytes
+from autotune.estimate.formula.offload import (
+    OffloadedTraining,
+    offloaded_bytes,
+    pinned_excess_bytes,
+)
 from autotune.estimate.residual import Residual
 from autotune.facts.host import host_limit
 from autotune.plan.exchange import computed_bytes, is_wide, trained_parameters
@@ -87,7 +91,7 @@ def kept_on_host(chosen: Settings, traced_bytes: int | None) -> int:
         return 0
     trained = trained_parameters(chosen.job, chosen.facts, chosen.config)
     words, hidden = model.vocab_size or 0, model.hidden_size or 0
-    kept = Kept(
+    kept = OffloadedTraining(
         parameters=model.parameters,
         trained=trained,
         width=computed_bytes(chosen.config),

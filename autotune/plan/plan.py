@@ -23,7 +23,7 @@ from autotune.plan.device import device_facts, placed, planned_limit
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.plan.variants import PathTask
+from autotune.plan.variants import VariantTask
 from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
@@ -155,6 +155,6 @@ def _failed(reply: EstimateReply) -> bool:
     return bool(reply.problem or reply.engine_problem)
 
 
-def _by_formula(tasks: Sequence[PathTask], replies: Sequence[EstimateReply]) -> int:
+def _by_formula(tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]) -> int:
     pairs = zip(tasks, replies, strict=True)
     return sum(len(task.members) for task, reply in pairs if reply.by_formula)

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.estimate.protocol import POINT
 from autotune.job.job import Job
-from autotune.plan.variants import PathTask
+from autotune.plan.variants import VariantTask
 from autotune.process.limits import Watcher
 
 
@@ -35,12 +35,12 @@ class Progress:
 class Count:
     """Counts the candidates of tasks that are answered in several threads."""
 
-    def __init__(self, tasks: Sequence[PathTask], progress: Progress) -> None:
+    def __init__(self, tasks: Sequence[VariantTask], progress: Progress) -> None:
         self._progress, self._lock = progress, threading.Lock()
         self._done, self._of = 0, sum(len(task.members) for task in tasks)
         progress.estimated(0, self._of)
 
-    def watcher(self, task: PathTask) -> "TaskCount":
+    def watcher(self, task: VariantTask) -> "TaskCount":
         """The count of one task."""
         return TaskCount(task, self._add)
 
@@ -53,7 +53,7 @@ class Count:
 class TaskCount:
     """Hears of the points of one task; several candidates may share one."""
 
-    def __init__(self, task: PathTask, add: Callable[[int], None]) -> None:
+    def __init__(self, task: VariantTask, add: Callable[[int], None]) -> None:
         self._task, self._add, self._counted = task, add, 0
 
     @property

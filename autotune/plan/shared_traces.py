@@ -11,15 +11,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.estimate.formula.ddp import zero_asked
+from autotune.estimate.formula.ddp import zero_of_request
 from autotune.estimate.formula.zero_of_reply import divided_point
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.plan.exchange import is_wide, trained_parameters
-from autotune.plan.variants import Member, PathTask
+from autotune.plan.variants import Member, VariantTask
 from autotune.space.sharding.sharding import Sharding
 
 _OWN = ("points", "sharding", "deepspeed", "config")
-"""What differs between tasks of one base; of the configuration only what is on the path counts."""
+"""What differs between tasks of one base; of the configuration, only the variant counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Base:
         members: index of each of them, and for each of its points that of the same point here.
     """
 
-    task: PathTask
+    task: VariantTask
     members: Mapping[int, tuple[int, ...]]
 
 
-def bases(tasks: Sequence[PathTask]) -> list[Base]:
+def bases(tasks: Sequence[VariantTask]) -> list[Base]:
     """The fewest traces from which every task can be answered, if only by formula."""
     groups: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
@@ -43,14 +43,14 @@ def bases(tasks: Sequence[PathTask]) -> list[Base]:
     return [_base(tasks, numbers) for numbers in groups.values()]
 
 
-def _key(task: PathTask) -> str:
+def _key(task: VariantTask) -> str:
     """The same text for tasks that differ in their engine and their points only."""
     plain = task.request.plain()
     rest = {name: value for name, value in plain.items() if name not in _OWN}
     return json.dumps([rest, task.traced.key], sort_keys=True)
 
 
-def _base(tasks: Sequence[PathTask], numbers: Sequence[int]) -> Base:
+def _base(tasks: Sequence[VariantTask], numbers: Sequence[int]) -> Base:
     points: list[Point] = []
     members: dict[int, tuple[int, ...]] = {}
     among: list[Member] = []
@@ -64,7 +64,7 @@ def _base(tasks: Sequence[PathTask], numbers: Sequence[int]) -> Base:
         ]
     first = next((tasks[n] for n in numbers if not tasks[n].engine), None)
     request = first.request if first is not None else _without_engine(tasks[numbers[0]].request)
-    task = PathTask(
+    task = VariantTask(
         request=dataclasses.replace(request, points=points),
         traced=tasks[numbers[0]].traced,
         members=tuple(among),
@@ -82,7 +82,7 @@ def _without_engine(request: EstimateRequest) -> EstimateRequest:
 
 
 def shared_out(
-    base: Base, reply: EstimateReply, tasks: Sequence[PathTask]
+    base: Base, reply: EstimateReply, tasks: Sequence[VariantTask]
 ) -> Iterator[tuple[int, EstimateReply]]:
     """(index of a task, its reply) for all members of a base: an engine's by formula."""
     for number, places in base.members.items():
@@ -94,9 +94,9 @@ def shared_out(
         yield number, _by_formula(own, task) if task.engine else own
 
 
-def _by_formula(reply: EstimateReply, task: PathTask) -> EstimateReply:
+def _by_formula(reply: EstimateReply, task: VariantTask) -> EstimateReply:
     request, chosen = task.request, task.members[0].settings
-    zero = zero_asked(request)
+    zero = zero_of_request(request)
     width = 4 if is_wide(request.config) else 2
     gradients = width * trained_parameters(chosen.job, chosen.facts, request.config)
     points = [

@@ -1,4 +1,4 @@
-"""Which paths a space has, and what a child has to be asked about each."""
+"""The variants of a space, and what a child is to estimate of each."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,8 @@ from autotune.estimate.variant import (
     TracedConfig,
     engine_is_traced,
     liger_is_traced,
-    optimizer_apart,
     traced_config,
+    traced_optimizer,
     unique,
 )
 from autotune.facts import Facts
@@ -29,7 +29,7 @@ from autotune.training.rollout_plan import Rollout, rollout_of
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A candidate on a path.
+    """A candidate of a variant.
 
     Attributes:
         replaced: names of its fields that are traced with another value.
@@ -47,8 +47,8 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathTask:
-    """One path to trace, and which candidates are on it."""
+class VariantTask:
+    """A variant to trace, and its candidates."""
 
     request: EstimateRequest
     traced: TracedConfig
@@ -61,7 +61,7 @@ class PathTask:
         return engine_is_traced(self.request.method, kind)
 
 
-def path_tasks(
+def variant_tasks(
     job: Job,
     facts: Facts,
     candidates: Iterable[Candidate],
@@ -69,14 +69,14 @@ def path_tasks(
     rows: Path,
     limit: int,
     cache: Path | None,
-) -> list[PathTask]:
-    """Divide candidates into paths."""
+) -> list[VariantTask]:
+    """Group candidates by variant: one trace serves a group."""
     groups: dict[tuple[object, ...], list[_Traced]] = {}
     fused = facts.stack.fused_head
     liger = liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
     for candidate in candidates:
         chosen = settings(job, facts, candidate)
-        config, optim = optimizer_apart(chosen.config)
+        config, optim = traced_optimizer(chosen.config)
         traced = traced_config(config, liger=liger)
         point = _point(chosen, optim)
         # An engine's points with and without accumulation, or with other optimizers, share nothing.
@@ -118,7 +118,7 @@ def batching(chosen: Settings) -> Batching | Rollout:
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 
-def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | None) -> PathTask:
+def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | None) -> VariantTask:
     points, places = unique(member.point for member in group)
     first = group[0]
     job, facts, sharding = first.settings.job, first.settings.facts, first.settings.sharding
@@ -149,7 +149,7 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
         Member(settings=member.settings, replaced=member.config.replaced, place=place)
         for member, place in zip(group, places, strict=True)
     )
-    return PathTask(request=request, traced=first.config, members=tuple(members))
+    return VariantTask(request=request, traced=first.config, members=tuple(members))
 
 
 def _model_text(facts: Facts) -> str:

@@ -16,7 +16,7 @@ from autotune.estimate.protocol import (
 )
 from autotune.estimate.records.events import Work, work_from_plain
 from autotune.estimate.variants import sizes
-from autotune.estimate.variants.offline import PathEstimates
+from autotune.estimate.variants.offline import OfflineEstimates
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.training.batch_plan import Batching, Rows, plan
 from benchmarks.estimate_rules.cases import LONGEST, Case
@@ -43,18 +43,18 @@ def compare(path: Path) -> None:
     rows = write_rows(case, folder.path / "rows")
     request = estimate_request(case, asked["model_path"], rows)
     began = time.perf_counter()
-    paths = PathEstimates(request)
+    estimates = OfflineEstimates(request)
     traced = time.perf_counter()
-    replies = [paths.point(point) for point in request.points[:2]]
+    replies = [estimates.point(point) for point in request.points[:2]]
     scaled = time.perf_counter()
-    worst, truth = whole_trace(case, request, paths)
+    worst, truth = whole_trace(case, request, estimates)
     ended = time.perf_counter()
     found = {
         **memory_errors(replies, truth),
-        **work_errors(paths, request, worst, truth),
+        **work_errors(estimates, request, worst, truth),
         "method": replies[0].method,
-        "whole": paths.traces.have_layers == case.layers,
-        "shapes": paths.traces.traced(),
+        "whole": estimates.traces.have_layers == case.layers,
+        "shapes": estimates.traces.traced(),
         "size": worst.size,
         "tokens": sum(worst.lengths),
         "chunks": truth.chunks[1],
@@ -126,7 +126,7 @@ def point_of(case: Case, micro_batch: int, *, expandable: bool) -> Point:
 
 
 def whole_trace(
-    case: Case, request: EstimateRequest, paths: PathEstimates
+    case: Case, request: EstimateRequest, estimates: OfflineEstimates
 ) -> tuple[sizes.Worst, TraceReply]:
     """A small first step, as the estimate's, then a step of the case's worst micro-batch."""
     from autotune.estimate.tracing.trace import trace_steps
@@ -144,7 +144,7 @@ def whole_trace(
         model_path=request.model_path,
         layers=None,
         cuda=request.cuda,
-        steps=[paths.opening, MicroBatch(lengths=worst.lengths, labelled=case.labelled)],
+        steps=[estimates.opening, MicroBatch(lengths=worst.lengths, labelled=case.labelled)],
         accumulation=case.accumulation,
     )
     return worst, trace_steps(asked)
@@ -170,17 +170,17 @@ def memory_errors(replies: Sequence[PointReply], truth: TraceReply) -> dict[str,
 
 
 def work_errors(
-    paths: PathEstimates, request: EstimateRequest, worst: sizes.Worst, truth: TraceReply
+    estimates: OfflineEstimates, request: EstimateRequest, worst: sizes.Worst, truth: TraceReply
 ) -> dict[str, Any]:
     """Relative errors of the work of a micro-step."""
-    keys = paths.traces.traced()
+    keys = estimates.traces.traced()
     longest = max(length for _, length, _ in keys)
     fitting = [key for key in keys if key[1] == longest and key[2] == worst.padded]
     loss = str(request.config["loss_type"])
     per_chunk = 256 if loss == "chunked_nll" else 128
     chunks = sizes.chunk_count(worst, loss, per_chunk)
     whole = [work_from_plain(row) for row in truth.micro_work[1]]
-    scaled = paths.traces.work(fitting, worst.size, chunks)
+    scaled = estimates.traces.work(fitting, worst.size, chunks)
     found: dict[str, Any] = {"flops": _flops((work, 1) for work in whole)}
     found["flops_error"] = _flops(scaled) / found["flops"] - 1
     moved = sum(work.moved_bytes for work in whole)

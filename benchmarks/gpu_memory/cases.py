@@ -157,16 +157,18 @@ CASES = (
 TINY = (_case("tiny", "lora", 32, 8, "4GiB", ragged=True, kind="cpu", paths=2, chosen=3),)
 
 
-def path_of(candidate: Candidate) -> dict[str, Any]:
+def variant_of(candidate: Candidate) -> dict[str, Any]:
     """What decides which way a candidate takes through the program."""
     return {name: candidate[name] for name in PATH_KNOBS}
 
 
 def some_paths(candidates: Sequence[Candidate], count: int, seed: str) -> list[Candidate]:
     """All candidates on a few paths, drawn so that every pair of values comes about as often."""
-    first = {repr(path_of(candidate)): candidate for candidate in candidates}
-    drawn = balanced(list(first.values()), count, path_of, seed)
-    return [one for one in candidates if any(path_of(one) == path_of(other) for other in drawn)]
+    first = {repr(variant_of(candidate)): candidate for candidate in candidates}
+    drawn = balanced(list(first.values()), count, variant_of, seed)
+    return [
+        one for one in candidates if any(variant_of(one) == variant_of(other) for other in drawn)
+    ]
 
 
 def balanced(
@@ -217,7 +219,7 @@ def chosen(
     def levels(one: Candidate) -> dict[str, Any]:
         band = min(int(4 * peak(one) / limit_bytes), 3)
         micro_batch, segments = one.micro_batch, one["expandable_segments"]
-        return {**path_of(one), "micro-batch": micro_batch, "segments": segments, "memory": band}
+        return {**variant_of(one), "micro-batch": micro_batch, "segments": segments, "memory": band}
 
     quick = [one for one in candidates if probe_seconds(one, estimates[one.key]) <= SLOW_S]
     fitting = [one for one in quick if estimates[one.key].fits]

@@ -22,7 +22,7 @@ from autotune.plan.candidates import estimates_of  # noqa: E402
 from autotune.plan.children import Servers  # noqa: E402
 from autotune.plan.engines import EVERY, TraceBudget, answered  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
-from autotune.plan.variants import path_tasks  # noqa: E402
+from autotune.plan.variants import variant_tasks  # noqa: E402
 from autotune.probe.measure import measure, probe_request  # noqa: E402
 from autotune.probe.protocol import Measurement  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
@@ -126,7 +126,7 @@ def compare(case: Row, server: ChildServer, folder: Path, known: Row | None) -> 
             said = f"{found.outcome}: {found.reason} {(found.failure or {}).get('trace', '')}"
             return {"failure": said[-1000:]}
         known = {**_figures(found), "knobs": dict(candidate.values)}
-    (task,) = path_tasks(job, facts, [candidate], rows=run.rows, limit=NO_LIMIT, cache=None)
+    (task,) = variant_tasks(job, facts, [candidate], rows=run.rows, limit=NO_LIMIT, cache=None)
     budget = TraceBudget(limit=NO_LIMIT, ceilings=None, effort=EVERY)
     replies = answered([task], budget, Servers(folder, server), folder / "traces", Progress())
     plan = estimates_of([task], replies, NO_LIMIT)[candidate.key]

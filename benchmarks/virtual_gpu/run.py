@@ -26,7 +26,7 @@ from autotune.job.job import Job  # noqa: E402
 from autotune.plan.children import Servers, traced_in_children  # noqa: E402
 from autotune.plan.device import device_facts, placed  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
-from autotune.plan.variants import path_tasks  # noqa: E402
+from autotune.plan.variants import variant_tasks  # noqa: E402
 from autotune.probe.measure import probe_request  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
@@ -78,7 +78,7 @@ class Bound:
 
     def planned(self, server: ChildServer, limit: int, cache: Path) -> Row:
         """What the plan says. Bytes."""
-        (task,) = path_tasks(
+        (task,) = variant_tasks(
             self.job, self.facts, [self.candidate], rows=self.run.rows, limit=limit, cache=cache
         )
         began = time.monotonic()

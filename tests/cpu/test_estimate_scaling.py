@@ -96,13 +96,13 @@ def compare(path: Path) -> None:
     from autotune.estimate.allocator.replay import on_cpu, replayed
     from autotune.estimate.protocol import MicroBatch, TraceRequest
     from autotune.estimate.tracing.trace import trace_steps
-    from autotune.estimate.variants.offline import PathEstimates
+    from autotune.estimate.variants.offline import OfflineEstimates
 
     folder = ChildFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}
     case = Case(**asked["case"])
     request = estimate_request(case, asked["model"], write_rows(case, path / "rows"))
-    paths = PathEstimates(request)
+    estimates = OfflineEstimates(request)
     worst = MicroBatch(lengths=tuple(reversed(case.lengths()[-case.rows :])))
     truth = trace_steps(
         TraceRequest(
@@ -112,13 +112,13 @@ def compare(path: Path) -> None:
             layers=None,
             cuda=case.cuda,
             # On CUDA the first step of a plan has whole micro-batches, as that of a training has.
-            steps=[worst if case.cuda else paths.opening, worst],
+            steps=[worst if case.cuda else estimates.opening, worst],
             accumulation=case.accumulation,
         )
     )
     pairs = []
     for point in request.points[:2]:
-        found = paths.point(point)
+        found = estimates.point(point)
         expandable = point.expandable_segments
         if case.cuda is None:
             whole = on_cpu(truth.events, None)
@@ -126,9 +126,14 @@ def compare(path: Path) -> None:
             whole = replayed(truth.events, None, expandable_segments=expandable)
         figures = (found.peak_allocated_bytes, found.peak_reserved_bytes)
         pairs.append([figures, (whole.use.peak_bytes, whole.reserved_bytes), found.method])
-    layers = [paths.traces.have_layers, truth.layers]
-    sigmas = [paths.point(point).sigma for point in request.points[:2]]
-    found = {"pairs": pairs, "layers": layers, "growth": paths.traces.growth(), "sigmas": sigmas}
+    layers = [estimates.traces.have_layers, truth.layers]
+    sigmas = [estimates.point(point).sigma for point in request.points[:2]]
+    found = {
+        "pairs": pairs,
+        "layers": layers,
+        "growth": estimates.traces.growth(),
+        "sigmas": sigmas,
+    }
     write_json(folder.reply, found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate.formula.offload import Kept, offloaded_bytes
+from autotune.estimate.formula.offload import OffloadedTraining, offloaded_bytes
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
@@ -70,7 +70,7 @@ def test_what_lasts_is_what_the_paper_says(found: dict[str, Any], stage: int) ->
 def test_an_offloaded_optimizer_keeps_its_states_on_the_host(found: dict[str, Any]) -> None:
     """The formula does not know of the whole gradient of a weight that is cut."""
     case, parameters, largest = CASES[OFFLOADED], found["parameters"], found["largest"]
-    kept = Kept(
+    kept = OffloadedTraining(
         parameters=parameters, trained=parameters, width=2, largest=largest, accumulates=True
     )
     formula = offloaded_bytes(case.sharding, kept)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate.formula.offload import Kept, offloaded_bytes
+from autotune.estimate.formula.offload import OffloadedTraining, offloaded_bytes
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
@@ -148,7 +148,9 @@ def test_the_formula_of_what_is_offloaded_is_the_trace(replies: dict[str, Any]) 
     name = "zero 3, all off"
     weights = replies["alone"]["points"][0]["parts"]["weights"] / 2
     largest = LLAMA["vocab_size"] * LLAMA["hidden_size"]
-    kept = Kept(parameters=weights, trained=weights, width=2, largest=largest, accumulates=True)
+    kept = OffloadedTraining(
+        parameters=weights, trained=weights, width=2, largest=largest, accumulates=True
+    )
     formula = offloaded_bytes(Sharding(**SHARDINGS[name]), kept)
     assert replies[name]["points"][0]["host_bytes"] == pytest.approx(formula, rel=0.03)
 

@@ -113,7 +113,7 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """Held from the driver now, as `torch.cuda.memory_reserved` counts."""
+        """Bytes held from the driver now, as `torch.cuda.memory_reserved` counts."""
         return self._driver.reserved_bytes
 
     @property
@@ -150,7 +150,7 @@ class CachingAllocator:
         block = self._live.pop(key)
         if block is not None:
             self.allocated_bytes -= block.size
-            block.pool.put(block)
+            block.pool.cache(block)
 
     def empty_cache(self) -> None:
         """Give the driver back what is not in use (`torch.cuda.empty_cache`)."""
@@ -183,8 +183,8 @@ class CachingAllocator:
                 page = SMALL_SEGMENT if small else LARGE_SEGMENT
                 self._pools[key] = ExpandablePool(self._driver, page=page)
             else:
-                rest = ROUNDING if small else SMALL_REQUEST + ROUNDING
-                self._pools[key] = FixedPool(self._driver, least_rest=rest)
+                least_rest = ROUNDING if small else SMALL_REQUEST + ROUNDING
+                self._pools[key] = FixedPool(self._driver, least_rest=least_rest)
         return self._pools[key]
 
     def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
@@ -200,6 +200,6 @@ class CachingAllocator:
                 allocated_bytes=self.allocated_bytes,
                 missing_bytes=missing,
             )
-        wanted = self.reserved_bytes + segment_bytes(size)
-        self.roomy_limit_bytes = max(self.roomy_limit_bytes, wanted)
+        roomy_bytes = self.reserved_bytes + segment_bytes(size)
+        self.roomy_limit_bytes = max(self.roomy_limit_bytes, roomy_bytes)
         return pool.grow(size)

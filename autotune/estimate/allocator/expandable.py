@@ -24,7 +24,7 @@ class ExpandablePool(Pool):
         self._unmapped = [self._head]
 
     def take(self, size: int) -> Block | None:
-        """As of any pool, but a block that can grow counts with all that it can grow to."""
+        """A block as of any pool, but a block that can grow counts with all that it can grow to."""
         index = bisect_left(self._free, (size,))
         if index == len(self._free):
             return None
@@ -78,7 +78,7 @@ class ExpandablePool(Pool):
         if size < block.size:
             self._add_unmapped(block.cut(size))
         block.mapped = True
-        self.put(block)
+        self.cache(block)
 
     def _unmap(self, block: Block, begin: int, end: int) -> None:
         """Take the memory from between two addresses of a free block."""
@@ -101,7 +101,7 @@ class ExpandablePool(Pool):
         self._add_unmapped(block)
 
     def _add_unmapped(self, block: Block) -> None:
-        insort(self._unmapped, block, key=lambda other: other.address)
+        insort(self._unmapped, block, key=lambda unmapped: unmapped.address)
 
 
 def _room_to_grow(block: Block) -> int:

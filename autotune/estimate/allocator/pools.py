@@ -75,12 +75,12 @@ class Block:
 
     def cut(self, size: int) -> "Block":
         """Keep the first `size` bytes; the rest becomes the next block, in use, and is returned."""
-        rest = Block(self.pool, self.address + size, self.size - size, self.mapped)
-        rest.previous, rest.next = self, self.next
+        remainder = Block(self.pool, self.address + size, self.size - size, self.mapped)
+        remainder.previous, remainder.next = self, self.next
         if self.next is not None:
-            self.next.previous = rest
-        self.next, self.size = rest, size
-        return rest
+            self.next.previous = remainder
+        self.next, self.size = remainder, size
+        return remainder
 
     def absorb(self, following: "Block") -> None:
         """Take over the bytes of the next block, which is none any more."""
@@ -117,7 +117,7 @@ class Pool(ABC):
         index = bisect_left(self._free, (size,))
         return self._pop(index) if index < len(self._free) else None
 
-    def put(self, block: Block) -> None:
+    def cache(self, block: Block) -> None:
         """Cache a block, merged with its free neighbours (free_block, try_merge_blocks)."""
         previous, following = block.previous, block.next
         if previous is not None and previous.free:

@@ -29,8 +29,8 @@ class Replay:
         """What orders replays by how much they need."""
         return self.missing_bytes is not None, self.retries, self.reserved_bytes
 
-    def told(self) -> dict[str, Any]:
-        """As fields of a `PointReply`."""
+    def as_reply_fields(self) -> dict[str, Any]:
+        """The fields of a `PointReply` that a replay decides."""
         return {
             "peak_allocated_bytes": self.use.peak_bytes,
             "peak_reserved_bytes": self.reserved_bytes,
@@ -65,11 +65,11 @@ def replayed(
         if use.peak_bytes > limit_bytes:
             missing = use.peak_bytes - limit_bytes
         else:  # it may still fit, once the cache is given back
-            held = AllocatorSettings(
+            settings = AllocatorSettings(
                 limit_bytes=limit_bytes, expandable_segments=expandable_segments
             )
             try:
-                allocator = _run(events, held)
+                allocator = _run(events, settings)
                 reserved, retries = allocator.peak_reserved_bytes, allocator.retries
             except OutOfMemory as error:
                 missing = error.missing_bytes

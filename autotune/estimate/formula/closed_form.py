@@ -77,16 +77,16 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
     per_layer = PER_TOKEN * size.hidden * size.tokens * scale
     if config.get("attn_implementation") == "eager":
         per_layer += PER_SCORE * size.heads * size.tokens * size.length * scale
-    held = size.layers * per_layer
+    activations = size.layers * per_layer
     if config.get("gradient_checkpointing", True):
-        held = size.layers * 2 * size.hidden * size.tokens * scale + per_layer
+        activations = size.layers * 2 * size.hidden * size.tokens * scale + per_layer
     rows, columns = logits_held(config, size)
     state = _STATES.get(str(config.get("optim")), 2 * width)
     return {
         WEIGHTS: _weights_bytes(config, size, width + (2 if half and width == 4 else 0)),
         GRADIENTS: size.trained * width,
         OPTIMIZER: size.trained * state,
-        ACTIVATIONS: held,
+        ACTIVATIONS: activations,
         LOGITS: size.kept_logits_bytes + 3 * 4 * rows * columns,
     }
 
@@ -100,29 +100,33 @@ def logits_held(config: Mapping[str, Any], size: Dimensions) -> tuple[int, int]:
 
 
 def _weights_bytes(config: Mapping[str, Any], size: Dimensions, width: int) -> int:
-    """Of a quantised base what can be is packed (all but the embeddings and a head of its own where
-    nothing is known of that), with an eighth more for the maxima and what is unpacked at a time."""
+    """Bytes of the weights.
+
+    parameters x width; of a quantised base: full_width x width + packed x bits / 8 x 9 / 8.
+    Packed is all but the embeddings and a head of its own where nothing else is known; the eighth
+    more is for the maxima and what is unpacked at a time.
+    """
     bits = bits_of(config)
     if bits is None:
         return size.parameters * width
-    left = size.unquantised
-    whole = size.judges + (2 * size.vocabulary * size.hidden if left is None else left)
-    whole = min(whole, size.parameters)
-    return whole * width + (size.parameters - whole) * bits * 9 // 64
+    unpacked = size.unquantised
+    full_width = size.judges + (2 * size.vocabulary * size.hidden if unpacked is None else unpacked)
+    full_width = min(full_width, size.parameters)
+    return full_width * width + (size.parameters - full_width) * bits * 9 // 64
 
 
 def closed_form(
-    config: Mapping[str, Any], size: Dimensions, residual: Residual, limit_bytes: int, why: str
+    config: Mapping[str, Any], size: Dimensions, residual: Residual, limit_bytes: int, reason: str
 ) -> Estimate:
-    """The estimate of a candidate by formula; `why` it could not be traced."""
+    """The estimate of a candidate by formula; `reason`: why it could not be traced."""
     parts = parts_by_formula(config, size)
-    own = sum(parts.values())
+    training_bytes = sum(parts.values())
     lasting = sum(parts[name] for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
-    vllm = size.vllm.added_peak(own, lasting) if size.vllm is not None else 0
-    total = own + vllm
-    known = replace(residual, relative_sigma=RELATIVE_SIGMA)
-    expected = round(known.corrected(own)) + vllm
-    p_oom = known.probability_above(own, limit_bytes - vllm)
+    vllm = size.vllm.added_peak(training_bytes, lasting) if size.vllm is not None else 0
+    total = training_bytes + vllm
+    formula_residual = replace(residual, relative_sigma=RELATIVE_SIGMA)
+    expected = round(formula_residual.corrected(training_bytes)) + vllm
+    p_oom = formula_residual.probability_above(training_bytes, limit_bytes - vllm)
     return Estimate(
         peak_allocated_bytes=total,
         peak_reserved_bytes=total,
@@ -132,8 +136,8 @@ def closed_form(
         peak_phase="",
         retries=0,
         method="closed form",
-        notes=(f"could not be traced ({why}); {KNOWN_ERROR}",),
-        sigma_bytes=round(known.sigma(own)),
+        notes=(f"could not be traced ({reason}); {KNOWN_ERROR}",),
+        sigma_bytes=round(formula_residual.sigma(training_bytes)),
         p_oom=p_oom,
         fits=p_oom < 0.5,
         missing_bytes=max(expected - limit_bytes, 1) if p_oom >= 0.5 else None,

@@ -35,7 +35,7 @@ PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanged:
+class Exchange:
     """What a training exchanges. Bytes and counts of one device.
 
     Attributes:
@@ -46,7 +46,7 @@ class Exchanged:
         group_bytes_per_s: the same inside a group that holds all weights once more.
         host_bytes_per_s: between a device and its host.
         machines: that all processes are on, each with a disk of its own.
-        kept: of weights that ZeRO-3 leaves gathered between the passes.
+        still_gathered: of weights that ZeRO-3 leaves gathered between the passes.
     """
 
     weights: float
@@ -56,68 +56,72 @@ class Exchanged:
     group_bytes_per_s: float
     host_bytes_per_s: float
     machines: int = 1
-    kept: float = 0.0
+    still_gathered: float = 0.0
 
 
-def sent_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def sent_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
     """What each device sends to others in one optimizer step, but inside its group."""
     share = 1 - 1 / sharding.num_processes
     if sharding.distributed_type == FSDP:
         gathers = 2 if sharding.fsdp_reshard_after_forward else 1
-        return share * (accumulation * gathers * what.weights + what.gradients)
+        return share * (accumulation * gathers * exchange.weights + exchange.gradients)
     if sharding.distributed_type != DEEPSPEED:
-        return share * 2 * what.gradients
+        return share * 2 * exchange.gradients
     if sharding.zero_stage == 3:
-        reduced = accumulation * what.gradients
+        reduced = accumulation * exchange.gradients
         if sharding.zero_hpz_partition_size > 1:
-            return share * (what.gradients + reduced)  # changed weights are as large as gradients
-        return share * (accumulation * _gathered(what) + reduced)
+            return share * (
+                exchange.gradients + reduced
+            )  # changed weights are as large as gradients
+        return share * (accumulation * _gathered(exchange) + reduced)
     often = accumulation if sharding.zero_stage == 2 else 1
-    return share * (often * what.gradients + what.gradients)  # and the updated weights, as large
+    return share * (
+        often * exchange.gradients + exchange.gradients
+    )  # and the updated weights, as large
 
 
-def group_bytes(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def group_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
     """What each device sends to others of the group that holds all weights once more among them,
     in one optimizer step."""
     if sharding.zero_hpz_partition_size == 1:
         return 0.0
     share = 1 - 1 / sharding.zero_hpz_partition_size
-    return share * max(accumulation * _gathered(what) - what.gradients, 0.0)
+    return share * max(accumulation * _gathered(exchange) - exchange.gradients, 0.0)
 
 
-def _gathered(what: Exchanged) -> float:
+def _gathered(exchange: Exchange) -> float:
     """Bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
-    return 2 * what.weights - what.kept
+    return 2 * exchange.weights - exchange.still_gathered
 
 
-def moved_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
     """Seconds of one optimizer step for what is kept on the host: copies, and the update there."""
-    own = 1 / sharding.num_processes
+    share = 1 / sharding.num_processes
     seconds = 0.0
     if sharding.offload_optimizer_device != "none":
         often = accumulation if sharding.zero_stage >= 2 else 1
-        seconds += own * (often + 1) * what.gradients / what.host_bytes_per_s
-        seconds += own * ADAM_BYTES * what.trained / HOST_BYTES_PER_S
+        seconds += share * (often + 1) * exchange.gradients / exchange.host_bytes_per_s
+        seconds += share * ADAM_BYTES * exchange.trained / HOST_BYTES_PER_S
     if sharding.offload_param_device != "none":
-        seconds += own * accumulation * 2 * what.weights / what.host_bytes_per_s
+        seconds += share * accumulation * 2 * exchange.weights / exchange.host_bytes_per_s
     return seconds
 
 
-def disk_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
     """Seconds of one optimizer step for what is kept on disk: states and gradients there and back
     once; weights read for each pass, and written once."""
     reads = writes = 0.0
     if sharding.offload_optimizer_device == "nvme":
-        reads = writes = STATE_BYTES * what.trained
+        reads = writes = STATE_BYTES * exchange.trained
     if sharding.offload_param_device == "nvme":
-        reads += accumulation * 2 * what.weights
-        writes += what.weights
-    return (reads / DISK_READS + writes / DISK_WRITES) / what.machines
+        reads += accumulation * 2 * exchange.weights
+        writes += exchange.weights
+    return (reads / DISK_READS + writes / DISK_WRITES) / exchange.machines
 
 
-def exchange_s(sharding: Sharding, what: Exchanged, accumulation: int) -> float:
+def exchange_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
     """Seconds of one optimizer step that all of it takes."""
-    sent = sent_bytes(sharding, what, accumulation)
-    inside = group_bytes(sharding, what, accumulation) / what.group_bytes_per_s
-    moved = moved_s(sharding, what, accumulation) + disk_s(sharding, what, accumulation)
-    return sent / what.link_bytes_per_s + inside + moved
+    between_all_bytes = sent_bytes(sharding, exchange, accumulation)
+    inside = group_bytes(sharding, exchange, accumulation) / exchange.group_bytes_per_s
+    offload_s = moved_s(sharding, exchange, accumulation) + disk_s(sharding, exchange, accumulation)
+    return between_all_bytes / exchange.link_bytes_per_s + inside + offload_s

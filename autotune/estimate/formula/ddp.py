@@ -41,10 +41,10 @@ def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
         return events
     if Sharding(**request.sharding or {}).distributed_type not in (DEEPSPEED, FSDP):
         return with_buckets(events)
-    return divided(events, zero_asked(request))
+    return divided(events, zero_of_request(request))
 
 
-def zero_asked(request: EstimateRequest) -> Zero:
+def zero_of_request(request: EstimateRequest) -> Zero:
     """How a request's training is divided; on a CPU the host is the device."""
     sharding = Sharding(**request.sharding or {})
     zero = zero_of(request.config, sharding, request.devices, request.hidden)
@@ -55,44 +55,44 @@ def with_buckets(events: list[Event]) -> list[Event]:
     """The record of one device as that of one of several."""
     start = training_start(events)
     weights = [e for e in live_after(events[:start], {}).values() if e[3] == WEIGHTS]
-    made = [
+    bucket_events = [
         (ALLOCATE, _FIRST_ID + n, size, COMMUNICATION, "bucket", NOWHERE)
         for n, size in enumerate(buckets(gradient_sizes(events)))
     ]
-    return [*events[:start], *broadcast(e[2] for e in weights), *made, *events[start:]]
+    return [*events[:start], *broadcast(e[2] for e in weights), *bucket_events, *events[start:]]
 
 
 def broadcast(sizes: Iterable[int]) -> list[Event]:
     """How weights of these sizes are sent; one that fills its bucket alone is sent as it is."""
     ids = [_FIRST_ID - 1 - n for n in range(IN_FLIGHT)]
-    found: list[Event] = []
-    gathered = [sum(one) for one in divided_into(sizes, [BROADCAST]) if len(one) > 1]
+    events: list[Event] = []
+    gathered = [sum(part) for part in divided_into(sizes, [BROADCAST]) if len(part) > 1]
     for n, size in enumerate(gathered):
         if n >= IN_FLIGHT:
-            found.append((FREE, ids[n % IN_FLIGHT], NOWHERE))
-        made = (ALLOCATE, ids[n % IN_FLIGHT], size, COMMUNICATION, "broadcast", NOWHERE)
-        found.append(made)
+            events.append((FREE, ids[n % IN_FLIGHT], NOWHERE))
+        allocation = (ALLOCATE, ids[n % IN_FLIGHT], size, COMMUNICATION, "broadcast", NOWHERE)
+        events.append(allocation)
     last = range(max(len(gathered) - IN_FLIGHT, 0), len(gathered))
-    return found + [(FREE, ids[n % IN_FLIGHT], NOWHERE) for n in last]
+    return events + [(FREE, ids[n % IN_FLIGHT], NOWHERE) for n in last]
 
 
 def gradient_sizes(events: Iterable[Event]) -> list[int]:
     """Bytes of each gradient of the first optimizer step, in the order in which they come."""
     sizes: dict[int, int] = {}
-    found: list[int] = []
+    gradients: list[int] = []
     for event in events:
         if event[0] == ALLOCATE:
             sizes[event[1]] = int(event[2])
         elif event[0] == MOVE and event[2] == GRADIENTS:
-            found.append(sizes.get(event[1], 0))
-        elif event[0] == PHASE and event[1] == DATA and found:
+            gradients.append(sizes.get(event[1], 0))
+        elif event[0] == PHASE and event[1] == DATA and gradients:
             break
-    return found
+    return gradients
 
 
 def buckets(sizes: Iterable[int]) -> list[int]:
     """Bytes of the buckets that gradients of these sizes are gathered in."""
-    return [sum(one) for one in divided_into(sizes, [FIRST_BUCKET, BUCKET])]
+    return [sum(part) for part in divided_into(sizes, [FIRST_BUCKET, BUCKET])]
 
 
 def divided_into(sizes: Iterable[int], limits: Sequence[int]) -> list[list[int]]:

@@ -28,7 +28,7 @@ MOMENTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class OffloadedTraining:
     """A training, as far as offloading goes.
 
     Attributes:
@@ -45,43 +45,43 @@ class Kept:
     accumulates: bool
 
 
-def offloaded_bytes(sharding: Sharding, kept: Kept) -> int:
+def offloaded_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
     """What one process keeps on the host."""
     total = 0.0
     if sharding.offload_optimizer_device == "cpu":
-        total += MOMENTS * WIDE * kept.trained / sharding.num_processes
-        total += sum(_flat(sharding, kept)) + _small(sharding, kept)
+        total += MOMENTS * WIDE * training.trained / sharding.num_processes
+        total += sum(_flat(sharding, training)) + _small(sharding, training)
     if sharding.offload_param_device == "cpu":
-        total += kept.width * kept.parameters / sharding.num_processes
+        total += training.width * training.parameters / sharding.num_processes
     return round(total)
 
 
-def pinned_excess_bytes(sharding: Sharding, kept: Kept) -> int:
+def pinned_excess_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
     """What rounding adds to the large pinned buffers of one process."""
     if sharding.offload_optimizer_device != "cpu":
         return 0
-    sizes = [round(size) for size in _flat(sharding, kept)]
+    sizes = [round(size) for size in _flat(sharding, training)]
     return sum(_power_of_two(size) - size for size in sizes)
 
 
-def _flat(sharding: Sharding, kept: Kept) -> list[float]:
+def _flat(sharding: Sharding, training: OffloadedTraining) -> list[float]:
     """Bytes of each large buffer: the copy, its gradient, and one in the type computed in."""
-    own = kept.trained / sharding.num_processes
-    pieces = [own]
-    if sharding.zero_stage == 3 and own > SUB_GROUP:
-        whole, rest = divmod(own, SUB_GROUP)
-        pieces = [float(SUB_GROUP)] * int(whole) + ([rest] if rest else [])
+    share = training.trained / sharding.num_processes
+    pieces = [share]
+    if sharding.zero_stage == 3 and share > SUB_GROUP:
+        full_groups, remainder = divmod(share, SUB_GROUP)
+        pieces = [float(SUB_GROUP)] * int(full_groups) + ([remainder] if remainder else [])
     # In stage 3 the gradients in the type computed in are one buffer for all sub-groups.
-    return [*[WIDE * piece for piece in pieces for _ in range(2)], kept.width * own]
+    return [*[WIDE * piece for piece in pieces for _ in range(2)], training.width * share]
 
 
-def _small(sharding: Sharding, kept: Kept) -> float:
+def _small(sharding: Sharding, training: OffloadedTraining) -> float:
     """Gradients on their way, of stages 1 and 2; those that are added up are pinned one by one."""
     if sharding.zero_stage == 3:
         return 0.0
-    added_up = sharding.zero_stage == 2 and kept.accumulates
-    own = kept.trained / sharding.num_processes if added_up else 0.0
-    return kept.width * (kept.largest + own)
+    added_up = sharding.zero_stage == 2 and training.accumulates
+    added_gradients = training.trained / sharding.num_processes if added_up else 0.0
+    return training.width * (training.largest + added_gradients)
 
 
 def _power_of_two(size: int) -> int:

@@ -84,13 +84,13 @@ class Zero:
         return 2 if self.half else 4
 
     def factors(self) -> dict[str, float]:
-        """Of each part: a device's bytes over those without ZeRO."""
+        """By part: a device's bytes over those without ZeRO, with part = 1 / devices."""
         part = 1 / self.devices
         moments = 2.0 if self.half and not self.wide else 1.0
         states, weights = (0.0 if away else 1.0 for away in self.offloads)
-        held = part + (1 / self.again if self.again > 1 else 0.0)
+        weights_part = part + (1 / self.again if self.again > 1 else 0.0)
         return {
-            WEIGHTS: weights * self.narrowed * (held if self.stage == 3 else 1.0),
+            WEIGHTS: weights * self.narrowed * (weights_part if self.stage == 3 else 1.0),
             # With the optimizer elsewhere, its gradients go there bucket by bucket.
             GRADIENTS: states * self.narrowed * (part if self.stage >= 2 else 1.0),
             OPTIMIZER: states * moments * part,
@@ -144,19 +144,19 @@ def divided(events: list[Event], zero: Zero) -> list[Event]:
 
 def _lasting_parts(events: list[Event]) -> dict[int, str]:
     """The part that each storage is counted in at last, by its id."""
-    found: dict[int, str] = {}
+    parts: dict[int, str] = {}
     for event in events:
         if event[0] == ALLOCATE:
-            found[event[1]] = event[3]
+            parts[event[1]] = event[3]
         elif event[0] == MOVE:
-            found[event[1]] = event[2]
-    return found
+            parts[event[1]] = event[2]
+    return parts
 
 
 def _most_live(events: list[Event], part_of: Mapping[int, str], part: str) -> int:
     """The most bytes of a part that are live at once."""
-    own = (e for e in events if e[0] in (ALLOCATE, FREE) and part_of.get(e[1]) == part)
-    return live_bytes(own).peak_bytes
+    part_events = (e for e in events if e[0] in (ALLOCATE, FREE) and part_of.get(e[1]) == part)
+    return live_bytes(part_events).peak_bytes
 
 
 def _engine(zero: Zero, trained: float) -> list[Event]:
@@ -172,10 +172,10 @@ def _engine(zero: Zero, trained: float) -> list[Event]:
     elif zero.overlaps:
         buckets.append(zero.bucket)
     copy = 0.0 if zero.offloads[0] else 4 * trained / zero.devices
-    held = [(OPTIMIZER, copy), *[(COMMUNICATION, size * zero.width) for size in buckets]]
+    buffers = [(OPTIMIZER, copy), *[(COMMUNICATION, size * zero.width) for size in buckets]]
     return [
         (ALLOCATE, _FIRST_ID + n, round(size), part, "zero", NOWHERE)
-        for n, (part, size) in enumerate(held)
+        for n, (part, size) in enumerate(buffers)
     ]
 
 
@@ -189,15 +189,15 @@ def _own_steps(
         computing: bytes beside what computes; stepping: beside the step.
     """
     dropped: set[int] = set()
-    stepped, held = False, None
+    stepped, extra_id = False, None
     for number, event in enumerate(events):
-        if event[0] == PHASE and (held is None or stepped is not (event[1] == STEP)):
-            if held is not None:
-                yield (FREE, held, NOWHERE)
+        if event[0] == PHASE and (extra_id is None or stepped is not (event[1] == STEP)):
+            if extra_id is not None:
+                yield (FREE, extra_id, NOWHERE)
             yield event
-            stepped, held = event[1] == STEP, _FIRST_ID + 64 + number
+            stepped, extra_id = event[1] == STEP, _FIRST_ID + 64 + number
             part = TEMPORARIES if stepped else COMMUNICATION
-            yield (ALLOCATE, held, stepping if stepped else computing, part, "zero", NOWHERE)
+            yield (ALLOCATE, extra_id, stepping if stepped else computing, part, "zero", NOWHERE)
             continue
         if stepped and event[0] == ALLOCATE and part_of[event[1]] not in LASTING:
             dropped.add(event[1])

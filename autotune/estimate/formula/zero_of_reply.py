@@ -38,12 +38,12 @@ def divided_point(
         gradients: bytes of all gradients there.
         accumulates: whether they are in memory during the worst micro-batch.
     """
-    use = live_bytes(divided(_skeleton(point, gradients, accumulates), zero))
-    held = point.peak_reserved_bytes / max(point.peak_allocated_bytes, 1)
+    use = live_bytes(divided(_stand_in_events(point, gradients, accumulates), zero))
+    reserved_ratio = point.peak_reserved_bytes / max(point.peak_allocated_bytes, 1)
     return replace(
         point,
         peak_allocated_bytes=use.peak_bytes,
-        peak_reserved_bytes=round(held * use.peak_bytes),
+        peak_reserved_bytes=round(reserved_ratio * use.peak_bytes),
         parts=use.parts,
         operator=use.operator,
         phase=use.phase,
@@ -55,8 +55,8 @@ def divided_point(
     )
 
 
-def _skeleton(point: PointReply, gradients: int, accumulates: bool) -> list[Event]:
-    """What lasts, what a micro-step has above it, and an optimizer's step."""
+def _stand_in_events(point: PointReply, gradients: int, accumulates: bool) -> list[Event]:
+    """The events that stand for a record: what lasts, a micro-step, an optimizer's step."""
     early = min(gradients, point.parts.get(GRADIENTS, 0)) if _in_micro_step(point) else 0
     if accumulates:
         early = gradients
@@ -88,6 +88,6 @@ def _passing(point: PointReply, early: int) -> dict[str, int]:
     if _in_micro_step(point):
         left_out = (*LASTING, COMMUNICATION)
         return {part: size for part, size in point.parts.items() if part not in left_out}
-    known = (WEIGHTS, OPTIMIZER, COMMUNICATION)
-    lasting = early + sum(point.parts.get(part, 0) for part in known)
+    lasting_parts = (WEIGHTS, OPTIMIZER, COMMUNICATION)
+    lasting = early + sum(point.parts.get(part, 0) for part in lasting_parts)
     return {ACTIVATIONS: max(point.phases.get(MICRO_STEP, 0) - lasting, 0)}

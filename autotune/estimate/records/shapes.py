@@ -1,6 +1,6 @@
 """One trace of a few shapes as the record of any micro-batch and any depth. Pure.
 
-A trace runs one optimizer step for each of a few shapes. Between two shapes of the same path
+A trace runs one optimizer step for each of a few shapes. Between two shapes of the same variant
 through the program only the sizes differ, and each size is a polynomial of the shape (rows at one
 length; tokens, where rows are laid one behind the other): linear, or quadratic where an attention
 mask of tokens x tokens is made. So the record of another shape has the same events with sizes from
@@ -68,7 +68,7 @@ def _without_passing_rows(step: list[Event]) -> list[Event]:
 
 
 def renumbered(step: list[Event], first: int | None = None) -> list[Event]:
-    """The step's own storages numbered in their order: steps of one path are alike then."""
+    """The step's own storages numbered in their order: steps of one variant are alike then."""
     new: dict[int, int] = {}
     for event in step:
         if event[0] == ALLOCATE:
@@ -136,7 +136,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """Shapes of one path; from them the events of any size."""
+    """Shapes of one variant; from them the events of any size."""
 
     shapes: tuple[Shape, ...]
 

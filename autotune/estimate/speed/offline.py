@@ -1,4 +1,4 @@
-"""The speed of the candidates on one path, from its traced work and a device's ceilings. Pure."""
+"""The speed of a variant's candidates, from its traced work and a device's ceilings. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class Speed:
     parts: TimeParts
 
 
-class PathSpeed:
-    """Answers for the points of one path."""
+class VariantSpeed:
+    """Answers for the points of one variant."""
 
     def __init__(self, reply: EstimateReply, ceilings: Ceilings) -> None:
         self._reply, self._ceilings = reply, ceilings

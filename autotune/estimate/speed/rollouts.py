@@ -14,7 +14,7 @@ from autotune.training.rollout_plan import Rollout
 
 
 class RolloutTime:
-    """Answers for the points of one path."""
+    """Answers for the points of one variant."""
 
     def __init__(self, ceilings: Ceilings) -> None:
         self._ceilings = ceilings

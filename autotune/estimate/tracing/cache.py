@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from autotune.estimate.protocol import EstimateRequest, RolloutTraceRequest
 from autotune.estimate.tracing.kernels.cpu_scratch import processor
-from autotune.estimate.variant import path_of
+from autotune.estimate.variant import variant_of
 from autotune.process.messages import Message
 
 SIZES = (
@@ -25,7 +25,7 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 
 class TraceCache:
-    """The traces of one path."""
+    """The traces of one variant."""
 
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request
@@ -58,8 +58,8 @@ class TraceCache:
         if self._request.cache is None:
             return None
         told = asked.plain()
-        told["config"] = path_of({**asked.config, "max_length": None})
-        if isinstance(asked, RolloutTraceRequest):  # it is one point of its path
+        told["config"] = variant_of({**asked.config, "max_length": None})
+        if isinstance(asked, RolloutTraceRequest):  # it is one point of its variant
             told["sizes"] = [asked.config.get(name) for name in SIZES]
         told |= {"model": self._request.model, "versions": self._request.versions}
         if asked.cuda is None:  # its scratch is that of this processor

@@ -36,7 +36,7 @@ def _small(tensor: torch.Tensor) -> bool:
     return bool(tensor.numel() <= (MAX_FLOATS if floating else MAX_NUMBERS))
 
 
-class CarriedValues:
+class KnownValues:
     """The concrete values of fake tensors, where they are known."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class CarriedValues:
         """What the tensor holds; None where that is not known."""
         if not isinstance(tensor, FakeTensor):
             return tensor if isinstance(tensor, torch.Tensor) and _small(tensor) else None
-        known: torch.Tensor | None = tensor.__dict__.get("autotune_carried")
+        known: torch.Tensor | None = tensor.__dict__.get("autotune_known_value")
         if known is None or tensor.untyped_storage() in self._overwritten:
             return None
         return known
@@ -62,12 +62,12 @@ class CarriedValues:
 
     def set(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Remember what a fake tensor holds."""
-        tensor.__dict__["autotune_carried"] = value
+        tensor.__dict__["autotune_known_value"] = value
 
     def set_nonzero(self, tensor: torch.Tensor, mask: torch.Tensor) -> None:
         """A tensor that stands for the indices where `mask` is true, and was made empty."""
         value = self.of(mask)
-        tensor.__dict__.pop("autotune_carried", None)
+        tensor.__dict__.pop("autotune_known_value", None)
         if value is not None:
             with unset_fake_temporarily():
                 self.set(tensor, value.nonzero())
@@ -111,5 +111,5 @@ class CarriedValues:
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             for tensor in tensors_in(value):
-                if isinstance(tensor, FakeTensor) and "autotune_carried" in tensor.__dict__:
+                if isinstance(tensor, FakeTensor) and "autotune_known_value" in tensor.__dict__:
                     self._overwritten[tensor.untyped_storage()] = True

@@ -43,7 +43,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
         stack.enter_context(replaced(torch.nn.Module, "to", _to_dtype_only))
         stack.enter_context(eager_branches())
         stack.enter_context(_recomputation_seen(tracer))
-        stack.enter_context(_carried_tolist(tracer))
+        stack.enter_context(_known_tolist(tracer))
         stack.enter_context(replaced(FakeTensor, "__deepcopy__", _copied))
         stack.enter_context(_grouped_mm_of_any_dtype())
         stack.enter_context(replaced(torch.cuda, "empty_cache", tracer.empty_cache))
@@ -116,11 +116,11 @@ def _recomputation_seen(tracer: Tracer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _carried_tolist(tracer: Tracer) -> Iterator[None]:
+def _known_tolist(tracer: Tracer) -> Iterator[None]:
     original = FakeTensor.tolist
 
     def tolist(tensor: Any) -> Any:
-        known = tracer.carried.listed(tensor)
+        known = tracer.known_values.listed(tensor)
         return original(tensor) if known is None else known
 
     with replaced(FakeTensor, "tolist", tolist):

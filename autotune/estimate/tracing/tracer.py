@@ -54,7 +54,7 @@ class Tracer(TorchDispatchMode):
         self.works: list[events.Work] | None = None
         """Where to note the work of operators; None: nowhere."""
         self.unknown = UnknownValues()
-        self.policy, self.carried = self.unknown.policy, self.unknown.carried
+        self.policy, self.known_values = self.unknown.policy, self.unknown.known_values
         self.token: int | None = None
         """What is drawn where a model generates; None: it is not known."""
         self.tiles: frozenset[int] = frozenset()
@@ -231,12 +231,13 @@ class Tracer(TorchDispatchMode):
         if self._cuda is not None:
             out = self._cuda.result(func, out)
         self._note(func, args, kwargs, out, backward)
-        self.carried.follow(func, args, kwargs, out)
+        self.known_values.follow(func, args, kwargs, out)
         if func is aten.multinomial.default and self.token is not None:
             with unset_fake_temporarily():
-                self.carried.set(out, torch.full(tuple(out.shape), self.token, dtype=out.dtype))
+                tokens = torch.full(tuple(out.shape), self.token, dtype=out.dtype)
+                self.known_values.set(out, tokens)
         if asked is aten.nonzero.default:
-            self.carried.set_nonzero(out, of[0])
+            self.known_values.set_nonzero(out, of[0])
         return out
 
     def _on_local_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.estimate.tracing.known_values import CarriedValues
+from autotune.estimate.tracing.known_values import KnownValues
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -23,14 +23,14 @@ class UnknownValues:
     def __init__(self) -> None:
         self.policy: Counter[str] = Counter()
         """Reads of unknown values that had to be answered, by operator."""
-        self.carried = CarriedValues()
+        self.known_values = KnownValues()
         self.harmless: Any = WeakIdKeyDictionary()
         """Tensors that say whether something is wrong: it never is."""
 
     def answer(self, func: Any, args: Any) -> tuple[bool, Any]:
         """Reads of single values: from what is carried, or by policy."""
         if func is aten.equal.default:
-            left, right = self.carried.of(args[0]), self.carried.of(args[1])
+            left, right = self.known_values.of(args[0]), self.known_values.of(args[1])
             if left is None or right is None:
                 self.policy["equal"] += 1
                 return True, True
@@ -38,7 +38,7 @@ class UnknownValues:
                 return True, torch.equal(left, right)
         if func not in (aten._local_scalar_dense.default, aten.is_nonzero.default):
             return False, None
-        value = self.carried.of(args[0])
+        value = self.known_values.of(args[0])
         if value is not None:
             with unset_fake_temporarily():
                 return True, bool(value) if func is aten.is_nonzero.default else value.item()
@@ -65,13 +65,13 @@ class UnknownValues:
                     indices.append(one)
             return func, (args[0], indices), kwargs
         if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
-            times = self.carried.listed(args[0])
+            times = self.known_values.listed(args[0])
             if times is not None:
                 return func, args, {**kwargs, "output_size": sum(times)}
         return func, args, kwargs
 
     def _selected(self, mask: torch.Tensor) -> int:
-        value = self.carried.of(mask)
+        value = self.known_values.of(mask)
         if value is None:
             self.policy["everything selected"] += 1
             return int(mask.numel())

@@ -12,8 +12,8 @@ EVEN = 0.99
 """Micro-batches that are no smaller than this share of the largest leave the same blocks."""
 
 
-class PathData:
-    """The micro-batches of the points of a path, each planned once."""
+class VariantData:
+    """The micro-batches of the points of a variant, each planned once."""
 
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request

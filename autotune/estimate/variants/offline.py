@@ -1,4 +1,4 @@
-"""What the points of one path take, and which shapes to trace for that. Runs in a child only."""
+"""What the points of one variant take, and which shapes to trace for that. Runs in a child only."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from autotune.estimate.records.events import STEP, Event, MemoryUse, counted_row
 from autotune.estimate.records.layers import SMALLEST, Irregular
 from autotune.estimate.records.shapes import passing_of_step
 from autotune.estimate.tracing.fused_head import tokens_per_chunk
-from autotune.estimate.variant import optimizer_alone
-from autotune.estimate.variants.data import PathData
-from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Persevering
+from autotune.estimate.variant import optimizer_config
+from autotune.estimate.variants.data import VariantData
+from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.sizes import (
     LossChunks,
     Worst,
@@ -36,8 +36,8 @@ _Shares = tuple[float, ...]
 
 
 def chunking_of(request: EstimateRequest) -> LossChunks:
-    """How the installed TRL divides the loss of a path. Its fused head scores the labelled tokens
-    on CUDA, and every position elsewhere."""
+    """How the installed TRL divides the loss of a variant. Its fused head scores the labelled
+    tokens on CUDA, and every position elsewhere."""
     if fused_head():
         return LossChunks(rows=tokens_per_chunk(), labelled_only=request.cuda is not None)
     if request.config.get("loss_type") == "chunked_nll":
@@ -45,12 +45,12 @@ def chunking_of(request: EstimateRequest) -> LossChunks:
     return LossChunks(rows=ENTROPY_ROWS, labelled_only=False)
 
 
-class PathEstimates(Persevering):
-    """Traces a path once, when it is made; then answers for its points."""
+class OfflineEstimates(Retracing):
+    """Traces a variant once, when it is made; then answers for its points."""
 
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request
-        self._data = PathData(request)
+        self._data = VariantData(request)
         self._per_row = METHODS[request.method].sequences
         self._chunking = chunking_of(request)
         self._worsts = [self._data.worst(point) for point in request.points]
@@ -68,7 +68,7 @@ class PathEstimates(Persevering):
         self._replays: dict[object, Replay] = {}
         self._events: dict[object, dict[_Shares, tuple[list[Event], MemoryUse]]] = {}
         super().__init__()
-        self.persevere(self._check_chunks)
+        self.attempt(self._check_chunks)
 
     # -- what to trace
 
@@ -173,7 +173,7 @@ class PathEstimates(Persevering):
 
     def point(self, point: Point) -> PointReply:
         """What one point takes: the worst of its padded and its even micro-batch."""
-        return self.persevere(lambda: self._point(point))
+        return self.attempt(lambda: self._point(point))
 
     def _point(self, point: Point) -> PointReply:
         worst = self._data.worst(point)
@@ -187,7 +187,7 @@ class PathEstimates(Persevering):
         if True not in self._keys or False not in self._keys:
             padded = next(iter(self._keys))
         return PointReply(
-            **self._replayed(point, worst, padded).told(),
+            **self._replayed(point, worst, padded).as_reply_fields(),
             sigma=self._data.order_sigma(point),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
@@ -256,7 +256,7 @@ class PathEstimates(Persevering):
     def _other(self, optim: str) -> Traces:
         """Traces with another optimizer, which keeps the same state."""
         if optim not in self._others:
-            config = optimizer_alone(self._request.config, optim)
+            config = optimizer_config(self._request.config, optim)
             other = Traces(dataclasses.replace(self._request, config=config))
             small, whole = self._short_rows(8), self.way != FEW_LAYERS
             other.make({(self._per_row, 8, False): small}, opening=small, whole=whole)
@@ -265,7 +265,7 @@ class PathEstimates(Persevering):
 
     def shapes(self) -> list[ShapeWork]:
         """The work of each traced shape, for the whole model."""
-        return self.persevere(self._shapes)
+        return self.attempt(self._shapes)
 
     def _shapes(self) -> list[ShapeWork]:
         found = []
@@ -289,7 +289,7 @@ class PathEstimates(Persevering):
     def optimizer_work(self) -> dict[str, list[list[object]]]:
         """The work of an optimizer step of the whole model: that of the traced one, as much more
         as there are more trainable weights."""
-        return self.persevere(self._optimizer_work)
+        return self.attempt(self._optimizer_work)
 
     def _optimizer_work(self) -> dict[str, list[list[object]]]:
         traced = {"": self.traces.optimizer_work}

@@ -7,12 +7,12 @@ from typing import TypeVar
 from autotune.estimate.records.layers import Irregular
 
 _T = TypeVar("_T")
-FEW_LAYERS, WHOLE, DIRECT = "few layers", "whole", "direct"
-WAYS = (FEW_LAYERS, WHOLE, DIRECT)
+FEW_LAYERS, ALL_LAYERS, DIRECT = "few layers", "all layers", "direct"
+WAYS = (FEW_LAYERS, ALL_LAYERS, DIRECT)
 """What is traced: few layers and few sizes; all layers; all sizes, where nothing can be scaled."""
 
 
-class Persevering(ABC):
+class Retracing(ABC):
     """Has something traced, and has it traced again where its records cannot be scaled."""
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class Persevering(ABC):
     def forget(self) -> None:
         """Drop what was made of earlier traces."""
 
-    def persevere(self, attempt: Callable[[], _T]) -> _T:
-        """The attempt, after ever more has been traced.
+    def attempt(self, answer: Callable[[], _T]) -> _T:
+        """The answer, after ever more has been traced.
 
         Raises:
             Irregular: not even with everything traced.
@@ -38,7 +38,7 @@ class Persevering(ABC):
                 if not self._traced:
                     self.trace()
                     self._traced = True
-                return attempt()
+                return answer()
             except Irregular:
                 if self.way == WAYS[-1]:
                     raise

@@ -1,4 +1,4 @@
-"""What the points of one path take where the policy generates what it is trained on.
+"""What the points of one variant take where the policy generates what it is trained on.
 
 Each point is traced as it is, with few layers and few tokens; nothing is scaled from other sizes,
 because how many passes there are depends on them. Runs in a child only.
@@ -41,7 +41,7 @@ from autotune.estimate.records.layers import SMALLEST, Irregular, with_layers
 from autotune.estimate.records.shapes import Shape, Template, passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
-from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Persevering
+from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.traces import gradient_bytes
 from autotune.job.methods import METHODS
 from autotune.training.batch_plan import Rows
@@ -50,8 +50,8 @@ from autotune.training.rollout_plan import Rollout, padded_tokens, rollout_plan
 Counted = list[list[Any]]
 
 
-class RolloutEstimates(Persevering):
-    """Answers for the points of one path."""
+class RolloutEstimates(Retracing):
+    """Answers for the points of one variant."""
 
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request
@@ -71,7 +71,7 @@ class RolloutEstimates(Persevering):
 
     def point(self, point: Point) -> PointReply:
         """What one point takes."""
-        return self.persevere(lambda: self._point(point))
+        return self.attempt(lambda: self._point(point))
 
     def _point(self, point: Point) -> PointReply:
         key = repr(point)
@@ -104,7 +104,9 @@ class RolloutEstimates(Persevering):
             events = with_layers(events, have, layers)
         growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
         events = on_several(events, self._request)
-        told = with_vllm(self._replayed(events, point).told(), point, live_at(events, GENERATION))
+        told = with_vllm(
+            self._replayed(events, point).as_reply_fields(), point, live_at(events, GENERATION)
+        )
         padded = padded_tokens(plan, rollout, self._lengths)
         most = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
         return PointReply(

@@ -1,4 +1,4 @@
-"""What the points of one path take where DeepSpeed or FSDP spread a training. Runs in a child only.
+"""What the points of one variant take where DeepSpeed or FSDP shard it. Runs in a child only.
 
 The engine itself is traced: of a deep model with a few layers at two depths, and of many
 micro-batches only the smallest and the largest. The others, and all layers, follow moment by moment
@@ -17,8 +17,8 @@ from autotune.estimate.records.depths import at_depth, depths
 from autotune.estimate.records.events import counted_rows
 from autotune.estimate.records.interpolation import lagrange
 from autotune.estimate.records.work_by_depth import work_at_depth
-from autotune.estimate.variants.data import PathData
-from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Persevering
+from autotune.estimate.variants.data import VariantData
+from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.sharded_traces import SIGMA, Continued, Depth, traced, work_of_all
 from autotune.estimate.variants.sizes import Worst, histogram
 from autotune.job.methods import METHODS
@@ -38,13 +38,13 @@ class _Run:
     traces: list[Depth]
 
 
-class ShardedEstimates(Persevering):
-    """Answers for the points of one path, each run of traces made when it is asked for."""
+class ShardedEstimates(Retracing):
+    """Answers for the points of one variant, each run of traces made when it is asked for."""
 
     def __init__(self, request: EstimateRequest) -> None:
         super().__init__()
         self._request = request
-        self._data = PathData(request)
+        self._data = VariantData(request)
         self._per_row = METHODS[request.method].sequences
         self._runs: dict[tuple[bool, str | None], _Run] = {}
         self._depths: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class ShardedEstimates(Persevering):
         layers, sharding = self._request.layers, Sharding(**self._request.sharding or {})
         adapters = bool(self._request.config.get("use_peft"))
         few = depths(layers, sharding, adapters=adapters)
-        self._depths = few if self.way == FEW_LAYERS and not self._request.whole else (layers,)
+        self._depths = few if self.way == FEW_LAYERS and not self._request.all_layers else (layers,)
 
     def forget(self) -> None:
         """Traces with other layers are of no use any more."""
@@ -95,7 +95,7 @@ class ShardedEstimates(Persevering):
         """One short row, where micro-batches of a point differ in their size: speed is needed over
         all the lengths of the data. What is traced whole is traced for its bytes alone."""
         points = self._request.points
-        if self._request.whole or all(
+        if self._request.all_layers or all(
             len(set(self._data.plan(point).sample)) == 1 for point in points
         ):
             return []
@@ -120,7 +120,7 @@ class ShardedEstimates(Persevering):
 
     def point(self, point: Point) -> PointReply:
         """What one point takes, on the device and on the host."""
-        return self.persevere(lambda: self._point(point))
+        return self.attempt(lambda: self._point(point))
 
     def _point(self, point: Point) -> PointReply:
         run, worst = self._run(point), self._data.worst(point)
@@ -153,7 +153,7 @@ class ShardedEstimates(Persevering):
 
     def _told(self, point: Point, replay: Replay, host: int) -> PointReply:
         return PointReply(
-            **replay.told(),
+            **replay.as_reply_fields(),
             host_bytes=host,
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),

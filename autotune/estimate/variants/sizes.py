@@ -1,4 +1,4 @@
-"""Which micro-batches a path has to be traced at, so that every candidate's follows. Pure.
+"""Which micro-batches a variant has to be traced at, so that every candidate's follows. Pure.
 
 The measure of a micro-batch is its rows, all padded to one length; or its tokens, where rows are
 laid one behind the other. A few small measures are traced; the others are scaled from them.

@@ -26,7 +26,7 @@ from autotune.estimate.tracing.trace import trace_steps
 
 @dataclass
 class Traces:
-    """Traced steps of one path, by (size, padded)."""
+    """Traced steps of one variant, by (size, padded)."""
 
     request: EstimateRequest
     policy: dict[str, int] = field(default_factory=dict)

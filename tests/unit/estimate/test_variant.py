@@ -1,4 +1,4 @@
-"""Which candidates take the same path through the program."""
+"""Which candidates are of the same variant of the program."""
 
 import json
 
@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.variant import (
-    NOT_ON_THE_PATH,
+    OUTSIDE_THE_VARIANT,
     SAME_STATE,
     UNTRACEABLE,
     liger_is_traced,
-    optimizer_alone,
-    optimizer_apart,
-    path_of,
+    optimizer_config,
     traced_config,
+    traced_optimizer,
     unique,
+    variant_of,
 )
 from autotune.training.batch_plan import Batching, batching_of
 
@@ -32,14 +32,14 @@ CONFIG = {
     "optim": "adamw_torch_fused",
 }
 VALUES = st.one_of(st.integers(), st.booleans(), st.sampled_from(["", "a", "none"]))
-NAMES = st.sampled_from([*sorted(NOT_ON_THE_PATH), *CONFIG, "another knob"])
+NAMES = st.sampled_from([*sorted(OUTSIDE_THE_VARIANT), *CONFIG, "another knob"])
 
 
 def key(**changes):
     return traced_config({**CONFIG, **changes}).key
 
 
-@given(st.dictionaries(st.sampled_from(sorted(NOT_ON_THE_PATH)), VALUES))
+@given(st.dictionaries(st.sampled_from(sorted(OUTSIDE_THE_VARIANT)), VALUES))
 def test_what_only_changes_a_number_does_not_change_the_path(changes):
     assert key(**changes) == key()
 
@@ -73,9 +73,9 @@ def test_the_order_of_settings_does_not_matter():
 
 @given(st.dictionaries(NAMES, VALUES))
 def test_a_path_holds_nothing_but_what_the_configuration_says(config):
-    path = path_of(config)
-    assert path.items() <= config.items()
-    assert set(config) - set(path) <= NOT_ON_THE_PATH
+    variant = variant_of(config)
+    assert variant.items() <= config.items()
+    assert set(config) - set(variant) <= OUTSIDE_THE_VARIANT
 
 
 # -- what cannot be traced
@@ -109,12 +109,12 @@ def test_all_knobs_that_cannot_be_traced_are_told_together():
 
 def test_optimizers_of_the_same_state_share_a_path():
     first, *others = SAME_STATE
-    assert optimizer_apart({**CONFIG, "optim": first}) == ({**CONFIG, "optim": first}, None)
+    assert traced_optimizer({**CONFIG, "optim": first}) == ({**CONFIG, "optim": first}, None)
     for other in others:
-        path, apart = optimizer_apart({**CONFIG, "optim": other})
-        assert (path, apart) == ({**CONFIG, "optim": first}, other)
-    assert optimizer_apart({**CONFIG, "optim": "sgd"}) == ({**CONFIG, "optim": "sgd"}, None)
-    assert optimizer_apart({}) == ({}, None)
+        variant, apart = traced_optimizer({**CONFIG, "optim": other})
+        assert (variant, apart) == ({**CONFIG, "optim": first}, other)
+    assert traced_optimizer({**CONFIG, "optim": "sgd"}) == ({**CONFIG, "optim": "sgd"}, None)
+    assert traced_optimizer({}) == ({}, None)
 
 
 # -- batching
@@ -169,16 +169,18 @@ def test_values_that_say_the_same_in_another_order_are_equal():
 
 
 def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weights():
-    paths = [
+    variants = [
         {"loss_type": "chunked_nll", "padding_free": True},
         {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"x": 1}},
         {},
     ]
-    alone = [path_of(optimizer_alone({**CONFIG, **path}, "adamw_torch")) for path in paths]
+    alone = [
+        variant_of(optimizer_config({**CONFIG, **variant}, "adamw_torch")) for variant in variants
+    ]
     assert alone[0] == alone[1] == alone[2]
     assert alone[0]["optim"] == "adamw_torch"
     for name, value in (("bf16", False), ("lora_r", 8), ("dtype", "bfloat16")):
-        assert path_of(optimizer_alone({**CONFIG, name: value}, "adamw_torch")) != alone[0]
+        assert variant_of(optimizer_config({**CONFIG, name: value}, "adamw_torch")) != alone[0]
 
 
 @pytest.mark.parametrize(
@@ -198,5 +200,5 @@ def test_liger_is_traced_where_its_kernels_are_known(method, model, fused_head, 
 
 
 def test_the_optimizers_own_step_keeps_the_attention_some_architectures_have_no_sdpa():
-    alone = optimizer_alone({**CONFIG, "attn_implementation": "eager"}, "adamw_torch")
+    alone = optimizer_config({**CONFIG, "attn_implementation": "eager"}, "adamw_torch")
     assert alone["attn_implementation"] == "eager"

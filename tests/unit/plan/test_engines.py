@@ -24,7 +24,7 @@ from autotune.plan.engines import (
 )
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
-from autotune.plan.variants import path_tasks
+from autotune.plan.variants import variant_tasks
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 
@@ -56,7 +56,7 @@ POINT = PointReply(
 @cache
 def tasks():
     space = make_space(JOB, FACTS)
-    return path_tasks(JOB, FACTS, space.candidates, rows=Path("rows"), limit=2**36, cache=None)
+    return variant_tasks(JOB, FACTS, space.candidates, rows=Path("rows"), limit=2**36, cache=None)
 
 
 SHAPES = [ShapeWork(rows=1, length=8, masked=False, flat=False, work=[])]
@@ -193,8 +193,8 @@ def settled(monkeypatch, whole_bytes, stages=(3,)):
     asked = []
 
     def traced(some, servers, folder, progress):
-        asked.extend(one.request for one in some if one.request.whole)
-        sigma = 0.0 if some[0].request.whole else 0.07
+        asked.extend(one.request for one in some if one.request.all_layers)
+        sigma = 0.0 if some[0].request.all_layers else 0.07
         sizes = [whole_bytes + one.request.rank if sigma == 0 else few_bytes for one in some]
         return [
             reply([with_size(size, sigma)] * len(one.request.points))

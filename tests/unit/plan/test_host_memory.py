@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.estimate.estimate import estimate_from_plain
-from autotune.estimate.formula.offload import Kept, offloaded_bytes, pinned_excess_bytes
+from autotune.estimate.formula.offload import (
+    OffloadedTraining,
+    offloaded_bytes,
+    pinned_excess_bytes,
+)
 from autotune.estimate.residual import Residual
 from autotune.facts.host import HostFacts
 from autotune.plan.host_memory import with_host
@@ -40,7 +44,7 @@ def hosted(values, free_gib=None, wanted=None, traced=None, kind="cuda", reserve
 
 def kept(**changes):
     fields = {"parameters": 1e9, "trained": 1e9, "width": 2, "largest": 1e8, "accumulates": False}
-    return Kept(**{**fields, **changes})
+    return OffloadedTraining(**{**fields, **changes})
 
 
 def sharding(stage, count=4, optimizer="cpu", weights="none"):

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.plan.children import Servers, traced_in_children
 from autotune.plan.progress import Progress
-from autotune.plan.variants import path_tasks
+from autotune.plan.variants import variant_tasks
 from autotune.process.limits import Ending
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
@@ -36,7 +36,7 @@ def tasks(folder: Path) -> list:
     job, facts = make_job(), make_facts()
     space = bind(load_definition("sft", None), job, facts)
     facts = replace(facts, model=replace(facts.model, path=str(folder)))
-    return path_tasks(job, facts, space.candidates[:8], rows=folder, limit=2**34, cache=None)
+    return variant_tasks(job, facts, space.candidates[:8], rows=folder, limit=2**34, cache=None)
 
 
 def test_a_child_that_dies_leaves_its_path_to_the_formula(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from autotune.estimate.records.events import ACTIVATIONS, WEIGHTS
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate
 from autotune.plan.candidates import estimates_of
-from autotune.plan.variants import path_tasks
+from autotune.plan.variants import variant_tasks
 from autotune.run.expectations import Expectations, expectations_from_plain, prior_of
 from autotune.search.record import Record
 from tests.unit.builders import GIB, bad, make_candidate, make_facts, make_job, ok
@@ -189,7 +189,7 @@ def test_the_prior_is_that_of_the_largest_process():
 
 
 def tasks_of(job, facts, candidates, tmp_path):
-    return path_tasks(job, facts, candidates, rows=tmp_path, limit=LIMIT, cache=None)
+    return variant_tasks(job, facts, candidates, rows=tmp_path, limit=LIMIT, cache=None)
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])

@@ -2,7 +2,7 @@
 
 Source: liger-kernel 0.8.5, `ops/{rms_norm,swiglu,rope,fused_linear_cross_entropy}.py` and
 `transformers/monkey_patch.py`, for the models whose four kernels are put in alike
-(`paths.LIGER_MODELS`). Triton's kernels allocate nothing: what is made is made in Python around
+(`variant.LIGER_MODELS`). Triton's kernels allocate nothing: what is made is made in Python around
 them, and is made here in the same order. The loss makes its gradients in the forward pass.
 Known error: the number of a GPU's processors, of which each sums up a row of a norm's gradient.
 Runs in a child only.

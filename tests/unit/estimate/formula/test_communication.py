@@ -11,7 +11,7 @@ from autotune.estimate.formula.communication import (
     DISK_WRITES,
     HOST_BYTES_PER_S,
     STATE_BYTES,
-    Exchanged,
+    Exchange,
     disk_s,
     exchange_s,
     group_bytes,
@@ -24,7 +24,7 @@ from autotune.space.sharding.sharding import Sharding
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job
 
 GIB = 2**30
-WHAT = Exchanged(
+WHAT = Exchange(
     weights=8 * GIB,
     gradients=4 * GIB,
     trained=GIB,
@@ -84,7 +84,7 @@ def test_a_group_that_holds_weights_once_more_gathers_all_but_those_that_changed
 
 
 def test_weights_that_stay_gathered_are_gathered_once():
-    stay = dataclasses.replace(WHAT, kept=8 * GIB)
+    stay = dataclasses.replace(WHAT, still_gathered=8 * GIB)
     assert sent_bytes(ways()["3"], stay, 2) == pytest.approx(7 / 8 * 2 * (8 + 4) * GIB)
     all_trained = dataclasses.replace(stay, gradients=8 * GIB)
     again = dataclasses.replace(ways()["3"], zero_hpz_partition_size=4)

@@ -1,10 +1,10 @@
-"""The speed of the candidates on one path, from its traced shapes."""
+"""The speed of the candidates of one variant, from its traced shapes."""
 
 import pytest
 
 from autotune.estimate.protocol import EstimateReply, ShapeWork
 from autotune.estimate.speed.datasheet import ceilings_of_kind
-from autotune.estimate.speed.offline import PathSpeed
+from autotune.estimate.speed.offline import VariantSpeed
 from autotune.facts.device_kinds import find_kind
 
 H200 = ceilings_of_kind(find_kind("h200"))
@@ -17,7 +17,7 @@ def shape(rows: int, length: int, *, masked: bool) -> ShapeWork:
     return ShapeWork(rows=rows, length=length, masked=masked, flat=False, work=[matmul])
 
 
-def path(*shapes: ShapeWork) -> PathSpeed:
+def variant(*shapes: ShapeWork) -> VariantSpeed:
     reply = EstimateReply(
         points=[],
         shapes=list(shapes),
@@ -26,7 +26,7 @@ def path(*shapes: ShapeWork) -> PathSpeed:
         policy={},
         seconds=0.0,
     )
-    return PathSpeed(reply, H200)
+    return VariantSpeed(reply, H200)
 
 
 PADDED = (
@@ -37,8 +37,8 @@ PADDED = (
 
 
 def test_one_even_shape_follows_the_curves_of_the_padded_ones() -> None:
-    alone = path(*PADDED, shape(1, 2048, masked=False))
-    whole = path(*PADDED, *(shape(1, n, masked=False) for n in (512, 1024, 2048)))
+    alone = variant(*PADDED, shape(1, 2048, masked=False))
+    whole = variant(*PADDED, *(shape(1, n, masked=False) for n in (512, 1024, 2048)))
     for length in (700, 1000, 1500):
         told = alone.at(1, length, False).total
         assert told == pytest.approx(whole.at(1, length, False).total, rel=0.1)
@@ -46,13 +46,13 @@ def test_one_even_shape_follows_the_curves_of_the_padded_ones() -> None:
 
 
 def test_twice_the_rows_take_twice_as_long_where_the_device_is_busy() -> None:
-    one = path(*PADDED)
+    one = variant(*PADDED)
     assert one.at(8, 2048, True).total == pytest.approx(2 * one.at(4, 2048, True).total, rel=0.02)
 
 
 def test_an_engine_follows_the_curve_of_copies_through_its_own_shapes() -> None:
     """Its few shapes tell how much more it takes, not how that grows with the length."""
-    copies = path(*PADDED)
+    copies = variant(*PADDED)
     few = [shape(1, 512, masked=False), shape(4, 2048, masked=True)]
     reply = EstimateReply(
         points=[],
@@ -63,7 +63,7 @@ def test_an_engine_follows_the_curve_of_copies_through_its_own_shapes() -> None:
         policy={},
         seconds=0.0,
     )
-    engine = PathSpeed(reply, H200)
+    engine = VariantSpeed(reply, H200)
     assert engine.at(4, 2048, True).total == pytest.approx(2 * copies.at(4, 2048, True).total)
     for rows, length in ((2, 700), (4, 1000), (2, 1500)):
         told = engine.at(rows, length, True).total

@@ -10,7 +10,7 @@ from autotune.plan.exchange import NOT_MOVED, exchanged, with_exchange
 from autotune.plan.host_memory import kept_on_host
 from autotune.plan.questions.advice import leanest
 from autotune.plan.questions.changes import offloading, single_changes
-from autotune.plan.variants import path_tasks
+from autotune.plan.variants import variant_tasks
 from autotune.probe.measure import probe_request
 from autotune.search.rules.dominance_sharding import saves_more
 from autotune.space.bind import bind
@@ -113,7 +113,7 @@ def test_the_probe_and_the_estimate_are_told_of_a_group_of_one(tmp_path):
     assert request.shared.in_group and engine_name(request.shared) == NAME
     assert request.deepspeed["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert request.config["use_cpu"] is False and request.global_batch == 16
-    (task,) = path_tasks(job, facts, [one], rows=tmp_path, limit=GIB, cache=None)
+    (task,) = variant_tasks(job, facts, [one], rows=tmp_path, limit=GIB, cache=None)
     assert task.request.sharding == request.sharding and task.request.devices == 1
 
 
