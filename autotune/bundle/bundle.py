@@ -91,7 +91,7 @@ def bundle_files(
 def _launched_files(
     job: Job, facts: Facts, launch_settings: Settings, candidate: Candidate, python: str
 ) -> dict[str, str]:
-    """What the launch reads; files that contradict each other are refused."""
+    """The files that the launch reads; files that contradict each other are refused."""
     rate = scaling(job, candidate)
     method = METHODS[job.method]
     sharding = sharding_of(candidate.values, job.devices.total)
@@ -137,8 +137,8 @@ def _several(
     python: str,
     split: Split | None,
 ) -> dict[str, str]:
-    """What several processes want besides, and one that offloads: DeepSpeed's file, and launches
-    over several machines; a server that has some of the GPUs is on theirs."""
+    """The files that several processes need besides, and one that offloads: DeepSpeed's, and
+    launches over several machines; a server that has some of the GPUs is on theirs."""
     single = sharding.num_processes == 1 or split is not None
     files = {} if single else _on_machines(job, facts, launch_settings, sharding, python)
     deepspeed = deepspeed_of(sharding, launch_settings.config, facts)
