@@ -85,7 +85,7 @@ export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${{devices[*]:0:{first}}}")"
 
 
 def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
-    """What a launch has to be told besides the configuration."""
+    """The fields that a launch has to be told besides the configuration."""
     fields = ["dataset_name"]
     if method.online and not method.rewards_by_functions:
         fields.append(method.reward_model)
@@ -93,7 +93,7 @@ def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]
 
 
 def flags(missing: Sequence[str]) -> str:
-    """The same as it is typed."""
+    """The missing fields as flags, as they are typed."""
     return "".join(f" --{name} {_MISSING[name][1]}" for name in missing)
 
 
@@ -105,7 +105,7 @@ def data_kinds(missing: Sequence[str]) -> tuple[str, ...]:
 
 
 def asks(missing: Sequence[str]) -> str:
-    """What refuses a launch that is not told all it has to be: all of it at once."""
+    """The lines that refuse a launch without fields that it needs, and name all of them at once."""
     if not missing:
         return ""
     needs = [_NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing]
@@ -114,8 +114,9 @@ def asks(missing: Sequence[str]) -> str:
 
 
 def _devices(environment: Mapping[str, str], processes: int, split: Split | None) -> str:
-    """With one process, several visible GPUs would multiply the batch (transformers wraps the
-    model by itself); with several processes each wants one; beside a server none of its GPUs."""
+    """The lines that choose the GPUs. With one process, several visible ones would multiply the
+    batch (transformers wraps the model by itself); several processes want one each, and none of
+    a server's."""
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
     if split is not None:
@@ -127,7 +128,7 @@ def _devices(environment: Mapping[str, str], processes: int, split: Split | None
 
 
 def enough_devices(count: str) -> str:
-    """What refuses a launch with fewer visible GPUs than processes.
+    """The lines that refuse a launch with fewer visible GPUs than processes.
 
     Args:
         wanted: how many processes a machine has, as bash computes it.
@@ -143,13 +144,13 @@ def exports(environment: Mapping[str, str]) -> str:
 
 
 def trains(method: Method) -> str:
-    """What accelerate starts."""
+    """The module that accelerate starts, as arguments."""
     script = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
     return f'{script} --config "$here/{method.config_file}" "$@"'
 
 
 def sharding_flags(sharding: Sharding) -> list[str]:
-    """What accelerate has to be told of several processes besides its file."""
+    """The flags that accelerate needs for several processes besides its file."""
     if sharding.distributed_type == DEEPSPEED:
         # A name in its file is looked for where it is started, not beside it.
         return [f'--deepspeed_config_file "$here/{DEEPSPEED_FILE}"']
@@ -160,7 +161,7 @@ def sharding_flags(sharding: Sharding) -> list[str]:
 
 
 def disk(sharding: Sharding) -> str:
-    """What refuses a launch that has nowhere to keep what is kept on disk."""
+    """The lines that refuse a launch that has nowhere to keep what is kept on disk."""
     return _ON_DISK if sharding.on_disk else ""
 
 

@@ -101,7 +101,7 @@ def _gpu_list(gpus: Sequence[int]) -> str:
 
 
 def _alternatives(recommendation: Recommendation) -> list[str]:
-    """What was measured besides, and what cannot be."""
+    """The section on what was measured besides, and on what was rejected."""
     lines: list[str] = []
     alternatives = [*recommendation.ties, *recommendation.runners_up][:5]
     if alternatives:

@@ -100,7 +100,7 @@ def _head(facts: Facts, split: Split | None) -> str:
 
 
 def _gpus(facts: Facts, split: Split | None) -> str:
-    """Which GPUs the server has, and which train."""
+    """The lines that say which GPUs the server has, and which train."""
     if split is None:
         device = facts.device
         trains = (device.index, *device.peers) if device.kind == "cuda" else ()
@@ -125,7 +125,7 @@ def _gpu_list(gpus: tuple[int, ...], separator: str) -> str:
 
 
 def _flags(config: Mapping[str, Any], split: Split | None) -> list[str]:
-    """What the server has to know besides its model's name and GPUs."""
+    """The flags of the server besides its model's name and GPUs."""
     flags = [] if split is None else [f"--gpu-memory-utilization {split.share:g}"]
     if config.get(MAX_LENGTH) is not None:
         flags.append(f"--max-model-len {config[MAX_LENGTH]}")

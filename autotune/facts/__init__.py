@@ -1,4 +1,4 @@
-"""What is true before any probe."""
+"""The facts: what is true before any probe."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,12 +22,12 @@ class Facts:
     host: HostFacts | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The facts as JSON data."""
         return asdict(self)
 
 
 def facts_from_plain(data: dict[str, Any]) -> Facts:
-    """The way back from `Facts.plain`."""
+    """The facts that `Facts.plain` gave as JSON data."""
     device = dict(data["device"])
     device["processes"] = tuple(DeviceProcess(**process) for process in device["processes"])
     device["peers"] = tuple(device.get("peers", ()))

@@ -74,7 +74,7 @@ def detect(kind: str, index: int, count: int = 1) -> DeviceFacts:
 
 
 def _no_such_gpu(index: int, count: int, visible: int) -> MachineError:
-    """What is asked for, what is there, and what to do."""
+    """The error that says which GPUs are asked for, which exist, and what to do."""
     gpus = gpu_count()
     environment = os.environ.get("CUDA_VISIBLE_DEVICES")
     request = f"GPU {index} is asked for" if count == 1 else f"{count} GPUs are asked for"

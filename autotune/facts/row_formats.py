@@ -56,7 +56,7 @@ def repeated(tokens: list[int], length: int) -> list[int]:
 
 
 def turned_by_one(completions: list[list[int]]) -> list[list[int]]:
-    """Of the rows of a micro-batch, the completions that KTO puts behind their prompts."""
+    """The completions in the order in which KTO puts them behind prompts that are not theirs."""
     return [completions[-1], *completions[:-1]]
 
 

@@ -1,1 +1,1 @@
-"""What the user asks for."""
+"""The job: what the user asks for."""

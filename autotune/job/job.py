@@ -110,7 +110,7 @@ class Devices(_Strict):
 
 
 class Budget(_Strict):
-    """When the search has to end."""
+    """The limits at which the search ends."""
 
     minutes: float = Field(default=30.0, gt=0)
     """Wall-clock minutes for all probes together; verification comes on top."""
@@ -257,13 +257,13 @@ class Job(_Strict):
 
     @property
     def seed(self) -> int:
-        """Of the training, the sampler and everything drawn."""
+        """The seed of the training, of the sampler and of all random draws."""
         seed = self.training.get("seed", 42)
         return seed if isinstance(seed, int) else 42
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What is taken for granted and not measured."""
+        """The assumptions that no probe measures, as sentences."""
         if METHODS[self.method].value_model and self.reward_model_path is None:
             return ("reward and value model are taken to be of the policy's shape",)
         if self.fixed.get("use_vllm"):

@@ -1,1 +1,1 @@
-"""What does happen: the process boundary."""
+"""The probes: what a short training really takes."""

@@ -35,7 +35,7 @@ NEAR_LIMIT = 0.85
 def probe_request(
     job: Job, facts: Facts, candidate: Candidate, *, rows: Path, output_dir: str, limit: int | None
 ) -> ProbeRequest:
-    """What the child is asked."""
+    """The request to the child that probes a candidate."""
     chosen = settings(job, facts, candidate, output_dir)
     share = chosen.vllm
     return ProbeRequest(
@@ -99,7 +99,7 @@ def measure(
 
 
 def host_meter(request: ProbeRequest) -> HostMeter | None:
-    """What watches the host's memory; None where a process on the CPU has it as its device."""
+    """The meter of the host's memory; None where a process on the CPU has it as its device."""
     ranks = request.shared.num_processes > 1
     if request.device_kind == "cpu" and not ranks and request.host_limit_bytes is None:
         return None

@@ -1,4 +1,4 @@
-"""What a child takes, and the limit it runs under. Bytes.
+"""The memory that a child takes, and the limit it runs under. Bytes.
 
 CPU: memory is the process's peak resident size (`VmHWM`, which the kernel lets us reset), as a
 fresh process would have it: a forked child starts without the pages of library code that its
@@ -61,7 +61,7 @@ class CpuMemory:
         return peak
 
     def held_bytes(self) -> int:
-        """What the process holds now."""
+        """Bytes that the process holds now."""
         return process_status("VmRSS") + self._unmapped
 
     def figures(self) -> dict[str, int | None]:
@@ -107,7 +107,7 @@ class CudaMemory:
         self._peak_allocated = self._peak_reserved = 0
 
     def _outside_bytes(self) -> int:
-        """What the process holds on the GPU besides the allocator's reserved memory."""
+        """Bytes that the process holds on the GPU besides the allocator's reserved memory."""
         reserved = int(self._torch.cuda.memory_reserved())
         own_bytes = devices.gpu_process_bytes(self._index, os.getpid())
         if own_bytes is None:
@@ -136,7 +136,7 @@ class CudaMemory:
         return allocated
 
     def held_bytes(self) -> int:
-        """What the process holds now, without the allocator's cache."""
+        """Bytes that the process holds now, without the allocator's cache."""
         return int(self._torch.cuda.memory_allocated()) + self._outside_bytes()
 
     def figures(self) -> dict[str, int | None]:

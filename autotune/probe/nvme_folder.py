@@ -1,4 +1,4 @@
-"""What a probe keeps on an NVMe disk is in a folder of its own, and gone when the probe is."""
+"""A folder on an NVMe disk for each probe, which is gone when the probe is."""
 
 import contextlib
 import dataclasses

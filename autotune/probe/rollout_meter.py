@@ -67,7 +67,7 @@ class RolloutMeter(TrainerCallback):
         return trains.follow(trainer, self)
 
     def enter(self, phase: str) -> str:
-        """What is done from here on belongs to `phase`; the one before."""
+        """Count what comes next to `phase`, and return the phase before."""
         now, previous = clock.now(), self._phase
         # What something else will generate with is not this program's.
         counts = previous != GENERATION or not self._elsewhere
@@ -103,7 +103,7 @@ class RolloutMeter(TrainerCallback):
         self._progress.tell("micro_step", n=self._count)
 
     def before_step(self, model: Any, *, lenient: bool) -> None:
-        """In the first step, look at the gradients."""
+        """Look at the gradients, in the first step."""
         if self.gradient_norm is None and not self._cycles:
             self.gradient_norm = gradient_norm(model, lenient=lenient)
 
@@ -170,7 +170,7 @@ class RolloutMeter(TrainerCallback):
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Of each phase, as fields of a measurement. Bytes."""
+        """The peaks of the phases, as fields of a measurement. Bytes."""
         peaks = {f"{phase}_peak_bytes": self._peaks[phase] for phase in PHASES}
         return {**peaks, "resident_bytes": self._resident}
 

@@ -1,4 +1,4 @@
-"""From timed cycles of an online trainer to completions and tokens per second. Pure.
+"""The speed of an online trainer, from timed cycles: completions and tokens per second. Pure.
 
 A cycle is `training/rollout_plan.py`'s; all that are timed do the same work, so that their spread
 is the noise.

@@ -184,7 +184,7 @@ class StepMeter(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """In the first step, look at the gradients (after clipping)."""
+        """Look at the gradients after clipping, in the first step."""
         if not self._measuring and self.gradient_norm is None:
             self.gradient_norm = gradient_norm(model, lenient=args.fp16)
 

@@ -1,4 +1,4 @@
-"""From timed micro-steps to tokens per second and how well that is known. Pure.
+"""Tokens per second, from timed micro-steps, and how well they are known. Pure.
 
 The measured micro-batches are a few, spread over the data's lengths. Their times are scaled to the
 whole sample with the least model that fits them, `seconds = a + b * padded tokens` (a, b >= 0),
@@ -131,7 +131,7 @@ def throughput(
 
 
 def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Least squares of seconds on tokens with neither term negative."""
+    """(Fixed seconds, seconds per token): least squares with neither term negative."""
     x_mean, y_mean = mean(x for x, _ in points), mean(y for _, y in points)
     spread = sum((x - x_mean) ** 2 for x, _ in points)
     if spread == 0:

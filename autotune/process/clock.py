@@ -18,7 +18,7 @@ def now() -> float:
 
 
 class WaitedFor:
-    """From when it is made: the part of the time in which the threads waited for a core."""
+    """The part of the time since its making in which the threads waited for a core."""
 
     def __init__(self) -> None:
         self._since, self._waited_before = time.perf_counter(), processor_wait_seconds()

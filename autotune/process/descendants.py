@@ -20,13 +20,13 @@ _END_S = 5.0
 
 
 def die_with_parent() -> None:
-    """From now on the death of the parent kills this process. Whether it still lived is asked
+    """Let the death of the parent kill this process from now on. Whether it still lived is asked
     afterwards, by `os.getppid`."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """From now on descendants whose parent dies become children of this process."""
+    """Make descendants whose parent dies children of this process from now on."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -42,19 +42,19 @@ class HostUse:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the whole probe."""
+        """Peak of the whole probe, in bytes; None: it was not watched."""
         peaks = [peak for peak in (self.loading_bytes, self.training_bytes) if peak is not None]
         return max(peaks, default=None)
 
     @property
     def missing_bytes(self) -> int | None:
-        """By how much the limit was passed, at least; None: it was not."""
+        """Bytes by which the limit was passed, at least; None: it was not."""
         peak, limit = self.peak_bytes, self.limit_bytes
         return peak - limit if peak is not None and limit is not None and peak > limit else None
 
     @property
     def when(self) -> str:
-        """In which part of the probe the peak was."""
+        """The part of the probe in which the peak was: `training` or `loading`."""
         return "training" if (self.training_bytes or 0) > (self.loading_bytes or 0) else "loading"
 
 
@@ -75,7 +75,7 @@ class HostMeter:
 
     @property
     def use(self) -> HostUse:
-        """What was seen so far."""
+        """The use that was seen so far."""
         return HostUse(
             loading_bytes=self._peaks.get(False),
             training_bytes=self._peaks.get(True),

@@ -51,7 +51,7 @@ class LaunchReport:
 
 
 def lost_ending(seconds: float) -> Ending:
-    """The server itself is gone, and its children with it."""
+    """The ending of a child whose server itself is gone."""
     return Ending(
         why="lost", exit_code=None, signal=None, max_rss_bytes=None, strays=0, seconds=seconds
     )

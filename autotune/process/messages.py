@@ -55,12 +55,12 @@ class Message:
     """A frozen dataclass that is JSON on disk."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The message as JSON data."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Self:
-        """From JSON data; fields that this version does not know are left out."""
+        """The message of JSON data; fields that this version does not know are left out."""
         names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
         return cls(**{name: value for name, value in data.items() if name in names})
 

@@ -1,4 +1,4 @@
-"""Whose memory ran out, by the exception that says so: the device's or the host's."""
+"""Errors that say that memory ran out, and whose it was: the device's or the host's."""
 
 import linecache
 import re

@@ -12,7 +12,7 @@ class Progress:
         self._path = path
 
     def tell(self, event: str, **values: Any) -> None:
-        """One event."""
+        """Append one event."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
 

@@ -111,7 +111,7 @@ class RunFolder:
 
     @property
     def output(self) -> Path:
-        """Where the real training writes unless the job says otherwise."""
+        """The folder that the real training writes to unless the job says otherwise."""
         return self.path / "output"
 
     def probe(self, number: int) -> ChildFolder:

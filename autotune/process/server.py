@@ -263,7 +263,7 @@ class _Watch:
             self._end("stall", None)
 
     def _hear_session(self, now: float) -> None:
-        """What a silent child waits for may be at work: a compiler, say."""
+        """Count the work of what a silent child waits for: a compiler, say."""
         used = session_processor_seconds(self._pid)
         if self._session_s is None:
             self._session_s = used
@@ -289,7 +289,7 @@ class _Watch:
 
 
 def child_environment() -> dict[str, str]:
-    """What every child sees besides the user's own environment."""
+    """The variables that every child sees besides the user's own environment."""
     return {
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "TOKENIZERS_PARALLELISM": "false",

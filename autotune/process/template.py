@@ -7,7 +7,7 @@ _pids: list[int] = []
 
 
 def name_template(pid: int) -> None:
-    """From now on this process is it, here and in what is forked from here."""
+    """Make process `pid` the template, here and in what is forked from here."""
     _pids[:] = [pid]
 
 

@@ -10,7 +10,7 @@ from autotune.units import format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """How much there is to train.
+    """The length of a training: how much there is to train.
 
     Attributes:
         epochs: over all rows of the data.
@@ -21,7 +21,7 @@ class Work:
     max_steps: int | None
 
     def seconds(self, measurement: Measurement) -> float | None:
-        """Of training alone, without evaluation and saving; None where that is not known.
+        """Seconds of training alone, without evaluation and saving; None where they are not known.
 
         Args:
             measurement: it tells the tokens of a step and of an epoch, and the speed.
@@ -67,7 +67,7 @@ class Saving:
     measured: bool
 
     def sentence(self) -> str:
-        """The same for people."""
+        """The saving as a sentence."""
         seconds = self.default_s - self.job_s
         cost = f"{format_seconds(self.probing_s)} of probing saved"
         if seconds <= 0:

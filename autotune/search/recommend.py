@@ -1,4 +1,4 @@
-"""From measurements to a recommendation, with its reasons. Pure."""
+"""The recommendation that follows from measurements, with its reasons. Pure."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ class Ranked:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Peak on the worst batch."""
+        """Peak memory on the worst batch, in bytes."""
         return self.measurement.peak_memory_bytes or 0
 
 

@@ -47,7 +47,7 @@ class Repeatability:
 
 
 def repeatability(records: Iterable[Record]) -> Repeatability:
-    """From every candidate that ended ok more than once."""
+    """How well speeds repeat, from every candidate that ended ok more than once."""
     by_candidate = defaultdict(list)
     for record in records:
         measurement = record.measurement
@@ -70,7 +70,7 @@ def repeatability(records: Iterable[Record]) -> Repeatability:
 
 
 def quiet(measurements: Sequence[Measurement]) -> Sequence[Measurement]:
-    """Those during which nobody else took the cores; all, where there are none."""
+    """The measurements during which nobody else took the cores; all, where there are none."""
     return [m for m in measurements if (m.processor_wait_share or 0.0) <= QUIET] or measurements
 
 

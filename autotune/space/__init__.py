@@ -1,1 +1,1 @@
-"""What may vary."""
+"""The search space: what may vary."""

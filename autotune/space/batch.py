@@ -7,7 +7,7 @@ devices; and either they divide the global batch, or it divides them.
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """All divisors of a number, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 

@@ -103,7 +103,7 @@ class SearchSpace:
 
 
 def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
-    """What rules may ask, by name."""
+    """The facts that rules may ask for, by name."""
     return {
         "job.tuning": job.tuning,
         "job.precision": resolve_precision(job, facts.device)[0],
@@ -123,7 +123,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
 
 
 def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
-    """The job's space.
+    """The search space of a job.
 
     Raises:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.

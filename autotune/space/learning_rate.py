@@ -42,7 +42,7 @@ class Scaling:
     applied: bool
 
     def lines(self) -> list[str]:
-        """For whoever reads the configuration."""
+        """The remark for whoever reads the configuration, line by line."""
         note = "It is in this file, as the job asks." if self.applied else "Nothing was changed."
         return [
             f"The job's own optimizer step has {self.reference_batch} rows, at a learning rate of "

@@ -79,6 +79,6 @@ def _listed_values(job: Job, knob: str) -> tuple[KnobValue, ...]:
 
 
 def packages_note(job: Job, facts: Facts) -> str | None:
-    """What a plan says of them."""
+    """The note of a plan on packages that this machine lacks."""
     names = " and ".join(package.name for package in assumed_packages(job, facts))
     return f"needs {names} on the training machine" if names else None

@@ -42,7 +42,7 @@ class Positions:
 
     @classmethod
     def of(cls, job: Job, facts: Facts) -> Self:
-        """Those of a job."""
+        """The positions and lengths of a job."""
         method = METHODS[job.method]
         return cls(
             model=facts.model.name,
@@ -58,7 +58,7 @@ class Positions:
         )
 
     def tokens(self, values: Mapping[str, Any]) -> int:
-        """Of the longest sequence that the model is shown.
+        """Tokens of the longest sequence that the model is shown.
 
         Args:
             values: of a candidate's knobs, the length among them.
@@ -78,7 +78,7 @@ class Positions:
         return f"{self._what(values)}, more than the {self.limit} positions that {self.model} has"
 
     def refusal(self, values: Sequence[Mapping[str, Any]]) -> Problem | None:
-        """What is told where every length that may be chosen is too long; None: one is not."""
+        """The problem where every length that may be chosen is too long; None: one is not."""
         if not values or self.limit is None:
             return None
         reasons = [reason for value in values if (reason := self.problem(value)) is not None]

@@ -217,7 +217,7 @@ def _repeat(rows: list[Row], count: int) -> list[Row]:
 
 
 def _lengthen(row: Row, batching: Batching) -> Row:
-    """As long as an unseen row, or as full as a pack, can be."""
+    """The row at the length that an unseen row, or a pack, can have."""
     if batching.max_length is None:
         return row
     return batching.kind.lengthened(row, batching.max_length)

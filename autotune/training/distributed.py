@@ -116,7 +116,7 @@ def all_agree(vote: bool) -> bool:
 
 
 def engine_of(trainer: Any) -> str:
-    """What really spread the training, as `engine_name` would say it; `nothing`."""
+    """The engine that really sharded the training, as `engine_name` would say it, or `nothing`."""
     engine = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
     if engine is not None:
         engine = engine.engine
@@ -180,7 +180,7 @@ def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def _group_size(optimizer: Any) -> int:
-    """Among how many processes weights are really held once more; 1: among none."""
+    """The number of processes that hold weights once more between them; 1: none do."""
     sizes = {
         weight.ds_secondary_tensor_group_size if weight.ds_zero_param_process_group else 1
         for group in optimizer.fp16_groups

@@ -65,7 +65,7 @@ class Models:
     rewards: list[Any] = field(default_factory=list)
 
     def modules(self) -> tuple[Any, ...]:
-        """Those that are there."""
+        """The models that exist as modules: a name stands for one that the trainer loads."""
         models = (self.policy, self.reference, self.value, *self.rewards)
         return tuple(model for model in models if isinstance(model, torch.nn.Module))
 
@@ -95,7 +95,7 @@ class Family:
         return script, training, model
 
     def training_arguments(self) -> Any:
-        """TRL's class of them."""
+        """TRL's class of the training arguments."""
         return getattr(trl, METHODS[self.method].config)
 
     def trainer(
@@ -163,7 +163,7 @@ class Family:
         return trainer.model
 
     def train(self, trainer: Any) -> None:
-        """Until its callbacks say that it is enough."""
+        """Train until the trainer's callbacks say that it is enough."""
         trainer.train()
 
     def problem(self, trainer: Any, batching: Batching) -> str | None:

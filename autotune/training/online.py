@@ -29,7 +29,7 @@ OVERLONG = "get_soft_overlong_punishment"
 
 
 class OnlineFamily(Family):
-    """What both have in common."""
+    """What the families of GRPO and RLOO have in common."""
 
     overrides = {
         **PROBE_OVERRIDES,
@@ -40,7 +40,7 @@ class OnlineFamily(Family):
     hooks = ("_tokenize_prompts", "_generate_single_turn", "_generate_and_score_completions")
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
-        """As for all methods, but that completions do not end early."""
+        """Parse as for all methods, but that completions do not end early."""
         length = config.get("max_completion_length")
         if length is not None:
             arguments = config.get("generation_kwargs") or {}
@@ -55,8 +55,8 @@ class OnlineFamily(Family):
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, the reference too where it is one of its own."""
         policy = self.random_model(spec, training, model, device)
-        copied = training.beta != 0.0 and not model.use_peft
-        reference = self.random_model(spec, training, model, device) if copied else None
+        needs_copy = training.beta != 0.0 and not model.use_peft
+        reference = self.random_model(spec, training, model, device) if needs_copy else None
         rewards = reward_functions(spec.config)
         for index, reward in enumerate(rewards):
             if isinstance(reward, str):
@@ -134,11 +134,11 @@ class Listener(Protocol):
     """Who is told what an online trainer does."""
 
     def enter(self, phase: str) -> str:
-        """What comes next belongs to `phase`: generation, scoring, update, or the rest of a step;
-        what it was before."""
+        """Count what comes next to `phase` (generation, scoring, update, or the rest of a step) and
+        return the phase before."""
 
     def generated(self, rows: int, length: int) -> None:
-        """So many completions, padded to that length."""
+        """`rows` completions have been generated, padded to `length` tokens."""
 
     def micro_step(self, loss: Any) -> None:
         """A forward and backward pass is done."""

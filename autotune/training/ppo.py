@@ -37,11 +37,11 @@ class PpoFamily(Family):
     }
 
     def training_arguments(self) -> Any:
-        """Of TRL's experimental part."""
+        """The training arguments, of TRL's experimental part."""
         return PPOConfig
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
-        """As for all methods; PPOConfig has no `trust_remote_code`, which theirs have."""
+        """Parse as for all methods; PPOConfig lacks the `trust_remote_code` that theirs have."""
         check_stop(config.get("stop_token"), config.get("stop_token_id"))
         script, training, model = super().parse(config, scratch)
         training.trust_remote_code = script.trust_remote_code
@@ -64,13 +64,13 @@ class PpoFamily(Family):
 
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights; value and reward model are of one shape."""
-        copied = _copies(spec) or not model.use_peft
+        needs_copy = _copies(spec) or not model.use_peft
         judges = [
             random_reward_model(_reward_path(spec), training, model, device) for _ in range(2)
         ]
         return Models(
             policy=self.random_model(spec, training, model, device),
-            reference=self.random_model(spec, training, model, device) if copied else None,
+            reference=self.random_model(spec, training, model, device) if needs_copy else None,
             value=judges[0],
             rewards=judges[1:],
         )
@@ -97,7 +97,7 @@ class PpoFamily(Family):
         return trainer.policy_model
 
     def train(self, trainer: Any) -> None:
-        """Until its callbacks say that it is enough, which PPOTrainer does not ask."""
+        """Train until the callbacks say that it is enough, which PPOTrainer does not ask."""
         trainer.add_callback(_Stop())
         with contextlib.suppress(_Enough):
             trainer.train()

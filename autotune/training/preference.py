@@ -15,19 +15,19 @@ from autotune.training.spec import TrainerSpec
 
 
 class PreferenceFamily(Family):
-    """What both have in common."""
+    """What the families of DPO and KTO have in common."""
 
     hooks = ("_prepare_dataset", "_precompute_ref_logps", "compute_ref_log_probs")
 
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, the reference too where it is one of its own."""
         policy = self.random_model(spec, training, model, device)
-        copied = not (model.use_peft or training.precompute_ref_log_probs)
-        reference = self.random_model(spec, training, model, device) if copied else None
+        needs_copy = not (model.use_peft or training.precompute_ref_log_probs)
+        reference = self.random_model(spec, training, model, device) if needs_copy else None
         return Models(policy=policy, reference=reference)
 
     def before_training_s(self, trainer: Any) -> float:
-        """The reference's forward passes."""
+        """Seconds of the reference's forward passes for each real token."""
         seconds: float = trainer.reference_s_per_token()
         return seconds
 

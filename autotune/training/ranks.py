@@ -1,4 +1,4 @@
-"""What a probe does otherwise where several ranks share a candidate.
+"""The ranks that share a candidate, and what a probe of several does otherwise.
 
 Every rank trains on the same micro-batches: the data holds each of them once for every rank, and
 accelerate deals them out in turn. What ends a probe, ends it on all ranks in the same step.
@@ -21,7 +21,7 @@ class AnotherEngine(Unsupported):
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """How many processes train the candidate, and what spreads it over them."""
+    """How many processes train the candidate, and what shards it over them."""
 
     sharding: Sharding = field(default_factory=Sharding)
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Ranks:
 
     @property
     def processes(self) -> int:
-        """How many."""
+        """How many processes train."""
         return self.sharding.num_processes
 
     def for_all_ranks(self, batches: Sequence[T]) -> list[T]:
@@ -62,7 +62,7 @@ class Ranks:
         return all_agree(vote)
 
     def checked_engine(self, trainer: Any) -> str | None:
-        """What really spread the training; None: one process by itself.
+        """The engine that really sharded the training; None: one process by itself.
 
         Raises:
             AnotherEngine: it is not what was asked for.

@@ -10,7 +10,7 @@ from autotune.process import clock
 
 
 class ReferenceOnce:
-    """Before one of TRL's trainers among the bases: its rows are tokenized already.
+    """A base class before one of TRL's trainers: its rows are tokenized already.
 
     Attributes:
         method: whose columns the reference goes to.
@@ -28,7 +28,7 @@ class ReferenceOnce:
         return dataset
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """Of each row once, however often it comes; not at all where the rows have it."""
+        """Compute the reference of each row once; of none where the rows have it."""
         columns = METHODS[self.method].reference
         if columns[0] in dataset.column_names:
             return dataset
@@ -44,7 +44,7 @@ class ReferenceOnce:
         return dataset
 
     def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
-        """As it is, timed."""
+        """Compute as the trainer does, and time it."""
         began = clock.now()
         parent: Any = super()
         result = parent.compute_ref_log_probs(model, inputs)

@@ -52,5 +52,5 @@ class RehearsalReply(Message):
 
     @property
     def steps(self) -> int:
-        """In all."""
+        """Steps of the verification, before and while it is timed."""
         return self.untimed + self.timed

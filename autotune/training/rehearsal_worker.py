@@ -128,7 +128,7 @@ def _fill(indices: list[int], count: int) -> list[int]:
 
 
 def _card(config: str | None) -> str:
-    """So that the folder can be loaded under the name of the job's own configuration."""
+    """A data card: the folder can be loaded under the name of the job's own configuration."""
     name = json.dumps(config or "default")
     return (
         f"---\nconfigs:\n- config_name: {name}\n  data_files:\n"

@@ -50,17 +50,17 @@ class Rollout:
 
     @property
     def prompts(self) -> int:
-        """Of one generation; a group may be divided among devices."""
+        """Prompts of one generation; a group may be divided among devices."""
         return -(-self.together // self.group)
 
     @property
     def micro_steps(self) -> int:
-        """Of one round."""
+        """Micro-steps of one round."""
         return self.together // self.micro_batch * self.iterations * self.epochs
 
     @property
     def rounds(self) -> int:
-        """Of a cycle."""
+        """Rounds of a cycle."""
         return math.lcm(self.micro_steps, self.micro_steps_of_a_step) // self.micro_steps
 
     @property
@@ -70,7 +70,7 @@ class Rollout:
 
     @property
     def micro_steps_of_a_step(self) -> int:
-        """As the trainer counts steps."""
+        """Micro-steps of a step, as the trainer counts steps."""
         return self.accumulation * self.epochs
 
     @property

@@ -57,6 +57,6 @@ def running(pid: int) -> bool:
 def still_running(pids: list[int], within_s: float = 5.0) -> list[int]:
     """Which of these processes have not gone after a while."""
     deadline = time.monotonic() + within_s
-    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
+    while (pids_alive := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return left
+    return pids_alive

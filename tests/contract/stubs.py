@@ -301,10 +301,10 @@ def tells_its_process(folder: Path) -> None:
     from autotune.process.proc import unmapped_bytes
 
     noted = sys.modules["notes_a_variable"]
-    told = {
+    fields = {
         "command": Path("/proc/self/cmdline").read_text(encoding="utf-8").split("\0"),
         "unmapped_bytes": unmapped_bytes(),
         "seen_at_import": noted.SEEN,
         "descriptors": sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()),
     }
-    (folder / "reply.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "reply.json").write_text(json.dumps(fields), encoding="utf-8")

@@ -28,8 +28,8 @@ def fresh_server(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ChildServer]:
     log = tmp_path_factory.mktemp("server") / "server.log"
-    asked = {**environment, "AUTOTUNE_PROCESSES": "fresh"}
-    with ChildServer(log, PRELOADED, asked) as server:
+    variables = {**environment, "AUTOTUNE_PROCESSES": "fresh"}
+    with ChildServer(log, PRELOADED, variables) as server:
         yield server
 
 
@@ -44,11 +44,11 @@ def test_a_child_is_a_new_interpreter_that_has_the_request_before_it_imports(fre
     request = {"environment": {"A_VARIABLE": "of the request"}}
     fresh.folder.request.write_text(json.dumps(request), encoding="utf-8")
     assert fresh.run("tells_its_process").exit_code == 0
-    told = read_json(fresh.folder.reply) or {}
-    assert "autotune.process.fresh" in told["command"]
-    assert told["seen_at_import"] == "of the request"
-    assert told["descriptors"] == [0, 1, 2, 3]  # the last one is the list's own
-    assert abs(told["unmapped_bytes"]) < 2**20  # it has the libraries itself
+    reply = read_json(fresh.folder.reply) or {}
+    assert "autotune.process.fresh" in reply["command"]
+    assert reply["seen_at_import"] == "of the request"
+    assert reply["descriptors"] == [0, 1, 2, 3]  # the last one is the list's own
+    assert abs(reply["unmapped_bytes"]) < 2**20  # it has the libraries itself
 
 
 def test_a_server_that_can_fork_does(environment: dict[str, str], tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_a_server_that_can_fork_does(environment: dict[str, str], tmp_path: Path
         stage = Stage(server, tmp_path / "probe")
         assert server.fresh is None
         stage.run("tells_its_process")
-    told = read_json(stage.folder.reply) or {}
-    assert "autotune.process.forkserver" in told["command"]
-    assert told["unmapped_bytes"] > 2**20  # the server has them
+    reply = read_json(stage.folder.reply) or {}
+    assert "autotune.process.forkserver" in reply["command"]
+    assert reply["unmapped_bytes"] > 2**20  # the server has them
 
 
 def test_for_a_gpu_nothing_is_imported_before_the_worker_has_looked_at_it(fresh: Stage) -> None:

@@ -43,10 +43,10 @@ def test_shared_memory_counts_once_and_private_pages_for_each(stage: Stage, rank
     meter = HostMeter(None, ranks=ranks)
     ending = stage.run("forks_while_holding", **sizes, children=2, host=meter)
     # Of ranks the first process only waits: its pages are no launch's, its part of the shared is.
-    counted = 2 if ranks else 3
-    least = counted * (100 + 200 / 3) * MIB
+    copies = 2 if ranks else 3
+    minimum = copies * (100 + 200 / 3) * MIB
     peak = ending.host.peak_bytes or 0
-    assert least <= peak < least + counted * INTERPRETER
+    assert minimum <= peak < minimum + copies * INTERPRETER
 
 
 def test_a_program_that_a_child_has_started_does_not_count(stage: Stage) -> None:

@@ -206,22 +206,22 @@ def test_ranks_in_sessions_of_their_own_end_when_the_one_who_asked_is_killed(
     while not all(file.exists() and file.read_text() for file in files):
         assert time.monotonic() < deadline and asker.poll() is None
         time.sleep(0.05)
-    told = [[int(word) for word in file.read_text().split()] for file in files]
-    assert all(pid == session for pid, session in told)  # as it is thought to be
-    started = descendants(asker.pid)
-    assert {pid for pid, _ in told} < started
+    pids_of_ranks = [[int(word) for word in file.read_text().split()] for file in files]
+    assert all(pid == session for pid, session in pids_of_ranks)  # as it is thought to be
+    children = descendants(asker.pid)
+    assert {pid for pid, _ in pids_of_ranks} < children
     asker.kill()
     asker.wait()
-    assert still_running(sorted(started), within_s=10) == []
+    assert still_running(sorted(children), within_s=10) == []
 
 
 def descendants(pid: int) -> set[int]:
     """The processes that `pid` has started, and those that they have."""
-    found: set[int] = set()
+    pids_found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
-            found |= {child} | descendants(child)
-    return found
+            pids_found |= {child} | descendants(child)
+    return pids_found
 
 
 def test_a_launch_ends_when_the_one_who_asked_is_killed(tmp_path: Path) -> None:

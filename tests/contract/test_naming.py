@@ -34,40 +34,40 @@ def request(limit: int | None = LIMIT) -> ProbeRequest:
     )
 
 
-def named(stage: Stage, ending: Ending, limit: int | None = LIMIT) -> Measurement:
+def measurement_of(stage: Stage, ending: Ending, limit: int | None = LIMIT) -> Measurement:
     return name_outcome(ending, read_json(stage.folder.reply), request(limit))
 
 
 def test_a_child_killed_near_its_limit_ran_out_of_memory(stage: Stage) -> None:
     ending = stage.run("holds_and_is_killed", bytes=LIMIT)
     assert ending.max_rss_bytes is not None and ending.max_rss_bytes >= NEAR_LIMIT * LIMIT
-    measurement = named(stage, ending)
+    measurement = measurement_of(stage, ending)
     assert (measurement.outcome, measurement.inferred) == ("oom", True)
     assert measurement.memory_limit_bytes == LIMIT
 
 
-@pytest.mark.parametrize(("held", "limit"), [(MIB, LIMIT), (LIMIT, 4 * LIMIT), (LIMIT, None)])
+@pytest.mark.parametrize(("held_bytes", "limit"), [(MIB, LIMIT), (LIMIT, 4 * LIMIT), (LIMIT, None)])
 def test_a_child_killed_far_from_its_limit_crashed(
-    stage: Stage, held: int, limit: int | None
+    stage: Stage, held_bytes: int, limit: int | None
 ) -> None:
-    measurement = named(stage, stage.run("holds_and_is_killed", bytes=held), limit)
+    measurement = measurement_of(stage, stage.run("holds_and_is_killed", bytes=held_bytes), limit)
     assert (measurement.outcome, measurement.reason) == ("crash", "ended by SIGKILL")
 
 
 def test_a_child_that_hangs_near_its_limit_ran_out_of_memory(stage: Stage) -> None:
     ending = stage.run("holds_and_sleeps", bytes=LIMIT, stall_s=1.0)
     assert ending.why == "stall"
-    measurement = named(stage, ending)
+    measurement = measurement_of(stage, ending)
     assert (measurement.outcome, measurement.inferred) == ("oom", True)
 
 
 def test_a_child_that_hangs_holding_little_timed_out(stage: Stage) -> None:
-    measurement = named(stage, stage.run("asleep", stall_s=0.5))
+    measurement = measurement_of(stage, stage.run("asleep", stall_s=0.5))
     assert (measurement.outcome, measurement.inferred) == ("timeout", True)
 
 
 def test_a_child_past_its_time_timed_out(stage: Stage) -> None:
-    assert named(stage, stage.run("deaf", wall_s=0.3)).outcome == "timeout"
+    assert measurement_of(stage, stage.run("deaf", wall_s=0.3)).outcome == "timeout"
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_a_child_past_its_time_timed_out(stage: Stage) -> None:
     ],
 )
 def test_silence_is_a_crash_that_says_how_it_ended(stage: Stage, worker: str, reason: str) -> None:
-    measurement = named(stage, stage.run(worker))
+    measurement = measurement_of(stage, stage.run(worker))
     assert measurement.outcome == "crash"
     assert reason in measurement.reason
 
 
 @pytest.mark.parametrize("reply", ["", '{"outcome": "ok", "rea', "[" * 200_000, "nothing"])
 def test_half_a_reply_is_a_crash(stage: Stage, reply: str) -> None:
-    measurement = named(stage, stage.run("says", reply=reply))
+    measurement = measurement_of(stage, stage.run("says", reply=reply))
     assert measurement.outcome == "crash"
     assert "before its reply was complete" in measurement.reason
 
@@ -116,7 +116,7 @@ def test_half_a_reply_is_a_crash(stage: Stage, reply: str) -> None:
     ],
 )
 def test_a_reply_that_makes_no_sense_is_a_crash(stage: Stage, reply: str) -> None:
-    measurement = named(stage, stage.run("says", reply=reply))
+    measurement = measurement_of(stage, stage.run("says", reply=reply))
     assert measurement.outcome == "crash"
 
 
@@ -125,7 +125,7 @@ def test_a_whole_reply_is_taken_and_what_it_says_beyond_is_left(stage: Stage) ->
         '{"outcome": "ok", "reason": "fine", "tokens_per_s": 12, "peak_memory_bytes": 9, '
         '"from_the_future": 1}'
     )
-    measurement = named(stage, stage.run("says", reply=text))
+    measurement = measurement_of(stage, stage.run("says", reply=text))
     assert measurement == Measurement(
         outcome="ok", reason="fine", tokens_per_s=12, peak_memory_bytes=9
     )
@@ -133,16 +133,16 @@ def test_a_whole_reply_is_taken_and_what_it_says_beyond_is_left(stage: Stage) ->
 
 def test_an_ok_reply_without_figures_is_a_crash(stage: Stage) -> None:
     text = '{"outcome": "ok", "reason": "fine", "tokens_per_s": 12}'
-    assert named(stage, stage.run("says", reply=text)).outcome == "crash"
+    assert measurement_of(stage, stage.run("says", reply=text)).outcome == "crash"
 
 
 def test_a_lost_child_is_a_crash_and_a_stopped_one_is_stopped(stage: Stage) -> None:
-    assert named(stage, stage.run("kills_the_server")).outcome == "crash"
+    assert measurement_of(stage, stage.run("kills_the_server")).outcome == "crash"
 
     def watch(event: dict[str, Any]) -> str | None:
         return "it cannot win"
 
-    measurement = named(stage, stage.run("ticks", watch=watch))
+    measurement = measurement_of(stage, stage.run("ticks", watch=watch))
     assert (measurement.outcome, measurement.reason) == ("stopped", "it cannot win")
 
 

@@ -44,12 +44,14 @@ def test_an_exception_that_cannot_be_printed_is_exit_code_1_all_the_same(stage: 
     assert stage.run("raises_without_stderr").exit_code == 1
 
 
-@pytest.mark.parametrize(("code", "seen"), [(7, 7), (0, 0), (None, 0), ("a text", 1), (-1, 255)])
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(7, 7), (0, 0), (None, 0), ("a text", 1), (-1, 255)]
+)
 def test_sys_exit_means_what_it_means_in_a_program(
-    stage: Stage, code: int | str | None, seen: int
+    stage: Stage, code: int | str | None, exit_code: int
 ) -> None:
     ending = stage.run("exits", code=code)
-    assert (ending.why, ending.exit_code) == ("exited", seen)
+    assert (ending.why, ending.exit_code) == ("exited", exit_code)
 
 
 def test_an_impossible_exit_code_ends_the_child_alone(stage: Stage) -> None:

@@ -60,16 +60,16 @@ def test_a_kill_reaches_what_escaped(stage: Stage, limits: dict[str, float]) -> 
 def test_progress_reaches_the_watcher_in_order_and_its_reason_stops_the_child(
     stage: Stage,
 ) -> None:
-    seen: list[int] = []
+    ticks: list[int] = []
 
     def watch(event: dict[str, Any]) -> str | None:
-        seen.append(event["number"])
+        ticks.append(event["number"])
         return f"it cannot win ({event['number']})" if event["number"] == 20 else None
 
     ending = stage.run("ticks", watch=watch)
     assert (ending.why, ending.signal) == ("stopped", signal.SIGKILL)
     assert ending.stop_reason == "it cannot win (20)"
-    assert seen[:21] == list(range(21))
+    assert ticks[:21] == list(range(21))
     numbers = [event["number"] for event in ending.events]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) < 200

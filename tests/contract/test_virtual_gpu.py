@@ -30,7 +30,7 @@ class Said:
 def said_by(*command: str | Path, **variables: str) -> Said:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     environment.pop("PYTHON", None)
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -39,8 +39,8 @@ def said_by(*command: str | Path, **variables: str) -> Said:
         text=True,
         timeout=60,
     )
-    assert "Traceback" not in done.stdout
-    return Said(done.returncode, done.stdout)
+    assert "Traceback" not in completed.stdout
+    return Said(completed.returncode, completed.stdout)
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class Checkout:
         lib.mkdir(parents=True)
         (lib.parent / "version.py").write_text(f"__version__ = '{version}'\n", encoding="utf-8")
         for name, linked in links.items():
-            other = self.root / linked
+            link = self.root / linked
             empty = ("-x", "c", "/dev/null", "-shared")
-            subprocess.run(["gcc", *empty, "-o", other, f"-Wl,-soname,{linked}"], check=True)
-            flags = ("-x", "none", "-Wl,--no-as-needed", other)
+            subprocess.run(["gcc", *empty, "-o", link, f"-Wl,-soname,{linked}"], check=True)
+            flags = ("-x", "none", "-Wl,--no-as-needed", link)
             subprocess.run(["gcc", *empty, "-o", lib / name, *flags], check=True)
 
-    def said(self, *arguments: str, without: str = "") -> Said:
+    def run_script(self, *arguments: str, without: str = "") -> Said:
         """What the script says, with few programs on PATH."""
         programs = self.root / "programs"
         programs.mkdir()
         for name in (*TOOLS, *MORE_TOOLS):
-            found = shutil.which(name)
-            assert found is not None, name
+            tool = shutil.which(name)
+            assert tool is not None, name
             if name != without:
-                (programs / name).symlink_to(found)
+                (programs / name).symlink_to(tool)
         script = self.root / "scripts" / "virtual_gpu"
         return said_by(script, *arguments, PATH=str(programs))
 
@@ -87,8 +87,8 @@ def checkout(tmp_path: Path) -> Checkout:
     for name, text in HASHED.items():
         (root / name).write_text(text, encoding="utf-8")
     venv.create(root / ".venv-cuda", symlinks=True)
-    told = hashlib.sha256("".join(HASHED.values()).encode()).hexdigest()[:16]
-    (root / ".venv-cuda" / ".installed").write_text(f"{told}\n{root}\n", encoding="utf-8")
+    digest = hashlib.sha256("".join(HASHED.values()).encode()).hexdigest()[:16]
+    (root / ".venv-cuda" / ".installed").write_text(f"{digest}\n{root}\n", encoding="utf-8")
     return Checkout(root)
 
 
@@ -96,14 +96,14 @@ def checkout(tmp_path: Path) -> Checkout:
 def test_a_missing_compiler_is_named_with_its_package(
     checkout: Checkout, tool: str, package: str
 ) -> None:
-    said = checkout.said("--", "true", without=tool)
-    assert said.code == 3
-    assert f"virtual_gpu: {tool} is missing" in said.text
-    assert f"apt-get install {package}" in said.text
+    answer = checkout.run_script("--", "true", without=tool)
+    assert answer.code == 3
+    assert f"virtual_gpu: {tool} is missing" in answer.text
+    assert f"apt-get install {package}" in answer.text
 
 
 @pytest.mark.parametrize(
-    ("version", "links", "told"),
+    ("version", "links", "message"),
     [
         ("", {}, f"has torch (none), and constraints.txt has {LOCKED}"),
         (
@@ -121,34 +121,34 @@ def test_a_missing_compiler_is_named_with_its_package(
     ],
 )
 def test_another_torch_than_the_locked_cuda_build_is_refused(
-    checkout: Checkout, version: str, links: Mapping[str, str], told: str
+    checkout: Checkout, version: str, links: Mapping[str, str], message: str
 ) -> None:
     if version:
         checkout.give_torch(version, links)
-    said = checkout.said("--", "true")
-    assert said.code == 3, said.text
-    assert told in said.text
-    assert "hint: remove .venv-cuda; the next call of scripts/virtual_gpu makes it" in said.text
+    answer = checkout.run_script("--", "true")
+    assert answer.code == 3, answer.text
+    assert message in answer.text
+    assert "hint: remove .venv-cuda; the next call of scripts/virtual_gpu makes it" in answer.text
 
 
 def test_the_real_libraries_beside_torch_are_refused(checkout: Checkout) -> None:
     checkout.give_torch(f"{LOCKED}+cu130", {"libtorch_cuda.so": "libcudart.so.13"})
     (checkout.site / "nvidia").mkdir()
-    said = checkout.said("--setup")
-    assert said.code == 3
-    assert "has nvidia-* packages" in said.text
+    answer = checkout.run_script("--setup")
+    assert answer.code == 3
+    assert "has nvidia-* packages" in answer.text
 
 
 def test_the_locked_torch_is_taken(checkout: Checkout) -> None:
     checkout.give_torch(f"{LOCKED}+cu130", {"libtorch_cuda.so": "libcudart.so.13"})
-    built = checkout.root / ".venv-cuda" / "virtual_gpu" / ".built"
-    built.parent.mkdir()
-    built.touch()
-    assert checkout.said("--setup") == Said(0, "")
+    marker = checkout.root / ".venv-cuda" / "virtual_gpu" / ".built"
+    marker.parent.mkdir()
+    marker.touch()
+    assert checkout.run_script("--setup") == Said(0, "")
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (("--kind", "h2000", "--", "true"), "`h2000` is not a known kind of GPU"),
         (("--devices", "0", "--", "true"), "--devices must be 1 to 16, but got 0"),
@@ -157,19 +157,21 @@ def test_the_locked_torch_is_taken(checkout: Checkout) -> None:
         (("--", "no-such-command"), "there is no command `no-such-command`"),
     ],
 )
-def test_a_call_that_cannot_be_is_refused(call: tuple[str, ...], told: str, tmp_path: Path) -> None:
+def test_a_call_that_cannot_be_is_refused(
+    call: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     script = ROOT / "tests" / "virtual_gpu" / "run.py"
-    said = said_by(sys.executable, script, "--libraries", tmp_path, "--virtual", *call)
-    assert said.code == 2
-    assert told in said.text
+    answer = said_by(sys.executable, script, "--libraries", tmp_path, "--virtual", *call)
+    assert answer.code == 2
+    assert message in answer.text
 
 
 def test_a_call_that_cannot_be_is_refused_before_anything_is_installed(checkout: Checkout) -> None:
     (checkout.root / ".venv-cuda" / ".installed").unlink()
     (checkout.root / ".venv" / "bin").mkdir(parents=True)
     (checkout.root / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    said = checkout.said("--devices", "99", "--virtual", "--", "true")
-    assert said == Said(2, "virtual_gpu: --devices must be 1 to 16, but got 99\n")
+    answer = checkout.run_script("--devices", "99", "--virtual", "--", "true")
+    assert answer == Said(2, "virtual_gpu: --devices must be 1 to 16, but got 99\n")
 
 
 def test_a_real_gpu_is_not_hidden_unless_that_is_asked_for(
@@ -178,15 +180,15 @@ def test_a_real_gpu_is_not_hidden_unless_that_is_asked_for(
     monkeypatch.setattr(run, "DRIVER", tmp_path)
     call = ["run.py", "--libraries", str(tmp_path), "--", "true"]
     monkeypatch.setattr(sys, "argv", call)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         run.main()
-    assert ended.value.code == 3
-    told = capsys.readouterr().err
-    assert "has an NVIDIA GPU, and a virtual one would hide it" in told
-    assert "hint: run the command without scripts/virtual_gpu, or add --virtual" in told
+    assert caught.value.code == 3
+    error_text = capsys.readouterr().err
+    assert "has an NVIDIA GPU, and a virtual one would hide it" in error_text
+    assert "hint: run the command without scripts/virtual_gpu, or add --virtual" in error_text
     monkeypatch.setattr(sys, "argv", [*call[:1], "--virtual", *call[1:]])
-    given, kind = run.read_call()
-    assert given.command == ["true"] and kind is not None
+    arguments, kind = run.read_call()
+    assert arguments.command == ["true"] and kind is not None
 
 
 @pytest.mark.parametrize("setup_fails", [False, True])
@@ -205,13 +207,13 @@ def test_the_rest_of_the_suite_runs_where_the_virtual_gpu_cannot(
         file.chmod(0o755)
     (tmp_path / "examples" / "quickstart" / "build").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts" / "test")
-    said = said_by(tmp_path / "scripts" / "test")
-    rest, *virtual = said.text.splitlines()
-    assert rest.startswith("python -m pytest") and rest.endswith("tests/unit")
+    answer = said_by(tmp_path / "scripts" / "test")
+    first_line, *virtual = answer.text.splitlines()
+    assert first_line.startswith("python -m pytest") and first_line.endswith("tests/unit")
     if setup_fails:
-        assert said.code == 3
+        assert answer.code == 3
         assert virtual[0] == "virtual_gpu --setup"
         assert "tests/virtual_gpu did not run; all the rest passed" in virtual[1]
     else:
-        assert said.code == 0
+        assert answer.code == 0
         assert virtual == ["virtual_gpu --setup", "virtual_gpu --kind"]

@@ -92,8 +92,8 @@ def _ranked(number: int, tokens_per_s: float, peak_mib: int, candidate: Candidat
     return Ranked(number=number, candidate=candidate, measurement=measurement)
 
 
-def _recommendation(chosen: Candidate, **fields: Any) -> Recommendation:
-    best = _ranked(7, 2000.0, 1500, chosen)
+def _recommendation(candidate: Candidate, **fields: Any) -> Recommendation:
+    best = _ranked(7, 2000.0, 1500, candidate)
     reasons = ("fastest stable candidate: 2000 tokens/s (+-1.5%)",)
     return Recommendation(
         **{"chosen": best, "reasons": reasons, "ties": (), "runners_up": (), **fields}
@@ -101,10 +101,10 @@ def _recommendation(chosen: Candidate, **fields: Any) -> Recommendation:
 
 
 def _cpu_full() -> Case:
-    chosen = _candidate(gradient_checkpointing=True)
+    candidate = _candidate(gradient_checkpointing=True)
     return Case(
         recommendation=_recommendation(
-            chosen,
+            candidate,
             ties=(_ranked(9, 1990.0, 1700, _candidate(8, 2)),),
             runners_up=(_ranked(2, 1500.0, 1200, _candidate(2, 8, optim="adamw_torch")),),
             rejected={"oom": (0, 3), "crash": (5,)},
@@ -142,11 +142,11 @@ def _cpu_lora() -> Case:
 
 
 def _cuda_bf16() -> Case:
-    chosen = _candidate(
+    candidate = _candidate(
         expandable_segments=True, padding_free=True, attn_implementation="flash_attention_2"
     )
     return Case(
-        recommendation=_recommendation(chosen),
+        recommendation=_recommendation(candidate),
         job=Job(model="/models/small", dataset="/data/texts", dataset_config="all"),
         facts=make_facts("cuda"),
     )
@@ -175,10 +175,10 @@ def _preference(method: str, tuning: str, **values: Any) -> Case:
     """Of the knobs those that the method's trainer has."""
     full = _candidate(**values)
     knobs = {k: v for k, v in full.values.items() if k not in _SFT_ALONE}
-    chosen = Candidate(values={**knobs, **values}, gradient_accumulation_steps=4)
+    candidate = Candidate(values={**knobs, **values}, gradient_accumulation_steps=4)
     job = {"model": "/models/small", "dataset": "/data/pairs", "method": method, "tuning": tuning}
     return Case(
-        recommendation=_recommendation(chosen),
+        recommendation=_recommendation(candidate),
         job=Job.model_validate(job),
         facts=make_facts(source="/data/pairs"),
     )
@@ -209,12 +209,12 @@ def _online(method: str, tuning: str, **values: Any) -> Case:
     shared = ("gradient_checkpointing", "attn_implementation", "optim", "expandable_segments")
     full = _candidate()
     knobs = {k: v for k, v in full.values.items() if k in (*shared, "per_device_train_batch_size")}
-    own = {"generation_batch_size": 8, "num_generations": 4, "max_completion_length": 64}
-    chosen = Candidate(values={**knobs, **own, **values}, gradient_accumulation_steps=4)
+    group_knobs = {"generation_batch_size": 8, "num_generations": 4, "max_completion_length": 64}
+    candidate = Candidate(values={**knobs, **group_knobs, **values}, gradient_accumulation_steps=4)
     job = {"model": "/models/small", "dataset": "/data/prompts", "method": method}
     job |= {"reward_funcs": ["accuracy_reward", "mine.by_length"], "tuning": tuning}
     return Case(
-        recommendation=_recommendation(chosen),
+        recommendation=_recommendation(candidate),
         job=Job.model_validate(job),
         facts=make_facts(source="/data/prompts"),
     )
@@ -259,12 +259,12 @@ def _grpo_split() -> Case:
 def _ppo(tuning: str = "lora", **values: Any) -> Case:
     adapters = {"lora_r": 8, "lora_target_modules": "attention", "copy_reference": False}
     case = _online("ppo", tuning, **adapters, **values)
-    chosen = case.recommendation.chosen
-    own = {"generation_batch_size", "num_generations", "max_completion_length"}
-    knobs = {k: v for k, v in chosen.candidate.values.items() if k not in own}
+    ranked = case.recommendation.chosen
+    group_knobs = {"generation_batch_size", "num_generations", "max_completion_length"}
+    knobs = {k: v for k, v in ranked.candidate.values.items() if k not in group_knobs}
     knobs |= {"local_rollout_forward_batch_size": 4, "response_length": 53}
     knobs |= {"num_ppo_epochs": 4, "num_mini_batches": 2}
-    candidate = replace(chosen.candidate, values=knobs)
+    candidate = replace(ranked.candidate, values=knobs)
     job = case.job.model_copy(update={"reward_funcs": []})
     return replace(case, recommendation=_recommendation(candidate), job=job)
 

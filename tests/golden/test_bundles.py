@@ -53,7 +53,7 @@ def test_the_order_of_mappings_does_not_show(name):
         rejected=backwards(old.rejected),
     )
     stack = replace(case.facts.stack, versions=backwards(case.facts.stack.versions))
-    other = replace(
+    case_turned = replace(
         case,
         recommendation=recommendation,
         job=case.job.model_copy(
@@ -62,15 +62,15 @@ def test_the_order_of_mappings_does_not_show(name):
         facts=replace(case.facts, stack=stack),
     )
     assert recommendation == old
-    assert other.files() == case.files()
+    assert case_turned.files() == case.files()
 
 
 def test_another_candidate_gives_other_bytes():
     case = CASES["cpu_full"]()
     old = case.recommendation.chosen
-    chosen = replace(old, candidate=replace(old.candidate, gradient_accumulation_steps=5))
-    other = replace(case, recommendation=replace(case.recommendation, chosen=chosen))
-    changed = {name for name, text in other.files().items() if text != case.files()[name]}
+    candidate = replace(old, candidate=replace(old.candidate, gradient_accumulation_steps=5))
+    other_case = replace(case, recommendation=replace(case.recommendation, chosen=candidate))
+    changed = {name for name, text in other_case.files().items() if text != case.files()[name]}
     assert changed == {"sft_config.yaml", "recommendation.json", "README.md"}
 
 

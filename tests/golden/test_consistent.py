@@ -10,7 +10,7 @@ import pytest
 import yaml
 from bundle_cases import CASES
 from click.testing import CliRunner
-from test_consumers import parsed, trl
+from test_consumers import parsed_fields, trl
 
 from autotune.bundle.bundle import AUTO_FILE, auto_deepspeed
 from autotune.bundle.check.accelerate import FIELDS
@@ -26,7 +26,7 @@ from autotune.job.methods import METHODS
 __all__ = ["trl"]
 
 
-def written(folder, name):
+def bundle_in(folder, name):
     """The bundle of a case, in a folder."""
     folder.mkdir()
     for file, text in CASES[name]().files().items():
@@ -40,27 +40,30 @@ def check(*arguments):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_bundle_agrees_with_itself(name, tmp_path):
-    folder = written(tmp_path / "bundle", name)
+    folder = bundle_in(tmp_path / "bundle", name)
     assert disagreements(read_launch(folder)) == ()
     method = CASES[name]().job.method
-    done = check(folder)
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{METHODS[method].config_file}, accelerate.yaml")
+    completed = check(folder)
+    assert (completed.exit_code, completed.stderr) == (0, "")
+    assert completed.stdout.startswith(f"{METHODS[method].config_file}, accelerate.yaml")
 
 
 def test_the_file_with_auto_agrees_with_everybody(tmp_path):
     case = CASES["zero3"]()
     candidate = case.recommendation.chosen.candidate
     text = auto_deepspeed(case.job, case.facts, candidate)
-    folder = written(tmp_path / "bundle", "zero3")
+    folder = bundle_in(tmp_path / "bundle", "zero3")
     (folder / AUTO_FILE).write_text(text, encoding="utf-8")
     assert check(folder).exit_code == 0
     assert check(folder, "--deepspeed", AUTO_FILE).exit_code == 0
-    made = json.loads(text)
-    assert (made["gradient_accumulation_steps"], made["bf16"]["enabled"]) == ("auto", "auto")
-    assert made["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
-    other = CASES["fsdp2"]()
-    assert auto_deepspeed(other.job, other.facts, other.recommendation.chosen.candidate) is None
+    filled = json.loads(text)
+    assert (filled["gradient_accumulation_steps"], filled["bf16"]["enabled"]) == ("auto", "auto")
+    assert filled["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    other_case = CASES["fsdp2"]()
+    assert (
+        auto_deepspeed(other_case.job, other_case.facts, other_case.recommendation.chosen.candidate)
+        is None
+    )
 
 
 def test_what_contradicts_itself_is_not_emitted():
@@ -78,22 +81,22 @@ def test_fsdp_is_not_emitted_for_cpus():
 
 
 def test_a_change_by_hand_is_found(tmp_path):
-    folder = written(tmp_path / "bundle", "zero3")
+    folder = bundle_in(tmp_path / "bundle", "zero3")
     file = folder / "sft_config.yaml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("train_batch_size: 4", "train_batch_size: 2"), encoding="utf-8")
-    done = check(folder)
-    assert done.exit_code == 1
-    assert done.stdout == (
+    completed = check(folder)
+    assert completed.exit_code == 1
+    assert completed.stdout == (
         "deepspeed.json: train_micro_batch_size_per_gpu: is `4`, but the trainer has "
         "per_device_train_batch_size: `2`\n"
         "  hint: make them equal, or leave it to the trainer (`auto`)\n"
         "sft_config.yaml, accelerate.yaml, deepspeed.json: 1 problem\n"
     )
-    told = json.loads(check(folder, "--json").stdout)
-    assert (told["schema"], told["agree"]) == (1, False)
-    assert told["files"] == ["sft_config.yaml", "accelerate.yaml", "deepspeed.json"]
-    (problem,) = told["problems"]
+    report = json.loads(check(folder, "--json").stdout)
+    assert (report["schema"], report["agree"]) == (1, False)
+    assert report["files"] == ["sft_config.yaml", "accelerate.yaml", "deepspeed.json"]
+    (problem,) = report["problems"]
     assert problem["where"] == "deepspeed.json: train_micro_batch_size_per_gpu"
 
 
@@ -126,46 +129,49 @@ def test_deepspeeds_settings_may_stand_in_the_trainers_file(tmp_path):
     launch = {"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "bf16"}
     for name, data in (("launch.yaml", launch), ("sft_config.yaml", trainer)):
         (tmp_path / name).write_text(yaml.safe_dump(data), encoding="utf-8")
-    done = check(tmp_path)
-    assert done.exit_code == 1
-    assert done.stdout.startswith(
+    completed = check(tmp_path)
+    assert completed.exit_code == 1
+    assert completed.stdout.startswith(
         "sft_config.yaml: deepspeed: train_micro_batch_size_per_gpu: is `2`, but the trainer has "
         "per_device_train_batch_size: `8`\n"
     )
-    assert done.stdout.endswith("sft_config.yaml: deepspeed: 1 problem\n")
+    assert completed.stdout.endswith("sft_config.yaml: deepspeed: 1 problem\n")
 
 
 def test_a_file_that_is_named_and_broken_ends_the_check(tmp_path):
-    folder = written(tmp_path / "bundle", "zero3")
+    folder = bundle_in(tmp_path / "bundle", "zero3")
     (folder / "deepspeed.json").write_text('{"zero_optimization": ', encoding="utf-8")
-    done = check(folder)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "deepspeed.json: cannot be read" in done.stderr
-    assert "hint: correct that place (JSON has no comments" in done.stderr
+    completed = check(folder)
+    assert (completed.exit_code, completed.stdout) == (2, "")
+    assert "deepspeed.json: cannot be read" in completed.stderr
+    assert "hint: correct that place (JSON has no comments" in completed.stderr
     (folder / "deepspeed.json").unlink()
-    gone = check(folder)
-    assert gone.exit_code == 1
-    assert "deepspeed_config_file: is `deepspeed.json`, and there is no such file" in gone.stdout
+    completed_without = check(folder)
+    assert completed_without.exit_code == 1
+    assert (
+        "deepspeed_config_file: is `deepspeed.json`, and there is no such file"
+        in completed_without.stdout
+    )
 
 
 @pytest.mark.parametrize("broken", ["not: [closed", "{", "\t- : x"])
 def test_what_cannot_be_read_is_named_with_all_else(broken, tmp_path):
     (tmp_path / "accelerate.yaml").write_text(broken, encoding="utf-8")
-    done = check(tmp_path)
-    assert done.exit_code == 2
-    assert "accelerate.yaml: cannot be read" in done.stderr
-    assert "no trainer file was found" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = check(tmp_path)
+    assert completed.exit_code == 2
+    assert "accelerate.yaml: cannot be read" in completed.stderr
+    assert "no trainer file was found" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_the_line_of_a_broken_file_is_named(tmp_path):
-    folder = written(tmp_path / "bundle", "zero3")
+    folder = bundle_in(tmp_path / "bundle", "zero3")
     (folder / "sft_config.yaml").write_text("bf16: true\n\t- optim: [\n", encoding="utf-8")
     assert "sft_config.yaml: cannot be read: line 2: found character" in check(folder).stderr
 
 
 def test_folders_that_are_named_as_files_are_passed_over(tmp_path):
-    folder = written(tmp_path / "bundle", "zero3")
+    folder = bundle_in(tmp_path / "bundle", "zero3")
     for name in ("old.yaml", "kept.json", "mine.sh"):
         (folder / name).mkdir()
     assert check(folder).exit_code == 0
@@ -174,11 +180,11 @@ def test_folders_that_are_named_as_files_are_passed_over(tmp_path):
 def test_a_folder_and_a_method_have_to_be_there(tmp_path):
     missing = check(tmp_path / "nowhere")
     assert (missing.exit_code, "no such folder" in missing.stderr) == (2, True)
-    unknown = check(tmp_path, "--method", "grpoo")
-    assert (unknown.exit_code, "`grpo`" in unknown.stderr) == (2, True)
-    given = check(tmp_path, "--deepspeed", "none.json", "--accelerate", "a.yaml")
-    assert given.exit_code == 2
-    assert "a.yaml" in given.stderr
+    completed = check(tmp_path, "--method", "grpoo")
+    assert (completed.exit_code, "`grpo`" in completed.stderr) == (2, True)
+    completed_with = check(tmp_path, "--deepspeed", "none.json", "--accelerate", "a.yaml")
+    assert completed_with.exit_code == 2
+    assert "a.yaml" in completed_with.stderr
 
 
 def test_trls_own_configurations_are_left_alone(trl, tmp_path):
@@ -187,31 +193,31 @@ def test_trls_own_configurations_are_left_alone(trl, tmp_path):
     (tmp_path / "train.yaml").write_text("model_name_or_path: some/model\n", encoding="utf-8")
     for file in files:
         (tmp_path / "used.yaml").write_bytes(file.read_bytes())
-        said = check(tmp_path).stdout
+        output = check(tmp_path).stdout
         if file.name == "single_gpu.yaml":  # which has 8 processes and starts one
-            assert "accelerate starts one process, not num_processes: 8" in said
-            assert said.endswith("train.yaml, used.yaml: 1 problem\n")
+            assert "accelerate starts one process, not num_processes: 8" in output
+            assert output.endswith("train.yaml, used.yaml: 1 problem\n")
         else:
-            assert said == "train.yaml, used.yaml: agree\n", file.name
+            assert output == "train.yaml, used.yaml: agree\n", file.name
     # Its wide-spread mistake: a section and a file of DeepSpeed's.
     (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
     text = (files[0].parent / "zero3.yaml").read_text(encoding="utf-8")
-    both = text.replace(
+    text_of_both = text.replace(
         "deepspeed_config:", "deepspeed_config:\n  deepspeed_config_file: zero.json"
     )
-    (tmp_path / "used.yaml").write_text(both, encoding="utf-8")
-    said = check(tmp_path).stdout
+    (tmp_path / "used.yaml").write_text(text_of_both, encoding="utf-8")
+    output = check(tmp_path).stdout
     for name in ("offload_optimizer_device", "zero_stage", "zero3_save_16bit_model"):
-        assert f"used.yaml: deepspeed_config.{name}: accelerate refuses it" in said
-    assert "used.yaml: mixed_precision: accelerate refuses it" in said
+        assert f"used.yaml: deepspeed_config.{name}: accelerate refuses it" in output
+    assert "used.yaml: mixed_precision: accelerate refuses it" in output
 
 
 def test_accelerates_fields_are_all_known():
     from accelerate.commands.config.config_args import ClusterConfig
 
-    own = {field.name for field in dataclasses.fields(ClusterConfig)}
-    assert own - FIELDS == set()
-    assert FIELDS - own == {"dynamo_backend", "fp16"}  # of older versions
+    fields = {field.name for field in dataclasses.fields(ClusterConfig)}
+    assert fields - FIELDS == set()
+    assert FIELDS - fields == {"dynamo_backend", "fp16"}  # of older versions
 
 
 def test_deepspeeds_fields_are_all_known():
@@ -227,17 +233,17 @@ def test_deepspeeds_fields_are_all_known():
         "bf16": precision_config.DeepSpeedBF16Config,
     }
     for where, kind in kinds.items():
-        own = set(kind.model_fields)
-        own |= {field.alias for field in kind.model_fields.values() if field.alias}
-        assert own - SECTIONS[where] == set()
+        fields = set(kind.model_fields)
+        fields |= {field.alias for field in kind.model_fields.values() if field.alias}
+        assert fields - SECTIONS[where] == set()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_left_out_is_what_trl_does(method, trl, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = parsed(trl, "output_dir: out\nbf16: false\n", tmp_path, method)
-    by_name = {canonical_name(name): value for name, value in found.items()}
-    own = {**DEFAULTS, **{n: v for n, v in METHODS[method].defaults.items() if n in DEFAULTS}}
-    told = {name: by_name[name] for name in own if own[name] is not None}
-    assert told == {name: value for name, value in own.items() if value is not None}
+        fields = parsed_fields(trl, "output_dir: out\nbf16: false\n", tmp_path, method)
+    by_name = {canonical_name(name): value for name, value in fields.items()}
+    defaults = {**DEFAULTS, **{n: v for n, v in METHODS[method].defaults.items() if n in DEFAULTS}}
+    values = {name: by_name[name] for name in defaults if defaults[name] is not None}
+    assert values == {name: value for name, value in defaults.items() if value is not None}

@@ -43,15 +43,20 @@ def trl():
     return trl
 
 
-def parsed(trl, text, folder, method="sft"):
+def parsed_fields(trl, text, folder, method="sft"):
     """Every field that `trl METHOD` makes of a configuration."""
     file = folder / "config.yaml"
     file.write_text(text, encoding="utf-8")
     arguments = ["--config", str(file)]
-    own = family(method).training_arguments()
-    kinds = (family(method).script_arguments, own, trl.ModelConfig, trl.DatasetMixtureConfig)
-    read = trl.TrlParser(kinds).parse_args_and_config(arguments, fail_with_unknown_args=True)
-    return {one.name: getattr(part, one.name) for part in read for one in fields(part)}
+    arguments_class = family(method).training_arguments()
+    kinds = (
+        family(method).script_arguments,
+        arguments_class,
+        trl.ModelConfig,
+        trl.DatasetMixtureConfig,
+    )
+    parts = trl.TrlParser(kinds).parse_args_and_config(arguments, fail_with_unknown_args=True)
+    return {entry.name: getattr(part, entry.name) for part in parts for entry in fields(part)}
 
 
 def emitted(name, **training):
@@ -72,52 +77,54 @@ def as_trl_has_it(loss):
 @pytest.mark.parametrize("name", CPU)
 def test_every_field_arrives_in_trl_with_its_value_and_type(name, trl, tmp_path):
     case, config = emitted(name)
-    found = parsed(trl, case.config, tmp_path, case.job.method)
-    sent = {key: value for key, value in config.items() if value is not None}
-    sent["report_to"] = []  # transformers' own word for `none`
-    if "loss_type" in sent:
-        sent["loss_type"] = as_trl_has_it(sent["loss_type"])
-    assert {key: found[key] for key in sent} == sent
+    fields = parsed_fields(trl, case.config, tmp_path, case.job.method)
+    sent_fields = {key: value for key, value in config.items() if value is not None}
+    sent_fields["report_to"] = []  # transformers' own word for `none`
+    if "loss_type" in sent_fields:
+        sent_fields["loss_type"] = as_trl_has_it(sent_fields["loss_type"])
+    assert {key: fields[key] for key in sent_fields} == sent_fields
     # A word may arrive as an enumeration of words; a number never as a word.
-    assert not [key for key, value in sent.items() if not isinstance(found[key], type(value))]
+    assert not [
+        key for key, value in sent_fields.items() if not isinstance(fields[key], type(value))
+    ]
 
 
 @pytest.mark.parametrize("name", CPU)
 def test_every_knob_arrives_in_trl(name, trl, tmp_path):
     case, _ = emitted(name)
-    found = parsed(trl, case.config, tmp_path, case.job.method)
+    fields = parsed_fields(trl, case.config, tmp_path, case.job.method)
     knobs = dict(case.recommendation.chosen.candidate.knobs)
     assert knobs.pop("expandable_segments") is False
     targets = knobs.pop("lora_target_modules", None)
     if "loss_type" in knobs:  # DPO's is a list
-        assert as_trl_has_it(knobs.pop("loss_type")) == found["loss_type"]
+        assert as_trl_has_it(knobs.pop("loss_type")) == fields["loss_type"]
     if targets is not None:
-        assert found["lora_target_modules"] == list(case.facts.model.attention_modules)
+        assert fields["lora_target_modules"] == list(case.facts.model.attention_modules)
     names = training_fields(case.job.method)
-    assert {key: found[field_name(key, names)] for key in knobs} == knobs
+    assert {key: fields[field_name(key, names)] for key in knobs} == knobs
 
 
 def test_checkpointing_reaches_the_trainer_without_reentry(trl, tmp_path):
     case, _ = emitted("cpu_full")
-    found = parsed(trl, case.config, tmp_path)
+    fields = parsed_fields(trl, case.config, tmp_path)
     checkpointing = field_name("gradient_checkpointing", training_fields())
-    assert found[checkpointing] is True
-    kwargs = found[field_name("gradient_checkpointing_kwargs", training_fields())]
+    assert fields[checkpointing] is True
+    kwargs = fields[field_name("gradient_checkpointing_kwargs", training_fields())]
     assert kwargs == {"use_reentrant": False}
-    other, _ = emitted("cpu_lora")
-    assert parsed(trl, other.config, tmp_path)[checkpointing] is False
+    other_case, _ = emitted("cpu_lora")
+    assert parsed_fields(trl, other_case.config, tmp_path)[checkpointing] is False
 
 
 def test_no_length_limit_arrives_as_none(trl, tmp_path):
     case = CASES["no_data"]().installed()
     job = case.job.model_copy(update={"max_length": None})
-    chosen = case.recommendation.chosen
-    chosen.candidate.values["max_length"] = None
+    candidate = case.recommendation.chosen
+    candidate.candidate.values["max_length"] = None
     text = replace(case, job=job).config
     assert "\nmax_length: null\n" in text
-    found = parsed(trl, text, tmp_path)
-    assert found["max_length"] is None
-    assert found["dataset_name"] is None
+    fields = parsed_fields(trl, text, tmp_path)
+    assert fields["max_length"] is None
+    assert fields["dataset_name"] is None
 
 
 @pytest.mark.parametrize("name", ["all-linear", "attention", ("up_proj", "down_proj")])
@@ -125,24 +132,24 @@ def test_lora_targets_arrive(name, trl, tmp_path):
     case = CASES["cpu_lora"]().installed()
     value = list(name) if isinstance(name, tuple) else name
     case.recommendation.chosen.candidate.values["lora_target_modules"] = value
-    found = parsed(trl, case.config, tmp_path)
-    assert found["use_peft"] is True
+    fields = parsed_fields(trl, case.config, tmp_path)
+    assert fields["use_peft"] is True
     expected = {"attention": ["k_proj", "o_proj", "q_proj", "v_proj"]}.get(name, value)
-    assert found["lora_target_modules"] == expected
+    assert fields["lora_target_modules"] == expected
 
 
 def test_the_users_training_fields_arrive_untouched(trl, tmp_path):
     case, _ = emitted("cpu_full", **CUSTOM_TRAINING)
-    found = parsed(trl, case.config, tmp_path)
-    sent = {key: value for key, value in CUSTOM_TRAINING.items() if key != "report_to"}
-    assert {key: found[key] for key in sent} == sent
-    assert isinstance(found["run_name"], str)
+    fields = parsed_fields(trl, case.config, tmp_path)
+    sent_fields = {key: value for key, value in CUSTOM_TRAINING.items() if key != "report_to"}
+    assert {key: fields[key] for key in sent_fields} == sent_fields
+    assert isinstance(fields["run_name"], str)
 
 
 def test_a_field_that_trl_does_not_have_would_be_refused(trl, tmp_path):
     text = CASES["cpu_full"]().installed().config
     with pytest.raises(ValueError, match="no_such_field"):
-        parsed(trl, text + "no_such_field: 1\n", tmp_path)
+        parsed_fields(trl, text + "no_such_field: 1\n", tmp_path)
 
 
 def test_only_one_name_of_a_renamed_field_is_emitted():
@@ -173,6 +180,6 @@ def test_accelerate_loads_its_configuration(name, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_made_explicit_is_what_trl_does_anyway(method, trl, tmp_path):
-    found = parsed(trl, "output_dir: out\nbf16: false\n", tmp_path, method)
+    fields = parsed_fields(trl, "output_dir: out\nbf16: false\n", tmp_path, method)
     explicit = {n: value for n, value in METHODS[method].defaults.items() if value is not None}
-    assert {name: found[name] for name in explicit} == explicit
+    assert {name: fields[name] for name in explicit} == explicit

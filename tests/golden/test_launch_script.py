@@ -43,16 +43,16 @@ def bundle(folder: Path, name: str = "cpu_full", **changes) -> Path:
 
 def launch(script: Path, *arguments: str, cwd: Path, **environment: str):
     """Run the script; what its interpreter saw, or the failed process."""
-    kept = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
-    done = subprocess.run(
+    variables = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+    completed = subprocess.run(
         ["bash", str(script), *arguments],
         cwd=cwd,
-        env={**kept, **environment},
+        env={**variables, **environment},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return json.loads(done.stdout) if done.returncode == 0 else done
+    return json.loads(completed.stdout) if completed.returncode == 0 else completed
 
 
 def expected(folder: Path, *arguments: str, threads: int = 6) -> list[str]:
@@ -77,73 +77,73 @@ def test_every_launch_script_is_sound_bash(name, tmp_path):
 def test_arguments_arrive_unsplit_from_any_folder(nasty_dir, spy, tmp_path):
     folder = nasty_dir / "bundle"
     arguments = ("--max_steps", "3", "--run_name", "a 'b' \"c\" $d *")
-    seen = launch(bundle(folder), *arguments, cwd=tmp_path, PYTHON=str(spy))
-    assert seen["argv"] == expected(folder, *arguments)
-    assert seen["environment"] == {}
+    call = launch(bundle(folder), *arguments, cwd=tmp_path, PYTHON=str(spy))
+    assert call["argv"] == expected(folder, *arguments)
+    assert call["environment"] == {}
 
 
 def test_the_script_finds_its_files_by_a_relative_name(nasty_dir, spy):
     folder = nasty_dir / "bundle"
     bundle(folder)
     for cwd, script in ((nasty_dir, "bundle/launch.sh"), (folder, "launch.sh")):
-        seen = launch(Path(script), cwd=cwd, PYTHON=str(spy))
-        assert seen["argv"] == expected(folder)
+        call = launch(Path(script), cwd=cwd, PYTHON=str(spy))
+        assert call["argv"] == expected(folder)
 
 
 def test_a_search_path_for_folders_does_not_lead_astray(tmp_path, nasty_dir, spy):
     (tmp_path / "elsewhere" / "bundle").mkdir(parents=True)
     bundle(nasty_dir / "bundle")
-    seen = launch(
+    call = launch(
         Path("bundle/launch.sh"),
         cwd=nasty_dir,
         PYTHON=str(spy),
         CDPATH=str(tmp_path / "elsewhere"),
     )
-    assert seen["argv"] == expected(nasty_dir / "bundle")
+    assert call["argv"] == expected(nasty_dir / "bundle")
 
 
 def test_the_tuned_interpreter_is_called_whatever_its_name(nasty_dir, tmp_path):
     python = make_spy(nasty_dir / "bin" / "python")
     script = bundle(tmp_path / "bundle", python=str(python))
     assert launch(script, cwd=tmp_path)["spy"] == str(python)
-    other = make_spy(tmp_path / "other")
-    assert launch(script, cwd=tmp_path, PYTHON=str(other))["spy"] == str(other)
+    other_spy = make_spy(tmp_path / "other")
+    assert launch(script, cwd=tmp_path, PYTHON=str(other_spy))["spy"] == str(other_spy)
 
 
 def test_the_environment_is_set_but_what_is_there_already_wins(tmp_path):
     spy = make_spy(tmp_path / "python")
     script = bundle(tmp_path / "bundle", "cuda_bf16")
-    alone = launch(script, cwd=tmp_path, PYTHON=str(spy))
-    assert alone["argv"] == expected(tmp_path / "bundle", threads=4)
-    assert alone["environment"] == {
+    call_alone = launch(script, cwd=tmp_path, PYTHON=str(spy))
+    assert call_alone["argv"] == expected(tmp_path / "bundle", threads=4)
+    assert call_alone["environment"] == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "3",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
-    given = {
+    variables = {
         "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
         "CUDA_VISIBLE_DEVICES": "",
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
     }
-    assert launch(script, cwd=tmp_path, PYTHON=str(spy), **given)["environment"] == given
+    assert launch(script, cwd=tmp_path, PYTHON=str(spy), **variables)["environment"] == variables
 
 
 def test_a_job_without_data_asks_for_it(tmp_path):
     spy = make_spy(tmp_path / "python")
     script = bundle(tmp_path / "bundle", "no_data")
     for arguments in ((), ("--max_steps", "3"), ("--run_name", "dataset_name")):
-        refused = launch(script, *arguments, cwd=tmp_path, PYTHON=str(spy))
-        assert refused.returncode == 2
-        assert refused.stdout == ""
-        assert "--dataset_name DATA" in refused.stderr
+        refusal = launch(script, *arguments, cwd=tmp_path, PYTHON=str(spy))
+        assert refusal.returncode == 2
+        assert refusal.stdout == ""
+        assert "--dataset_name DATA" in refusal.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--dataset_name", "my data"), ("--dataset_name=my data",)])
 def test_a_job_without_data_takes_it_at_launch(arguments, tmp_path):
     spy = make_spy(tmp_path / "python")
     script = bundle(tmp_path / "bundle", "no_data")
-    seen = launch(script, "--max_steps", "3", *arguments, cwd=tmp_path, PYTHON=str(spy))
-    assert seen["argv"] == expected(tmp_path / "bundle", "--max_steps", "3", *arguments)
+    call = launch(script, "--max_steps", "3", *arguments, cwd=tmp_path, PYTHON=str(spy))
+    assert call["argv"] == expected(tmp_path / "bundle", "--max_steps", "3", *arguments)
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path):
@@ -152,16 +152,16 @@ def test_all_that_is_missing_is_named_at_once(tmp_path):
     data = replace(case.facts.data, source="")
     script = bundle(tmp_path / "bundle", "ppo", job=job, facts=replace(case.facts, data=data))
     spy = make_spy(tmp_path / "python")
-    refused = launch(script, cwd=tmp_path, PYTHON=str(spy))
-    assert refused.returncode == 2
-    assert refused.stderr == (
+    refusal = launch(script, cwd=tmp_path, PYTHON=str(spy))
+    assert refusal.returncode == 2
+    assert refusal.stderr == (
         "launch.sh: the job gave lengths in place of data: add --dataset_name DATA\n"
         "launch.sh: the job named no reward model: add --reward_model_path MODEL\n"
     )
     half = launch(script, "--dataset_name", "x", cwd=tmp_path, PYTHON=str(spy))
     assert half.stderr.count("launch.sh:") == 1
-    named = ("--dataset_name", "x", "--reward_model_path=y")
-    assert launch(script, *named, cwd=tmp_path, PYTHON=str(spy))["argv"][-3:] == list(named)
+    arguments = ("--dataset_name", "x", "--reward_model_path=y")
+    assert launch(script, *arguments, cwd=tmp_path, PYTHON=str(spy))["argv"][-3:] == list(arguments)
 
 
 @pytest.mark.parametrize("form", [("--dataset_name", "{}"), ("--dataset_name={}",)])
@@ -175,10 +175,14 @@ def test_data_may_be_one_file(form, tmp_path, nasty_dir):
     folder = str(tmp_path / "bundle" / "one_file")
     (tmp_path / "old.json").touch()
     again = Path(folder) / "train.jsonl"
-    for other in (tmp_path / "old.json", data, again):  # the last one only
-        arguments = [one.format(other) for one in form]
+    for data_path in (tmp_path / "old.json", data, again):  # the last one only
+        arguments = [argument.format(data_path) for argument in form]
         argv = launch(script, "--run_name", "x", *arguments, cwd=tmp_path, PYTHON=str(spy))["argv"]
-    assert argv[-len(form) - 2 :] == ["--run_name", "x", *(one.format(folder) for one in form)]
+    assert argv[-len(form) - 2 :] == [
+        "--run_name",
+        "x",
+        *(argument.format(folder) for argument in form),
+    ]
     rows = load_dataset(folder, cache_dir=str(tmp_path / "cache"))
     assert rows["train"]["text"][:] == ["a", "b"]
 
@@ -192,10 +196,10 @@ def test_a_failing_training_fails_the_script(tmp_path):
 
 def test_the_server_serves_the_model_on_the_gpus_that_it_is_given(spy: Path, nasty_dir: Path):
     script = bundle(nasty_dir / "bundle", "grpo_server").with_name("serve.sh")
-    given = {"PYTHON": str(spy), "CUDA_VISIBLE_DEVICES": "1,2"}
-    seen = launch(script, "--dtype", "half", cwd=nasty_dir, **given)
-    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == "1,2"
-    argv = seen["argv"]
+    variables = {"PYTHON": str(spy), "CUDA_VISIBLE_DEVICES": "1,2"}
+    call = launch(script, "--dtype", "half", cwd=nasty_dir, **variables)
+    assert call["environment"]["CUDA_VISIBLE_DEVICES"] == "1,2"
+    argv = call["argv"]
     assert argv[:4] == ["-m", "vllm.entrypoints.cli.main", "serve", "/models/small"]
     assert argv[argv.index("--tensor-parallel-size") + 1] == "2"
     assert json.loads(argv[argv.index("--weight-transfer-config") + 1]) == {"backend": "nccl"}
@@ -203,10 +207,10 @@ def test_the_server_serves_the_model_on_the_gpus_that_it_is_given(spy: Path, nas
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"),
+    ("gpus", "message"),
     [({}, "name the GPUs"), ({"CUDA_VISIBLE_DEVICES": "1,3"}, "GPU 3 trains")],
 )
-def test_the_server_never_gets_the_gpu_that_trains(spy: Path, nasty_dir: Path, gpus, said):
+def test_the_server_never_gets_the_gpu_that_trains(spy: Path, nasty_dir: Path, gpus, message):
     script = bundle(nasty_dir / "bundle", "grpo_server").with_name("serve.sh")
-    done = launch(script, cwd=nasty_dir, PYTHON=str(spy), **gpus)
-    assert done.returncode == 2 and said in done.stderr
+    completed = launch(script, cwd=nasty_dir, PYTHON=str(spy), **gpus)
+    assert completed.returncode == 2 and message in completed.stderr

@@ -37,30 +37,30 @@ def nodes(folder: Path, tmp_path: Path, *arguments: str, **environment: str):
 def test_deepspeeds_file_is_found_from_any_folder(nasty_dir, tmp_path):
     folder = nasty_dir / "bundle"
     spy = make_spy(tmp_path / "spy")
-    seen = launch(bundle(folder, "zero3"), "--max_steps", "3", cwd=tmp_path, PYTHON=str(spy))
-    assert flag(seen["argv"], "--deepspeed_config_file") == str(folder / "deepspeed.json")
-    assert seen["argv"][-2:] == ["--max_steps", "3"]
-    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+    call = launch(bundle(folder, "zero3"), "--max_steps", "3", cwd=tmp_path, PYTHON=str(spy))
+    assert flag(call["argv"], "--deepspeed_config_file") == str(folder / "deepspeed.json")
+    assert call["argv"][-2:] == ["--max_steps", "3"]
+    assert call["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
 
 def test_each_process_wants_a_gpu(tmp_path):
     spy = make_spy(tmp_path / "spy")
     script = bundle(tmp_path / "bundle", "zero3")
-    few = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES="4,5")
-    assert (few.returncode, few.stdout) == (2, "")
-    assert "8 processes want a GPU each" in few.stderr
-    other = ",".join(map(str, range(8, 16)))
-    seen = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=other)
-    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == other
+    refusal = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES="4,5")
+    assert (refusal.returncode, refusal.stdout) == (2, "")
+    assert "8 processes want a GPU each" in refusal.stderr
+    gpus = ",".join(map(str, range(8, 16)))
+    call = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=gpus)
+    assert call["environment"]["CUDA_VISIBLE_DEVICES"] == gpus
 
 
 def on_disk(folder: Path, disk: Path) -> Path:
     """A bundle that keeps weights on disk, where the user changed the place."""
     case = CASES["zero3"]()
-    chosen = case.recommendation.chosen
-    values = {**chosen.candidate.values, "offload_param_device": "nvme"}
-    candidate = replace(chosen.candidate, values=values)
-    recommendation = replace(case.recommendation, chosen=replace(chosen, candidate=candidate))
+    ranked = case.recommendation.chosen
+    values = {**ranked.candidate.values, "offload_param_device": "nvme"}
+    candidate = replace(ranked.candidate, values=values)
+    recommendation = replace(case.recommendation, chosen=replace(ranked, candidate=candidate))
     script = bundle(folder, "zero3", recommendation=recommendation)
     file = folder / "deepspeed.json"
     text = file.read_text(encoding="utf-8").replace(NVME_PATH, str(disk))
@@ -73,10 +73,10 @@ def test_states_on_disk_want_their_folder(tmp_path):
     script = on_disk(tmp_path / "bundle", disk)
     spy = make_spy(tmp_path / "spy")
     for name in ("launch.sh", "launch_nodes.sh"):
-        told = {"PYTHON": str(spy), "NODES": "1"}
-        refused = launch(script.with_name(name), cwd=tmp_path, **told)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert f"keeps states in {disk}" in refused.stderr
+        environment = {"PYTHON": str(spy), "NODES": "1"}
+        refusal = launch(script.with_name(name), cwd=tmp_path, **environment)
+        assert (refusal.returncode, refusal.stdout) == (2, "")
+        assert f"keeps states in {disk}" in refusal.stderr
     disk.mkdir()
     assert launch(script, cwd=tmp_path, PYTHON=str(spy))["argv"]
 
@@ -84,36 +84,36 @@ def test_states_on_disk_want_their_folder(tmp_path):
 def test_the_server_takes_no_gpu_that_trains(tmp_path):
     case = CASES["grpo_server"]()
     devices = case.job.devices.model_copy(update={"count": 4})
-    chosen = case.recommendation.chosen
+    ranked = case.recommendation.chosen
     several = {"distributed_type": "MULTI_GPU", "generation_batch_size": 16}
-    values = {**chosen.candidate.values, **several}
-    candidate = replace(chosen.candidate, values=values, gradient_accumulation_steps=1)
+    values = {**ranked.candidate.values, **several}
+    candidate = replace(ranked.candidate, values=values, gradient_accumulation_steps=1)
     script = bundle(
         tmp_path / "bundle",
         "grpo_server",
         job=case.job.model_copy(update={"devices": devices}),
         facts=replace(case.facts, device=replace(case.facts.device, index=0, peers=(1, 2, 3))),
-        recommendation=replace(case.recommendation, chosen=replace(chosen, candidate=candidate)),
+        recommendation=replace(case.recommendation, chosen=replace(ranked, candidate=candidate)),
     ).with_name("serve.sh")
     spy = make_spy(tmp_path / "spy")
     for gpu in ("0", "3", "4,2"):
-        refused = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=gpu)
-        assert (refused.returncode, "trains on 0 1 2 3" in refused.stderr) == (2, True)
-    seen = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES="4,5")
-    assert flag(seen["argv"], "--tensor-parallel-size") == "2"
+        refusal = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=gpu)
+        assert (refusal.returncode, "trains on 0 1 2 3" in refusal.stderr) == (2, True)
+    call = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES="4,5")
+    assert flag(call["argv"], "--tensor-parallel-size") == "2"
     assert "CUDA_VISIBLE_DEVICES=4,5 bash serve.sh" in script.read_text(encoding="utf-8")
 
 
-def seen_gpus(script: Path, tmp_path: Path, given: str | None):
+def seen_gpus(script: Path, tmp_path: Path, visible: str | None):
     """The GPUs of what a script starts, or what it says when it starts nothing."""
-    told = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     spy = make_spy(tmp_path / "spy")
-    seen = launch(script, cwd=tmp_path, PYTHON=str(spy), **told)
-    return seen["environment"]["CUDA_VISIBLE_DEVICES"] if isinstance(seen, dict) else seen.stderr
+    call = launch(script, cwd=tmp_path, PYTHON=str(spy), **environment)
+    return call["environment"]["CUDA_VISIBLE_DEVICES"] if isinstance(call, dict) else call.stderr
 
 
 @pytest.mark.parametrize(
-    ("given", "trains", "generates"),
+    ("visible", "trains", "generates"),
     [
         (None, "0,1,2,3", "4,5"),
         # The whole job's, as a scheduler lists them: both take theirs from the same list.
@@ -122,15 +122,15 @@ def seen_gpus(script: Path, tmp_path: Path, given: str | None):
         ("GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f", "GPU-a,GPU-b,GPU-c,GPU-d", "GPU-e,GPU-f"),
     ],
 )
-def test_of_the_jobs_gpus_each_script_takes_its_own(given, trains, generates, tmp_path):
+def test_of_the_jobs_gpus_each_script_takes_its_own(visible, trains, generates, tmp_path):
     launches = bundle(tmp_path / "bundle", "grpo_split")
-    assert seen_gpus(launches, tmp_path, given) == trains
-    assert seen_gpus(launches.with_name("serve.sh"), tmp_path, given) == generates
+    assert seen_gpus(launches, tmp_path, visible) == trains
+    assert seen_gpus(launches.with_name("serve.sh"), tmp_path, visible) == generates
     assert not launches.with_name("launch_nodes.sh").exists()
 
 
 @pytest.mark.parametrize(
-    ("script", "given", "said"),
+    ("script", "visible", "message"),
     [
         ("launch.sh", "2,3,4,5", "GPU 4 generates (serve.sh has 4 5)"),
         ("launch.sh", "0,1,2", "4 GPU(s) train, CUDA_VISIBLE_DEVICES names 3"),
@@ -139,9 +139,9 @@ def test_of_the_jobs_gpus_each_script_takes_its_own(given, trains, generates, tm
         ("serve.sh", "0,1,2,3,4,0", "GPU 0 trains"),
     ],
 )
-def test_a_gpu_never_trains_and_generates(script, given, said, tmp_path):
+def test_a_gpu_never_trains_and_generates(script, visible, message, tmp_path):
     launches = bundle(tmp_path / "bundle", "grpo_split")
-    assert said in seen_gpus(launches.with_name(script), tmp_path, given)
+    assert message in seen_gpus(launches.with_name(script), tmp_path, visible)
 
 
 def test_gpus_that_are_named_for_one_script_are_taken(tmp_path):
@@ -152,18 +152,18 @@ def test_gpus_that_are_named_for_one_script_are_taken(tmp_path):
 
 def test_nothing_is_started_before_the_placeholders_are_filled_in(tmp_path):
     folder = bundle(tmp_path / "bundle", "zero3").parent
-    refused = nodes(folder, tmp_path)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "MACHINE_RANK=0" in refused.stderr
-    assert "MAIN_ADDRESS=HOST" in refused.stderr
+    refusal = nodes(folder, tmp_path)
+    assert (refusal.returncode, refusal.stdout) == (2, "")
+    assert "MACHINE_RANK=0" in refusal.stderr
+    assert "MAIN_ADDRESS=HOST" in refusal.stderr
 
 
 @pytest.mark.parametrize("count", ["3", "16", "0", "two", "-1"])
 def test_processes_are_spread_evenly_or_not_at_all(count, tmp_path):
     folder = bundle(tmp_path / "bundle", "zero3").parent
-    refused = nodes(folder, tmp_path, NODES=count, MACHINE_RANK="0", MAIN_ADDRESS="a")
-    assert refused.returncode == 2
-    assert f"cannot be spread evenly over {count} machines" in refused.stderr
+    refusal = nodes(folder, tmp_path, NODES=count, MACHINE_RANK="0", MAIN_ADDRESS="a")
+    assert refusal.returncode == 2
+    assert f"cannot be spread evenly over {count} machines" in refusal.stderr
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,15 @@ def test_processes_are_spread_evenly_or_not_at_all(count, tmp_path):
 )
 def test_a_machine_starts_its_part_of_the_processes(count, gpus, tmp_path):
     folder = bundle(tmp_path / "bundle", "zero3").parent
-    told = {"NODES": count, "MACHINE_RANK": "0", "MAIN_ADDRESS": "node-a", "MAIN_PORT": "4711"}
-    seen = nodes(folder, tmp_path, "--max_steps", "3", **told)
-    argv = seen["argv"]
-    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == gpus
+    environment = {
+        "NODES": count,
+        "MACHINE_RANK": "0",
+        "MAIN_ADDRESS": "node-a",
+        "MAIN_PORT": "4711",
+    }
+    call = nodes(folder, tmp_path, "--max_steps", "3", **environment)
+    argv = call["argv"]
+    assert call["environment"]["CUDA_VISIBLE_DEVICES"] == gpus
     assert (flag(argv, "--num_machines"), flag(argv, "--num_processes")) == (count, "8")
     assert (flag(argv, "--machine_rank"), flag(argv, "--main_process_ip")) == ("0", "node-a")
     assert flag(argv, "--main_process_port") == "4711"
@@ -184,10 +189,10 @@ def test_a_machine_starts_its_part_of_the_processes(count, gpus, tmp_path):
 
 def test_a_machine_with_too_few_gpus_starts_nothing(tmp_path):
     folder = bundle(tmp_path / "bundle", "zero3").parent
-    told = {"NODES": "2", "MACHINE_RANK": "1", "MAIN_ADDRESS": "node-a"}
-    few = nodes(folder, tmp_path, CUDA_VISIBLE_DEVICES="0,1,2", **told)
-    assert (few.returncode, few.stdout) == (2, "")
-    assert "4 processes want a GPU each, and CUDA_VISIBLE_DEVICES names 3" in few.stderr
+    environment = {"NODES": "2", "MACHINE_RANK": "1", "MAIN_ADDRESS": "node-a"}
+    refusal = nodes(folder, tmp_path, CUDA_VISIBLE_DEVICES="0,1,2", **environment)
+    assert (refusal.returncode, refusal.stdout) == (2, "")
+    assert "4 processes want a GPU each, and CUDA_VISIBLE_DEVICES names 3" in refusal.stderr
 
 
 def test_one_machine_needs_no_address(tmp_path):
@@ -207,7 +212,7 @@ def test_a_slurm_job_tells_each_machine_its_place(nasty_dir, tmp_path):
     # Slurm runs a copy of the script from a folder of its own.
     copied = tmp_path / "slurm_script"
     copied.write_bytes((folder / "launch.slurm").read_bytes())
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", str(copied), "--run_name", "a 'b' $c"],
         cwd=tmp_path,
         env={
@@ -222,8 +227,8 @@ def test_a_slurm_job_tells_each_machine_its_place(nasty_dir, tmp_path):
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    argv = json.loads(done.stdout)["argv"]
+    assert completed.returncode == 0, completed.stderr
+    argv = json.loads(completed.stdout)["argv"]
     assert (flag(argv, "--num_machines"), flag(argv, "--machine_rank")) == ("2", "1")
     assert (flag(argv, "--main_process_ip"), flag(argv, "--main_process_port")) == (
         "node-a",

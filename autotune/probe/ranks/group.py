@@ -92,7 +92,7 @@ def _start(
 
 
 def _place(rank: int, count: int, listener: socket.socket) -> Place:
-    """Of a rank of so many that meet where `listener` is bound."""
+    """The place of rank `rank` of `count` that meet where `listener` is bound."""
     return Place(
         rank=rank,
         count=count,

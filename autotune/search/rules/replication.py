@@ -40,7 +40,7 @@ def lag(first: Ranked, rival: Ranked) -> float:
 
 
 def error_of_lag(first: Ranked, rival: Ranked, sd: float) -> float:
-    """Standard error of that difference."""
+    """Standard error of the lag (`lag`)."""
     return math.hypot(_error(first, sd), _error(rival, sd))
 
 

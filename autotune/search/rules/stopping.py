@@ -12,7 +12,7 @@ LEAST_GAIN = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What the next probe promises.
+    """The promise of the next probe.
 
     Attributes:
         gain: expected relative gain in speed over the fastest that fits.
@@ -32,7 +32,7 @@ class Outlook:
         return self.gain * self.job_s > self.cost_s
 
     def sentence(self) -> str:
-        """Why not."""
+        """Why the next probe is not worth its time."""
         if self.job_s is None:
             return f"no candidate is expected to be more than {100 * LEAST_GAIN:.0f}% faster"
         return (

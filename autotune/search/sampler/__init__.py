@@ -1,1 +1,1 @@
-"""Where to look next."""
+"""The samplers: where to look next."""

@@ -65,7 +65,7 @@ class FeasibleSampler(BesideCandidates):
         self._sampler = sampler
 
     def leave_out(self, params: Sequence[Params]) -> None:
-        """From now on do not propose these (and only these)."""
+        """Propose these no more, from now on (and only these)."""
         self._left_out = params
 
     def infer_relative_search_space(

@@ -51,7 +51,7 @@ class TrialReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Beliefs:
-    """Of every candidate.
+    """Beliefs about every candidate.
 
     Attributes:
         mean, sd: of the logarithm of its speed.
@@ -80,7 +80,7 @@ class Beliefs:
 
 
 class Believer:
-    """Turns what was told into beliefs.
+    """Turns readings of trials into beliefs.
 
     Args:
         params: of each candidate.
@@ -113,7 +113,7 @@ class Believer:
         self._without_estimate = np.array([point.value is None for point in peaks])
 
     def beliefs(self, trials: Sequence[TrialReading]) -> Beliefs:
-        """What to believe now."""
+        """The beliefs about all candidates after these trials."""
         readings = [
             (t.index, t.log_speed, max(STOPPED_NOISE if t.stopped else NOISE, t.noise))
             for t in trials

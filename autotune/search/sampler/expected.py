@@ -58,12 +58,12 @@ class Reading:
 
 
 def key_of(params: Params) -> tuple[tuple[str, str], ...]:
-    """The same for the same parameters."""
+    """A key of parameters: equal parameters have equal keys."""
     return tuple(sorted((name, _label(value)) for name, value in params.items()))
 
 
 def _label(value: Any) -> str:
-    """Of a value; numbers that are equal have the same."""
+    """The label of a value; equal numbers have the same."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(float(value))
     return repr(value)

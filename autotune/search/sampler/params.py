@@ -29,7 +29,7 @@ def params_of(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
 
 
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """Of all free knobs."""
+    """Optuna's distributions of all free knobs, by name."""
     return {
         knob.name: CategoricalDistribution([choice(value) for value in knob.values])
         for knob in space.free_knobs
@@ -81,7 +81,7 @@ def guided_sampler(
 def compared_sampler(
     name: str, space: SearchSpace, opening: Sequence[Candidate], seed: int
 ) -> FeasibleSampler:
-    """One of Optuna's over a bound space; it knows no estimates."""
+    """A sampler of Optuna's over a bound space; it knows no estimates."""
 
     def params(candidates: Sequence[Candidate]) -> list[Params]:
         return [params_of(space, candidate) for candidate in candidates]

@@ -118,7 +118,7 @@ class EstimateGuidedSampler(BesideCandidates):
         """What trials got whose parameters are not stored yet, by study and number."""
 
     def leave_out(self, params: Sequence[Params]) -> None:
-        """From now on do not propose these (and only these)."""
+        """Propose these no more, from now on (and only these)."""
         self._out = {self._index[key_of(p)] for p in params}
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
@@ -222,7 +222,7 @@ class EstimateGuidedSampler(BesideCandidates):
 
 
 def _log(value: float | None, sign: float) -> float | None:
-    """Of a speed, or of a time turned round; None where there is no logarithm."""
+    """The logarithm of a speed, or of a time with its sign turned; None where there is none."""
     if value is None or not 0 < value < math.inf:
         return None
     return sign * math.log(value)

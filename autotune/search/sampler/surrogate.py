@@ -78,7 +78,7 @@ class Surrogate:
         self._rows: dict[int, Array] = {}
 
     def _row(self, index: int) -> Array:
-        """Covariance of one with everyone; the same whatever was read."""
+        """Covariance of a point with every point; readings do not change it."""
         if index not in self._rows:
             self._rows[index] = self._features.covariance(index)
         return self._rows[index]
@@ -131,7 +131,7 @@ class _Features:
         self.variance = scales.shared**2 + shares + knobs + self._own_sigma**2
 
     def covariance(self, index: int) -> Array:
-        """Of one with everyone."""
+        """Covariance of the point at `index` with every point: one number for each."""
         knobs, product = np.zeros(len(self._own_sigma)), np.ones(len(self._own_sigma))
         for values, ordered in self._columns:
             distance = values - values[index]
@@ -146,7 +146,7 @@ class _Features:
 
 
 def _column(values: Sequence[object]) -> tuple[Array, bool]:
-    """One knob of everyone: numbers above 0 in doublings, anything else by its name."""
+    """A knob in all points: numbers above 0 in doublings, anything else by its name."""
     numbers = [
         value for value in values if isinstance(value, int | float) and not isinstance(value, bool)
     ]

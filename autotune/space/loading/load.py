@@ -1,4 +1,4 @@
-"""From a job file and flags to a Job: strictly, with every problem and its line at once."""
+"""Makes a Job of a job file and flags: strictly, with every problem and its line at once."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""In which pieces ZeRO exchanges gradients and weights, and which it leaves whole. Pure.
+"""The sizes of ZeRO's buckets: in which pieces it exchanges gradients and weights. Pure.
 
 All are elements, not bytes. The first of each is what transformers fills in where a file says
 `auto` (`transformers/integrations/deepspeed.py`, `trainer_config_finalize`): with `h` for the
@@ -15,7 +15,7 @@ WITHOUT_HIDDEN_SIZE = {BUCKET_SIZE: 500_000_000, PREFETCHED: 50_000_000, PERSIST
 
 
 def as_transformers(knob: str, hidden_size: int | None) -> int:
-    """What transformers fills in; where a model has no hidden size, DeepSpeed's default."""
+    """The elements that transformers fills in; where a model has no hidden size, DeepSpeed's."""
     if not hidden_size:
         return WITHOUT_HIDDEN_SIZE[knob]
     square = hidden_size * hidden_size
@@ -23,7 +23,7 @@ def as_transformers(knob: str, hidden_size: int | None) -> int:
 
 
 def and_larger(knob: str, hidden_size: int | None) -> list[int]:
-    """That, and larger ones."""
+    """The sizes that are worth a try, in elements: that of transformers, and larger ones."""
     first = as_transformers(knob, hidden_size)
     if not hidden_size:
         return [first]

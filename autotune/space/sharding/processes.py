@@ -69,7 +69,8 @@ def server_devices(values: Mapping[str, Any]) -> int:
 
 
 def processes_problem(job: Job) -> Problem | None:
-    """More processes than devices, or than a server leaves; or no equal number on each machine."""
+    """The problem of more processes than devices (or than a server leaves), or of a number that
+    machines cannot share equally; None: there is none."""
     if job.devices.nodes > 1 and (problem := _machines_problem(job)) is not None:
         return problem
     server_devices = shares_with_server(job)
@@ -129,5 +130,5 @@ def undivided(sequences: int, job: Job) -> Problem | None:
 
 
 def _whole_number(value: Any) -> int:
-    """Of values that are no whole numbers the loader speaks; here they count as one device."""
+    """The number itself; a value that is not a whole number counts as 1 (the loader refuses it)."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

@@ -80,7 +80,7 @@ class Sharding:
         return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The sharding as JSON data."""
         return asdict(self)
 
 
@@ -121,14 +121,14 @@ def engine_name(sharding: Sharding) -> str:
 
 
 def zero_name(stage: int, optimizer: str, weights: str) -> str:
-    """The same of DeepSpeed, by its stage and by where optimizer states and weights are kept."""
+    """The name of a DeepSpeed sharding, by its stage and where optimizer states and weights are."""
     away = [("optimizer", optimizer), ("weights", weights)]
     places = [f"{what} on {device}" for what, device in away if device != "none"]
     return ", ".join([f"ZeRO-{stage}", *places])
 
 
 def fsdp_name(reshards: bool) -> str:
-    """The same of FSDP."""
+    """The name of an FSDP sharding."""
     return "FSDP2" if reshards else "FSDP2, not resharded"
 
 

@@ -1,1 +1,1 @@
-"""What vLLM takes, and where."""
+"""vLLM: what it takes, and where."""

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class VllmShare:
-    """What vLLM has of a device.
+    """The part of a device that vLLM has.
 
     Attributes:
         awake_bytes: while it generates.
@@ -21,15 +21,15 @@ class VllmShare:
 
     @property
     def always_bytes(self) -> int:
-        """What the training can never have."""
+        """Bytes that the training can never have."""
         return self.awake_bytes if self.asleep_bytes is None else self.asleep_bytes
 
     def left_of(self, limit_bytes: int) -> int:
-        """What of a limit for both is the training's."""
+        """Bytes of a limit for both that are the training's."""
         return max(limit_bytes - self.always_bytes, 1)
 
     def added_peak(self, peak_bytes: int, resident_bytes: int) -> int:
-        """What it adds to the training's peak, so that the sum is the peak of both.
+        """Bytes that vLLM adds to the training's peak, so that the sum is the peak of both.
 
         Args:
             resident_bytes: what the training holds while vLLM generates.
@@ -60,21 +60,21 @@ class ServerNeeds:
 
     @property
     def needed_bytes(self) -> int:
-        """All together."""
+        """Bytes that the server needs: weights, cache and the rest."""
         return self.weights_bytes + (self.cache_bytes or 0) + self.other_bytes
 
     @property
     def missing_bytes(self) -> int | None:
-        """By how much that is too much; None: it fits."""
+        """Bytes that the server lacks; None: it fits."""
         excess = self.needed_bytes - self.given_bytes
         return excess if excess > 0 else None
 
     def plain(self) -> dict[str, int | None]:
-        """As JSON data, what follows from the rest beside it."""
+        """The needs as JSON data, with the sums that follow from them."""
         sizes = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
         return {**asdict(self), **sizes}
 
 
 def server_needs_from_plain(data: Mapping[str, Any]) -> ServerNeeds:
-    """The way back from `ServerNeeds.plain`."""
+    """The needs that `ServerNeeds.plain` gave as JSON data."""
     return ServerNeeds(**{field.name: data[field.name] for field in fields(ServerNeeds)})

@@ -30,16 +30,18 @@ def job_of(count, nodes, **changes):
 
 
 def link(count, nodes, kind="h100"):
-    job, here = job_of(count, nodes), facts(kind)
-    return exchanged(settings(job, here, make_space(job, here).candidates[0])).link_bytes_per_s
+    job, facts_here = job_of(count, nodes), facts(kind)
+    return exchanged(
+        settings(job, facts_here, make_space(job, facts_here).candidates[0])
+    ).link_bytes_per_s
 
 
 def test_every_device_of_every_machine_has_a_process():
     job = job_of(4, 2)
-    for one in make_space(job, facts()).candidates:
-        assert sharding_of(one.values, job.devices.total).num_processes == 8
-        assert one["num_processes"] == 8
-        assert one.global_batch * 8 == 32
+    for candidate in make_space(job, facts()).candidates:
+        assert sharding_of(candidate.values, job.devices.total).num_processes == 8
+        assert candidate["num_processes"] == 8
+        assert candidate.global_batch * 8 == 32
 
 
 def test_the_slower_of_the_links_counts():
@@ -53,27 +55,30 @@ def test_the_slower_of_the_links_counts():
 
 
 def test_a_plan_says_on_how_many_machines_and_is_slower_there():
-    def told(count, nodes):
+    def lines_of_plan(count, nodes):
         job = job_of(count, nodes)
-        one = make_space(job, facts()).candidates[0]
+        candidate = make_space(job, facts()).candidates[0]
         estimate = make_estimate(500, tokens_per_s=100.0)
         estimate = dataclasses.replace(estimate, step_time_s=1.0)
-        return with_exchange(estimate, settings(job, facts(), one))
+        return with_exchange(estimate, settings(job, facts(), candidate))
 
-    here, there = told(8, 1), told(4, 2)
-    assert there.step_time_s > here.step_time_s and there.tokens_per_s < here.tokens_per_s
-    assert there.notes[-1].startswith("8 devices on 2 machines: ")
-    assert "machines" not in here.notes[-1]
+    single_machine, two_machines = lines_of_plan(8, 1), lines_of_plan(4, 2)
+    assert (
+        two_machines.step_time_s > single_machine.step_time_s
+        and two_machines.tokens_per_s < single_machine.tokens_per_s
+    )
+    assert two_machines.notes[-1].startswith("8 devices on 2 machines: ")
+    assert "machines" not in single_machine.notes[-1]
 
 
 def test_processes_are_spread_evenly_over_the_machines():
     with pytest.raises(UserError) as caught:
         make_space(job_of(4, 2, fixed={**PINS, "num_processes": 5}), facts())
-    (one,) = caught.value.problems
-    assert one.what == "5 processes cannot be spread evenly over 2 machines"
-    assert one.hint == "choose 4 or 6"
+    (problem,) = caught.value.problems
+    assert problem.what == "5 processes cannot be spread evenly over 2 machines"
+    assert problem.hint == "choose 4 or 6"
     job = job_of(4, 2, fixed={**PINS, "num_processes": 4})
-    assert {one["num_processes"] for one in make_space(job, facts()).candidates} == {4}
+    assert {candidate["num_processes"] for candidate in make_space(job, facts()).candidates} == {4}
 
 
 def test_a_rule_may_ask_for_the_number_of_machines(tmp_path):
@@ -85,12 +90,12 @@ def test_a_rule_may_ask_for_the_number_of_machines(tmp_path):
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     (tmp_path / "m").mkdir()
     (tmp_path / "d").mkdir()
-    own = "search_space: mine.yaml\nglobal_batch_size: 12\ndevices: {count: 2, nodes: 3}\n"
-    job = load(tmp_path, own)
+    job_text = "search_space: mine.yaml\nglobal_batch_size: 12\ndevices: {count: 2, nodes: 3}\n"
+    job = load(tmp_path, job_text)
     assert (job.devices.total, job.devices.nodes) == (6, 3)
     space = bind(load_definition("sft", str(tmp_path / "mine.yaml")), job, facts())
-    assert {one.micro_batch for one in space.candidates} == {2}
-    assert "machines" in [one.reason for one in space.exclusions]
+    assert {candidate.micro_batch for candidate in space.candidates} == {2}
+    assert "machines" in [exclusion.reason for exclusion in space.exclusions]
 
 
 def test_a_server_of_vllm_is_planned_on_one_machine():
@@ -108,14 +113,14 @@ def test_a_run_on_several_machines_is_refused_with_what_can_be_done():
 
 def test_how_few_devices_would_do_goes_with_no_number_of_machines():
     words = ["limits", "job.yaml", "--device", "h100", "--of", "devices", "--nodes", "2"]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 2
-    assert "--nodes: `--of devices` looks for their number on one machine" in done.output
+    completed = CliRunner().invoke(main, words)
+    assert completed.exit_code == 2
+    assert "--nodes: `--of devices` looks for their number on one machine" in completed.output
 
 
 def test_every_figure_of_a_network_is_slower_than_the_links_inside():
-    known = [kind for kind in device_kinds() if kind.interconnect.network_bytes_per_s]
-    assert len(known) >= 5
-    for kind in known:
+    kinds = [kind for kind in device_kinds() if kind.interconnect.network_bytes_per_s]
+    assert len(kinds) >= 5
+    for kind in kinds:
         assert kind.interconnect.network_bytes_per_s < kind.interconnect.nvlink_bytes_per_s
         assert any("network" in source for source in kind.source), kind.name

@@ -12,19 +12,19 @@ ASKED = (
 
 
 @given(ASKED, st.integers(1, 300))
-def test_lengths_are_ascending_and_within_bounds(asked, count):
-    drawn = draw_lengths(asked, count)
-    assert len(drawn) == count
-    assert drawn == sorted(drawn)
-    assert drawn[0] >= 1
-    assert drawn[-1] == asked["max"]
+def test_lengths_are_ascending_and_within_bounds(lengths, count):
+    rows = draw_lengths(lengths, count)
+    assert len(rows) == count
+    assert rows == sorted(rows)
+    assert rows[0] >= 1
+    assert rows[-1] == lengths["max"]
 
 
 @given(ASKED)
-def test_the_quantiles_are_as_asked(asked):
-    drawn = draw_lengths(asked, 201)
-    assert drawn[100] == asked["p50"]
-    assert drawn[198] == asked["p99"]
+def test_the_quantiles_are_as_asked(lengths):
+    rows = draw_lengths(lengths, 201)
+    assert rows[100] == lengths["p50"]
+    assert rows[198] == lengths["p99"]
 
 
 @pytest.mark.parametrize("p99", [None, 5])
@@ -33,14 +33,14 @@ def test_of_max_alone_every_row_is_max_long(p99):
 
 
 def test_a_missing_p99_lies_geometrically_between_median_and_max():
-    drawn = draw_lengths({"max": 1600, "p50": 100, "p99": None}, 201)
-    assert drawn[198] == 400
+    rows = draw_lengths({"max": 1600, "p50": 100, "p99": None}, 201)
+    assert rows[198] == 400
 
 
 def test_short_rows_mirror_the_long_ones():
-    drawn = draw_lengths({"max": 1000, "p50": 100, "p99": 500}, 201)
-    assert drawn[2] == 20
-    assert drawn[0] == 10
+    rows = draw_lengths({"max": 1000, "p50": 100, "p99": 500}, 201)
+    assert rows[2] == 20
+    assert rows[0] == 10
 
 
 def test_a_single_row_is_the_longest():

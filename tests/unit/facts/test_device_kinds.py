@@ -51,7 +51,7 @@ SOLD_GIB = {
 }
 
 
-def each(kind: DeviceKind) -> str:
+def kind_name(kind: DeviceKind) -> str:
     return kind.aliases[0]
 
 
@@ -61,21 +61,21 @@ def test_no_name_means_two_kinds() -> None:
     assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=each)
+@pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 def test_every_name_finds_its_kind(kind: DeviceKind) -> None:
     for name in (*kind.aliases, kind.name, kind.name.upper(), *kind.also_reported_as):
         assert find_kind(name) is kind, name
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", alias) for alias in kind.aliases)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=each)
+@pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 def test_every_kind_has_its_sources(kind: DeviceKind) -> None:
     assert kind.memory_source
     assert kind.source
     assert all(source.startswith(("https://", "http://")) for source in kind.source)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=each)
+@pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 def test_the_figures_are_physical(kind: DeviceKind) -> None:
     rates = kind.matrix_flops_per_s
     single, tf32 = rates["float32"], rates.get("tf32")
@@ -96,7 +96,7 @@ def test_the_figures_are_physical(kind: DeviceKind) -> None:
         assert links.nvlink_bytes_per_s < kind.bandwidth_bytes_per_s
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=each)
+@pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 def test_rates_are_of_known_formats_that_the_architecture_has(kind: DeviceKind) -> None:
     ampere = set(DTYPES)
     older = {"float32", "float16"}
@@ -118,7 +118,7 @@ def test_memory_is_what_the_driver_gives_not_what_is_sold(alias: str, sold: int)
 def test_cuda_gives_no_more_than_the_driver_has() -> None:
     totals = [(kind.cuda_total_bytes, kind.memory_bytes) for kind in KINDS if kind.cuda_total_bytes]
     assert len(totals) > 15
-    assert all(0 < given <= has for given, has in totals if given)
+    assert all(0 < driver_bytes <= has for driver_bytes, has in totals if driver_bytes)
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ def test_the_workspace_follows_capability_and_release(
 
 
 def test_cublaslt_takes_its_own_only_where_it_shares_nothing() -> None:
-    own = {
+    separate = {
         minor: rules_of((9, 0), f"2.{minor}").cublaslt_workspace_bytes for minor in range(11, 16)
     }
-    assert own == {11: MIB, 12: 0, 13: 0, 14: 0, 15: MIB}
+    assert separate == {11: MIB, 12: 0, 13: 0, 14: 0, 15: MIB}
     assert rules_of((9, 0), "2.14").cublas_workspace_kept
     assert not rules_of((9, 0), "2.15").cublas_workspace_kept
 

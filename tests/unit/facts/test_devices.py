@@ -74,15 +74,15 @@ class FakeNvml:
 @pytest.fixture
 def nvml(monkeypatch):
     """Puts a made-up NVML in place, which must be closed as often as it was opened."""
-    made = []
+    handles = []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def install(**fields):
-        made.append(FakeNvml(**fields))
-        monkeypatch.setitem(sys.modules, "pynvml", made[-1])
+        handles.append(FakeNvml(**fields))
+        monkeypatch.setitem(sys.modules, "pynvml", handles[-1])
 
     yield install
-    assert [fake.open for fake in made] == [0] * len(made)
+    assert [fake.open for fake in handles] == [0] * len(handles)
 
 
 def test_the_cpu_has_memory_and_cores():
@@ -96,8 +96,8 @@ def test_the_cpu_has_memory_and_cores():
 
 
 def test_a_control_group_bounds_what_the_cpu_has(monkeypatch):
-    whole = devices.cpu()
-    limit, used = whole.total_bytes // 4, whole.total_bytes // 5
+    cpu = devices.cpu()
+    limit, used = cpu.total_bytes // 4, cpu.total_bytes // 5
     monkeypatch.setattr(host, "_cgroup_limits", lambda: iter([(limit, used)]))
     bounded = devices.cpu()
     assert bounded.total_bytes == limit
@@ -119,7 +119,7 @@ def test_other_processes_are_named_and_this_one_is_left_out(nvml):
     nvml(processes=[(os.getpid(), 5), (12, 7), (13, None)])
     facts = devices.gpu(0)
     assert facts.is_busy
-    assert [(one.pid, one.used_bytes, one.name) for one in facts.processes] == [
+    assert [(process.pid, process.used_bytes, process.name) for process in facts.processes] == [
         (12, 7, "/bin/program12"),
         (13, None, None),
     ]
@@ -158,7 +158,7 @@ def test_auto_takes_the_gpu_where_there_is_one_and_cpu_means_cpu(nvml):
 
 
 @pytest.mark.parametrize(
-    ("listed", "visible"),
+    ("environment", "visible"),
     [
         (None, (0, 1, 2)),
         ("2,0", (2, 0)),
@@ -177,10 +177,10 @@ def test_auto_takes_the_gpu_where_there_is_one_and_cpu_means_cpu(nvml):
         ("1x,2y", (1, 2)),
     ],
 )
-def test_visible_gpus_are_those_that_cuda_would_show(nvml, monkeypatch, listed, visible):
+def test_visible_gpus_are_those_that_cuda_would_show(nvml, monkeypatch, environment, visible):
     nvml(gpus=3)
-    if listed is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    if environment is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environment)
     assert devices.visible_gpus() == visible
 
 

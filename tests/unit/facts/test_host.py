@@ -16,12 +16,12 @@ HOST = HostFacts(total_bytes=512 * GIB, free_bytes=400 * GIB)
 
 
 def test_this_machine_has_memory():
-    found = host()
-    assert 0 < found.free_bytes <= found.total_bytes
+    host_facts = host()
+    assert 0 < host_facts.free_bytes <= host_facts.total_bytes
 
 
 @pytest.mark.parametrize(
-    ("kind", "found", "wanted", "limit"),
+    ("kind", "host_facts", "requested", "limit"),
     [
         ("cuda", HOST, None, int(400 * GIB * (1 - KEPT_FREE))),
         ("cuda", HOST, "64GiB", 64 * GIB),
@@ -31,9 +31,9 @@ def test_this_machine_has_memory():
         ("cpu", HOST, "64GiB", 64 * GIB),
     ],
 )
-def test_the_limit_is_what_the_job_says_or_what_is_free(kind, found, wanted, limit):
-    job = make_job(devices={"host_memory": wanted} if wanted else {})
-    assert host_limit(job, kind, found) == limit
+def test_the_limit_is_what_the_job_says_or_what_is_free(kind, host_facts, requested, limit):
+    job = make_job(devices={"host_memory": requested} if requested else {})
+    assert host_limit(job, kind, host_facts) == limit
 
 
 def test_a_job_cannot_count_on_more_than_is_free():

@@ -18,8 +18,8 @@ TEXT = {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}
 
 
 def test_every_method_has_rows_a_family_and_a_name_in_jobs():
-    named = get_args(Job.model_fields["method"].annotation)
-    assert set(named) == ROW_KINDS.keys() == METHODS.keys() == FAMILIES.keys()
+    methods = get_args(Job.model_fields["method"].annotation)
+    assert set(methods) == ROW_KINDS.keys() == METHODS.keys() == FAMILIES.keys()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_is_counted_of_a_row(method, row, lengths, first, labelled, labelle
 
 
 @pytest.mark.parametrize(
-    ("method", "row", "cut_to", "kept"),
+    ("method", "row", "cut_to", "is_kept"),
     [
         ("sft", TEXT, 2, False),
         ("sft", TEXT, 3, True),
@@ -52,10 +52,10 @@ def test_what_is_counted_of_a_row(method, row, lengths, first, labelled, labelle
         ("kto", LABELLED, 4, True),
     ],
 )
-def test_what_the_trainer_drops(method, row, cut_to, kept):
+def test_what_the_trainer_drops(method, row, cut_to, is_kept):
     kind = ROW_KINDS[method]
     lengths, first = kind.lengths(row), kind.first_label(row)
-    assert kind.usable(lengths, first, cut_to, False) is kept
+    assert kind.usable(lengths, first, cut_to, False) is is_kept
     assert kind.usable(lengths, first, None, False)
 
 
@@ -74,11 +74,13 @@ def test_rows_of_stated_lengths_have_them(method, half, labelled):
 
 
 @given(st.sampled_from(sorted(METHODS)), st.integers(1, 40), st.integers(1, 80))
-def test_a_longer_row_is_as_long_as_it_is_to_be_and_none_gets_shorter(method, have, length):
+def test_a_longer_row_is_as_long_as_it_is_to_be_and_none_gets_shorter(
+    method, length_before, length
+):
     kind = ROW_KINDS[method]
-    (row,) = kind.of_lengths([have] * METHODS[method].sequences, 0.5)
+    (row,) = kind.of_lengths([length_before] * METHODS[method].sequences, 0.5)
     grown = kind.lengthened(row, length)
-    assert min(kind.lengths(grown)) == max(have, length)
+    assert min(kind.lengths(grown)) == max(length_before, length)
     assert grown.keys() == row.keys()
 
 

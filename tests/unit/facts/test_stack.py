@@ -37,7 +37,7 @@ print(json.dumps(sorted({f.name for c in (SFTConfig, ModelConfig) for f in datac
 
 
 def python(code: str):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         cwd=ROOT,
         capture_output=True,
@@ -45,7 +45,7 @@ def python(code: str):
         timeout=120,
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def test_the_stack_is_read_without_importing_it():

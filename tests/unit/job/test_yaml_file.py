@@ -29,9 +29,9 @@ from autotune.job.yaml_file import parse_scalar, parse_yaml
     ],
 )
 def test_a_scalar_is_what_it_looks_like(text, value):
-    parsed = parse_scalar(text)
-    assert parsed == value
-    assert type(parsed) is type(value)
+    scalar = parse_scalar(text)
+    assert scalar == value
+    assert type(scalar) is type(value)
 
 
 @pytest.mark.parametrize(

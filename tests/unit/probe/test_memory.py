@@ -76,11 +76,11 @@ def nvml(request, monkeypatch, cuda):
 
 
 @pytest.mark.parametrize(
-    ("limit", "allowed"), [(20 * GIB, 19 * GIB), (None, 70 * GIB), (90 * GIB, 70 * GIB), (1, 1)]
+    ("limit", "fraction"), [(20 * GIB, 19 * GIB), (None, 70 * GIB), (90 * GIB, 70 * GIB), (1, 1)]
 )
-def test_the_allocator_may_take_the_limit_less_the_context(cuda, nvml, limit, allowed):
+def test_the_allocator_may_take_the_limit_less_the_context(cuda, nvml, limit, fraction):
     CudaMemory(limit, 2)
-    assert cuda.fraction == allowed / (80 * GIB)
+    assert cuda.fraction == fraction / (80 * GIB)
 
 
 def test_the_peak_is_reserved_memory_and_the_context(cuda, nvml):

@@ -16,40 +16,40 @@ ON_DISK = {"distributed_type": "DEEPSPEED", "zero_stage": 3, "offload_optimizer_
 def request(path, **fixed):
     job = make_job(devices={"count": 2}, fixed={"nvme_path": str(path), **ON_DISK, **fixed})
     facts = make_facts()
-    chosen = bind(load_definition("sft"), job, facts).candidates[0]
-    return probe_request(job, facts, chosen, rows=path, output_dir="out", limit=None)
+    candidate = bind(load_definition("sft"), job, facts).candidates[0]
+    return probe_request(job, facts, candidate, rows=path, output_dir="out", limit=None)
 
 
-def paths(asked):
-    zero = asked.deepspeed["zero_optimization"]
-    return {one["nvme_path"] for one in zero.values() if isinstance(one, dict)}
+def paths(request_of_probe):
+    zero = request_of_probe.deepspeed["zero_optimization"]
+    return {section["nvme_path"] for section in zero.values() if isinstance(section, dict)}
 
 
 @pytest.mark.parametrize("weights", ["none", "nvme"])
 def test_the_folder_is_its_own_and_goes_with_it(nasty_dir, weights):
-    asked = request(nasty_dir, offload_param_device=weights)
-    assert paths(asked) == {str(nasty_dir)}
-    with pytest.raises(ZeroDivisionError), own_folder(asked) as moved:
+    original = request(nasty_dir, offload_param_device=weights)
+    assert paths(original) == {str(nasty_dir)}
+    with pytest.raises(ZeroDivisionError), own_folder(original) as request_in_folder:
         (inside,) = nasty_dir.glob("*")
-        assert paths(moved) == {str(inside)}
-        assert moved.shared == asked.shared
+        assert paths(request_in_folder) == {str(inside)}
+        assert request_in_folder.shared == original.shared
         (inside / "states").write_text("x")
         raise ZeroDivisionError
     assert not list(nasty_dir.glob("*"))
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
-    gone, disk = 2**22 + 1, tmp_path / "disk"  # above the largest pid that the kernel gives out
+    dead_pid, disk = 2**22 + 1, tmp_path / "disk"  # above the largest pid that the kernel gives out
     disk.mkdir()
-    for name in (f"autotune-probe-{gone}", f"autotune-probe-{os.getppid()}", "mine"):
+    for name in (f"autotune-probe-{dead_pid}", f"autotune-probe-{os.getppid()}", "mine"):
         (disk / name).mkdir()
     with own_folder(request(disk)):
         pass
-    left = {one.name for one in disk.glob("*")}
-    assert left == {f"autotune-probe-{os.getppid()}", "mine"}
+    names = {folder.name for folder in disk.glob("*")}
+    assert names == {f"autotune-probe-{os.getppid()}", "mine"}
 
 
 def test_where_no_folder_can_be_the_child_is_asked_as_before(tmp_path):
-    asked = request(tmp_path / "not there")
-    with own_folder(asked) as moved:
-        assert moved is asked
+    original = request(tmp_path / "not there")
+    with own_folder(original) as request_in_folder:
+        assert request_in_folder is original

@@ -69,10 +69,10 @@ def test_the_documented_formula_holds_for_any_accumulation(sizes, accumulation, 
 @given(SIZES, st.floats(0.1, 10))
 def test_a_machine_that_is_slower_by_a_factor_makes_fewer_tokens_by_it(sizes, factor):
     seconds = [0.02 + size / 1000 for size in sizes]
-    one = throughput(steps_of(sizes, seconds), [0.3], [0.1], sample_of(sizes), 4)
+    first = throughput(steps_of(sizes, seconds), [0.3], [0.1], sample_of(sizes), 4)
     slow = [factor * time for time in seconds]
-    other = throughput(steps_of(sizes, slow), [0.3 * factor], [0.1 * factor], sample_of(sizes), 4)
-    assert other.tokens_per_s * factor == pytest.approx(one.tokens_per_s)
+    second = throughput(steps_of(sizes, slow), [0.3 * factor], [0.1 * factor], sample_of(sizes), 4)
+    assert second.tokens_per_s * factor == pytest.approx(first.tokens_per_s)
 
 
 def test_an_outlier_does_not_move_the_result():

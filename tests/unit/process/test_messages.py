@@ -34,10 +34,10 @@ def test_a_writer_that_is_killed_leaves_the_old_file_whole(tmp_path: Path) -> No
         "Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "messages.write_json(Path(sys.argv[1]), {'version': 'new'})\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script, str(path)], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    assert done.returncode == -signal.SIGKILL
+    assert completed.returncode == -signal.SIGKILL
     assert (tmp_path / "x.json.draft").exists()
     assert read_json(path) == {"version": "old"}
     write_json(path, {"version": "newer"})
@@ -120,7 +120,7 @@ def test_an_outcome_that_does_not_exist_is_refused(outcome: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "fields",
     [
         {"tokens_per_s": "fast"},
         {"tokens_per_s": float("nan")},
@@ -131,9 +131,9 @@ def test_an_outcome_that_does_not_exist_is_refused(outcome: object) -> None:
         {"reason": None},
     ],
 )
-def test_a_measurement_of_the_wrong_kind_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Measurement.from_plain({"outcome": "ok", "reason": "x", **wrong})
+def test_a_measurement_of_the_wrong_kind_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        Measurement.from_plain({"outcome": "ok", "reason": "x", **fields})
 
 
 def test_a_probes_files_lie_in_its_folder(nasty_dir: Path) -> None:

@@ -28,13 +28,13 @@ def test_a_measurement_that_does_not_tell_an_epoch_tells_no_time():
 
 
 @pytest.mark.parametrize(
-    ("measured", "default_s", "sentence"),
+    ("is_measured", "default_s", "sentence"),
     [
         (True, 10801.0, "saved 2.0 h of the 3.0 h that the stack's defaults take"),
         (False, 10801.0, "saved an estimated 2.0 h of the 3.0 h that the stack's defaults take"),
         (True, 3601.0, "saved nothing: the stack's defaults are as fast"),
     ],
 )
-def test_a_saving_is_said_in_a_sentence(measured, default_s, sentence):
-    saving = Saving(probing_s=30.0, job_s=3601.0, default_s=default_s, measured=measured)
+def test_a_saving_is_said_in_a_sentence(is_measured, default_s, sentence):
+    saving = Saving(probing_s=30.0, job_s=3601.0, default_s=default_s, measured=is_measured)
     assert saving.sentence() == f"30.0 s of probing {sentence}"

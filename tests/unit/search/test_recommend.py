@@ -8,22 +8,22 @@ from autotune.search.record import counts_as_probe, excess_bytes
 from tests.unit.builders import GIB, bad, make_record, ok
 
 
-def recommended(*measurements, allowed=None, **options) -> Recommendation:
-    records = [make_record(number, one) for number, one in enumerate(measurements)]
-    answer = recommend(records, allowed, **options)
+def recommended(*measurements, allowed_bytes=None, **options) -> Recommendation:
+    records = [make_record(number, measurement) for number, measurement in enumerate(measurements)]
+    answer = recommend(records, allowed_bytes, **options)
     assert isinstance(answer, Recommendation)
     return answer
 
 
-def nothing(*measurements, allowed=None, **options) -> NothingFits:
-    records = [make_record(number, one) for number, one in enumerate(measurements)]
-    answer = recommend(records, allowed, **options)
+def nothing(*measurements, allowed_bytes=None, **options) -> NothingFits:
+    records = [make_record(number, measurement) for number, measurement in enumerate(measurements)]
+    answer = recommend(records, allowed_bytes, **options)
     assert isinstance(answer, NothingFits)
     return answer
 
 
 def numbers(ranked):
-    return [one.number for one in ranked]
+    return [candidate.number for candidate in ranked]
 
 
 def test_the_fastest_wins_and_the_others_follow_in_order():
@@ -68,7 +68,7 @@ def test_equal_candidates_are_decided_by_their_number():
 
 
 def test_what_leaves_too_little_memory_is_rejected():
-    answer = recommended(ok(300, 9), ok(200, 8), ok(100, 7), allowed=8)
+    answer = recommended(ok(300, 9), ok(200, 8), ok(100, 7), allowed_bytes=8)
     assert answer.chosen.number == 1
     assert answer.rejected == {"it leaves less memory free than the headroom asks for": (0,)}
     assert answer.allowed_bytes == 8
@@ -98,7 +98,7 @@ def test_a_pinned_probe_is_taken_and_what_it_costs_is_said():
 
 
 def test_when_nothing_fits_a_probe_that_ran_is_nearest_and_its_excess_exact():
-    answer = nothing(ok(100, 12), bad("oom", missing_bytes=1), ok(50, 11), allowed=10)
+    answer = nothing(ok(100, 12), bad("oom", missing_bytes=1), ok(50, 11), allowed_bytes=10)
     assert answer.nearest is not None
     assert answer.nearest.number == 2
     assert (answer.short_bytes, answer.short_is_lower_bound) == (1, False)
@@ -121,7 +121,7 @@ def test_when_no_probe_tells_of_memory_nothing_is_nearest():
 
 
 @pytest.mark.parametrize(
-    ("measurement", "allowed", "excess"),
+    ("measurement", "allowed_bytes", "excess"),
     [
         (ok(1, 12), 10, 2.0),
         (ok(1, 9), 10, -1.0),
@@ -134,17 +134,19 @@ def test_when_no_probe_tells_of_memory_nothing_is_nearest():
         (replace(ok(1), peak_memory_bytes=None), 90, None),
     ],
 )
-def test_the_excess_is_what_a_candidate_takes_beyond_what_it_may(measurement, allowed, excess):
-    assert excess_bytes(measurement, allowed) == excess
+def test_the_excess_is_what_a_candidate_takes_beyond_what_it_may(
+    measurement, allowed_bytes, excess
+):
+    assert excess_bytes(measurement, allowed_bytes) == excess
 
 
 def test_only_probes_that_ended_of_themselves_count():
-    counted = [
+    counts = [
         o
         for o in ("ok", "oom", "crash", "busy", "interrupted", "stopped")
         if counts_as_probe(make_record(0, bad(o)))
     ]
-    assert counted == ["ok", "oom", "crash", "stopped"]
+    assert counts == ["ok", "oom", "crash", "stopped"]
     assert not counts_as_probe(make_record(0, None))
 
 

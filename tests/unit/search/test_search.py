@@ -31,12 +31,12 @@ JOB = make_job(
 SPACE = make_space(JOB, make_facts())
 
 
-def open_study(folder, *, space=SPACE, allowed=1000, opening=(), seed=0, sampler=None):
+def open_study(folder, *, space=SPACE, allowed_bytes=1000, opening=(), seed=0, sampler=None):
     return Study(
         space,
         folder / "study.db",
         STUDY_NAME,
-        allowed_bytes=allowed,
+        allowed_bytes=allowed_bytes,
         sampler=sampler or compared_sampler("tpe", space, opening, seed),
     )
 
@@ -62,14 +62,14 @@ def plain_trials(folder):
 
 def test_every_candidate_is_probed_once_and_then_none_is_left(nasty_dir):
     study = open_study(nasty_dir)
-    asked = []
-    for left in range(len(SPACE.candidates), 0, -1):
-        assert study.candidates_left() == left
+    proposals = []
+    for count in range(len(SPACE.candidates), 0, -1):
+        assert study.candidates_left() == count
         trial, candidate = study.ask()
-        asked.append(candidate.key)
-        study.tell(trial, measurement("ok" if left % 2 else "oom"))
+        proposals.append(candidate.key)
+        study.tell(trial, measurement("ok" if count % 2 else "oom"))
     assert study.candidates_left() == 0
-    assert sorted(asked) == sorted(candidate.key for candidate in SPACE.candidates)
+    assert sorted(proposals) == sorted(candidate.key for candidate in SPACE.candidates)
     assert (nasty_dir / "study.db").is_file()
 
 
@@ -77,16 +77,16 @@ def test_candidates_that_are_left_out_are_neither_asked_nor_counted(tmp_path):
     study = open_study(tmp_path, opening=SPACE.candidates[:2])
     out = frozenset(candidate.key for candidate in SPACE.candidates[::2])
     study.leave_out(out)
-    kept = [candidate.key for candidate in SPACE.candidates if candidate.key not in out]
-    asked = []
-    for left in range(len(kept), 0, -1):
-        assert study.candidates_left() == left
+    keys = [candidate.key for candidate in SPACE.candidates if candidate.key not in out]
+    proposals = []
+    for count in range(len(keys), 0, -1):
+        assert study.candidates_left() == count
         trial, candidate = study.ask()
-        asked.append(candidate.key)
-        study.tell(trial, measurement("ok" if left % 2 else "oom"))
+        proposals.append(candidate.key)
+        study.tell(trial, measurement("ok" if count % 2 else "oom"))
     assert study.candidates_left() == 0
-    assert asked[0] == kept[0]
-    assert sorted(asked) == sorted(kept)
+    assert proposals[0] == keys[0]
+    assert sorted(proposals) == sorted(keys)
 
 
 def test_a_candidate_counts_once_whether_it_was_probed_or_left_out_or_both(tmp_path):
@@ -100,12 +100,12 @@ def test_a_candidate_counts_once_whether_it_was_probed_or_left_out_or_both(tmp_p
 
 
 def test_a_space_of_one_candidate_is_probed_once(tmp_path):
-    one = replace(
+    space = replace(
         SPACE,
         candidates=SPACE.candidates[:1],
         knobs=tuple(replace(k, values=(SPACE.candidates[0][k.name],)) for k in SPACE.knobs),
     )
-    study = open_study(tmp_path, space=one)
+    study = open_study(tmp_path, space=space)
     trial, candidate = study.ask()
     study.tell(trial, measurement("busy"))
     assert (candidate, study.candidates_left()) == (SPACE.candidates[0], 1)
@@ -119,20 +119,20 @@ def test_each_outcome_ends_its_trial_and_its_candidate_as_documented(tmp_path, o
     study = open_study(tmp_path, opening=SPACE.candidates[3:4])
     trial, candidate = study.ask()
     study.tell(trial, measurement(outcome))
-    (stored,) = plain_trials(tmp_path)
+    (plain_trial,) = plain_trials(tmp_path)
     silent = outcome in ("busy", "interrupted")
     expected = TrialState.FAIL if silent else TrialState.PRUNED
-    assert stored.state == (TrialState.COMPLETE if outcome == "ok" else expected)
-    assert stored.value == (50.0 if outcome == "ok" else None)
+    assert plain_trial.state == (TrialState.COMPLETE if outcome == "ok" else expected)
+    assert plain_trial.value == (50.0 if outcome == "ok" else None)
     not_running = outcome in ("timeout", "crash", "unstable", "unsupported")
-    assert stored.constraints.get("runs") == (NEVER_RUNS if not_running else None)
-    assert ("memory" in stored.constraints) == (outcome in ("ok", "oom"))
+    assert plain_trial.constraints.get("runs") == (NEVER_RUNS if not_running else None)
+    assert ("memory" in plain_trial.constraints) == (outcome in ("ok", "oom"))
     again = study.ask()[1]
     assert (again == candidate) == silent
 
 
 @pytest.mark.parametrize(
-    ("told", "excess"),
+    ("measurement_told", "excess"),
     [
         (measurement("ok", peak_memory_bytes=900), -100.0),
         (measurement("ok", peak_memory_bytes=1250), 250.0),
@@ -141,15 +141,15 @@ def test_each_outcome_ends_its_trial_and_its_candidate_as_documented(tmp_path, o
         (measurement("oom"), 1.0),
     ],
 )
-def test_the_constraint_is_the_bytes_beyond_what_is_allowed(tmp_path, told, excess):
+def test_the_constraint_is_the_bytes_beyond_what_is_allowed(tmp_path, measurement_told, excess):
     study = open_study(tmp_path)
-    study.tell(study.ask()[0], told)
+    study.tell(study.ask()[0], measurement_told)
     assert plain_trials(tmp_path)[0].constraints == {"memory": excess}
 
 
 def test_the_whole_measurement_is_read_back_without_us(nasty_dir):
     study = open_study(nasty_dir)
-    told = measurement(
+    original = measurement(
         "oom",
         missing_bytes=3 * 2**40,
         stages_s={"train": 1.5},
@@ -157,25 +157,25 @@ def test_the_whole_measurement_is_read_back_without_us(nasty_dir):
         processes=[{"pid": 3, "used_bytes": None}],
     )
     trial, candidate = study.ask()
-    study.tell(trial, told)
-    (stored,) = plain_trials(nasty_dir)
-    assert Measurement.from_plain(stored.user_attrs["measurement"]) == told
-    assert stored.user_attrs["candidate"] == candidate.knobs
-    assert stored.params["gradient_checkpointing"] is candidate["gradient_checkpointing"]
-    assert stored.params["lora_target_modules"] in ("attention", "q_proj,k_proj")
+    study.tell(trial, original)
+    (plain_trial,) = plain_trials(nasty_dir)
+    assert Measurement.from_plain(plain_trial.user_attrs["measurement"]) == original
+    assert plain_trial.user_attrs["candidate"] == candidate.knobs
+    assert plain_trial.params["gradient_checkpointing"] is candidate["gradient_checkpointing"]
+    assert plain_trial.params["lora_target_modules"] in ("attention", "q_proj,k_proj")
     (record,) = study.records()
-    assert (record.number, record.candidate, record.measurement) == (0, candidate, told)
+    assert (record.number, record.candidate, record.measurement) == (0, candidate, original)
 
 
 def test_a_run_goes_on_where_it_was_killed(nasty_dir):
     first = open_study(nasty_dir, seed=5)
-    told, candidate = first.ask()
-    first.tell(told, measurement("ok"))
-    _, lost = first.ask()
+    trial, candidate = first.ask()
+    first.tell(trial, measurement("ok"))
+    _, lost_candidate = first.ask()
     del first
     second = open_study(nasty_dir, seed=5)
     assert [record.measurement is None for record in second.records()] == [False, True]
-    assert [record.candidate for record in second.records()] == [candidate, lost]
+    assert [record.candidate for record in second.records()] == [candidate, lost_candidate]
     (unfinished,) = second.running()
     assert unfinished.number == 1
     second.tell(unfinished, measurement("interrupted"))
@@ -185,15 +185,15 @@ def test_a_run_goes_on_where_it_was_killed(nasty_dir):
 
 def test_what_was_to_be_probed_when_a_run_was_killed_is_forgotten(tmp_path):
     first = open_study(tmp_path, seed=5)
-    told, best = first.ask()
-    first.tell(told, measurement("ok"))
-    first._study.enqueue_trial(told.params)
+    trial, best = first.ask()
+    first.tell(trial, measurement("ok"))
+    first._study.enqueue_trial(trial.params)
     del first
     second = open_study(tmp_path, seed=5)
     second.drop_waiting()
     assert [record.candidate for record in second.records()] == [best]
-    _, asked = second.ask()
-    assert asked != best
+    _, candidate = second.ask()
+    assert candidate != best
 
 
 def test_a_trial_without_a_candidate_is_closed_and_no_record(tmp_path):
@@ -244,8 +244,8 @@ def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path):
     assert reason == "at best 99 tokens/s after step 2: it cannot win"
 
 
-def guided(estimates=None, allowed=1000):
-    return guided_sampler(SPACE, estimates or {}, Residual(), allowed_bytes=allowed)
+def guided(estimates=None, allowed_bytes=1000):
+    return guided_sampler(SPACE, estimates or {}, Residual(), allowed_bytes=allowed_bytes)
 
 
 def test_with_estimates_the_fastest_that_fits_comes_first(tmp_path):
@@ -290,9 +290,9 @@ def test_a_stopped_probe_leaves_what_it_had_measured_as_its_last_value(tmp_path)
     trial, _ = study.ask()
     study.cannot_win(trial)({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 90.0})
     study.tell(trial, measurement("stopped", tokens_per_s=70.0))
-    (stored,) = plain_trials(tmp_path)
-    assert stored.state == TrialState.PRUNED
-    assert stored.intermediate_values[stored.last_step] == 70.0
+    (plain_trial,) = plain_trials(tmp_path)
+    assert plain_trial.state == TrialState.PRUNED
+    assert plain_trial.intermediate_values[plain_trial.last_step] == 70.0
 
 
 def test_a_storage_that_cannot_be_opened_is_a_users_error():

@@ -45,9 +45,9 @@ def test_a_global_batch_that_the_devices_do_not_divide_has_no_micro_batch():
 def test_the_nearest_values_are_the_neighbours(value, valid):
     near = nearest_values(value, valid)
     assert set(near) <= set(valid) - {value}
-    for other in set(valid) - {value}:
-        same_side = [n for n in near if (n < value) == (other < value)]
-        assert abs(same_side[0] - value) <= abs(other - value)
+    for second in set(valid) - {value}:
+        same_side = [n for n in near if (n < value) == (second < value)]
+        assert abs(same_side[0] - value) <= abs(second - value)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**4))

@@ -56,11 +56,11 @@ def case(request):
 
 def every_combination(job, facts):
     """The product of the values asked for, before any rule."""
-    known = space_facts(job, facts)
+    machine_facts = space_facts(job, facts)
     axes = {}
     for knob in shipped().knobs:
-        allowed = [(n, v if isinstance(v, list) else [v]) for n, v in knob.only_if.items()]
-        if any(known[name] not in values for name, values in allowed):
+        allowed_bytes = [(n, v if isinstance(v, list) else [v]) for n, v in knob.only_if.items()]
+        if any(machine_facts[name] not in values for name, values in allowed_bytes):
             continue
         values = knob.values[facts.device.kind] if isinstance(knob.values, dict) else knob.values
         if knob.name == MICRO_BATCH:
@@ -84,14 +84,18 @@ def every_combination(job, facts):
 def test_the_candidates_are_the_product_less_what_rules_forbid(case):
     job, facts = case
     rules = shipped().rules
-    known = space_facts(job, facts)
+    machine_facts = space_facts(job, facts)
     expected = []
     for values in every_combination(job, facts):
-        asked = job.with_batch(values["global_batch_size"])
-        sequences = asked.batch_sequences(values["max_length"])
-        count, rest = divmod(sequences, values[MICRO_BATCH])
+        job_of_batch = job.with_batch(values["global_batch_size"])
+        sequences = job_of_batch.batch_sequences(values["max_length"])
+        count, remainder = divmod(sequences, values[MICRO_BATCH])
         pinned = job.fixed.get("gradient_accumulation_steps", count)
-        if rest or count != pinned or any(rule.excludes(known | values) for rule in rules):
+        if (
+            remainder
+            or count != pinned
+            or any(rule.excludes(machine_facts | values) for rule in rules)
+        ):
             continue
         expected.append({**values, "gradient_accumulation_steps": count})
     assert [candidate.knobs for candidate in make_space(job, facts).candidates] == expected
@@ -101,24 +105,24 @@ def test_the_candidates_are_the_product_less_what_rules_forbid(case):
 def test_every_combination_is_a_candidate_or_counted_as_excluded(case):
     job, facts = case
     space = make_space(job, facts)
-    excluded = sum(one.count for one in space.exclusions)
+    excluded = sum(exclusion.count for exclusion in space.exclusions)
     assert len(space.candidates) + excluded == len(every_combination(job, facts))
-    assert all(one.count > 0 and one.reason for one in space.exclusions)
+    assert all(exclusion.count > 0 and exclusion.reason for exclusion in space.exclusions)
 
 
 def test_the_global_batch_is_exact_for_every_candidate(case):
     job, facts = case
     for candidate in make_space(job, facts).candidates:
         sequences = candidate.micro_batch * candidate.gradient_accumulation_steps
-        asked = job.with_batch(candidate["global_batch_size"])
-        assert sequences == asked.batch_sequences(candidate["max_length"])
+        job_of_batch = job.with_batch(candidate["global_batch_size"])
+        assert sequences == job_of_batch.batch_sequences(candidate["max_length"])
 
 
 def test_candidates_are_distinct_stable_and_come_back_from_their_record(case):
     space, again = make_space(*case), make_space(*case)
     assert space == again
     assert len({candidate.key for candidate in space.candidates}) == len(space.candidates)
-    assert all(from_knobs(one.knobs) == one for one in space.candidates)
+    assert all(from_knobs(candidate.knobs) == candidate for candidate in space.candidates)
 
 
 def test_free_knobs_have_several_values_that_occur(case):
@@ -141,8 +145,8 @@ def test_recipe_knobs_keep_their_default_unless_the_job_lists_them():
         "lora_r": (16,),
         "lora_target_modules": ("all-linear",),
     }
-    listed = make_space(make_job(recipe={"dtype": ["bfloat16"]}))
-    assert {candidate["dtype"] for candidate in listed.candidates} == {"bfloat16"}
+    space_with_list = make_space(make_job(recipe={"dtype": ["bfloat16"]}))
+    assert {candidate["dtype"] for candidate in space_with_list.candidates} == {"bfloat16"}
 
 
 def test_a_full_job_has_no_lora_knobs():
@@ -157,7 +161,7 @@ def test_a_full_job_has_no_lora_knobs():
 def test_a_pin_holds_for_every_candidate(knob, value):
     space = make_space(make_job(fixed={knob: value}))
     assert {candidate[knob] for candidate in space.candidates} == {value}
-    assert prod(len(one.values) for one in space.free_knobs) > 1
+    assert prod(len(free_knob.values) for free_knob in space.free_knobs) > 1
 
 
 def test_the_default_is_what_the_stack_does_when_nobody_chooses():
@@ -173,7 +177,7 @@ def test_with_a_fused_head_the_plain_loss_is_the_only_one_and_the_default():
     fused = replace(facts, stack=replace(facts.stack, fused_head=True))
     space = make_space(make_job(), fused)
     assert {candidate["loss_type"] for candidate in space.candidates} == {"nll"}
-    (knob,) = [one for one in space.knobs if one.name == "loss_type"]
+    (knob,) = [knob_of_space for knob_of_space in space.knobs if knob_of_space.name == "loss_type"]
     assert (knob.values, knob.default) == (("nll",), "nll")
     assert space.default()["loss_type"] == "nll"
     with pytest.raises(UserError, match="only its old name"):
@@ -194,9 +198,9 @@ def test_nothing_feasible_is_a_users_error_with_the_reasons():
     pinned = {"padding_free": True, "train_sampling_strategy": "group_by_length"}
     with pytest.raises(UserError, match="no padding left that grouping"):
         make_space(make_job(fixed=pinned))
-    both = {MICRO_BATCH: 4, "gradient_accumulation_steps": 8}
+    pins = {MICRO_BATCH: 4, "gradient_accumulation_steps": 8}
     with pytest.raises(UserError, match="is pinned to 8"):
-        make_space(make_job(fixed=both))
+        make_space(make_job(fixed=pins))
 
 
 def test_a_batch_that_cannot_be_exact_is_a_users_error_with_the_nearest_values():
@@ -210,8 +214,11 @@ def test_an_own_space_without_a_length_knob_keeps_the_jobs_length():
     text = f"method: sft\nknobs:\n  {MICRO_BATCH}: {{kind: speed, values: [1, 2, 3]}}\n"
     job = make_job(global_batch_size="4096 tokens")
     space = bind(parse_definition(text, "mine"), job, make_facts())
-    assert [one.knobs["gradient_accumulation_steps"] for one in space.candidates] == [4, 2]
-    assert [(one.reason, one.count) for one in space.exclusions] == [
+    assert [candidate.knobs["gradient_accumulation_steps"] for candidate in space.candidates] == [
+        4,
+        2,
+    ]
+    assert [(exclusion.reason, exclusion.count) for exclusion in space.exclusions] == [
         ("the micro-batch does not divide the global batch exactly", 1)
     ]
 
@@ -223,5 +230,5 @@ knobs:
   lora_r: {{kind: recipe, values: [8, 16, 32], default: 16}}
   dtype: {{kind: recipe, values: [float32, bfloat16], default: float16}}
 """
-    (one,) = bind(parse_definition(text, "mine"), make_job(), make_facts()).candidates
-    assert (one["lora_r"], one["dtype"]) == (16, "float32")
+    (candidate,) = bind(parse_definition(text, "mine"), make_job(), make_facts()).candidates
+    assert (candidate["lora_r"], candidate["dtype"]) == (16, "float32")

@@ -40,7 +40,7 @@ def test_every_default_of_the_shipped_space_may_be_chosen(method):
 
 
 def test_all_problems_of_a_space_are_told_with_their_lines():
-    found = problems(
+    reported = problems(
         "method: sft\n"
         "kobs: 1\n"
         "knobs:\n" + MICRO + "  a: {kind: sped, values: [1]}\n"
@@ -67,7 +67,9 @@ def test_all_problems_of_a_space_are_told_with_their_lines():
         "  - words\n"
     )
     lines = [2, *range(5, 15), 16, 18, 20, 22, 24, 25, 26]
-    assert sorted(where for where, _ in found) == sorted(f"mine.yaml:{n}" for n in lines), found
+    assert sorted(where for where, _ in reported) == sorted(f"mine.yaml:{n}" for n in lines), (
+        reported
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,16 @@ def grpo_facts(rows=5000):
 
 @given(st.integers(1, 60), st.integers(2, 8))
 def test_what_is_generated_within_a_step_is_whole_groups_that_divide_it(batch, group):
-    found = generation_batches(batch, group)
-    assert found == sorted((n for n in divisors(batch) if n % group == 0), reverse=True)
+    batches = generation_batches(batch, group)
+    assert batches == sorted((n for n in divisors(batch) if n % group == 0), reverse=True)
 
 
 @given(st.integers(1, 48), st.integers(1, 96), st.integers(1, 12), st.integers(2, 8))
 def test_a_generation_is_whole_groups_micro_batches_and_steps(batch, together, per_step, group):
-    whole = together % group == 0 and together % per_step == 0
+    divides = together % group == 0 and together % per_step == 0
     fits = batch % together == 0 or together % batch == 0
-    why = generation_problem(together, global_batch=batch, per_step=per_step, group=group)
-    assert (why is None) == (whole and fits)
+    problem = generation_problem(together, global_batch=batch, per_step=per_step, group=group)
+    assert (problem is None) == (divides and fits)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -86,9 +86,9 @@ def test_fewer_prompts_than_a_generation_wants_are_no_data_for_it():
     ],
 )
 def test_an_impossible_batch_names_the_nearest_possible_ones(folder, text, where, hint):
-    found = problems(folder, "method: grpo\n" + REWARD + text)
-    assert len(found) == 1
-    assert hint in found[0][2]
+    reported = problems(folder, "method: grpo\n" + REWARD + text)
+    assert len(reported) == 1
+    assert hint in reported[0][2]
 
 
 def test_a_generation_may_be_larger_than_the_batch_by_request(folder):
@@ -126,10 +126,10 @@ def test_a_reward_model_is_looked_for_beside_the_job(folder):
 
 
 def test_a_space_of_ones_own_has_the_knobs_of_generation(folder):
-    own = "method: grpo\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n"
-    (folder / "mine.yaml").write_text(own)
-    found = problems(folder, "method: grpo\n" + REWARD + "search_space: mine.yaml\n")
-    assert len(found) == 3 and all("must be a knob" in what for _, what, _ in found)
+    text = "method: grpo\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n"
+    (folder / "mine.yaml").write_text(text)
+    reported = problems(folder, "method: grpo\n" + REWARD + "search_space: mine.yaml\n")
+    assert len(reported) == 3 and all("must be a knob" in what for _, what, _ in reported)
 
 
 def test_groups_do_not_concern_who_generates_nothing():
@@ -188,6 +188,6 @@ def test_an_evaluation_has_whole_groups(micro, rows):
     candidate = bind(load_definition("grpo"), job, grpo_facts()).candidates[0]
     config = settings(job, grpo_facts(), candidate, "out").config
     assert config["per_device_eval_batch_size"] == rows
-    other = job.model_copy(update={"training": {"num_generations_eval": 16}})
-    config = settings(other, grpo_facts(), candidate, "out").config
+    other_job = job.model_copy(update={"training": {"num_generations_eval": 16}})
+    config = settings(other_job, grpo_facts(), candidate, "out").config
     assert config["per_device_eval_batch_size"] == 16

@@ -40,21 +40,23 @@ def test_a_rule_excludes_where_all_its_conditions_hold_and_all_names_are_known()
 
 
 def test_a_candidate_has_one_key_whatever_the_order_of_its_values():
-    one = make_candidate()
-    turned = type(one)(values=dict(reversed(one.values.items())), gradient_accumulation_steps=4)
-    assert one.key == turned.key
-    assert one.key != make_candidate(accumulation=2).key
-    assert one.key != make_candidate(padding_free=0).key
+    candidate = make_candidate()
+    turned = type(candidate)(
+        values=dict(reversed(candidate.values.items())), gradient_accumulation_steps=4
+    )
+    assert candidate.key == turned.key
+    assert candidate.key != make_candidate(accumulation=2).key
+    assert candidate.key != make_candidate(padding_free=0).key
 
 
 def test_differences_are_what_this_one_has_and_the_other_has_not():
-    one, other = make_candidate(2, 8, dtype="bfloat16"), make_candidate()
-    assert one.differences(other) == {
+    first, second = make_candidate(2, 8, dtype="bfloat16"), make_candidate()
+    assert first.differences(second) == {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 8,
         "dtype": "bfloat16",
     }
-    assert one.differences(one) == {}
+    assert first.differences(first) == {}
 
 
 @pytest.mark.parametrize(

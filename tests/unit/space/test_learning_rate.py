@@ -13,7 +13,11 @@ BATCHES = {"global_batch_size": [8, 16, 64]}
 
 
 def of_batch(space, batch):
-    return next(one for one in space.candidates if one.values["global_batch_size"] == batch)
+    return next(
+        candidate
+        for candidate in space.candidates
+        if candidate.values["global_batch_size"] == batch
+    )
 
 
 def space_of(job):
@@ -21,24 +25,24 @@ def space_of(job):
 
 
 def test_only_the_batches_that_the_job_lists_are_searched_and_each_is_exact():
-    assert {one.global_batch for one in make_space(make_job()).candidates} == {16}
+    assert {candidate.global_batch for candidate in make_space(make_job()).candidates} == {16}
     space = space_of(make_job(recipe=BATCHES))
-    assert {one.global_batch for one in space.candidates} == {8, 16, 64}
-    for one in space.candidates:
-        assert one.global_batch == one.values["global_batch_size"]
-        assert one.values["global_batch_size"] % one.micro_batch == 0
+    assert {candidate.global_batch for candidate in space.candidates} == {8, 16, 64}
+    for candidate in space.candidates:
+        assert candidate.global_batch == candidate.values["global_batch_size"]
+        assert candidate.values["global_batch_size"] % candidate.micro_batch == 0
 
 
 def test_a_moved_batch_is_told_of_and_changes_nothing():
     job = make_job(recipe=BATCHES, training={"learning_rate": 1e-4})
     space = space_of(job)
     assert scaling(job, of_batch(space, 16)) is None
-    moved = scaling(job, of_batch(space, 64))
-    assert (moved.reference_batch, moved.batch, moved.reference) == (16, 64, 1e-4)
-    assert moved.proposed == pytest.approx(2e-4)
-    assert moved.alternative == pytest.approx(4e-4)
-    assert not moved.applied
-    assert "Nothing was changed" in moved.lines()[1]
+    rate = scaling(job, of_batch(space, 64))
+    assert (rate.reference_batch, rate.batch, rate.reference) == (16, 64, 1e-4)
+    assert rate.proposed == pytest.approx(2e-4)
+    assert rate.alternative == pytest.approx(4e-4)
+    assert not rate.applied
+    assert "Nothing was changed" in rate.lines()[1]
     assert settings(job, make_facts(), of_batch(space, 64), "out").config["learning_rate"] == 1e-4
 
 
@@ -54,20 +58,21 @@ def test_a_scaled_rate_is_in_the_configuration_where_the_job_asks():
 
 def test_sgd_goes_by_the_linear_rule():
     job = make_job(recipe={**BATCHES, "optim": ["sgd"]}, training={"learning_rate": 1.0})
-    moved = scaling(job, of_batch(space_of(job), 8))
-    assert (moved.proposed, moved.alternative) == (0.5, pytest.approx(0.5**0.5))
+    rate = scaling(job, of_batch(space_of(job), 8))
+    assert (rate.proposed, rate.alternative) == (0.5, pytest.approx(0.5**0.5))
 
 
 def test_a_batch_in_tokens_is_held_against_rows_of_the_same_length():
     recipe = {"global_batch_size": ["8192 tokens", "16384 tokens"], "max_length": [512, 1024]}
     job = make_job(global_batch_size="8192 tokens", recipe=recipe)
     space = space_of(job)
-    told = {
-        (one.values["max_length"], one.global_batch): scaling(job, one) for one in space.candidates
+    rates = {
+        (candidate.values["max_length"], candidate.global_batch): scaling(job, candidate)
+        for candidate in space.candidates
     }
-    assert told.keys() == {(512, 16), (512, 32), (1024, 8), (1024, 16)}
-    assert told[512, 16] is None and told[1024, 8] is None
-    assert told[1024, 16].reference_batch == 8
+    assert rates.keys() == {(512, 16), (512, 32), (1024, 8), (1024, 16)}
+    assert rates[512, 16] is None and rates[1024, 8] is None
+    assert rates[1024, 16].reference_batch == 8
 
 
 @pytest.mark.parametrize(

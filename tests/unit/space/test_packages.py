@@ -28,13 +28,15 @@ def test_what_a_job_asks_for_is_taken_to_be_on_a_machine_that_is_elsewhere(pins,
 
 def test_a_list_asks_for_each_of_its_values():
     job = make_job(recipe={"attn_implementation": ["sdpa", "flash_attention_2"]})
-    found = {one["attn_implementation"] for one in make_space(job, ELSEWHERE).candidates}
-    assert found == {"sdpa", "flash_attention_2"}
+    kernels = {
+        candidate["attn_implementation"] for candidate in make_space(job, ELSEWHERE).candidates
+    }
+    assert kernels == {"sdpa", "flash_attention_2"}
 
 
 def test_what_nobody_asks_for_is_no_candidate_and_no_note():
     space = make_space(make_job(), ELSEWHERE)
-    assert {one["attn_implementation"] for one in space.candidates} == {"sdpa", "eager"}
+    assert {candidate["attn_implementation"] for candidate in space.candidates} == {"sdpa", "eager"}
     assert not space.notes
 
 
@@ -43,8 +45,8 @@ def test_on_this_machine_it_must_be_installed(pins):
     with pytest.raises(UserError, match="is not installed"):
         make_space(make_job(fixed=pins), HERE)
     installed = make_facts("cuda", installed=True)
-    there = replace(installed, device=HERE.device)
-    assert make_space(make_job(fixed=pins), there).notes == ()
+    facts_there = replace(installed, device=HERE.device)
+    assert make_space(make_job(fixed=pins), facts_there).notes == ()
 
 
 def test_a_gpu_that_is_too_old_does_not_run_flash_attention():

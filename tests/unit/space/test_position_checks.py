@@ -32,36 +32,36 @@ def test_only_completions_that_the_model_has_positions_for_are_left(method, knob
     job = make_job(method=method, max_length=None, recipe={knob: [100, 124, 125]})
     facts = facts_of(1024, longest=900)
     assert lengths_left(knob, job, facts) == {100, 124}
-    reasons = [one.reason for one in space_of(job, facts).exclusions]
-    said = "prompts of up to 900 and 125 new tokens are 1025, more than the 1024 positions"
-    assert any(said in reason for reason in reasons)
+    reasons = [exclusion.reason for exclusion in space_of(job, facts).exclusions]
+    expected = "prompts of up to 900 and 125 new tokens are 1025, more than the 1024 positions"
+    assert any(expected in reason for reason in reasons)
     assert lengths_left(knob, job, facts_of(1024, fixed=False, longest=900)) == {100, 124, 125}
 
 
 @pytest.mark.parametrize(
-    ("changes", "left"),
+    ("changes", "lengths"),
     [
         ({"longest": 1100}, {512, 1024}),
         ({"longest": 900}, {512, 1024, 1500, None}),
         ({"longest": 900, "sampled": True}, {512, 1024, None}),
     ],
 )
-def test_rows_are_as_long_as_the_data_has_them_and_max_length_allows(changes, left):
+def test_rows_are_as_long_as_the_data_has_them_and_max_length_allows(changes, lengths):
     job = make_job(recipe={"max_length": [512, 1024, 1500, None]})
-    assert lengths_left("max_length", job, facts_of(1024, **changes)) == left
+    assert lengths_left("max_length", job, facts_of(1024, **changes)) == lengths
 
 
 def test_rows_that_are_wrapped_are_full_whatever_the_data():
     wrapped = {"packing_strategy": "wrapped"}
-    for training, left in (({}, {512, 1500}), (wrapped, {512})):
+    for training, lengths in (({}, {512, 1500}), (wrapped, {512})):
         job = make_job(
             recipe={"max_length": [512, 1500]}, fixed={"packing": True}, training=training
         )
-        assert lengths_left("max_length", job, facts_of(1024, longest=900)) == left
+        assert lengths_left("max_length", job, facts_of(1024, longest=900)) == lengths
 
 
 @pytest.mark.parametrize(
-    ("job", "longest", "said"),
+    ("job", "longest", "message"),
     [
         (
             make_job(max_length=2048),
@@ -83,10 +83,10 @@ def test_rows_that_are_wrapped_are_full_whatever_the_data():
         ),
     ],
 )
-def test_where_no_length_is_left_the_largest_possible_is_named(job, longest, said):
+def test_where_no_length_is_left_the_largest_possible_is_named(job, longest, message):
     with pytest.raises(UserError) as error:
         space_of(job, facts_of(1024, longest=longest))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_model_without_a_table_goes_on_and_that_is_said_once():

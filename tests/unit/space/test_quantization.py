@@ -22,11 +22,11 @@ SIZE = Dimensions(
 
 
 def test_only_a_quantised_base_needs_a_package():
-    bare, whole = make_facts(), make_facts(installed=True)
+    bare, installed = make_facts(), make_facts(installed=True)
     assert not_installed(make_job(tuning="lora"), bare) is None
-    assert not_installed(make_job(tuning="qlora"), whole) is None
-    said = not_installed(make_job(tuning="qlora"), bare)
-    assert said == "`tuning: qlora` needs the package bitsandbytes, which is not installed here"
+    assert not_installed(make_job(tuning="qlora"), installed) is None
+    sentence = not_installed(make_job(tuning="qlora"), bare)
+    assert sentence == "`tuning: qlora` needs the package bitsandbytes, which is not installed here"
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,17 @@ def test_by_formula_all_but_the_embeddings_is_packed(fields, bits, low, high):
 def test_by_formula_reward_and_value_model_stay_whole():
     config = {"dtype": "bfloat16", "load_in_4bit": True}
     judged = replace(SIZE, parameters=3 * SIZE.parameters, judges=2 * SIZE.parameters)
-    alone, beside = (parts_by_formula(config, size)[WEIGHTS] for size in (SIZE, judged))
-    assert beside - alone == 2 * (2 * SIZE.parameters)
+    policy_weights, all_weights = (
+        parts_by_formula(config, size)[WEIGHTS] for size in (SIZE, judged)
+    )
+    assert all_weights - policy_weights == 2 * (2 * SIZE.parameters)
 
 
 def mixture(**changes):
     """Facts of a mixture whose experts are one parameter of three dimensions."""
     facts = make_facts("cuda")
-    kept = {"embed_tokens": 10, "experts.down_proj": 300, "experts.gate_up_proj": 600}
-    model = replace(facts.model, parameters=1000, **{"unquantised": kept, **changes})
+    unquantised = {"embed_tokens": 10, "experts.down_proj": 300, "experts.gate_up_proj": 600}
+    model = replace(facts.model, parameters=1000, **{"unquantised": unquantised, **changes})
     return replace(facts, model=model)
 
 
@@ -69,13 +71,13 @@ def test_a_plan_says_which_weights_a_quantised_base_keeps_whole():
 
 
 def test_nothing_is_said_of_embeddings_or_without_quantisation():
-    few = mixture(unquantised={"embed_tokens": 200})
-    assert unquantised_note(make_job(tuning="qlora"), few, [{}]) is None
+    embeddings = mixture(unquantised={"embed_tokens": 200})
+    assert unquantised_note(make_job(tuning="qlora"), embeddings, [{}]) is None
     assert unquantised_note(make_job(tuning="lora"), mixture(), [{}]) is None
 
 
 def test_by_formula_the_experts_of_a_mixture_stay_whole():
     fields = {"load_in_4bit": True, "dtype": "bfloat16"}
-    whole = replace(SIZE, unquantised=SIZE.parameters * 9 // 10)
-    assert parts_by_formula(fields, whole)[WEIGHTS] > 0.9 * 2 * SIZE.parameters
+    experts_whole = replace(SIZE, unquantised=SIZE.parameters * 9 // 10)
+    assert parts_by_formula(fields, experts_whole)[WEIGHTS] > 0.9 * 2 * SIZE.parameters
     assert parts_by_formula(fields, replace(SIZE, unquantised=0))[WEIGHTS] < 0.6 * SIZE.parameters

@@ -34,8 +34,8 @@ def test_fields_bear_the_name_that_the_stack_prefers(fields, name):
 def test_the_users_own_checkpointing_arguments_win_under_either_name(fields, name):
     job = make_job(training={f"{name}_checkpointing_kwargs": {"use_reentrant": True}})
     config = flat(job, make_facts(fields=fields), gradient_checkpointing=True)
-    given = [value for key, value in config.items() if key.endswith("checkpointing_kwargs")]
-    assert given == [{"use_reentrant": True}]
+    values = [value for key, value in config.items() if key.endswith("checkpointing_kwargs")]
+    assert values == [{"use_reentrant": True}]
 
 
 def test_padding_free_turns_truncation_off_and_nothing_else_does():
@@ -93,7 +93,7 @@ def test_what_the_library_would_do_is_explicit():
 
 
 @pytest.mark.parametrize(
-    ("kind", "capability", "asked", "bf16", "fp16"),
+    ("kind", "capability", "mixed_precision", "bf16", "fp16"),
     [
         ("cpu", (9, 0), "auto", False, False),
         ("cuda", (9, 0), "auto", True, False),
@@ -103,8 +103,10 @@ def test_what_the_library_would_do_is_explicit():
         ("cpu", (9, 0), "bf16", True, False),
     ],
 )
-def test_precision_follows_the_device_unless_the_job_says_it(kind, capability, asked, bf16, fp16):
-    config = flat(make_job(precision=asked), make_facts(kind, capability=capability))
+def test_precision_follows_the_device_unless_the_job_says_it(
+    kind, capability, mixed_precision, bf16, fp16
+):
+    config = flat(make_job(precision=mixed_precision), make_facts(kind, capability=capability))
     assert (config["bf16"], config["fp16"]) == (bf16, fp16)
 
 
@@ -121,10 +123,10 @@ def test_the_environment_pins_the_gpu_and_the_allocator():
 
 def test_every_field_of_every_shipped_candidate_is_one_that_trl_has():
     job, facts = make_job(global_batch_size=2, tuning="lora"), make_facts("cuda", installed=True)
-    known = {*facts.stack.training_fields, "dataset_name", "dataset_train_split"}
-    known |= {"dataset_test_split", "dataset_config"}
+    fields = {*facts.stack.training_fields, "dataset_name", "dataset_train_split"}
+    fields |= {"dataset_test_split", "dataset_config"}
     for candidate in make_space(job, facts).candidates:
-        assert settings(job, facts, candidate, "/out").config.keys() <= known
+        assert settings(job, facts, candidate, "/out").config.keys() <= fields
 
 
 def test_an_own_space_without_the_usual_knobs_keeps_the_jobs_length():
@@ -173,8 +175,8 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_cores():
     candidate = make_candidate(distributed_type="MULTI_GPU")
     facts = make_facts("cuda")
     facts = replace(facts, device=replace(facts.device, peers=(4, 6, 7)))
-    seen = settings(job, facts, candidate, "/out").environment
-    assert seen["CUDA_VISIBLE_DEVICES"] == f"{facts.device.index},4,6,7"
+    environment = settings(job, facts, candidate, "/out").environment
+    assert environment["CUDA_VISIBLE_DEVICES"] == f"{facts.device.index},4,6,7"
     cores = make_facts().device.cores
     assert threads(make_facts(), 2) == max(cores // 2, 1)
     assert threads(make_facts(), 10 * cores) == 1
@@ -184,5 +186,5 @@ def test_deepspeed_on_cpus_sees_no_gpu():
     job = make_job()
     job = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 2})})
     candidate = make_candidate(distributed_type="DEEPSPEED", zero_stage=2)
-    seen = settings(job, make_facts(), candidate, "/out").environment
-    assert seen == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    environment = settings(job, make_facts(), candidate, "/out").environment
+    assert environment == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}

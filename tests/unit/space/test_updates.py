@@ -32,14 +32,14 @@ def space_of(job, rows=5000):
 
 @given(st.integers(1, 600))
 def test_quarters_divide_and_shrink_to_a_quarter(number):
-    found = quarters(number)
-    assert found[0] == number
-    assert all(number % part == 0 for part in found)
+    halves = quarters(number)
+    assert halves[0] == number
+    assert all(number % part == 0 for part in halves)
     assert all(
         small in (1, 64) or 4 * small <= large
-        for large, small in zip(found, found[1:], strict=False)
+        for large, small in zip(halves, halves[1:], strict=False)
     )
-    assert len(found) == 2 or found == [1]
+    assert len(halves) == 2 or halves == [1]
 
 
 @given(st.integers(1, 64), st.data())
@@ -47,8 +47,8 @@ def test_an_update_is_divided_into_whole_parts(batch, data):
     micro = data.draw(st.sampled_from(divisors(batch)))
     chunk, parts = data.draw(st.integers(1, 80)), data.draw(st.integers(1, 12))
     count = batch // micro
-    why = update_problem(batch, count, chunk=chunk, mini_batches=parts, whitened=False)
-    assert (why is None) == ((chunk > batch or batch % chunk == 0) and count % parts == 0)
+    problem = update_problem(batch, count, chunk=chunk, mini_batches=parts, whitened=False)
+    assert (problem is None) == ((chunk > batch or batch % chunk == 0) and count % parts == 0)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -95,8 +95,8 @@ def test_whitened_rewards_need_mini_batches_of_eight():
 )
 def test_too_few_to_whiten_names_the_nearest_that_are_enough(folder, text, what, hint):
     whitened = "method: ppo\ntraining: {whiten_rewards: true}\n"
-    ((_, said, way),) = problems(folder, whitened + text)
-    assert what in said and "at least 8 completions" in said
+    ((_, message, way),) = problems(folder, whitened + text)
+    assert what in message and "at least 8 completions" in message
     assert hint in way and "leave whiten_rewards out" in way
 
 
@@ -107,13 +107,13 @@ def test_the_batch_that_is_named_for_whitening_is_the_least_that_does(data):
     fixed = {MICRO_BATCH: micro, MINI_BATCHES: parts, ROLLOUT_CHUNK: chunk}
     job = ppo(fixed=fixed, training={"whiten_rewards": True})
 
-    def said(batch):
+    def message_of(batch):
         return batch_problems(job.with_batch(batch), [None], [1])
 
-    whole = micro * parts
-    enough = next(n for n in itertools.count(whole, whole) if not said(n))
-    for batch in range(whole, enough, whole):
-        (problem,) = said(batch)
+    part_rows = micro * parts
+    enough = next(n for n in itertools.count(part_rows, part_rows) if not message_of(n))
+    for batch in range(part_rows, enough, part_rows):
+        (problem,) = message_of(batch)
         if problem.where == "training.whiten_rewards":
             assert f"possible {GLOBAL_BATCH}: {enough};" in problem.hint
 
@@ -165,8 +165,8 @@ def test_the_configuration_names_its_models_and_what_is_missing():
     candidate = space_of(job).candidates[0]
     config = settings(job, facts, candidate, "out").config
     assert missing_fields(config, METHODS["ppo"]) == ("reward_model_path",)
-    named = job.model_copy(update={"reward_model_path": "/models/judge"})
-    config = settings(named, facts, candidate, "out").config
+    job_with_model = job.model_copy(update={"reward_model_path": "/models/judge"})
+    config = settings(job_with_model, facts, candidate, "out").config
     assert config["reward_model_path"] == "/models/judge"
     assert missing_fields(config, METHODS["ppo"]) == ()
 
@@ -175,7 +175,7 @@ def test_the_configuration_names_its_models_and_what_is_missing():
 def test_the_value_model_is_trained_whole_which_fp16_weights_cannot_be(tuning):
     job = ppo(tuning=tuning, recipe={"dtype": ["float16", "float32"]}, fixed=PINNED)
     space = bind(load_definition("ppo"), job, make_facts("cuda", capability=(7, 5)))
-    assert {one["dtype"] for one in space.candidates} == {"float32"}
+    assert {candidate["dtype"] for candidate in space.candidates} == {"float32"}
 
 
 def test_a_step_is_an_update_with_all_its_epochs():

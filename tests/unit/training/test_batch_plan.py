@@ -38,7 +38,7 @@ class FakeRows:
     def pack(self, rows, batching):
         """First fit, as `bfd` packs."""
         packs = []
-        for row in sorted(rows, key=lambda one: -len(one["input_ids"])):
+        for row in sorted(rows, key=lambda row: -len(row["input_ids"])):
             length = len(row["input_ids"])
             home = next(
                 (p for p in packs if len(p["input_ids"]) + length <= batching.max_length), None
@@ -92,36 +92,38 @@ BATCHINGS = st.fixed_dictionaries(
 
 @given(LENGTHS, BATCHINGS, st.booleans())
 def test_no_sampled_micro_batch_is_larger_than_the_worst(lengths, changes, sampled):
-    made, batching = make_plan(lengths, sampled=sampled, **changes)
-    assert len(made.worst) == batching.micro_batch
-    largest = max(padded for _, padded in made.sample)
-    assert batch_size(made.worst, batching)[1] >= largest
-    assert all(len(batch) == batching.micro_batch for batch in made.timed)
+    batch_plan, batching = make_plan(lengths, sampled=sampled, **changes)
+    assert len(batch_plan.worst) == batching.micro_batch
+    largest = max(padded for _, padded in batch_plan.sample)
+    assert batch_size(batch_plan.worst, batching)[1] >= largest
+    assert all(len(batch) == batching.micro_batch for batch in batch_plan.timed)
 
 
 @given(LENGTHS, st.integers(1, 6), st.booleans())
 def test_no_pack_is_fuller_than_the_worst(lengths, micro_batch, sampled):
-    made, batching = make_plan(
+    batch_plan, batching = make_plan(
         lengths, packing=True, micro_batch=micro_batch, max_length=256, sampled=sampled
     )
-    assert lengths_of(made.worst) == [256] * micro_batch
-    assert all(sum(row["seq_lengths"]) == 256 for row in made.worst)
-    assert batch_size(made.worst, batching)[1] >= max(padded for _, padded in made.sample)
+    assert lengths_of(batch_plan.worst) == [256] * micro_batch
+    assert all(sum(row["seq_lengths"]) == 256 for row in batch_plan.worst)
+    assert batch_size(batch_plan.worst, batching)[1] >= max(
+        padded for _, padded in batch_plan.sample
+    )
 
 
 @given(LENGTHS, BATCHINGS)
 def test_the_timed_micro_batches_are_among_the_sampled_ones(lengths, changes):
-    made, batching = make_plan(lengths, **changes)
-    assert 1 <= len(made.timed) <= MAX_TIMED
-    assert {batch_size(batch, batching) for batch in made.timed} <= set(made.sample)
+    batch_plan, batching = make_plan(lengths, **changes)
+    assert 1 <= len(batch_plan.timed) <= MAX_TIMED
+    assert {batch_size(batch, batching) for batch in batch_plan.timed} <= set(batch_plan.sample)
 
 
 def test_every_row_is_truncated_and_the_epoch_counts_what_is_left():
-    made, _ = make_plan([50, 100, 300, 400], rows_total=8, micro_batch=2)
-    assert sorted(made.sample) != []
-    assert sum(tokens for tokens, _ in made.sample) == 50 + 100 + 200 + 200
-    assert made.tokens_per_epoch == 8 * (50 + 100 + 200 + 200) / 4
-    assert lengths_of(made.worst) == [200, 200]
+    batch_plan, _ = make_plan([50, 100, 300, 400], rows_total=8, micro_batch=2)
+    assert sorted(batch_plan.sample) != []
+    assert sum(tokens for tokens, _ in batch_plan.sample) == 50 + 100 + 200 + 200
+    assert batch_plan.tokens_per_epoch == 8 * (50 + 100 + 200 + 200) / 4
+    assert lengths_of(batch_plan.worst) == [200, 200]
     untouched, _ = make_plan([50, 400], max_length=None, micro_batch=2)
     assert sum(tokens for tokens, _ in untouched.sample) == 450
 
@@ -129,22 +131,22 @@ def test_every_row_is_truncated_and_the_epoch_counts_what_is_left():
 def test_the_sample_spreads_evenly_over_the_lengths():
     lengths = list(range(1, 10_001))
     random.Random(0).shuffle(lengths)
-    chosen = sorted(lengths[index] for index in spread_over_lengths(lengths, 100))
-    gaps = {after - before for before, after in zip(chosen, chosen[1:], strict=False)}
+    sampled = sorted(lengths[index] for index in spread_over_lengths(lengths, 100))
+    gaps = {longer - shorter for shorter, longer in zip(sampled, sampled[1:], strict=False)}
     assert gaps == {100}
-    assert sum(chosen) / 100 == pytest.approx(sum(lengths) / len(lengths), rel=0.01)
+    assert sum(sampled) / 100 == pytest.approx(sum(lengths) / len(lengths), rel=0.01)
     assert sorted(spread_over_lengths([5, 3, 4], 9)) == [0, 1, 2]
 
 
 def test_the_same_seed_gives_the_same_plan_and_candidates_see_the_same_rows():
     generator = random.Random(1)
     lengths = [generator.randint(1, 150) for _ in range(2000)]
-    one, _ = make_plan(lengths)
-    assert make_plan(lengths)[0] == one
-    assert make_plan(lengths, seed=4)[0].sample != one.sample
-    other, _ = make_plan(lengths, micro_batch=8)
-    assert sum(t for t, _ in one.sample) == sum(t for t, _ in other.sample)
-    assert len(one.sample) * 4 == len(other.sample) * 8 == SAMPLE_ROWS
+    first, _ = make_plan(lengths)
+    assert make_plan(lengths)[0] == first
+    assert make_plan(lengths, seed=4)[0].sample != first.sample
+    second, _ = make_plan(lengths, micro_batch=8)
+    assert sum(t for t, _ in first.sample) == sum(t for t, _ in second.sample)
+    assert len(first.sample) * 4 == len(second.sample) * 8 == SAMPLE_ROWS
 
 
 def test_timed_micro_batches_are_at_even_quantiles_of_their_padded_size():
@@ -172,43 +174,43 @@ def test_the_size_of_a_micro_batch_is_what_the_collator_makes_of_it(changes, siz
 
 
 def test_fewer_rows_than_a_micro_batch_are_repeated():
-    made, _ = make_plan([30, 20], micro_batch=5)
-    assert made.sample == [(130, 150)] or made.sample == [(120, 150)]
-    assert sorted(lengths_of(made.worst)) == [20, 20, 30, 30, 30]
+    batch_plan, _ = make_plan([30, 20], micro_batch=5)
+    assert batch_plan.sample == [(130, 150)] or batch_plan.sample == [(120, 150)]
+    assert sorted(lengths_of(batch_plan.worst)) == [20, 20, 30, 30, 30]
 
 
 def test_rows_without_anything_to_learn_are_left_out():
-    made, _ = make_plan([10, 20, 30, 40], masked=[3], micro_batch=1)
-    assert sorted(tokens for tokens, _ in made.sample) == [10, 20, 30]
+    batch_plan, _ = make_plan([10, 20, 30, 40], masked=[3], micro_batch=1)
+    assert sorted(tokens for tokens, _ in batch_plan.sample) == [10, 20, 30]
     with pytest.raises(ValueError, match="no token is left to learn from.*max_length=200"):
         make_plan([10, 20], masked=[0, 1])
 
 
 def test_the_worst_micro_batch_is_made_of_rows_that_are_trained():
-    made, _ = make_plan([10, 20, 300, 400], masked=[2, 3], micro_batch=2)
-    assert [len(row["labels"]) for row in made.worst] == [20, 10]
+    batch_plan, _ = make_plan([10, 20, 300, 400], masked=[2, 3], micro_batch=2)
+    assert [len(row["labels"]) for row in batch_plan.worst] == [20, 10]
 
 
 def test_an_epoch_counts_the_rows_that_are_trained():
-    made, _ = make_plan([10, 20, 300, 400], masked=[2, 3], micro_batch=2)
-    assert made.tokens_per_epoch == 30
+    batch_plan, _ = make_plan([10, 20, 300, 400], masked=[2, 3], micro_batch=2)
+    assert batch_plan.tokens_per_epoch == 30
 
 
 def test_an_unseen_row_may_be_as_long_as_max_length():
-    made, _ = make_plan([30, 20, 10, 7], micro_batch=2, sampled=True)
-    assert lengths_of(made.worst) == [200, 200]
-    assert [len(row["labels"]) for row in made.worst] == [200, 200]
+    batch_plan, _ = make_plan([30, 20, 10, 7], micro_batch=2, sampled=True)
+    assert lengths_of(batch_plan.worst) == [200, 200]
+    assert [len(row["labels"]) for row in batch_plan.worst] == [200, 200]
     endless, _ = make_plan([30, 20], micro_batch=2, max_length=None, sampled=True)
     assert lengths_of(endless.worst) == [30, 20]
 
 
 def test_grouping_sorts_inside_mega_batches_only():
     rows = [{"input_ids": [0] * n} for n in random.Random(2).sample(range(1, 500), 96)]
-    whole = lengths_of(grouped_by_length(rows, 16, rows_total=10_000))
-    assert whole == sorted(whole, reverse=True)
+    sorted_lengths = lengths_of(grouped_by_length(rows, 16, rows_total=10_000))
+    assert sorted_lengths == sorted(sorted_lengths, reverse=True)
     # 128 rows make mega-batches of 128 // (16 * 4) = 2 global batches.
     parts = lengths_of(grouped_by_length(rows, 16, rows_total=128))
-    assert parts != whole
+    assert parts != sorted_lengths
     for start in (0, 32, 64):
         part = parts[start : start + 32]
         assert part == sorted(part, reverse=True)
@@ -234,8 +236,8 @@ def test_grouping_pads_as_much_as_transformers_own():
     order = get_length_grouped_indices(lengths, 16, generator=torch.Generator().manual_seed(0))
     real = [[lengths[i] for i in order[start : start + 4]] for start in range(0, 4000, 4)]
     padded = sum(4 * max(batch) for batch in real)
-    made, _ = make_plan(lengths, grouped=True, max_length=None)
-    ours = sum(p for _, p in made.sample) / sum(t for t, _ in made.sample)
-    assert ours == pytest.approx(padded / sum(lengths), rel=0.05)
+    batch_plan, _ = make_plan(lengths, grouped=True, max_length=None)
+    our_share = sum(p for _, p in batch_plan.sample) / sum(t for t, _ in batch_plan.sample)
+    assert our_share == pytest.approx(padded / sum(lengths), rel=0.05)
     shuffled, _ = make_plan(lengths, max_length=None)
-    assert ours < 0.8 * sum(p for _, p in shuffled.sample) / sum(t for t, _ in shuffled.sample)
+    assert our_share < 0.8 * sum(p for _, p in shuffled.sample) / sum(t for t, _ in shuffled.sample)

@@ -40,13 +40,13 @@ def test_a_trainer_without_its_hooks_is_refused(monkeypatch):
 def test_what_a_probe_of_ppo_replaces_is_put_back():
     """Of the module too, which the next trainer of the process would find."""
     module = importlib.import_module("trl.experimental.ppo.ppo_trainer")
-    before, listener = module.batch_generation, SimpleNamespace()
+    original, listener = module.batch_generation, SimpleNamespace()
     accelerator = SimpleNamespace(accumulate=None, backward=None)
     trainer = SimpleNamespace(accelerator=accelerator, optimizer=SimpleNamespace(step=print))
     with pytest.raises(ZeroDivisionError), family("ppo").follow(trainer, listener):
-        assert module.batch_generation is not before
+        assert module.batch_generation is not original
         raise ZeroDivisionError
-    assert module.batch_generation is before
+    assert module.batch_generation is original
     assert trainer.optimizer.step is print
 
 

@@ -35,27 +35,27 @@ def rollout(**changes):
     ],
 )
 def test_a_cycle_ends_where_generation_and_steps_meet(changes, rounds, steps):
-    one = rollout(**changes)
-    assert (one.rounds, one.steps) == (rounds, steps)
-    assert one.rounds * one.micro_steps == one.steps * one.accumulation
+    cycle = rollout(**changes)
+    assert (cycle.rounds, cycle.steps) == (rounds, steps)
+    assert cycle.rounds * cycle.micro_steps == cycle.steps * cycle.accumulation
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.sampled_from([4, 8, 16]))
 def test_a_plan_counts_every_token_of_a_cycle(lengths, together):
-    one = rollout(together=together)
-    plan = rollout_plan(lengths, one, rows_total=100)
-    assert len(plan.timed) == one.prompts * one.rounds
+    cycle = rollout(together=together)
+    plan = rollout_plan(lengths, cycle, rows_total=100)
+    assert len(plan.timed) == cycle.prompts * cycle.rounds
     assert plan.tokens == sum(4 * (lengths[i] + 10) for i in plan.timed)
     assert sorted((lengths[i] for i in plan.longest), reverse=True)[0] == max(lengths)
     mean = sum(lengths) / len(lengths)
     assert math.isclose(plan.tokens_per_epoch, 100 * 4 * (mean + 10))
-    assert plan.tokens <= padded_tokens(plan, one, lengths)
+    assert plan.tokens <= padded_tokens(plan, cycle, lengths)
 
 
 def test_a_group_may_be_divided_among_devices():
-    one = rollout(together=2, micro_batch=1, accumulation=2)
-    plan = rollout_plan([5, 9], one, rows_total=2)
-    assert (one.prompts, len(plan.longest)) == (1, 1)
+    cycle = rollout(together=2, micro_batch=1, accumulation=2)
+    plan = rollout_plan([5, 9], cycle, rows_total=2)
+    assert (cycle.prompts, len(plan.longest)) == (1, 1)
     assert plan.tokens == 2 * (9 + 10)
 
 
@@ -92,7 +92,7 @@ def test_speed_is_what_a_step_takes_from_end_to_end():
 
 
 def test_one_cycle_alone_tells_no_uncertainty():
-    one = CycleTime(seconds=1, generation_s=1, scoring_s=0, update_s=0, optimizer_s=0)
-    speed = rollout_speed([one], steps=1, tokens=10, completions=1)
+    cycle = CycleTime(seconds=1, generation_s=1, scoring_s=0, update_s=0, optimizer_s=0)
+    speed = rollout_speed([cycle], steps=1, tokens=10, completions=1)
     assert speed.relative_uncertainty is None
     assert speed.optimistic_tokens_per_s == 2 * speed.tokens_per_s

@@ -7,7 +7,7 @@ import pytest
 from autotune.training.spec import Unsupported
 
 
-def a_stand_in(asked, engine=None, processes=1):
+def a_stand_in(trainer_function, engine=None, processes=1):
     """In place of vLLM in a trainer that fits two completions at once."""
     import torch
 
@@ -19,7 +19,7 @@ def a_stand_in(asked, engine=None, processes=1):
         accelerator = SimpleNamespace(deepspeed_engine_wrapped=engine, num_processes=processes)
 
         def _generate_single_turn(self, prompts, images, fields):
-            asked.append(len(prompts))
+            trainer_function.append(len(prompts))
             assert not self.use_vllm
             if len(prompts) > 2:
                 raise torch.OutOfMemoryError("out of memory")
@@ -32,11 +32,11 @@ def a_stand_in(asked, engine=None, processes=1):
 
 def test_a_generation_that_does_not_fit_is_made_in_halves():
     """Eight at once do not fit, nor four: two do."""
-    asked = []
-    stand_in = a_stand_in(asked)
+    calls = []
+    stand_in = a_stand_in(calls)
     prompts = [[n] for n in range(8)]
     assert stand_in._halved(prompts) == [[n, 9] for n in range(8)]
-    assert asked == [8, 4, 2, 2, 4, 2, 2] and stand_in._trainer.use_vllm
+    assert calls == [8, 4, 2, 2, 4, 2, 2] and stand_in._trainer.use_vllm
     assert stand_in._calls == 4
 
 

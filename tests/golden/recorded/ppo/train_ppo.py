@@ -65,7 +65,7 @@ class SavingTrainer(PPOTrainer):
     is_distributed_loading_by_transformers = False
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """The policy."""
+        """Save the policy."""
         with self._unwrapped():
             super().save_model(*args, **kwargs)
 
@@ -117,11 +117,11 @@ def load_tokenizer(script: Any, model: Any) -> Any:
 
 
 def prepared_tokenizer(tokenizer: Any) -> Any:
-    """With padding on the left, and a token for it: one that the model knows, if there is any."""
+    """The tokenizer with padding on the left, and a token for it that the model knows, if any."""
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
-        known, unused = tokenizer.get_vocab(), [*UNUSED, tokenizer.unk_token]
-        tokenizer.pad_token = next((one for one in unused if one in known), "[PAD]")
+        vocabulary, unused = tokenizer.get_vocab(), [*UNUSED, tokenizer.unk_token]
+        tokenizer.pad_token = next((token for token in unused if token in vocabulary), "[PAD]")
     return tokenizer
 
 
@@ -155,22 +155,22 @@ def load_models(script: Any, training: Any, model: Any) -> dict[str, Any]:
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
     }
-    own: dict[str, Any] = {**kinds, "revision": model.model_revision}
+    policy_kinds: dict[str, Any] = {**kinds, "revision": model.model_revision}
     quantization = get_quantization_config(model)
     if quantization is not None:
-        own["quantization_config"] = quantization
+        policy_kinds["quantization_config"] = quantization
 
     def policy() -> Any:
-        return AutoModelForCausalLM.from_pretrained(model.model_name_or_path, **own)
+        return AutoModelForCausalLM.from_pretrained(model.model_name_or_path, **policy_kinds)
 
     def judge() -> Any:
         path = training.reward_model_path
         return AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, **kinds)
 
-    apart = script.copy_reference or not model.use_peft
+    needs_copy = script.copy_reference or not model.use_peft
     return {
         "model": policy(),
-        "ref_model": policy() if apart else None,
+        "ref_model": policy() if needs_copy else None,
         "reward_model": judge(),
         "value_model": judge(),
     }
@@ -192,8 +192,8 @@ def make_trainer(
         rows_of_a_step = training.per_device_train_batch_size * training.gradient_accumulation_steps
         training.total_episodes = training.max_steps * rows_of_a_step * PartialState().num_processes
     if _checkpointing(training, ""):
-        for one in (models["model"], models["value_model"]):
-            one.gradient_checkpointing_enable(_checkpointing(training, "_kwargs"))
+        for trained_model in (models["model"], models["value_model"]):
+            trained_model.gradient_checkpointing_enable(_checkpointing(training, "_kwargs"))
     for name in ("ref_model", "reward_model"):
         if models[name] is not None:
             models[name].eval()
@@ -237,7 +237,7 @@ def check_vocabularies(tokenizer: Any, models: dict[str, Any]) -> None:
     Raises:
         ValueError: one of them does not know them all, or the token of the padding.
     """
-    words = {name: _words(one) for name, one in models.items() if one is not None}
+    words = {name: _words(m) for name, m in models.items() if m is not None}
     for name in ("reward_model", "value_model"):
         if words[name] < words["model"]:
             raise ValueError(
@@ -254,7 +254,7 @@ def _words(model: Any) -> int:
 
 
 def _checkpointing(training: Any, part: str) -> Any:
-    """By the field's older or newer name."""
+    """The setting of checkpointing, by the field's older or newer name."""
     newer = getattr(training, f"activation_checkpointing{part}", None)
     return getattr(training, f"gradient_checkpointing{part}", None) if newer is None else newer
 

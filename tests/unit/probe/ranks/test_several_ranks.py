@@ -28,21 +28,25 @@ def reply(**fields):
 def test_the_slowest_rank_and_the_highest_peaks_count():
     fast = reply(tokens_per_s=90.0, step_time_s=1.0, peak_memory_bytes=7, update_peak_bytes=2)
     slow = reply(tokens_per_s=80.0, step_time_s=1.1, peak_memory_bytes=5, update_peak_bytes=4)
-    one = merged([fast, slow])
-    assert (one["tokens_per_s"], one["step_time_s"]) == (80.0, 1.1)
-    assert (one["peak_memory_bytes"], one["update_peak_bytes"]) == (7, 4)
-    assert one["reserved_peak_bytes"] is None
-    each = [
-        (rank["rank"], rank["tokens_per_s"], rank["peak_memory_bytes"]) for rank in one["ranks"]
+    result = merged([fast, slow])
+    assert (result["tokens_per_s"], result["step_time_s"]) == (80.0, 1.1)
+    assert (result["peak_memory_bytes"], result["update_peak_bytes"]) == (7, 4)
+    assert result["reserved_peak_bytes"] is None
+    ranks = [
+        (rank["rank"], rank["tokens_per_s"], rank["peak_memory_bytes"]) for rank in result["ranks"]
     ]
-    assert each == [(0, 90.0, 7), (1, 80.0, 5)]
-    assert Measurement.from_plain(one).ranks == one["ranks"]
+    assert ranks == [(0, 90.0, 7), (1, 80.0, 5)]
+    assert Measurement.from_plain(result).ranks == result["ranks"]
 
 
 def test_a_rank_above_its_limit_makes_all_of_it_too_much():
     beyond = reply(outcome="oom", tokens_per_s=90.0, peak_memory_bytes=9, missing_bytes=1)
-    one = merged([reply(tokens_per_s=80.0, peak_memory_bytes=5), beyond])
-    assert (one["outcome"], one["missing_bytes"], one["peak_memory_bytes"]) == ("oom", 1, 9)
+    result = merged([reply(tokens_per_s=80.0, peak_memory_bytes=5), beyond])
+    assert (result["outcome"], result["missing_bytes"], result["peak_memory_bytes"]) == (
+        "oom",
+        1,
+        9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,12 +56,14 @@ def test_who_is_behind(steps, late):
     assert behind(steps) == late
 
 
-def ending(rank, folders, *, reply=None, when=0, **how):
+def ending(rank, folders, *, reply=None, when=0, **fields):
     if reply is not None:
         folders[rank].path.mkdir()
         folders[rank].reply.write_text(json.dumps(reply), encoding="utf-8")
         os.utime(folders[rank].reply, (when, when))
-    return RankEnding(rank=rank, exit_code=how.get("code"), signal=how.get("signal"), reply=reply)
+    return RankEnding(
+        rank=rank, exit_code=fields.get("code"), signal=fields.get("signal"), reply=reply
+    )
 
 
 def test_the_first_failure_is_a_silent_death_or_the_earliest_reply(tmp_path: Path):
@@ -95,8 +101,8 @@ def test_each_rank_gets_the_same_prompts():
     ],
 )
 def test_the_leanest_candidate_divides_and_offloads_most(pins, name):
-    few = {"attn_implementation": "sdpa", "gradient_checkpointing": True}
-    fixed = {"optim": "adamw_torch", "per_device_train_batch_size": 1, **few, **pins}
+    values = {"attn_implementation": "sdpa", "gradient_checkpointing": True}
+    fixed = {"optim": "adamw_torch", "per_device_train_batch_size": 1, **values, **pins}
     job = make_job(devices={"kind": "cuda", "count": 8}, fixed=fixed)
     lean = min(make_space(job, make_facts("cuda")).candidates, key=expected_leanness)
     assert engine_name(sharding_of(lean.values, 8)) == name
@@ -109,9 +115,9 @@ def test_spaces_take_the_knobs_of_several_devices_in():
         definition = load_definition(method)
         assert all(knob in definition.knobs for knob in shared.knobs), method
         assert all(rule in definition.rules for rule in shared.rules), method
-    own = {knob.name: knob for knob in load_definition("ppo").knobs if knob.name in KNOBS}
-    assert set(own) == {"num_processes", "distributed_type"}
-    assert own["distributed_type"].values == {
+    knobs = {knob.name: knob for knob in load_definition("ppo").knobs if knob.name in KNOBS}
+    assert set(knobs) == {"num_processes", "distributed_type"}
+    assert knobs["distributed_type"].values == {
         "cpu": ["MULTI_CPU", "NO"],
         "cuda": ["MULTI_GPU", "NO"],
     }
@@ -130,9 +136,9 @@ def test_what_cannot_be_included_is_said_with_its_line():
     with pytest.raises(UserError, match="`other.yaml` cannot be included") as caught:
         parse_definition(SPACE.format(include="other.yaml", more=""), "mine.yaml")
     assert caught.value.problems[0].where == "mine.yaml:3"
-    twice = "  zero_stage: {kind: speed, values: [0], why: x}"
+    repeated = "  zero_stage: {kind: speed, values: [0], why: x}"
     with pytest.raises(UserError, match="`zero_stage` is a knob of this file and of one"):
-        parse_definition(SPACE.format(include="sharding.yaml", more=twice), "mine.yaml")
+        parse_definition(SPACE.format(include="sharding.yaml", more=repeated), "mine.yaml")
 
 
 def test_one_process_shares_nothing():
@@ -160,12 +166,12 @@ def test_memory_that_ran_out_counts_before_what_died_of_it(tmp_path: Path):
 
 
 def test_the_rank_that_ends_furthest_above_its_limit_is_named():
-    over = [
+    replies = [
         reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=8, missing_bytes=1),
         reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=9, missing_bytes=2),
     ]
-    one = merged(over)
-    assert (one["failed_rank"], one["missing_bytes"]) == (1, 2)
+    result = merged(replies)
+    assert (result["failed_rank"], result["missing_bytes"]) == (1, 2)
 
 
 def test_nothing_of_an_earlier_probe_is_left(tmp_path: Path):

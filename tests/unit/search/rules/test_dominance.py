@@ -7,30 +7,30 @@ from tests.unit.search.rules.test_replication import record
 OOM = bad("oom", missing_bytes=5)
 
 
-def reasons(candidate, *records, allowed=10 * GIB):
-    return dominated([candidate], records, allowed).get(candidate.key)
+def reasons(candidate, *records, allowed_bytes=10 * GIB):
+    return dominated([candidate], records, allowed_bytes).get(candidate.key)
 
 
 def test_a_larger_micro_batch_runs_out_of_memory_too():
-    why = reasons(make_candidate(8, 2), record(3, OOM, make_candidate(4, 4)))
-    assert why == "needs at least as much memory as probe 3, which ran out of memory"
+    reason = reasons(make_candidate(8, 2), record(3, OOM, make_candidate(4, 4)))
+    assert reason == "needs at least as much memory as probe 3, which ran out of memory"
 
 
 def test_what_is_leaner_in_anything_is_not_ruled_out():
-    failed = record(0, OOM, make_candidate(4, 4))
+    probe = record(0, OOM, make_candidate(4, 4))
     for lean in (
         make_candidate(2, 8),
         make_candidate(8, 2, gradient_checkpointing=True),
         make_candidate(8, 2, max_length=512),
     ):
-        assert reasons(lean, failed) is None
+        assert reasons(lean, probe) is None
     hungry = record(0, OOM, make_candidate(4, 4, gradient_checkpointing=True))
     assert reasons(make_candidate(4, 4, loss_type="nll"), hungry) is not None
 
 
 def test_a_knob_whose_effect_depends_on_the_rest_has_to_be_the_same():
-    failed = record(0, OOM, make_candidate(4, 4, padding_free=True))
-    assert reasons(make_candidate(8, 2), failed) is None
+    probe = record(0, OOM, make_candidate(4, 4, padding_free=True))
+    assert reasons(make_candidate(8, 2), probe) is None
 
 
 def test_a_single_step_of_accumulation_holds_no_gradients_meanwhile():
@@ -39,51 +39,51 @@ def test_a_single_step_of_accumulation_holds_no_gradients_meanwhile():
 
 
 def test_a_probe_above_the_headroom_rules_out_as_an_out_of_memory_does():
-    above = record(0, ok(100, 11 * GIB), make_candidate(4, 4))
-    assert "took more than is allowed" in reasons(make_candidate(8, 2), above)
+    probe = record(0, ok(100, 11 * GIB), make_candidate(4, 4))
+    assert "took more than is allowed" in reasons(make_candidate(8, 2), probe)
     assert reasons(make_candidate(8, 2), record(0, ok(100, GIB), make_candidate(4, 4))) is None
 
 
 def test_checkpointing_is_pointless_where_it_fits_without():
     fits = record(1, ok(100, GIB), make_candidate(4, 4))
-    why = reasons(make_candidate(4, 4, gradient_checkpointing=True), fits)
-    assert why == "probe 1 fits without it, and checkpointing recomputes activations"
+    reason = reasons(make_candidate(4, 4, gradient_checkpointing=True), fits)
+    assert reason == "probe 1 fits without it, and checkpointing recomputes activations"
     assert reasons(make_candidate(2, 8, gradient_checkpointing=True), fits) is None
     assert reasons(make_candidate(4, 4), record(1, ok(9, 1), make_candidate(2, 8))) is None
 
 
 def test_checkpointing_is_not_pointless_where_it_does_not_fit_without():
-    above = record(0, ok(100, 11 * GIB), make_candidate(4, 4))
-    assert reasons(make_candidate(4, 4, gradient_checkpointing=True), above) is None
+    probe = record(0, ok(100, 11 * GIB), make_candidate(4, 4))
+    assert reasons(make_candidate(4, 4, gradient_checkpointing=True), probe) is None
 
 
 def test_probed_candidates_and_silent_probes_are_passed_over():
-    same = make_candidate(4, 4)
-    assert reasons(same, record(0, OOM, same)) is None
+    candidate = make_candidate(4, 4)
+    assert reasons(candidate, record(0, OOM, candidate)) is None
     for outcome in ("busy", "interrupted", "crash", "stopped", "timeout"):
-        assert reasons(make_candidate(8, 2), record(0, bad(outcome), same)) is None
-    assert reasons(make_candidate(8, 2), record(0, None, same)) is None
+        assert reasons(make_candidate(8, 2), record(0, bad(outcome), candidate)) is None
+    assert reasons(make_candidate(8, 2), record(0, None, candidate)) is None
 
 
 def test_a_missing_package_is_missing_for_every_candidate_that_needs_it():
     missing = bad("unsupported", failure={"type": "ImportError"})
-    failed = record(4, missing, make_candidate(4, 4, optim="adamw_8bit"))
-    why = reasons(make_candidate(2, 8, optim="adamw_8bit"), failed)
-    assert why == "probe 4 found that `optim: adamw_8bit` is not installed"
-    assert reasons(make_candidate(2, 8, optim="adafactor"), failed) is None
-    other = record(4, bad("unsupported", failure={"type": "ValueError"}), failed.candidate)
-    assert reasons(make_candidate(2, 8, optim="adamw_8bit"), other) is None
+    probe = record(4, missing, make_candidate(4, 4, optim="adamw_8bit"))
+    reason = reasons(make_candidate(2, 8, optim="adamw_8bit"), probe)
+    assert reason == "probe 4 found that `optim: adamw_8bit` is not installed"
+    assert reasons(make_candidate(2, 8, optim="adafactor"), probe) is None
+    other_probe = record(4, bad("unsupported", failure={"type": "ValueError"}), probe.candidate)
+    assert reasons(make_candidate(2, 8, optim="adamw_8bit"), other_probe) is None
 
 
 def test_a_server_of_another_size_is_beside_the_same_training():
     pinned = {"use_vllm": True, "vllm_mode": "server"}
     two = make_candidate(4, 4, vllm_tensor_parallel_size=2, **pinned)
     four = make_candidate(4, 4, vllm_tensor_parallel_size=4, **pinned)
-    why = reasons(four, record(2, ok(100, GIB), two))
-    assert why == "probe 2 trained the same, beside a server of another size"
+    reason = reasons(four, record(2, ok(100, GIB), two))
+    assert reason == "probe 2 trained the same, beside a server of another size"
     larger = make_candidate(8, 2, vllm_tensor_parallel_size=4, **pinned)
     assert reasons(larger, record(2, ok(100, GIB), two)) is None
     # Colocated it takes another part of each device.
-    beside = {"use_vllm": True, "vllm_mode": "colocate"}
-    one, other = (make_candidate(4, 4, vllm_tensor_parallel_size=n, **beside) for n in (1, 2))
-    assert reasons(other, record(2, ok(100, GIB), one)) is None
+    fields = {"use_vllm": True, "vllm_mode": "colocate"}
+    first, second = (make_candidate(4, 4, vllm_tensor_parallel_size=n, **fields) for n in (1, 2))
+    assert reasons(second, record(2, ok(100, GIB), first)) is None

@@ -47,7 +47,7 @@ def test_a_clear_winner_is_not_measured_again():
 
 def test_those_within_the_noise_are():
     group = contenders(ranked(100, 98, 97, 96, 90), sd=0.02)
-    assert [one.number for one in group] == [0, 1, 2]
+    assert [candidate.number for candidate in group] == [0, 1, 2]
 
 
 def test_more_readings_make_the_same_difference_certain():
@@ -60,19 +60,22 @@ def test_it_is_a_tie_after_the_last_reading():
 
 
 def test_the_error_of_a_difference_is_that_of_two_means():
-    (one,), (other,) = ranked(100), ranked(90, readings=4)
-    assert lag(one, other) == pytest.approx(math.log(100 / 90))
-    assert error_of_lag(one, other, 0.02) == pytest.approx(0.02 * math.sqrt(1.25))
+    (first,), (second,) = ranked(100), ranked(90, readings=4)
+    assert lag(first, second) == pytest.approx(math.log(100 / 90))
+    assert error_of_lag(first, second, 0.02) == pytest.approx(0.02 * math.sqrt(1.25))
 
 
 def test_a_probe_that_repeats_badly_inside_itself_is_measured_again():
-    wide = [replace(one, measurement=ok(one.tokens_per_s, noise=0.25)) for one in ranked(100, 93)]
+    wide = [
+        replace(candidate, measurement=ok(candidate.tokens_per_s, noise=0.25))
+        for candidate in ranked(100, 93)
+    ]
     assert len(contenders(wide, sd=0.02)) == 2
     assert contenders(ranked(100, 93), sd=0.02) == []
 
 
 def test_a_round_can_win_less_the_further_they_are_apart():
-    gains = [gain_of_a_round(ranked(100, other), 0.02) for other in (100, 98, 95)]
+    gains = [gain_of_a_round(ranked(100, speed_of_rival), 0.02) for speed_of_rival in (100, 98, 95)]
     assert gains == sorted(gains, reverse=True)
     assert gains[0] == pytest.approx(0.02 * math.sqrt(2) / math.sqrt(2 * math.pi))
 
@@ -81,27 +84,29 @@ def test_a_round_can_win_less_the_further_they_are_apart():
 
 
 def test_without_repeats_the_noise_is_assumed_and_said_to_be():
-    found = repeatability([make_record(0, ok(100)), make_record(1, ok(50))])
-    assert (found.sd, found.measured_sd, found.repeats) == (PRIOR_SD, None, 0)
+    noise = repeatability([make_record(0, ok(100)), make_record(1, ok(50))])
+    assert (noise.sd, noise.measured_sd, noise.repeats) == (PRIOR_SD, None, 0)
 
 
 def test_repeats_tell_the_noise():
-    same = make_candidate()
-    found = repeatability([record(n, ok(100 * (1 + (-1) ** n * 0.1)), same) for n in range(40)])
-    assert found.repeats == 39
-    assert found.measured_sd == pytest.approx(0.1, rel=0.03)
-    assert found.sd == pytest.approx(0.1, rel=0.06)
-    few = repeatability([record(n, ok(v), same) for n, v in enumerate((100, 110))])
-    assert PRIOR_SD < few.sd < few.measured_sd
+    candidate = make_candidate()
+    noise = repeatability(
+        [record(n, ok(100 * (1 + (-1) ** n * 0.1)), candidate) for n in range(40)]
+    )
+    assert noise.repeats == 39
+    assert noise.measured_sd == pytest.approx(0.1, rel=0.03)
+    assert noise.sd == pytest.approx(0.1, rel=0.06)
+    small_sample = repeatability([record(n, ok(v), candidate) for n, v in enumerate((100, 110))])
+    assert PRIOR_SD < small_sample.sd < small_sample.measured_sd
 
 
 def test_several_probes_are_their_mean_speed_and_highest_peak():
     first = replace(ok(100, 3 * GIB), step_time_s=2.0, micro_step_fixed_s=0.5)
-    one = pooled([first, ok(81, 4 * GIB)], sd=0.02)
-    assert one.tokens_per_s == pytest.approx(90)
-    assert one.step_time_s == pytest.approx(2.0 * 100 / 90)
-    assert one.micro_step_fixed_s == pytest.approx(0.5 * 100 / 90)
-    assert one.peak_memory_bytes == 4 * GIB
+    mean = pooled([first, ok(81, 4 * GIB)], sd=0.02)
+    assert mean.tokens_per_s == pytest.approx(90)
+    assert mean.step_time_s == pytest.approx(2.0 * 100 / 90)
+    assert mean.micro_step_fixed_s == pytest.approx(0.5 * 100 / 90)
+    assert mean.peak_memory_bytes == 4 * GIB
     assert pooled([first], sd=0.5) is first
 
 
@@ -110,30 +115,30 @@ def test_the_mean_is_known_no_better_than_its_probes_and_their_distance_allow():
     assert alike.relative_uncertainty == pytest.approx(1.96 * 0.02 / math.sqrt(2))
     wide = pooled([ok(100, noise=0.196), ok(100, noise=0.196)], sd=0.02)
     assert wide.relative_uncertainty == pytest.approx(1.96 * math.hypot(0.1, 0.02) / math.sqrt(2))
-    apart = pooled([ok(100), ok(81)], sd=0.02)
-    assert apart.relative_uncertainty == pytest.approx(1.96 * math.log(100 / 81) / 2)
+    distant = pooled([ok(100), ok(81)], sd=0.02)
+    assert distant.relative_uncertainty == pytest.approx(1.96 * math.log(100 / 81) / 2)
 
 
 def test_a_disturbed_probe_counts_only_where_there_is_no_other():
     disturbed = replace(ok(10), processor_wait_share=0.5)
     assert pooled([ok(100), disturbed, ok(100)], sd=0.02).tokens_per_s == pytest.approx(100)
     assert pooled([disturbed, disturbed], sd=0.02).tokens_per_s == pytest.approx(10)
-    same = make_candidate()
-    found = repeatability([record(0, ok(100), same), record(1, disturbed, same)])
-    assert found.measured_sd is None
+    candidate = make_candidate()
+    noise = repeatability([record(0, ok(100), candidate), record(1, disturbed, candidate)])
+    assert noise.measured_sd is None
 
 
 def test_however_noisy_the_machine_what_cannot_be_told_apart_is_a_tie():
     fast, slow = make_candidate(4, 4), make_candidate(2, 8)
     answer = recommended(record(0, ok(130, noise=0.8), fast), record(1, ok(100, noise=0.5), slow))
     assert answer.chosen.number == 0
-    assert [one.number for one in answer.ties] == [1]
+    assert [candidate.number for candidate in answer.ties] == [1]
     assert "are within the noise of it" in answer.reasons[1]
     assert not [reason for reason in answer.reasons if "faster than the next best" in reason]
 
 
-def recommended(*records, allowed=None) -> Recommendation:
-    answer = recommend(records, allowed)
+def recommended(*records, allowed_bytes=None) -> Recommendation:
+    answer = recommend(records, allowed_bytes)
     assert isinstance(answer, Recommendation)
     return answer
 
@@ -144,8 +149,8 @@ def test_a_candidate_is_ranked_once_by_all_its_probes():
         record(0, ok(110), fast), record(1, ok(100), slow), record(2, ok(80), fast)
     )
     assert answer.chosen.number == 1
-    (other,) = (*answer.ties, *answer.runners_up)
-    assert (other.number, other.readings) == (0, 2)
+    (second,) = (*answer.ties, *answer.runners_up)
+    assert (second.number, second.readings) == (0, 2)
 
 
 def test_a_candidate_that_fails_when_measured_again_is_not_recommended():
@@ -162,8 +167,8 @@ def test_a_candidate_that_fails_when_measured_again_is_not_recommended():
     assert answer.rejected["oom"] == (2,)
 
 
-def speed(one):
-    return -one.tokens_per_s
+def speed(ranked_candidate):
+    return -ranked_candidate.tokens_per_s
 
 
 def test_a_stubbed_noisy_device_yields_a_tie_and_the_one_with_more_memory_left():
@@ -176,9 +181,14 @@ def test_a_stubbed_noisy_device_yields_a_tie_and_the_one_with_more_memory_left()
     ]
     answer = recommended(*records)
     assert answer.chosen.candidate == lean
-    assert [one.candidate for one in answer.ties] == [hungry]
+    assert [candidate.candidate for candidate in answer.ties] == [hungry]
     assert "takes 1 GiB less memory" in answer.reasons[0]
-    few = recommended(*records[:4])
-    again = contenders(sorted([few.chosen, *few.ties, *few.runners_up], key=speed), 0.03)
-    keys = {one.candidate.key for one in again}
+    recommendation = recommended(*records[:4])
+    again = contenders(
+        sorted(
+            [recommendation.chosen, *recommendation.ties, *recommendation.runners_up], key=speed
+        ),
+        0.03,
+    )
+    keys = {candidate.candidate.key for candidate in again}
     assert keys == {lean.key, hungry.key}  # two readings each do not tell

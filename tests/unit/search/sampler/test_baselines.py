@@ -19,7 +19,11 @@ DISTRIBUTIONS = {
 ALL = [
     dict(zip(DISTRIBUTIONS, v, strict=True)) for v in product([1, 2, 4, 8], "abc", [False, True])
 ]
-FEASIBLE = [one for one in ALL if one["micro"] != 4 and not (one["kernel"] == "b" and one["free"])]
+FEASIBLE = [
+    params
+    for params in ALL
+    if params["micro"] != 4 and not (params["kernel"] == "b" and params["free"])
+]
 
 
 def make_study(opening=(), seed=0, lean=None, name="tpe"):
@@ -36,21 +40,21 @@ def value_of(params):
 
 def run(study, count, outcome=lambda params: TrialState.COMPLETE):
     """Ask and tell; what was asked."""
-    asked = []
+    proposals = []
     for _ in range(count):
         trial = study.ask(DISTRIBUTIONS)
         state = outcome(trial.params)
         study.tell(trial, value_of(trial.params) if state == TrialState.COMPLETE else None, state)
-        asked.append(dict(trial.params))
-    return asked
+        proposals.append(dict(trial.params))
+    return proposals
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp", "random", "grid"])
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
 def test_a_small_space_is_exhausted_exactly(name, state):
     study = make_study(name=name)
-    asked = run(study, len(FEASIBLE), lambda params: state)
-    assert sorted(map(str, asked)) == sorted(map(str, FEASIBLE))
+    proposals = run(study, len(FEASIBLE), lambda params: state)
+    assert sorted(map(str, proposals)) == sorted(map(str, FEASIBLE))
     with pytest.raises(RuntimeError, match="every candidate has been probed"):
         study.ask(DISTRIBUTIONS)
 
@@ -61,8 +65,8 @@ def test_the_grid_is_walked_in_its_order():
 
 def test_running_trials_are_not_proposed_again():
     study = make_study()
-    asked = [dict(study.ask(DISTRIBUTIONS).params) for _ in range(len(FEASIBLE))]
-    assert sorted(map(str, asked)) == sorted(map(str, FEASIBLE))
+    proposals = [dict(study.ask(DISTRIBUTIONS).params) for _ in range(len(FEASIBLE))]
+    assert sorted(map(str, proposals)) == sorted(map(str, FEASIBLE))
 
 
 def test_the_opening_comes_first_and_in_order():
@@ -78,15 +82,15 @@ def test_an_opening_that_is_infeasible_is_passed_over():
 def test_the_leanest_come_next_until_something_fits():
     lean = FEASIBLE[::-1]
     study = make_study([FEASIBLE[4]], lean=lean)
-    asked = run(study, 4, lambda params: TrialState.PRUNED)
-    assert asked == [FEASIBLE[4], *lean[:3]]
-    over = study.ask(DISTRIBUTIONS)
-    assert dict(over.params) == lean[3]
-    over.set_constraint("memory", 5.0)
-    study.tell(over, 100.0)
+    proposals = run(study, 4, lambda params: TrialState.PRUNED)
+    assert proposals == [FEASIBLE[4], *lean[:3]]
+    next_trial = study.ask(DISTRIBUTIONS)
+    assert dict(next_trial.params) == lean[3]
+    next_trial.set_constraint("memory", 5.0)
+    study.tell(next_trial, 100.0)
     assert run(study, 1) == [lean[4]]
-    after = run(study, 5)
-    assert after != lean[5:10]
+    later = run(study, 5)
+    assert later != lean[5:10]
 
 
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
@@ -94,10 +98,10 @@ def test_what_is_left_out_is_never_proposed(state):
     study = make_study([FEASIBLE[0], FEASIBLE[1]])
     out = [FEASIBLE[0], *FEASIBLE[4:8]]
     study.sampler.leave_out(out)
-    kept = [one for one in FEASIBLE if one not in out]
-    asked = run(study, len(kept), lambda params: state)
-    assert asked[0] == FEASIBLE[1]
-    assert sorted(map(str, asked)) == sorted(map(str, kept))
+    allowed_params = [params for params in FEASIBLE if params not in out]
+    proposals = run(study, len(allowed_params), lambda params: state)
+    assert proposals[0] == FEASIBLE[1]
+    assert sorted(map(str, proposals)) == sorted(map(str, allowed_params))
     with pytest.raises(RuntimeError, match="every candidate has been probed"):
         study.ask(DISTRIBUTIONS)
 
@@ -111,27 +115,27 @@ def test_what_is_no_longer_left_out_is_proposed_again():
 
 
 def test_the_same_seed_gives_the_same_sequence():
-    one, again, other = (run(make_study(seed=seed), 15) for seed in (1, 1, 2))
-    assert one == again
-    assert one != other
+    first, again, third = (run(make_study(seed=seed), 15) for seed in (1, 1, 2))
+    assert first == again
+    assert first != third
 
 
 def test_a_failed_trial_may_be_proposed_again():
     study = make_study([FEASIBLE[0]])
     states = [TrialState.FAIL, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
-    asked = [run(study, 1, lambda params, s=state: s)[0] for state in states]
-    assert asked[:3] == [FEASIBLE[0]] * 3
-    assert asked[3] != FEASIBLE[0]
+    proposals = [run(study, 1, lambda params, s=state: s)[0] for state in states]
+    assert proposals[:3] == [FEASIBLE[0]] * 3
+    assert proposals[3] != FEASIBLE[0]
 
 
 def test_once_it_has_seen_enough_it_looks_where_it_is_good():
     late = []
     for seed in range(8):
         study = make_study(seed=seed)
-        asked = run(study, 10)
-        late += asked[STARTUP_TRIALS + 1 :]
-    share = sum(one["micro"] == 8 for one in late) / len(late)
-    assert share > 1.3 * sum(one["micro"] == 8 for one in FEASIBLE) / len(FEASIBLE)
+        proposals = run(study, 10)
+        late += proposals[STARTUP_TRIALS + 1 :]
+    share = sum(params["micro"] == 8 for params in late) / len(late)
+    assert share > 1.3 * sum(params["micro"] == 8 for params in FEASIBLE) / len(FEASIBLE)
 
 
 def test_tpe_puts_a_pruned_trial_with_a_violated_constraint_among_the_infeasible():
@@ -148,14 +152,14 @@ def test_tpe_puts_a_pruned_trial_with_a_violated_constraint_among_the_infeasible
     study.tell(good, 1.0)
     trials = study.get_trials()
 
-    def below(count):
+    def count_below(count):
         return {trial.number for trial in _split_trials(study, trials, count)[0]}
 
     # Completed first, then pruned ones that fit, then the violated in order of their violation.
-    assert below(1) == {4}
-    assert below(3) == {4, 0, 3}
-    assert below(4) == {4, 0, 3, 2}
-    assert below(5) == {4, 0, 3, 2, 1}
+    assert count_below(1) == {4}
+    assert count_below(3) == {4, 0, 3}
+    assert count_below(4) == {4, 0, 3, 2}
+    assert count_below(5) == {4, 0, 3, 2, 1}
 
 
 def reported(study, value):
@@ -179,9 +183,9 @@ def test_a_probe_below_the_best_stable_result_is_stopped():
 
 def test_a_result_over_the_headroom_stops_nobody():
     study = make_study()
-    over = study.ask(DISTRIBUTIONS)
-    over.set_constraint("memory", 1.0)
-    study.tell(over, 1000.0)
+    next_trial = study.ask(DISTRIBUTIONS)
+    next_trial.set_constraint("memory", 1.0)
+    study.tell(next_trial, 1000.0)
     fits = study.ask(DISTRIBUTIONS)
     fits.set_constraint("memory", -5.0)
     study.tell(fits, 10.0)

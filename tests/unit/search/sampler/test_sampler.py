@@ -42,8 +42,11 @@ def peak_of(params):
 def make_sampler(candidates=CANDIDATES, *, expected=None, **options):
     if expected is None:
         expected = [
-            Expected(speed=speed_of(one) * (0.8 if one["save"] else 1.0), peak_bytes=peak_of(one))
-            for one in candidates
+            Expected(
+                speed=speed_of(params) * (0.8 if params["save"] else 1.0),
+                peak_bytes=peak_of(params),
+            )
+            for params in candidates
         ]
     options = {"allowed_bytes": ALLOWED, "residual": Residual(relative_sigma=0.02), **options}
     return EstimateGuidedSampler(DISTRIBUTIONS, candidates, expected, **options)
@@ -76,14 +79,14 @@ def test_the_first_is_the_fastest_expected_that_fits():
 
 def test_measurements_correct_what_was_expected_of_like_candidates():
     study = make_study()
-    asked = []
+    proposals = []
     for _ in range(5):
         trial, params = ask(study)
         tell(study, trial)
-        asked.append(params)
+        proposals.append(params)
     best = max((c for c in CANDIDATES if peak_of(c) <= ALLOWED), key=truth)
-    assert best in asked
-    assert any(one["kernel"] == "b" for one in asked[1:3])
+    assert best in proposals
+    assert any(params["kernel"] == "b" for params in proposals[1:3])
 
 
 def test_what_fits_for_certain_is_preferred_to_what_may_not():
@@ -94,12 +97,12 @@ def test_what_fits_for_certain_is_preferred_to_what_may_not():
 
 def test_an_out_of_memory_moves_what_is_expected_of_all():
     study = make_study(make_sampler(residual=Residual(relative_sigma=0.02, bias_sigma=0.5)))
-    before = study.sampler.beliefs(study).fits
+    fits_before = study.sampler.beliefs(study).fits
     trial, params = ask(study)
     tell(study, trial, peak=1.8 * ALLOWED)
-    after = study.sampler.beliefs(study).fits
-    assert all(after <= before + 1e-3)
-    assert after[CANDIDATES.index({"micro": 4, "kernel": "a", "save": False})] < 0.5
+    fits_after = study.sampler.beliefs(study).fits
+    assert all(fits_after <= fits_before + 1e-3)
+    assert fits_after[CANDIDATES.index({"micro": 4, "kernel": "a", "save": False})] < 0.5
 
 
 def test_an_out_of_memory_that_was_expected_says_nothing_new():
@@ -140,12 +143,12 @@ def test_a_stopped_probe_is_a_reading_too():
 
 def test_every_candidate_is_proposed_once_and_then_none():
     study = make_study()
-    asked = []
+    proposals = []
     for _ in CANDIDATES:
         trial, params = ask(study)
         tell(study, trial)
-        asked.append(params)
-    assert sorted(map(str, asked)) == sorted(map(str, CANDIDATES))
+        proposals.append(params)
+    assert sorted(map(str, proposals)) == sorted(map(str, CANDIDATES))
     assert study.sampler.gain(study) == 0.0
     with pytest.raises(RuntimeError, match="every candidate has been probed"):
         ask(study)
@@ -153,7 +156,7 @@ def test_every_candidate_is_proposed_once_and_then_none():
 
 def test_what_is_left_out_is_not_proposed_until_it_is_let_in_again():
     study = make_study()
-    study.sampler.leave_out([one for one in CANDIDATES if one["kernel"] == "c"])
+    study.sampler.leave_out([params for params in CANDIDATES if params["kernel"] == "c"])
     assert ask(study)[1]["kernel"] == "b"
     study.sampler.leave_out([])
     assert ask(study)[1]["kernel"] == "c"
@@ -173,23 +176,23 @@ def test_the_same_trials_give_the_same_proposals():
 
 def test_times_are_minimised_as_speeds_are_maximised():
     study = make_study(direction="minimize")
-    asked = []
+    proposals = []
     for _ in range(5):
         trial, params = ask(study)
         tell(study, trial, value=1000 / truth(params))
-        asked.append(params)
-    assert max((c for c in CANDIDATES if peak_of(c) <= ALLOWED), key=truth) in asked
+        proposals.append(params)
+    assert max((c for c in CANDIDATES if peak_of(c) <= ALLOWED), key=truth) in proposals
 
 
 def test_without_estimates_it_still_learns_which_values_are_good():
     plain = [Expected()] * len(CANDIDATES)
-    found = []
+    speeds = []
     study = make_study(make_sampler(expected=plain, allowed_bytes=None))
     for _ in range(10):
         trial, params = ask(study)
         study.tell(trial, truth(params))
-        found.append(truth(params))
-    assert max(found) >= 0.98 * max(map(truth, CANDIDATES))
+        speeds.append(truth(params))
+    assert max(speeds) >= 0.98 * max(map(truth, CANDIDATES))
 
 
 def test_earlier_readings_order_the_first_guess():
@@ -203,7 +206,7 @@ def test_earlier_readings_order_the_first_guess():
         for kernel, factor in (("a", 1.0), ("b", 1.6), ("c", 0.8))
     ]
     assert ask(make_study(make_sampler(history=history)))[1]["kernel"] == "b"
-    vague = [Reading(**{**vars(one), "sd": 5.0}) for one in history]
+    vague = [Reading(**{**vars(reading), "sd": 5.0}) for reading in history]
     assert ask(make_study(make_sampler(history=vague)))[1]["kernel"] == "c"
 
 
@@ -216,12 +219,12 @@ def test_equal_numbers_are_the_same_candidate_whatever_their_type():
     space = {"x": optuna.distributions.FloatDistribution(0, 8)}
     sampler = EstimateGuidedSampler(space, [{"x": n} for n in (1, 2, 4)])
     study = make_study(sampler)
-    asked = []
+    proposals = []
     for _ in range(3):
         trial = study.ask(space)
         study.tell(trial, trial.params["x"])
-        asked.append(trial.params["x"])
-    assert sorted(asked) == [1, 2, 4]
+        proposals.append(trial.params["x"])
+    assert sorted(proposals) == [1, 2, 4]
 
 
 def test_a_candidate_that_failed_once_is_not_the_best_any_more():
@@ -240,34 +243,34 @@ def test_a_candidate_that_failed_once_is_not_the_best_any_more():
 
 def objective(trial):
     params = {
-        name: trial.suggest_categorical(name, one.choices) for name, one in DISTRIBUTIONS.items()
+        name: trial.suggest_categorical(name, knob.choices) for name, knob in DISTRIBUTIONS.items()
     }
     trial.suggest_float("lr", 1e-5, 1e-3)  # nothing to do with the candidates
     return truth(params)
 
 
-def chosen(study):
-    return [tuple(one.params[name] for name in DISTRIBUTIONS) for one in study.trials]
+def proposed_params(study):
+    return [tuple(trial.params[name] for name in DISTRIBUTIONS) for trial in study.trials]
 
 
 def test_parameters_outside_the_candidates_do_not_hide_whose_trial_it_is():
     study = make_study()
     study.optimize(objective, n_trials=6)
-    assert len(set(chosen(study))) == 6
+    assert len(set(proposed_params(study))) == 6
     assert study.best_trial.params["kernel"] == "b"
 
 
 def test_optimize_ends_when_every_candidate_was_proposed():
     study = make_study(make_sampler(CANDIDATES[:5]))
     study.optimize(objective, n_trials=100)
-    assert len(study.trials) == len(set(chosen(study))) == 5
-    assert {one.state for one in study.trials} == {TrialState.COMPLETE}
+    assert len(study.trials) == len(set(proposed_params(study))) == 5
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
 
 
 def test_threads_get_different_candidates():
     study = make_study()
     study.optimize(objective, n_trials=20, n_jobs=4)
-    assert len(set(chosen(study))) == 20
+    assert len(set(proposed_params(study))) == 20
 
 
 @pytest.mark.parametrize("value", [math.inf, 0.0, -1.0])

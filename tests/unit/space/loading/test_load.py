@@ -52,12 +52,12 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(folder):
     ],
 )
 def test_an_unknown_name_in_a_section_gets_its_nearest_name(folder, text, name):
-    found = problems(folder, text)
-    assert ("job:3", f"did you mean `{name}`?") in [(where, hint) for where, _, hint in found]
+    reported = problems(folder, text)
+    assert ("job:3", f"did you mean `{name}`?") in [(where, hint) for where, _, hint in reported]
 
 
 def test_all_problems_are_told_at_once(folder):
-    found = problems(
+    reported = problems(
         folder,
         """bogus: 1
 tuning: prefix
@@ -75,10 +75,10 @@ search_space: null
         "nonsense",
         "los_type=nll",
     )
-    lines = sorted(where for where, _, _ in found)
+    lines = sorted(where for where, _, _ in reported)
     assert lines == sorted(
         ["--set", "--set", *(f"job:{n}" for n in (3, 4, 5, 6, 6, 8, 9, 11, 12))]
-    ), found
+    ), reported
 
 
 def test_a_missing_model_and_a_wrong_field_and_a_missing_path_are_told_together(folder):
@@ -107,8 +107,8 @@ def test_a_missing_model_and_a_wrong_field_and_a_missing_path_are_told_together(
 )
 def test_a_wrong_model_or_dataset_is_a_users_error(folder, text):
     file = folder / "job.yaml"
-    other = "dataset: ./d\n" if text.startswith("model") else "model: ./m\n"
-    file.write_text(other + text + "\n", encoding="utf-8")
+    rest_of_job = "dataset: ./d\n" if text.startswith("model") else "model: ./m\n"
+    file.write_text(rest_of_job + text + "\n", encoding="utf-8")
     with pytest.raises(UserError) as caught:
         load_job(file)
     assert {problem.where for problem in caught.value.problems} == {f"{file}:2"}
@@ -166,8 +166,10 @@ def test_a_wrong_value_is_one_users_error_with_its_line(folder, text):
 
 
 def test_the_error_of_one_section_does_not_hide_another(folder):
-    found = problems(folder, "fixed: 4\ntraining: {optim: adamw_torch}\nrecipe: {packing: [1]}\n")
-    assert [where for where, _, _ in found] == ["job:3", "job:5"]
+    reported = problems(
+        folder, "fixed: 4\ntraining: {optim: adamw_torch}\nrecipe: {packing: [1]}\n"
+    )
+    assert [where for where, _, _ in reported] == ["job:3", "job:5"]
 
 
 def test_a_set_value_is_a_job_field_a_part_of_one_a_knob_or_a_training_field(folder):
@@ -231,8 +233,8 @@ def test_a_wrong_set_value_is_a_users_error(folder, sets):
 
 
 def test_only_what_was_set_is_blamed_on_the_flag(folder):
-    found = problems(folder, "fixed: {loss_type: mse}\n", "packing=3")
-    assert sorted(where for where, _, _ in found) == ["--set", "job:3"]
+    reported = problems(folder, "fixed: {loss_type: mse}\n", "packing=3")
+    assert sorted(where for where, _, _ in reported) == ["--set", "job:3"]
 
 
 @pytest.mark.parametrize("text", ["method=dpo", 'method="dpo"', "method='dpo'"])

@@ -28,7 +28,7 @@ def test_eight_bits_are_a_choice_of_quantised_bases_alone(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "needed"),
+    ("text", "requirement"),
     [
         (
             "fixed: {pin_memory: false}\n",
@@ -50,10 +50,10 @@ def test_eight_bits_are_a_choice_of_quantised_bases_alone(folder):
         ("recipe: {overlap_comm: [true, false]}\n", "fixed: {distributed_type: DEEPSPEED}"),
     ],
 )
-def test_settings_of_what_is_not_offloaded_are_refused(folder, text, needed):
+def test_settings_of_what_is_not_offloaded_are_refused(folder, text, requirement):
     ((_, what, _),) = problems(folder, text)
     name = next(n for n in ("nvme_path", "pin_memory", "overlap_comm") if n in text)
-    assert what == f"`{name}` needs `{needed}`"
+    assert what == f"`{name}` needs `{requirement}`"
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ def test_settings_of_what_may_be_offloaded_are_taken(folder, text):
 @pytest.mark.parametrize("value", ["null", "5", "[/a]", "fast", "~/fast", "''"])
 def test_a_disk_is_an_absolute_folder(folder, value):
     text = f"fixed: {{offload_optimizer_device: nvme, nvme_path: {value}}}\n"
-    found = problems(folder, text)
-    assert [(where, hint) for where, _, hint in found] == [
+    reported = problems(folder, text)
+    assert [(where, hint) for where, _, hint in reported] == [
         ("job:3", "name one on an NVMe disk, like `/local_nvme`")
     ]
-    assert found[0][1].startswith("`nvme_path` must be an absolute folder, but got `")
+    assert reported[0][1].startswith("`nvme_path` must be an absolute folder, but got `")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("fixed: {per_device_train_batch_size: 5}\n", "divide the global batch of 14"),
         (
@@ -100,9 +100,9 @@ def test_a_disk_is_an_absolute_folder(folder, value):
         ),
     ],
 )
-def test_what_micro_batches_have_to_make_up_is_a_processs_share(folder, text, said):
+def test_what_micro_batches_have_to_make_up_is_a_processs_share(folder, text, message):
     ((_, what, _),) = problems(folder, f"global_batch_size: 14\n{text}")
-    assert what.endswith(f" not {said}")
+    assert what.endswith(f" not {message}")
 
 
 @pytest.mark.parametrize("value", ["lots", "-3", "true"])

@@ -22,7 +22,7 @@ def sharding(stage=3, processes=8, **fields):
     )
 
 
-def made(stage=3, hidden=1000, device_kind="cuda", flat=None, **fields):
+def deepspeed_file(stage=3, hidden=1000, device_kind="cuda", flat=None, **fields):
     return deepspeed_config(
         sharding(stage, **fields), FLAT | (flat or {}), hidden, device_kind=device_kind
     )
@@ -31,11 +31,11 @@ def made(stage=3, hidden=1000, device_kind="cuda", flat=None, **fields):
 def leaves(data, path=""):
     """Every value and where it stands."""
     for name, value in data.items():
-        here = f"{path}.{name}" if path else name
+        name_in_file = f"{path}.{name}" if path else name
         if isinstance(value, dict):
-            yield from leaves(value, here)
+            yield from leaves(value, name_in_file)
         else:
-            yield here, value
+            yield name_in_file, value
 
 
 ALL = [
@@ -48,16 +48,16 @@ ALL = [
 
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_nothing_is_left_open_but_the_whole_batch(case):
-    file = made(**case)
-    found = dict(leaves(file))
-    assert not [name for name, value in found.items() if value in ("auto", None)]
+    file = deepspeed_file(**case)
+    values = dict(leaves(file))
+    assert not [name for name, value in values.items() if value in ("auto", None)]
     assert "train_batch_size" not in file
     assert json.loads(json.dumps(file)) == file
     assert ("aio" in file) == ("nvme" in case.values())
 
 
 def test_the_trainers_own_numbers_arrive():
-    file = made()
+    file = deepspeed_file()
     assert file["train_micro_batch_size_per_gpu"] == 4
     assert file["gradient_accumulation_steps"] == 2
     assert file["gradient_clipping"] == 0.5
@@ -65,30 +65,30 @@ def test_the_trainers_own_numbers_arrive():
 
 
 def test_a_trainer_that_does_not_clip_has_deepspeed_not_clip_either():
-    assert "gradient_clipping" not in made(flat={"max_grad_norm": None})
-    assert made(flat={"max_grad_norm": 0})["gradient_clipping"] == 0.0
+    assert "gradient_clipping" not in deepspeed_file(flat={"max_grad_norm": None})
+    assert deepspeed_file(flat={"max_grad_norm": 0})["gradient_clipping"] == 0.0
 
 
 def test_half_precision_scales_its_loss_by_itself():
-    scaled = made(flat={"bf16": False, "fp16": True})["fp16"]
+    scaled = deepspeed_file(flat={"bf16": False, "fp16": True})["fp16"]
     assert (scaled["enabled"], scaled["loss_scale"]) == (True, 0)
     assert scaled["initial_scale_power"] == 16
 
 
 def test_buckets_follow_the_hidden_size():
-    zero = made(hidden=1000)["zero_optimization"]
+    zero = deepspeed_file(hidden=1000)["zero_optimization"]
     assert zero["reduce_bucket_size"] == 1_000_000
     assert zero["stage3_prefetch_bucket_size"] == 900_000
     assert zero["stage3_param_persistence_threshold"] == 10_000
-    lower = made(stage=2, hidden=1000)["zero_optimization"]
+    lower = deepspeed_file(stage=2, hidden=1000)["zero_optimization"]
     assert lower["allgather_bucket_size"] == 1_000_000
     assert not [name for name in lower if name.startswith("stage3")]
 
 
 @pytest.mark.parametrize(("device_kind", "pinned"), [("cuda", True), ("cpu", False)])
 def test_memory_is_pinned_for_gpus_alone(device_kind, pinned):
-    both = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
-    zero = made(device_kind=device_kind, **both)["zero_optimization"]
+    offloads = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    zero = deepspeed_file(device_kind=device_kind, **offloads)["zero_optimization"]
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": pinned}
     assert zero["offload_param"] == {"device": "cpu", "pin_memory": pinned}
 
@@ -102,7 +102,7 @@ def test_a_process_reads_its_part_of_the_largest_weight_from_disk_at_once():
 
 
 def test_auto_stands_where_the_trainer_fills_it_in_and_nowhere_else():
-    plain = dict(leaves(made()))
+    plain = dict(leaves(deepspeed_file()))
     auto = dict(leaves(auto_config(sharding(), FLAT, 1000, device_kind="cuda")))
     assert plain.keys() == auto.keys()
     assert {name for name, value in auto.items() if value == "auto"} == set(FILLED_BY_TRAINER)
@@ -117,7 +117,7 @@ def test_auto_has_no_thresholds_of_a_stage_that_is_not_there():
 
 
 def test_a_model_without_a_hidden_size_gets_deepspeeds_defaults():
-    zero = made(hidden=None)["zero_optimization"]
+    zero = deepspeed_file(hidden=None)["zero_optimization"]
     assert zero["reduce_bucket_size"] == 500_000_000
     assert zero["stage3_prefetch_bucket_size"] == 50_000_000
     assert zero["stage3_param_persistence_threshold"] == 100_000

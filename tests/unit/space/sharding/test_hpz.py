@@ -22,10 +22,10 @@ FLAT = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max
 
 def sizes(count, nodes, **fixed):
     space = make_space(job_of(count, nodes, fixed=fixed), facts())
-    return {one[HPZ] for one in space.candidates}
+    return {candidate[HPZ] for candidate in space.candidates}
 
 
-def refused(words, count=8, nodes=1, **changes):
+def refusals(words, count=8, nodes=1, **changes):
     with pytest.raises(UserError, match=words) as caught:
         make_space(job_of(count, nodes, **changes), facts())
     return caught.value.problems
@@ -41,37 +41,40 @@ def test_a_machine_is_a_group_where_there_are_several():
 def test_only_stage_3_with_its_weights_on_the_device_has_groups():
     job = job_of(2, 2, fixed={"optim": "adamw_torch"})
     space = make_space(job, facts())
-    ways = {(one["zero_stage"], one["offload_param_device"]) for one in space.candidates}
+    ways = {
+        (candidate["zero_stage"], candidate["offload_param_device"])
+        for candidate in space.candidates
+    }
     assert {(0, "none"), (2, "none"), (3, "none"), (3, "cpu")} <= ways
-    again = [one for one in space.candidates if one[HPZ] == 2]
-    grouped = {(one["zero_stage"], one["offload_param_device"]) for one in again}
+    again = [candidate for candidate in space.candidates if candidate[HPZ] == 2]
+    grouped = {(candidate["zero_stage"], candidate["offload_param_device"]) for candidate in again}
     assert grouped == {(3, "none")}
-    assert {strategy(one) for one in again} == {"ZeRO-3+hpz-2", "ZeRO-3+adam-cpu+hpz-2"}
+    assert {strategy(candidate) for candidate in again} == {"ZeRO-3+hpz-2", "ZeRO-3+adam-cpu+hpz-2"}
 
 
 def test_other_sizes_are_asked_for():
     assert sizes(8, 1, **{**ZERO, HPZ: 4}) == {4}
     space = make_space(job_of(8, 2, fixed=ZERO, recipe={HPZ: [1, 2, 4]}), facts())
-    assert {one[HPZ] for one in space.candidates} == {1, 2, 4}
+    assert {candidate[HPZ] for candidate in space.candidates} == {1, 2, 4}
 
 
 @pytest.mark.parametrize("size", [3, 8, 16])
 def test_a_size_that_makes_no_groups_is_refused_with_those_that_do(size):
-    (one,) = refused("do not divide", fixed={**ZERO, HPZ: size})
-    assert one.what == f"groups of {size} do not divide 8 processes into several"
-    assert one.hint == "choose 1 or 2 or 4"
+    (problem,) = refusals("do not divide", fixed={**ZERO, HPZ: size})
+    assert problem.what == f"groups of {size} do not divide 8 processes into several"
+    assert problem.hint == "choose 1 or 2 or 4"
 
 
 def test_one_process_is_no_group_of_several():
     for count, fixed in ((1, {}), (4, {"num_processes": 1})):
-        (one,) = refused("do not divide 1 process", count=count, fixed={**fixed, HPZ: 2})
-        assert one.hint == "choose 1"
+        (problem,) = refusals("do not divide 1 process", count=count, fixed={**fixed, HPZ: 2})
+        assert problem.hint == "choose 1"
 
 
 def test_a_group_without_stage_3_or_beside_offloaded_weights_is_refused():
-    refused("Only ZeRO-3 divides weights", fixed={**ZERO, "zero_stage": 2, HPZ: 4})
+    refusals("Only ZeRO-3 divides weights", fixed={**ZERO, "zero_stage": 2, HPZ: 4})
     away = {**THREE, "offload_param_device": "cpu", HPZ: 4}
-    refused("the second copy of weights where it offloads", fixed=away)
+    refusals("the second copy of weights where it offloads", fixed=away)
 
 
 def test_a_second_model_is_refused_as_deepspeed_refuses_it():
@@ -88,49 +91,59 @@ def test_a_second_model_is_refused_as_deepspeed_refuses_it():
 
 
 def test_deepspeed_is_told_the_size():
-    told = sharding_of({**ZERO, HPZ: 4}, 8)
-    assert deepspeed_of(told, FLAT, make_facts("cuda"))["zero_optimization"][HPZ] == 4
+    sharding = sharding_of({**ZERO, HPZ: 4}, 8)
+    assert deepspeed_of(sharding, FLAT, make_facts("cuda"))["zero_optimization"][HPZ] == 4
     two = sharding_of({**ZERO, "zero_stage": 2}, 8)
     assert HPZ not in deepspeed_of(two, FLAT, make_facts("cuda"))["zero_optimization"]
 
 
-def both(job, here):
-    first = {one[HPZ]: one for one in reversed(make_space(job, here).candidates)}
-    before = dataclasses.replace(make_estimate(500, tokens_per_s=100.0), step_time_s=1.0)
-    return {size: with_exchange(before, settings(job, here, one)) for size, one in first.items()}
+def estimates_by_size(job, facts_here):
+    first = {
+        candidate[HPZ]: candidate for candidate in reversed(make_space(job, facts_here).candidates)
+    }
+    estimate = dataclasses.replace(make_estimate(500, tokens_per_s=100.0), step_time_s=1.0)
+    return {
+        size: with_exchange(estimate, settings(job, facts_here, candidate))
+        for size, candidate in first.items()
+    }
 
 
 def test_a_group_gathers_over_the_links_of_its_machine():
-    job, here = job_of(2, 2, fixed=ZERO), facts("h100-pcie")
+    job, facts_here = job_of(2, 2, fixed=ZERO), facts("h100-pcie")
     job = job.model_copy(update={"recipe": {HPZ: [1, 2]}})
-    large = dataclasses.replace(here.model, parameters=7 * 10**9)
-    here = dataclasses.replace(here, model=large)
-    one = next(c for c in make_space(job, here).candidates if c[HPZ] == 2)
-    what = exchanged(settings(job, here, one))
+    large = dataclasses.replace(facts_here.model, parameters=7 * 10**9)
+    facts_here = dataclasses.replace(facts_here, model=large)
+    candidate = next(c for c in make_space(job, facts_here).candidates if c[HPZ] == 2)
+    what = exchanged(settings(job, facts_here, candidate))
     assert what.link_bytes_per_s < what.group_bytes_per_s
-    told = both(job, here)
-    assert told[2].step_time_s < told[1].step_time_s
-    assert "in groups of 2 at" in told[2].notes[-1] and "groups" not in told[1].notes[-1]
+    estimates = estimates_by_size(job, facts_here)
+    assert estimates[2].step_time_s < estimates[1].step_time_s
+    assert "in groups of 2 at" in estimates[2].notes[-1] and "groups" not in estimates[1].notes[-1]
 
 
 def test_a_group_over_several_machines_gathers_over_the_network():
-    job, here = job_of(2, 4, fixed={**ZERO, HPZ: 4}), facts()
-    what = exchanged(settings(job, here, make_space(job, here).candidates[0]))
+    job, facts_here = job_of(2, 4, fixed={**ZERO, HPZ: 4}), facts()
+    what = exchanged(settings(job, facts_here, make_space(job, facts_here).candidates[0]))
     assert what.group_bytes_per_s == what.link_bytes_per_s
 
 
 def test_a_small_model_stays_gathered_and_gains_nothing_but_between_micro_steps():
     """Adapters with checkpointing are the exception: there weights are gathered again."""
-    here = facts()
-    small = dataclasses.replace(here.model, parameters=10**8)
-    here = dataclasses.replace(here, model=small)
+    facts_here = facts()
+    small = dataclasses.replace(facts_here.model, parameters=10**8)
+    facts_here = dataclasses.replace(facts_here, model=small)
 
-    def kept(tuning, checkpointing):
+    def kept_bytes(tuning, checkpointing):
         fixed = {**ZERO, "gradient_checkpointing": checkpointing}
         job = make_job(
             devices={"count": 8}, global_batch_size=32, tuning=tuning, fixed=fixed, precision="bf16"
         )
-        return exchanged(settings(job, here, make_space(job, here).candidates[0])).kept
+        return exchanged(settings(job, facts_here, make_space(job, facts_here).candidates[0])).kept
 
-    assert kept("full", True) == kept("full", False) == kept("lora", False) == 2 * 10**8
-    assert kept("lora", True) == 0
+    assert (
+        kept_bytes("full", True)
+        == kept_bytes("full", False)
+        == kept_bytes("lora", False)
+        == 2 * 10**8
+    )
+    assert kept_bytes("lora", True) == 0

@@ -28,15 +28,15 @@ def space(kind="cuda", **fields):
     return make_space(make_job(devices={"kind": kind}, **fields), make_facts(kind))
 
 
-def ways(bound):
-    return {engine_name(sharding_of(one.values, 1)) for one in bound.candidates}
+def ways(space_of_job):
+    return {engine_name(sharding_of(candidate.values, 1)) for candidate in space_of_job.candidates}
 
 
 def refusal(**fields):
     with pytest.raises(UserError) as caught:
         space(**fields)
-    (one,) = caught.value.problems
-    return one.what
+    (problem,) = caught.value.problems
+    return problem.what
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -45,9 +45,9 @@ def refusal(**fields):
     [{}, {"num_processes": 1}, {"overlap_comm": False}, {"zero_hpz_partition_size": 1}],
 )
 def test_nobody_who_does_not_ask_has_a_larger_space(kind, fixed):
-    bound = space(kind, fixed=fixed)
-    assert not {knob.name for knob in bound.knobs} & set(KNOBS)
-    assert ways(bound) == {"a plain copy"}
+    bound_space = space(kind, fixed=fixed)
+    assert not {knob.name for knob in bound_space.knobs} & set(KNOBS)
+    assert ways(bound_space) == {"a plain copy"}
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "kto", "reward", "grpo", "rloo"])
@@ -55,25 +55,25 @@ def test_a_job_of_one_device_may_ask_for_it(method):
     rewards = {"reward_funcs": ["get_soft_overlong_punishment"], "max_length": None}
     online = rewards if method in ("grpo", "rloo") else {}
     job = make_job(method=method, devices={"kind": "cuda"}, fixed=TWO, **online)
-    bound = bind(load_definition(method), job, make_facts("cuda"))
-    assert ways(bound) == {NAME}
-    assert {one["num_processes"] for one in bound.candidates} == {1}
+    bound_space = bind(load_definition(method), job, make_facts("cuda"))
+    assert ways(bound_space) == {NAME}
+    assert {candidate["num_processes"] for candidate in bound_space.candidates} == {1}
 
 
 def test_with_and_without_are_compared_where_both_are_listed():
-    bound = space(recipe={"distributed_type": ["NO", "DEEPSPEED"]}, fixed={"zero_stage": 2})
-    assert ways(bound) == {NAME}
-    bound = space(recipe={"offload_optimizer_device": ["none", "cpu"], "zero_stage": [0, 2]})
-    assert ways(bound) == {"a plain copy", NAME}
-    free = [knob.name for knob in bound.free_knobs]
-    told = {describe(one, free).split(" ")[1] for one in bound.candidates}
-    assert told == {"plain", "ZeRO-2+adam-cpu"}
+    bound_space = space(recipe={"distributed_type": ["NO", "DEEPSPEED"]}, fixed={"zero_stage": 2})
+    assert ways(bound_space) == {NAME}
+    bound_space = space(recipe={"offload_optimizer_device": ["none", "cpu"], "zero_stage": [0, 2]})
+    assert ways(bound_space) == {"a plain copy", NAME}
+    free = [knob.name for knob in bound_space.free_knobs]
+    names = {describe(candidate, free).split(" ")[1] for candidate in bound_space.candidates}
+    assert names == {"plain", "ZeRO-2+adam-cpu"}
     assert "distributed_type" in free and "num_processes" not in free
 
 
 def test_all_ways_to_offload_are_tried_where_only_the_place_is_named():
-    found = ways(space(fixed={"offload_optimizer_device": "cpu"}))
-    assert found == {
+    names = ways(space(fixed={"offload_optimizer_device": "cpu"}))
+    assert names == {
         *(f"ZeRO-{stage}, optimizer on cpu" for stage in (1, 2, 3)),
         "ZeRO-3, optimizer on cpu, weights on cpu",
     }
@@ -101,41 +101,46 @@ def test_a_refusal_names_what_decides_and_which_pins_to_let_go_of():
 
 def test_one_process_of_several_devices_may_offload_too():
     job = make_job(devices={"kind": "cuda", "count": 4}, fixed={"num_processes": 1, **TWO})
-    found = {sharding_of(one.values, 4) for one in make_space(job, make_facts("cuda")).candidates}
-    assert {(one.num_processes, engine_name(one)) for one in found} == {(1, NAME)}
+    shardings = {
+        sharding_of(candidate.values, 4)
+        for candidate in make_space(job, make_facts("cuda")).candidates
+    }
+    assert {(sharding.num_processes, engine_name(sharding)) for sharding in shardings} == {
+        (1, NAME)
+    }
 
 
 def test_the_probe_and_the_estimate_are_told_of_a_group_of_one(tmp_path):
     job = make_job(devices={"kind": "cpu"}, fixed=TWO)
     facts = make_facts()
-    one = make_space(job, facts).candidates[0]
-    request = probe_request(job, facts, one, rows=tmp_path, output_dir="out", limit=None)
+    candidate = make_space(job, facts).candidates[0]
+    request = probe_request(job, facts, candidate, rows=tmp_path, output_dir="out", limit=None)
     assert request.shared.in_group and engine_name(request.shared) == NAME
     assert request.deepspeed["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert request.config["use_cpu"] is False and request.global_batch == 16
-    (task,) = variant_tasks(job, facts, [one], rows=tmp_path, limit=GIB, cache=None)
+    (task,) = variant_tasks(job, facts, [candidate], rows=tmp_path, limit=GIB, cache=None)
     assert task.request.sharding == request.sharding and task.request.devices == 1
 
 
 def test_a_step_is_longer_by_what_is_moved_to_the_host():
-    before = replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    estimate = replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
     job, facts = make_job(precision="bf16"), make_facts("cuda")
     steps = {}
     for name, knobs in (("two", TWO), ("three", THREE)):
         candidate = make_candidate(num_processes=1, **knobs)
-        after = with_exchange(before, settings(job, facts, candidate))
-        steps[name] = after.step_time_s
-        assert after.notes[-1].startswith("what is offloaded: ")
-        assert "at 20 GB/s" in after.notes[-1]
+        estimate_with_exchange = with_exchange(estimate, settings(job, facts, candidate))
+        steps[name] = estimate_with_exchange.step_time_s
+        assert estimate_with_exchange.notes[-1].startswith("what is offloaded: ")
+        assert "at 20 GB/s" in estimate_with_exchange.notes[-1]
         assert exchanged(settings(job, facts, candidate)).weights == 2 * facts.model.parameters
-        kept = kept_on_host(settings(job, facts, candidate), None)
-        assert kept >= (4 + 4 + 8) * facts.model.parameters
+        host_bytes = kept_on_host(settings(job, facts, candidate), None)
+        assert host_bytes >= (4 + 4 + 8) * facts.model.parameters
     assert 1.0 < steps["two"] < steps["three"]
     on_disk = make_candidate(num_processes=1, **{**THREE, "offload_param_device": "nvme"})
-    note = with_exchange(before, settings(job, facts, on_disk)).notes[-1]
+    note = with_exchange(estimate, settings(job, facts, on_disk)).notes[-1]
     assert "at 20 GB/s (on disk 6.5 read, 3.5 written)" in note
     on_cpu = with_exchange(
-        before, settings(job, make_facts(), make_candidate(num_processes=1, **TWO))
+        estimate, settings(job, make_facts(), make_candidate(num_processes=1, **TWO))
     )
     assert on_cpu.step_time_s == 1.0 and on_cpu.notes[-1] == NOT_MOVED
 
@@ -155,8 +160,8 @@ def test_what_offloads_is_proposed_for_a_single_gpu():
     assert not two.job.recipe and job.recipe
     facts = make_facts("cuda")
     assert engine_name(sharding_of(leanest(make_space(two.job, facts)).values, 1)) == NAME
-    (left,) = offloading(two.job, "cuda")
-    assert left.job.fixed == THREE
+    (change,) = offloading(two.job, "cuda")
+    assert change.job.fixed == THREE
     assert not list(offloading(three.job, "cuda")), "it is there already"
 
 
@@ -166,4 +171,6 @@ def test_it_is_proposed_to_nobody_else():
     assert not list(offloading(several, "cuda")), "there it is searched"
     ppo = make_job(method="ppo", max_length=None, devices={"kind": "cuda"})
     assert not list(offloading(ppo, "cuda"))
-    assert not any("offload" in one.text for one in single_changes(make_job(), make_candidate()))
+    assert not any(
+        "offload" in change.text for change in single_changes(make_job(), make_candidate())
+    )

@@ -25,26 +25,30 @@ def space(**fields):
 def problem(**fields):
     with pytest.raises(UserError) as caught:
         space(**fields)
-    (one,) = caught.value.problems
-    return one.where, one.what, one.hint
+    (problem,) = caught.value.problems
+    return problem.where, problem.what, problem.hint
 
 
 def test_by_default_every_device_trains():
-    job, bound = space(devices={"count": 4})
-    assert {one["num_processes"] for one in bound.candidates} == {4}
-    assert {rows_of_step(one, job) for one in bound.candidates} == {16}
+    job, bound_space = space(devices={"count": 4})
+    assert {candidate["num_processes"] for candidate in bound_space.candidates} == {4}
+    assert {rows_of_step(candidate, job) for candidate in bound_space.candidates} == {16}
 
 
 def test_fewer_train_where_that_is_asked_for_and_the_batch_stays():
-    job, bound = space(devices={"count": 8}, recipe={"num_processes": [8, 2, 1]})
-    assert {one["num_processes"] for one in bound.candidates} == {8, 2, 1}
-    assert {rows_of_step(one, job) for one in bound.candidates} == {16}
-    assert {one.micro_batch for one in bound.candidates if one["num_processes"] == 8} == {1, 2}
-    for one in bound.candidates:
-        alone = one["num_processes"] == 1
-        found = sharding_of(one.values, 8)
-        assert (one["distributed_type"] == "NO") == (alone and not found.offloads)
-        assert sharding_of(one.values, 8).num_processes == one["num_processes"]
+    job, bound_space = space(devices={"count": 8}, recipe={"num_processes": [8, 2, 1]})
+    assert {candidate["num_processes"] for candidate in bound_space.candidates} == {8, 2, 1}
+    assert {rows_of_step(candidate, job) for candidate in bound_space.candidates} == {16}
+    assert {
+        candidate.micro_batch
+        for candidate in bound_space.candidates
+        if candidate["num_processes"] == 8
+    } == {1, 2}
+    for candidate in bound_space.candidates:
+        single = candidate["num_processes"] == 1
+        sharding = sharding_of(candidate.values, 8)
+        assert (candidate["distributed_type"] == "NO") == (single and not sharding.offloads)
+        assert sharding_of(candidate.values, 8).num_processes == candidate["num_processes"]
 
 
 def test_rows_that_devices_cannot_share_name_batches_and_numbers_that_can():
@@ -52,44 +56,51 @@ def test_rows_that_devices_cannot_share_name_batches_and_numbers_that_can():
     assert (where, what) == ("global_batch_size", "16 rows cannot be divided among 7 devices")
     assert hint.startswith("the nearest batches that can are 14 or 21")
     assert hint.endswith("train on other numbers: `fixed: {num_processes: 4}`")
-    _, bound = space(devices={"count": 7}, fixed={"num_processes": 4})
-    assert bound.candidates
+    _, bound_space = space(devices={"count": 7}, fixed={"num_processes": 4})
+    assert bound_space.candidates
 
 
-@pytest.mark.parametrize("asked", [{"fixed": {"num_processes": 4}}])
+@pytest.mark.parametrize("count_asked_for", [{"fixed": {"num_processes": 4}}])
 @pytest.mark.parametrize("count", [1, 2])
-def test_no_more_processes_than_devices(asked, count):
-    where, what, hint = problem(devices={"count": count}, **asked)
+def test_no_more_processes_than_devices(count_asked_for, count):
+    where, what, hint = problem(devices={"count": count}, **count_asked_for)
     assert where == "num_processes"
     assert what.startswith(f"4 processes on {count} device(s)")
     assert hint == f"at most {count}, or raise devices.count"
 
 
 def test_a_space_that_does_not_say_how_devices_share_is_refused_before_any_probe():
-    own = parse_definition(shipped_space("sft").replace("include: sharding.yaml", ""), "mine.yaml")
+    definition = parse_definition(
+        shipped_space("sft").replace("include: sharding.yaml", ""), "mine.yaml"
+    )
     job = make_job(devices={"count": 2})
     with pytest.raises(UserError) as caught:
-        bind(own, job, make_facts())
-    (one,) = caught.value.problems
-    assert (one.where, one.hint) == ("mine.yaml", "add the line `include: sharding.yaml` to it")
+        bind(definition, job, make_facts())
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.hint) == (
+        "mine.yaml",
+        "add the line `include: sharding.yaml` to it",
+    )
     with pytest.raises(
         UserError, match="the job asks for 2 devices, and this space has no knobs"
     ) as caught:
-        bind(own, make_job(method="ppo", max_length=None, devices={"count": 2}), make_facts())
-    (one,) = caught.value.problems
-    assert one.hint.endswith("search_spaces/ppo.yaml: PPO trains with DDP alone")
+        bind(
+            definition, make_job(method="ppo", max_length=None, devices={"count": 2}), make_facts()
+        )
+    (problem,) = caught.value.problems
+    assert problem.hint.endswith("search_spaces/ppo.yaml: PPO trains with DDP alone")
 
 
 def test_the_devices_that_train_are_the_first_ones(tmp_path):
-    job, bound = space(devices={"count": 8}, recipe={"num_processes": [8, 2]})
+    job, bound_space = space(devices={"count": 8}, recipe={"num_processes": [8, 2]})
     facts = make_facts()
     device = dataclasses.replace(facts_of(find_kind("h100"), 16), index=1, peers=tuple(range(2, 9)))
     facts = dataclasses.replace(facts, device=device)
-    for one in (bound.candidates[0], bound.candidates[-1]):
-        count = one["num_processes"]
-        shown = settings(job, facts, one, "out").environment["CUDA_VISIBLE_DEVICES"].split(",")
-        assert shown == [str(1 + n) for n in range(count)]
-        request = probe_request(job, facts, one, rows=tmp_path, output_dir="out", limit=None)
+    for candidate in (bound_space.candidates[0], bound_space.candidates[-1]):
+        count = candidate["num_processes"]
+        gpus = settings(job, facts, candidate, "out").environment["CUDA_VISIBLE_DEVICES"].split(",")
+        assert gpus == [str(1 + n) for n in range(count)]
+        request = probe_request(job, facts, candidate, rows=tmp_path, output_dir="out", limit=None)
         assert (request.shared.num_processes, request.global_batch) == (count, 16)
 
 

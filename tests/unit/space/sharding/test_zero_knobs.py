@@ -49,82 +49,101 @@ def spread(candidate):
 
 def way(candidate):
     """What is divided, and what is kept where."""
-    one = spread(candidate)
-    kept = (one.offload_optimizer_device, one.offload_param_device, one.fsdp_reshard_after_forward)
-    return one.distributed_type, one.zero_stage, *kept
+    sharding = spread(candidate)
+    places = (
+        sharding.offload_optimizer_device,
+        sharding.offload_param_device,
+        sharding.fsdp_reshard_after_forward,
+    )
+    return sharding.distributed_type, sharding.zero_stage, *places
 
 
 @pytest.mark.parametrize(("kind", "pinned"), [("cuda", True), ("cpu", False)])
 def test_they_make_no_space_larger_until_they_are_asked_for(kind, pinned):
     space = space_of(kind)
     assert not set(ZERO_FIELDS) & {knob.name for knob in space.free_knobs}
-    (values,) = {tuple(one[name] for name in ZERO_FIELDS) for one in space.candidates}
+    (values,) = {tuple(candidate[name] for name in ZERO_FIELDS) for candidate in space.candidates}
     assert values == (True, HIDDEN**2, int(0.9 * HIDDEN**2), 10 * HIDDEN, pinned, "/local_nvme")
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_each_is_searched_where_it_does_something_and_nowhere_else(name):
     plain, open_space = space_of(), space_of(recipe={name: ASKED[name]})
-    ways = {way(one) for one in plain.candidates}
-    assert {way(one) for one in open_space.candidates} == ways
-    twice = [one for one in ways if sum(way(c) == one for c in open_space.candidates) == 2]
-    assert len(open_space.candidates) == len(plain.candidates) + len(twice)
+    ways = {way(candidate) for candidate in plain.candidates}
+    assert {way(candidate) for candidate in open_space.candidates} == ways
+    repeated_ways = [
+        way_of_candidate
+        for way_of_candidate in ways
+        if sum(way(c) == way_of_candidate for c in open_space.candidates) == 2
+    ]
+    assert len(open_space.candidates) == len(plain.candidates) + len(repeated_ways)
     expected = {
         "overlap_comm": lambda kind, stage, *_: kind == "DEEPSPEED",
         "reduce_bucket_size": lambda kind, stage, *_: kind == "DEEPSPEED",
         "pin_memory": lambda kind, stage, adam, weights, _: (adam, weights) != ("none", "none"),
     }.get(name, lambda kind, stage, *_: stage == 3)
-    assert {one for one in ways if expected(*one)} == set(twice)
-    assert any("the same candidate again" in one.reason for one in open_space.exclusions)
+    assert {way_of_candidate for way_of_candidate in ways if expected(*way_of_candidate)} == set(
+        repeated_ways
+    )
+    assert any(
+        "the same candidate again" in exclusion.reason for exclusion in open_space.exclusions
+    )
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_a_pinned_one_excludes_no_other_way_to_spread_a_training(name):
     plain, pinned = space_of(), space_of(fixed={name: ASKED[name][1]})
-    assert [way(one) for one in pinned.candidates] == [way(one) for one in plain.candidates]
-    for one in pinned.candidates:
-        assert one[name] == ASKED[name][1]
-        engine = way(one)[0] == "DEEPSPEED"
+    assert [way(candidate) for candidate in pinned.candidates] == [
+        way(candidate) for candidate in plain.candidates
+    ]
+    for candidate in pinned.candidates:
+        assert candidate[name] == ASKED[name][1]
+        engine = way(candidate)[0] == "DEEPSPEED"
         default = None if "size" in name or "threshold" in name or "pin" in name else True
-        assert getattr(spread(one), name) == (ASKED[name][1] if engine else default)
+        assert getattr(spread(candidate), name) == (ASKED[name][1] if engine else default)
 
 
 def test_what_is_chosen_is_what_deepspeed_is_told():
-    told = {name: values[1] for name, values in ASKED.items()}
+    fields = {name: values[1] for name, values in ASKED.items()}
     way = {"distributed_type": "DEEPSPEED", "zero_stage": 3, "offload_optimizer_device": "cpu"}
-    (one,) = space_of(fixed={**told, **way, "offload_param_device": "cpu"}).candidates[:1]
-    zero = deepspeed_of(spread(one), FLAT, make_facts("cuda"))["zero_optimization"]
-    for name in ("overlap_comm", *(name for name in told if name.endswith(("size", "threshold")))):
-        assert zero[name] == told[name]
+    (candidate,) = space_of(fixed={**fields, **way, "offload_param_device": "cpu"}).candidates[:1]
+    zero = deepspeed_of(spread(candidate), FLAT, make_facts("cuda"))["zero_optimization"]
+    for name in (
+        "overlap_comm",
+        *(name for name in fields if name.endswith(("size", "threshold"))),
+    ):
+        assert zero[name] == fields[name]
     assert zero["offload_optimizer"]["pin_memory"] is zero["offload_param"]["pin_memory"] is False
-    (lower,) = space_of(fixed={**told, **way, "zero_stage": 2}).candidates[:1]
+    (lower,) = space_of(fixed={**fields, **way, "zero_stage": 2}).candidates[:1]
     zero = deepspeed_of(spread(lower), FLAT, make_facts("cuda"))["zero_optimization"]
     assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == 256
     assert not [name for name in zero if name.startswith("stage3")]
 
 
 def test_deepspeed_gathers_in_buckets_of_an_even_size():
-    told = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "reduce_bucket_size": 1001}
-    zero = deepspeed_of(sharding_of(told, 2), FLAT, make_facts("cuda"))["zero_optimization"]
+    fields = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "reduce_bucket_size": 1001}
+    zero = deepspeed_of(sharding_of(fields, 2), FLAT, make_facts("cuda"))["zero_optimization"]
     assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (1001, 1002)
 
 
 def test_auto_stands_for_no_size_that_was_chosen():
     def auto(**sizes):
-        told = {"distributed_type": "DEEPSPEED", "zero_stage": 3, **sizes}
-        file = auto_config(sharding_of(told, 2), FLAT, HIDDEN, device_kind="cuda")
+        fields = {"distributed_type": "DEEPSPEED", "zero_stage": 3, **sizes}
+        file = auto_config(sharding_of(fields, 2), FLAT, HIDDEN, device_kind="cuda")
         return file["zero_optimization"]
 
-    same = auto(reduce_bucket_size=HIDDEN**2, stage3_param_persistence_threshold=10 * HIDDEN)
-    assert same == auto()
-    other = auto(reduce_bucket_size=256)
-    assert other["reduce_bucket_size"] == 256
-    assert other["stage3_prefetch_bucket_size"] == "auto"
+    auto_sizes = auto(reduce_bucket_size=HIDDEN**2, stage3_param_persistence_threshold=10 * HIDDEN)
+    assert auto_sizes == auto()
+    smaller = auto(reduce_bucket_size=256)
+    assert smaller["reduce_bucket_size"] == 256
+    assert smaller["stage3_prefetch_bucket_size"] == "auto"
 
 
 def test_a_space_of_ones_own_opens_them_by_a_word():
-    own = shipped_space("sharding").replace(f"values: {AS_TRANSFORMERS}", f"values: {AND_LARGER}")
-    _, knobs = own.split("\nknobs:\n")
+    definition_text = shipped_space("sharding").replace(
+        f"values: {AS_TRANSFORMERS}", f"values: {AND_LARGER}"
+    )
+    _, knobs = definition_text.split("\nknobs:\n")
     knobs, rules = knobs.split("\nrules:\n")
     text = shipped_space("sft").replace("include: sharding.yaml\n", "")
     text = text.replace("\nknobs:\n", f"\nknobs:\n{knobs}\n")
@@ -134,7 +153,9 @@ def test_a_space_of_ones_own_opens_them_by_a_word():
     assert values["reduce_bucket_size"] == (64, 4 * 64, 12 * 64)
     assert values["stage3_prefetch_bucket_size"] == (57, 4 * 64, 12 * 64)
     assert values["stage3_param_persistence_threshold"] == (80, 800)
-    assert {one["reduce_bucket_size"] for one in space.candidates if way(one)[1] == 0} == {64}
+    assert {
+        candidate["reduce_bucket_size"] for candidate in space.candidates if way(candidate)[1] == 0
+    } == {64}
 
 
 def test_a_model_without_a_hidden_size_has_deepspeeds_defaults_alone():
@@ -152,15 +173,15 @@ def test_sizes_that_are_none_are_refused_all_at_once(tmp_path):
     fixed = "{reduce_bucket_size: 0, stage3_prefetch_bucket_size: -1, overlap_comm: maybe}"
     with pytest.raises(UserError) as caught:
         load(tmp_path, f"devices: {{count: 2}}\nfixed: {fixed}\n")
-    said = [one.what for one in caught.value.problems]
-    assert "`reduce_bucket_size` must be a whole number above 0" in said
-    assert "`stage3_prefetch_bucket_size` must be a whole number from 0 on" in said
-    assert "`overlap_comm` cannot be `maybe`" in said
+    output = [problem.what for problem in caught.value.problems]
+    assert "`reduce_bucket_size` must be a whole number above 0" in output
+    assert "`stage3_prefetch_bucket_size` must be a whole number from 0 on" in output
+    assert "`overlap_comm` cannot be `maybe`" in output
 
 
 def test_a_report_tells_candidates_apart_that_differ_in_them():
     space = space_of(recipe={"overlap_comm": [True, False]}, fixed={"zero_stage": 2})
     free = [knob.name for knob in space.free_knobs]
-    names = {describe(one, free) for one in space.candidates}
+    names = {describe(candidate, free) for candidate in space.candidates}
     assert len(names) == len(space.candidates) > 1
     assert any("overlap_comm=false" in name for name in names)

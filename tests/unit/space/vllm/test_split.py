@@ -54,13 +54,15 @@ def grpo(count=8, batch=64, devices=None, **fixed):
 
 
 def facts(gib=80, **model):
-    found = make_facts("cuda", longest=1024)
-    device = replace(found.device, total_bytes=gib * GIB, free_bytes=gib * GIB)
-    return replace(found, model=replace(found.model, **{**QWEN_7B, **model}), device=device)
+    facts_of_model = make_facts("cuda", longest=1024)
+    device = replace(facts_of_model.device, total_bytes=gib * GIB, free_bytes=gib * GIB)
+    return replace(
+        facts_of_model, model=replace(facts_of_model.model, **{**QWEN_7B, **model}), device=device
+    )
 
 
-def space_of(job, known=None):
-    return bind(load_definition("grpo"), job, known or facts())
+def space_of(job, facts_of_model=None):
+    return bind(load_definition("grpo"), job, facts_of_model or facts())
 
 
 def splits(space):
@@ -69,12 +71,12 @@ def splits(space):
 
 def test_every_split_that_keeps_the_batch_exact_is_a_candidate():
     space = space_of(grpo(zero_stage=3))
-    kept = space_of(grpo(zero_stage=3, **KEPT))
+    zero3_space = space_of(grpo(zero_stage=3, **KEPT))
     # A process by itself has something of ZeRO only where it offloads.
     assert splits(space).keys() == {(p, t) for p in (4, 2, 1) for t in (4, 2, 1)}
-    assert splits(kept).keys() == {(p, t) for p in (4, 2) for t in (4, 2, 1)}
-    alone = space_of(grpo(distributed_type="NO"))
-    assert splits(alone).keys() == {(1, 4), (1, 2), (1, 1)}
+    assert splits(zero3_space).keys() == {(p, t) for p in (4, 2) for t in (4, 2, 1)}
+    space_of_ddp = space_of(grpo(distributed_type="NO"))
+    assert splits(space_of_ddp).keys() == {(1, 4), (1, 2), (1, 1)}
     six = space_of(grpo(batch=48, generation_batch_size=48, zero_stage=3))
     assert {(6, 2), (6, 1), (3, 4)} <= splits(six).keys()
     for processes, size in [*splits(space), *splits(six)]:
@@ -93,12 +95,12 @@ def test_all_global_batches_are_shared_equally():
 
 
 @pytest.mark.parametrize(
-    ("heads", "groups", "found"),
+    ("heads", "groups", "sizes_of_model"),
     [(28, 4, [4, 2, 1]), (32, 8, [16, 8, 4, 2, 1]), (64, 1, [16, 8, 4, 2, 1]), (12, 12, [4, 2, 1])],
 )
-def test_a_model_is_divided_as_vllm_divides_it(heads, groups, found):
+def test_a_model_is_divided_as_vllm_divides_it(heads, groups, sizes_of_model):
     model = replace(facts().model, attention_heads=heads, key_value_heads=groups)
-    assert sizes(model, 31) == found
+    assert sizes(model, 31) == sizes_of_model
 
 
 def test_why_vllm_cannot_divide_a_model():
@@ -115,19 +117,25 @@ def test_each_gpu_of_a_server_holds_its_part():
     """15.2 GB of weights, 64 x 2048 tokens of 57 kB each: halved, halved again."""
     values = {**PINNED, "vllm_tensor_parallel_size": 1}
     job = grpo()
-    one, two, four, eight = (
+    needs, two, four, eight = (
         server_needs(job, facts(), {**values, "vllm_tensor_parallel_size": n}) for n in (1, 2, 4, 8)
     )
-    assert one.weights_bytes == 2 * QWEN_7B["parameters"]
-    assert one.cache_bytes == 64 * 2048 * 57344
-    assert (two.weights_bytes, two.cache_bytes) == (one.weights_bytes // 2, one.cache_bytes // 2)
+    assert needs.weights_bytes == 2 * QWEN_7B["parameters"]
+    assert needs.cache_bytes == 64 * 2048 * 57344
+    assert (two.weights_bytes, two.cache_bytes) == (
+        needs.weights_bytes // 2,
+        needs.cache_bytes // 2,
+    )
     # There are four key-value heads: more GPUs hold copies of them.
-    assert four.cache_bytes == eight.cache_bytes == one.cache_bytes // 4
-    assert one.given_bytes == round(0.9 * 80 * GIB) and one.missing_bytes is None
+    assert four.cache_bytes == eight.cache_bytes == needs.cache_bytes // 4
+    assert needs.given_bytes == round(0.9 * 80 * GIB) and needs.missing_bytes is None
     small = server_needs(job, facts(gib=24), values)
     assert small.missing_bytes == small.needed_bytes - round(0.9 * 24 * GIB) > 0
-    unknown = server_needs(job, facts(cache_bytes_per_token=None), values)
-    assert unknown.cache_bytes is None and unknown.needed_bytes < one.needed_bytes
+    needs_without_cache = server_needs(job, facts(cache_bytes_per_token=None), values)
+    assert (
+        needs_without_cache.cache_bytes is None
+        and needs_without_cache.needed_bytes < needs.needed_bytes
+    )
 
 
 def test_a_server_takes_no_more_than_the_job_may():
@@ -147,12 +155,12 @@ def test_the_trainer_is_not_told_what_the_server_is():
 
 def test_colocated_processes_share_a_model_by_request():
     job = grpo(vllm_mode="colocate", zero_stage=3)
-    whole = space_of(job).default()
+    default = space_of(job).default()
     shared = grpo(vllm_mode="colocate", zero_stage=3, vllm_tensor_parallel_size=4)
     parts = space_of(shared).default()
-    assert (whole["vllm_tensor_parallel_size"], parts["vllm_tensor_parallel_size"]) == (1, 4)
-    less = whole["vllm_gpu_memory_utilization"] - parts["vllm_gpu_memory_utilization"]
-    assert less * 80 * GIB == pytest.approx(0.75 * 2 * QWEN_7B["parameters"], abs=2e9)
+    assert (default["vllm_tensor_parallel_size"], parts["vllm_tensor_parallel_size"]) == (1, 4)
+    difference = default["vllm_gpu_memory_utilization"] - parts["vllm_gpu_memory_utilization"]
+    assert difference * 80 * GIB == pytest.approx(0.75 * 2 * QWEN_7B["parameters"], abs=2e9)
     config = settings(shared, facts(), parts, "out").config
     assert config["vllm_tensor_parallel_size"] == 4
     with pytest.raises(UserError, match="8 processes cannot be split into vLLM's groups of 3"):
@@ -181,50 +189,53 @@ def test_colocated_processes_share_a_model_by_request():
     ],
 )
 def test_a_split_that_cannot_be_is_refused(folder, text, what):
-    found = problems(folder, GRPO + text)
-    assert len(found) == 1 and what in found[0][1]
+    reported = problems(folder, GRPO + text)
+    assert len(reported) == 1 and what in reported[0][1]
 
 
-def planned(job, known, limit_missing=()):
+def planned_candidates(job, facts_of_model, limit_missing=()):
     """Candidates with estimates: training is short on those of so many processes."""
     pairs = []
-    for candidate in space_of(job, known).candidates:
-        short = 3 * GIB if candidate["num_processes"] in limit_missing else None
-        estimate = replace(make_estimate(20 * GIB), fits=short is None, missing_bytes=short)
-        pairs.append((candidate, with_server(estimate, settings(job, known, candidate))))
+    for candidate in space_of(job, facts_of_model).candidates:
+        shortfall = 3 * GIB if candidate["num_processes"] in limit_missing else None
+        estimate = replace(make_estimate(20 * GIB), fits=shortfall is None, missing_bytes=shortfall)
+        pairs.append((candidate, with_server(estimate, settings(job, facts_of_model, candidate))))
     return pairs
 
 
-def shown(pairs, devices=8):
+def shown_rows(pairs, devices=8):
     console = Console(width=200, file=io.StringIO())
     console.print(divisions_table(divisions(pairs, devices)))
     return console.file.getvalue()
 
 
 def test_a_candidate_fits_where_training_and_server_do():
-    job, known = grpo(zero_stage=3, **KEPT), facts(gib=24)
-    pairs = planned(job, known, limit_missing=(2,))
+    job, facts_of_model = grpo(zero_stage=3, **KEPT), facts(gib=24)
+    pairs = planned_candidates(job, facts_of_model, limit_missing=(2,))
     fitting = {(c["num_processes"], e.server.devices) for c, e in pairs if e.fits}
     assert fitting == {(4, 4), (4, 2)}
-    (alone,) = [e for c, e in pairs if (c["num_processes"], e.server.devices) == (4, 1)][:1]
-    assert alone.missing_bytes is None and not alone.fits
-    assert estimate_from_plain(alone.plain() | {"fits": alone.fits}) == alone
+    (estimate,) = [e for c, e in pairs if (c["num_processes"], e.server.devices) == (4, 1)][:1]
+    assert estimate.missing_bytes is None and not estimate.fits
+    assert estimate_from_plain(estimate.plain() | {"fits": estimate.fits}) == estimate
     # No probe is worth it.
     key = pairs[0][0].key
-    expected = Expectations(estimates={key: alone}, prior=Residual(), limit_bytes=80 * GIB)
+    expected = Expectations(estimates={key: estimate}, prior=Residual(), limit_bytes=80 * GIB)
     assert expected.probability_of_oom(pairs[0][0], Residual()) == 1.0
 
 
 def test_each_division_says_which_side_does_not_fit_and_by_how_much():
-    job, known = grpo(zero_stage=3, **KEPT), facts(gib=24)
-    found = {(d.training, d.generating): d for d in divisions(planned(job, known, (2,)), 8)}
-    assert list(found) == [(4, 4), (4, 2), (4, 1), (2, 4), (2, 2), (2, 1)]
-    assert (found[4, 2].idle, found[4, 4].idle, found[2, 1].idle) == (2, 0, 5)
-    assert found[4, 4].training_short_bytes is found[4, 4].server_short_bytes is None
-    assert found[2, 4].training_short_bytes == 3 * GIB
-    needs = server_needs(job, known, {**PINNED, "vllm_tensor_parallel_size": 1})
-    assert found[2, 1].server_short_bytes == needs.missing_bytes
-    lines = shown(planned(job, known, (2,))).splitlines()
+    job, facts_of_model = grpo(zero_stage=3, **KEPT), facts(gib=24)
+    division_of = {
+        (d.training, d.generating): d
+        for d in divisions(planned_candidates(job, facts_of_model, (2,)), 8)
+    }
+    assert list(division_of) == [(4, 4), (4, 2), (4, 1), (2, 4), (2, 2), (2, 1)]
+    assert (division_of[4, 2].idle, division_of[4, 4].idle, division_of[2, 1].idle) == (2, 0, 5)
+    assert division_of[4, 4].training_short_bytes is division_of[4, 4].server_short_bytes is None
+    assert division_of[2, 4].training_short_bytes == 3 * GIB
+    needs = server_needs(job, facts_of_model, {**PINNED, "vllm_tensor_parallel_size": 1})
+    assert division_of[2, 1].server_short_bytes == needs.missing_bytes
+    lines = shown_rows(planned_candidates(job, facts_of_model, (2,))).splitlines()
     assert "training: the leanest is 3 GiB short on each GPU; server: 2.1 GiB short" in lines[-1]
     assert "weights 14.2 GiB, caches 7 GiB" in lines[-1]
     assert lines[1].split()[:3] == ["4", "4", "0"]

@@ -46,20 +46,22 @@ def grpo(**fixed):
 
 def facts(*, gib=16, cache=1 << 20, sampled=False):
     """1000 tokens at most in a prompt; a MiB of cache for each token."""
-    found = make_facts("cuda", longest=1000, sampled=sampled)
-    model = replace(found.model, parameters=10**9, hidden_size=1024, cache_bytes_per_token=cache)
-    device = replace(found.device, total_bytes=gib * GIB, free_bytes=gib * GIB)
-    return replace(found, model=model, device=device)
+    facts_of_model = make_facts("cuda", longest=1000, sampled=sampled)
+    model = replace(
+        facts_of_model.model, parameters=10**9, hidden_size=1024, cache_bytes_per_token=cache
+    )
+    device = replace(facts_of_model.device, total_bytes=gib * GIB, free_bytes=gib * GIB)
+    return replace(facts_of_model, model=model, device=device)
 
 
-def space_of(job, known):
-    return bind(load_definition("grpo"), job, known)
+def space_of(job, facts_of_model):
+    return bind(load_definition("grpo"), job, facts_of_model)
 
 
 def test_the_share_holds_weights_and_all_completions_of_a_generation():
-    job, known = grpo(), facts(gib=100)
+    job, machine_facts = grpo(), facts(gib=100)
     for together in (4, 16):
-        share = needed_share(job, known, together, 500)
+        share = needed_share(job, machine_facts, together, 500)
         cache = together * 1500 * 2**20
         weights = 2 * 10**9
         assert cache + weights < share * 100 * GIB < cache + weights + 3 * GIB
@@ -81,54 +83,56 @@ def test_a_share_that_is_pinned_is_kept_for_all():
 
 
 def test_too_little_for_vllm_to_start_names_the_least():
-    known = facts(gib=100)
-    least = least_share(grpo(), known, 500)
-    assert space_of(grpo(vllm_gpu_memory_utilization=least), known).candidates
-    with pytest.raises(UserError, match=f"less than `vllm_gpu_memory_utilization: {least}`"):
-        space_of(grpo(vllm_gpu_memory_utilization=round(least - 0.01, 2)), known)
+    machine_facts = facts(gib=100)
+    smallest = least_share(grpo(), machine_facts, 500)
+    assert space_of(grpo(vllm_gpu_memory_utilization=smallest), machine_facts).candidates
+    with pytest.raises(UserError, match=f"less than `vllm_gpu_memory_utilization: {smallest}`"):
+        space_of(grpo(vllm_gpu_memory_utilization=round(smallest - 0.01, 2)), machine_facts)
     with pytest.raises(UserError, match="do not fit in vLLM's memory"):
         space_of(grpo(), facts(gib=4))
 
 
 def test_where_not_all_prompts_are_known_vllm_is_told_no_length():
-    for sampled, told in ((False, 1500), (True, None)):
-        known = facts(gib=100, sampled=sampled)
-        candidate = space_of(grpo(), known).default()
-        config = settings(grpo(), known, candidate, "out").config
-        assert config.get("vllm_max_model_length") == told
+    for sampled, length in ((False, 1500), (True, None)):
+        machine_facts = facts(gib=100, sampled=sampled)
+        candidate = space_of(grpo(), machine_facts).default()
+        config = settings(grpo(), machine_facts, candidate, "out").config
+        assert config.get("vllm_max_model_length") == length
         assert config["use_vllm"] is True and config["vllm_mode"] == "colocate"
 
 
 def test_a_sample_of_the_data_leaves_vllm_ready_for_all_that_the_model_takes():
     """2048 positions in place of 1500 tokens; so too where the job evaluates on other prompts."""
-    whole, sampled = facts(gib=100), facts(gib=100, sampled=True)
-    sure, unsure = (least_share(grpo(), known, 500) for known in (whole, sampled))
+    all_rows, sampled = facts(gib=100), facts(gib=100, sampled=True)
+    sure, unsure = (
+        least_share(grpo(), facts_of_data, 500) for facts_of_data in (all_rows, sampled)
+    )
     assert unsure - sure == pytest.approx(548 / 1024 / 100, abs=0.011)
     evaluates = grpo().model_copy(update={"training": {"eval_strategy": "steps"}})
-    assert least_share(evaluates, whole, 500) == unsure
-    given = grpo().model_copy(update={"training": {"vllm_max_model_length": 2048}})
-    assert least_share(given, whole, 500) == unsure
-    config = settings(evaluates, whole, space_of(evaluates, whole).default(), "out").config
+    assert least_share(evaluates, all_rows, 500) == unsure
+    job = grpo().model_copy(update={"training": {"vllm_max_model_length": 2048}})
+    assert least_share(job, all_rows, 500) == unsure
+    config = settings(evaluates, all_rows, space_of(evaluates, all_rows).default(), "out").config
     assert "vllm_max_model_length" not in config
 
 
 def test_vllm_takes_nothing_longer_than_the_model_was_made_for():
-    known = facts(gib=100)
-    known = replace(known, model=replace(known.model, max_positions=1400))
+    machine_facts = facts(gib=100)
+    machine_facts = replace(machine_facts, model=replace(machine_facts.model, max_positions=1400))
     with pytest.raises(UserError, match="more than the 1400 positions"):
-        space_of(grpo(), known)
+        space_of(grpo(), machine_facts)
 
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_nothing_is_learned_of_what_vllm_is_given(traced):
     """A process that takes 10% more than its tensors says nothing of vLLM's memory."""
-    own, share = 10 * GIB, 20 * GIB
+    peak, share = 10 * GIB, 20 * GIB
     residual = Residual(offset_bytes=GIB, sigma_bytes=1, relative_sigma=0.1, bias=0.1)
     if traced:
         point = PointReply(
-            peak_allocated_bytes=own + share,
-            peak_reserved_bytes=own + share,
-            parts={"weights": own, "vllm": share},
+            peak_allocated_bytes=peak + share,
+            peak_reserved_bytes=peak + share,
+            parts={"weights": peak, "vllm": share},
             operator="",
             phase="",
             method="trace",
@@ -140,8 +144,8 @@ def test_nothing_is_learned_of_what_vllm_is_given(traced):
             masked=True,
         )
         estimate = estimated(point, (), residual, 40 * GIB, 4)
-        assert estimate.peak_memory_bytes == round(1.1 * own) + GIB + share
-        bare = replace(point, peak_reserved_bytes=own, parts={"weights": own})
+        assert estimate.peak_memory_bytes == round(1.1 * peak) + GIB + share
+        bare = replace(point, peak_reserved_bytes=peak, parts={"weights": peak})
         assert estimate.sigma_bytes == estimated(bare, (), residual, 20 * GIB, 4).sigma_bytes
     else:
         size = Dimensions(
@@ -168,8 +172,8 @@ def test_nothing_is_learned_of_what_vllm_is_given(traced):
 )
 def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, peak, problem):
     """The job takes 60 GiB, 50 of them vLLM's; transformers generated in 12."""
-    known, job = facts(gib=100), grpo(vllm_gpu_memory_utilization=0.5)
-    candidate = space_of(job, known).default()
+    machine_facts, job = facts(gib=100), grpo(vllm_gpu_memory_utilization=0.5)
+    candidate = space_of(job, machine_facts).default()
     measurement = Measurement(
         outcome="ok",
         reason="",
@@ -188,22 +192,22 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
         peak_resident_bytes=None,
         peak_gpu_bytes=peak * GIB,
     )
-    chosen = Ranked(number=0, candidate=candidate, measurement=measurement)
+    ranked = Ranked(number=0, candidate=candidate, measurement=measurement)
 
     def launched(machine):
         return settings(job, machine, candidate)
 
     state = {"log_history": [{"eval_loss": 1.0}]}
-    found = judge(report, state, (900.0, 9.0), None, chosen, launched(known), "log")
-    assert found.verified is not problem
-    assert ("was promised" in found.reason) is problem
-    assert found.promised_peak_memory_bytes == 12 * GIB
+    verdict = judge(report, state, (900.0, 9.0), None, ranked, launched(machine_facts), "log")
+    assert verdict.verified is not problem
+    assert ("was promised" in verdict.reason) is problem
+    assert verdict.promised_peak_memory_bytes == 12 * GIB
     if not problem:
-        assert "vLLM was not run" in found.reason
+        assert "vLLM was not run" in verdict.reason
     # Where it is installed the launch is the job itself.
-    there = replace(known, stack=replace(known.stack, vllm=True))
-    assert judge(report, state, (900.0, 9.0), None, chosen, launched(there), "").verified
-    assert vllm_runs(launched(there))
+    facts_there = replace(machine_facts, stack=replace(machine_facts.stack, vllm=True))
+    assert judge(report, state, (900.0, 9.0), None, ranked, launched(facts_there), "").verified
+    assert vllm_runs(launched(facts_there))
 
 
 @pytest.mark.parametrize(
@@ -211,44 +215,44 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
     [(1, 1, None), (2, 1, 8), (4, 1, 4), (64, 1, 4), (4, 4, 8), (1, 4, None)],
 )
 def test_a_launch_generates_as_few_together_as_fitted(parts, processes, together):
-    given = {"generation_batch_size": 16, "per_device_train_batch_size": 2, "num_generations": 4}
-    found = _fewer_together(given, parts, processes)
-    assert found == ({} if together is None else {"generation_batch_size": together})
+    config = {"generation_batch_size": 16, "per_device_train_batch_size": 2, "num_generations": 4}
+    fewer = _fewer_together(config, parts, processes)
+    assert fewer == ({} if together is None else {"generation_batch_size": together})
 
 
 def test_a_server_takes_nothing_of_the_device_that_trains():
-    job, known = grpo(vllm_mode="server"), facts()
-    candidate = space_of(job, known).default()
-    config = settings(job, known, candidate, "out").config
+    job, machine_facts = grpo(vllm_mode="server"), facts()
+    candidate = space_of(job, machine_facts).default()
+    config = settings(job, machine_facts, candidate, "out").config
     assert candidate["vllm_gpu_memory_utilization"] == 0.9  # of the server's own GPUs
     assert "vllm_gpu_memory_utilization" not in config
-    assert vllm_share(config, known.device.total_bytes) is None
+    assert vllm_share(config, machine_facts.device.total_bytes) is None
 
 
 def test_the_limit_of_a_probe_is_what_vllm_leaves(tmp_path):
-    known = facts(gib=100)
-    for sleeps, left in ((False, 40 * GIB), (True, 100 * GIB - ASLEEP_BYTES)):
+    machine_facts = facts(gib=100)
+    for sleeps, limit in ((False, 40 * GIB), (True, 100 * GIB - ASLEEP_BYTES)):
         job = grpo(vllm_gpu_memory_utilization=0.6, vllm_enable_sleep_mode=sleeps)
-        candidate = space_of(job, known).default()
+        candidate = space_of(job, machine_facts).default()
         request = probe_request(
-            job, known, candidate, rows=tmp_path, output_dir="out", limit=100 * GIB
+            job, machine_facts, candidate, rows=tmp_path, output_dir="out", limit=100 * GIB
         )
-        assert request.process_limit_bytes == left
+        assert request.process_limit_bytes == limit
         assert request.memory_limit_bytes == 100 * GIB
 
 
 @pytest.mark.parametrize(
-    ("asleep", "resident", "beside"),
+    ("asleep", "resident", "vllm_bytes"),
     [(None, 20, 60), (None, 90, 60), (1, 20, 1), (1, 35, 15)],
 )
-def test_the_peak_is_that_of_training_and_vllm_together(tmp_path, asleep, resident, beside):
+def test_the_peak_is_that_of_training_and_vllm_together(tmp_path, asleep, resident, vllm_bytes):
     """Of 80 at most the training holds `resident` while vLLM, awake, has 60."""
-    known = facts(gib=100)
+    machine_facts = facts(gib=100)
     request = replace(
         probe_request(
             grpo(),
-            known,
-            space_of(grpo(), known).default(),
+            machine_facts,
+            space_of(grpo(), machine_facts).default(),
             rows=tmp_path,
             output_dir="",
             limit=None,
@@ -257,12 +261,12 @@ def test_the_peak_is_that_of_training_and_vllm_together(tmp_path, asleep, reside
         vllm_asleep_bytes=asleep,
     )
     figures = with_vllm({"peak_memory_bytes": 80}, request, resident)
-    assert figures == {"peak_memory_bytes": 80 + beside, "vllm_bytes": beside}
+    assert figures == {"peak_memory_bytes": 80 + vllm_bytes, "vllm_bytes": vllm_bytes}
     point = Point(batching={}, accumulates=False, vllm_bytes=60, vllm_asleep_bytes=asleep)
-    told = {"peak_reserved_bytes": 80, "peak_allocated_bytes": 70, "parts": {}, "phase": "step"}
-    estimate = beside_estimate(told, point, resident)
-    assert estimate["peak_reserved_bytes"] == 80 + beside
-    assert estimate["parts"] == {"vllm": beside}
+    step = {"peak_reserved_bytes": 80, "peak_allocated_bytes": 70, "parts": {}, "phase": "step"}
+    estimate = beside_estimate(step, point, resident)
+    assert estimate["peak_reserved_bytes"] == 80 + vllm_bytes
+    assert estimate["parts"] == {"vllm": vllm_bytes}
     assert estimate["phase"] == ("generation" if (asleep, resident) == (1, 35) else "step")
 
 
@@ -278,11 +282,19 @@ def test_what_only_generation_holds_is_left_out_of_the_record():
         (PHASE, "scoring", 0),
         (FREE, 3, 0),
     ]
-    left = without_generations(events)
-    assert [event[1] for event in left] == [1, "generation", "decode", 3, "scoring", 3]
+    remaining_events = without_generations(events)
+    assert [event[1] for event in remaining_events] == [1, "generation", "decode", 3, "scoring", 3]
     # To wake vLLM the trainer empties the allocator's cache.
-    left = without_generations(events, asleep=True)
-    assert [event[1] for event in left] == [1, "generation", "decode", 3, -7, "scoring", 3]
+    remaining_events = without_generations(events, asleep=True)
+    assert [event[1] for event in remaining_events] == [
+        1,
+        "generation",
+        "decode",
+        3,
+        -7,
+        "scoring",
+        3,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -300,21 +312,21 @@ def test_what_only_generation_holds_is_left_out_of_the_record():
     ],
 )
 def test_what_makes_no_sense_beside_it_is_refused(folder, text, what):
-    found = problems(folder, GRPO + text)
-    assert len(found) == 1 and what in found[0][1]
+    reported = problems(folder, GRPO + text)
+    assert len(reported) == 1 and what in reported[0][1]
 
 
 def test_a_job_may_ask_for_it_among_the_training_fields(folder):
     job = load(folder, GRPO + "training: {use_vllm: true, vllm_server_port: 9000}\n")
     assert job.fixed["use_vllm"] is True
-    assert any("do not run vLLM" in one for one in job.assumed)
+    assert any("do not run vLLM" in assumption for assumption in job.assumed)
 
 
 def test_the_ways_out_let_vllm_sleep_or_do_without_it():
-    job, known = grpo(), facts(gib=100)
-    changes = {c.field: c for c in single_changes(job, space_of(job, known).default())}
+    job, machine_facts = grpo(), facts(gib=100)
+    changes = {c.field: c for c in single_changes(job, space_of(job, machine_facts).default())}
     assert changes["vllm_enable_sleep_mode"].kind == changes["use_vllm"].kind == "speed"
     for name in ("vllm_enable_sleep_mode", "use_vllm"):
-        assert space_of(changes[name].job, known).candidates
+        assert space_of(changes[name].job, machine_facts).candidates
     # A quantised base beside vLLM is not built.
     assert [c.job.tuning for c in changes.values()].count("qlora") == 0
