@@ -1,23 +1,27 @@
 """A small job on the CPU that real trainers run in a second or two."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from filelock import FileLock
 
+from autotune.cli import main
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.probe.measure import measure, probe_request
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.survey import survey
+from autotune.process.kept import kept_servers
 from autotune.process.limits import Limits
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
@@ -104,6 +108,13 @@ def open_bench(folder: Path, server: ChildServer, config: dict[str, Any], sets: 
     return Bench(job, run, facts, bind(definition, job, facts), server)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _servers_kept() -> Iterator[None]:
+    """Commands that these tests call in this process share their fork servers."""
+    with kept_servers():
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildServer]:
     root = str(Path(__file__).parents[2])
@@ -139,9 +150,44 @@ def deepspeed_compiled(compiled: Path) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """`autotune ...` as a user types it, in a folder of its own."""
+    """`autotune ...` in a folder of its own, called in this process or typed as a user types it.
+
+    A call in this process shares its fork servers with the calls before it (`kept_servers`): the
+    stack is imported once, and all else is what a user gets.
+    """
 
     folder: Path
+
+    def __call__(self, *arguments: str, expect: int = 0) -> str:
+        """What the command prints."""
+        out, err, code = self._called(arguments)
+        assert code == expect, err
+        assert "Traceback" not in err
+        return out
+
+    def refused(self, *arguments: str) -> str:
+        """What a command says that ends with exit code 2 and prints nothing."""
+        out, err, code = self._called(arguments)
+        assert (code, out) == (2, ""), err
+        assert "Traceback" not in err
+        return err
+
+    def _called(self, arguments: Sequence[str]) -> tuple[str, str, int]:
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            with contextlib.chdir(self.folder):
+                result = CliRunner().invoke(main, arguments, prog_name="autotune")
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return result.stdout, result.stderr, result.exit_code
+
+    def typed(self, *arguments: str, expect: int = 0) -> str:
+        """What the command prints in a process of its own."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=900)
+        assert process.returncode == expect, err
+        assert "Traceback" not in err
+        return out
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -154,13 +200,6 @@ class Command:
             # A background job of a shell ignores Ctrl-C, and what it starts does too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-
-    def __call__(self, *arguments: str, expect: int = 0) -> str:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=900)
-        assert process.returncode == expect, err
-        assert "Traceback" not in err
-        return out
 
 
 @pytest.fixture
