@@ -23,6 +23,14 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, own)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sweeps of exactness are left out, but where they are asked for."""
+    if "exactness" not in config.option.markexpr:
+        sweeps = [item for item in items if item.get_closest_marker("exactness")]
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if item not in sweeps]
+
+
 @pytest.fixture(scope="session")
 def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces are the same whoever asks: one test run makes each of them once."""

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildServer]:
 def bench(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     lengths = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
     return open_bench(tmp_path_factory.mktemp("a 0 ü"), server, LLAMA, [lengths])
+
+
+class Sweep:
+    """What a benchmark finds of each case, found when a test asks for it: most are left out."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        self._find, self._found = find, dict[Any, Any]()
+
+    def __getitem__(self, case: Any) -> Any:
+        if case not in self._found:
+            self._found[case] = self._find(case)
+        return self._found[case]
+
+
+def some_of(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
+    """The cases as parameters: one a mechanism is always tried, the rest are a sweep."""
+    return [
+        pytest.param(case, marks=() if case in kept else pytest.mark.exactness) for case in cases
+    ]
 
 
 COMPILE = """
