@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,14 +159,25 @@ for builder in (ShareMemCommBuilder, CPUAdamBuilder):
 
 
 @pytest.fixture(scope="session")
-def deepspeed_compiled(compiled: Path) -> None:
+def deepspeed_compiled(compiled: Path, kept_compiled: Path) -> None:
     """What DeepSpeed's ranks compile at first use is there: one that waited for another test's
-    compiler would be taken for one that hangs."""
+    compiler would be taken for one that hangs. It is kept for the next test runs; each works on a
+    copy, as a process that is killed while it loads leaves a lock behind."""
     with FileLock(compiled / "of all tests.lock"):
-        if not (compiled / "done").exists():
-            environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-            subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
-            (compiled / "done").touch()
+        if (compiled / "done").exists():
+            return
+        if kept_compiled.exists():
+            shutil.copytree(kept_compiled, compiled, dirs_exist_ok=True)
+        environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+        subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
+        if not kept_compiled.exists():
+            kept_compiled.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=kept_compiled.parent) as draft:
+                leave_out = shutil.ignore_patterns("*lock")
+                whole = shutil.copytree(compiled, Path(draft) / "whole", ignore=leave_out)
+                with contextlib.suppress(OSError):  # another test run was faster
+                    whole.rename(kept_compiled)
+        (compiled / "done").touch()
 
 
 @dataclass(frozen=True)
