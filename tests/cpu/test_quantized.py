@@ -173,6 +173,7 @@ def test_a_quantised_job_becomes_a_verified_bundle_that_trains(autotune: Command
 
 
 @pytest.mark.slow
+@pytest.mark.exactness
 @needs_bitsandbytes
 def test_a_quantised_policy_of_ppo_becomes_a_verified_bundle(autotune: Command) -> None:
     """In bf16, for which PPOTrainer by itself casts a 4-bit policy so that it cannot generate."""
