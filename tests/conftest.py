@@ -1,12 +1,16 @@
 """What every test gets: a home of its own, folders with names that break careless code, and where
 tests run side by side (`-n`), cores of its own."""
 
+import hashlib
 import os
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+USERS_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 
 
@@ -23,10 +27,32 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, own)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sweeps of exactness are left out, but where they are asked for."""
+    if "exactness" not in config.option.markexpr:
+        sweeps = [item for item in items if item.get_closest_marker("exactness")]
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if item not in sweeps]
+
+
 @pytest.fixture(scope="session")
 def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces are the same whoever asks: one test run makes each of them once."""
     return _of_all_workers(tmp_path_factory, "plan-cache")
+
+
+@pytest.fixture(scope="session")
+def kept_compiled() -> Path:
+    """Where it is kept for later test runs with this stack on this processor: the user's cache."""
+    versions = [version(name) for name in ("deepspeed", "torch")]
+    processor = [
+        line
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith(("model name", "flags", "Features"))
+    ]
+    parts = [sys.prefix, sys.version, *versions, *sorted(set(processor))]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return USERS_CACHE / "autotune-tests" / f"compiled-{key}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ comes in on stdin, one per event goes out on stdout; when stdin closes, which is
 parent looks like from here, it kills its children and ends.
 
     in:  {"start": folder, "worker": "module:function"}      {"kill": pid}
+         {"environment": {name: value, or null where it is to go}, "folder"}: of the next children
     out: {"event": "ready", "fresh"}  {"event": "started", "pid"}  {"event": "exited", "pid",
          "exit_code", "signal", "max_rss_bytes", "strays"}
 
@@ -93,6 +94,8 @@ class ForkServer:
             if "kill" in request:
                 if request["kill"] in self._children:
                     _kill_group(request["kill"])
+            elif "environment" in request:
+                _move(request["environment"], request["folder"])
             else:
                 self._start(request, private)
         return True
@@ -132,6 +135,16 @@ class ForkServer:
             )
         if not self._children:
             end_children()
+
+
+def _move(environment: dict[str, str | None], folder: str) -> None:
+    """Take over the surroundings of another caller (`kept.py`)."""
+    os.chdir(folder)
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _kill_group(pid: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Self
 from autotune.errors import machine_error
 from autotune.process.forkserver import CHOICE
 from autotune.process.host_memory import HostMeter, HostUse
+from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher, lost_ending
 from autotune.process.logs import LogTail
 from autotune.process.messages import ChildFolder
@@ -60,6 +61,7 @@ class ChildServer:
         self._ready_s = ready_s
         self._preload = preload
         self._environment = environment or {}
+        self._surroundings: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self.fresh: str | None = None
@@ -70,10 +72,16 @@ class ChildServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        process, self._process = self._process, None
+        if process and not keep(Kept(process, self._preload, self._surroundings, self.fresh)):
+            end_server(process, _CLOSE_S)
 
     def _start(self) -> None:
         self._buffer = b""
+        self._surroundings = {**os.environ, **child_environment(), **self._environment}
+        if kept := take(self._preload, self._surroundings):
+            self._process, self.fresh = kept.process, kept.fresh
+            return
         # -P: the folder that the user stands in may hold a `datasets.py`.
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -81,7 +89,7 @@ class ChildServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **child_environment(), **self._environment},
+                env=self._surroundings,
                 start_new_session=True,
             )
         began = time.monotonic()
@@ -110,17 +118,8 @@ class ChildServer:
     def close(self) -> None:
         """End the server; it kills its children when its input closes."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(timeout=_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        if process is not None:
+            end_server(process, _CLOSE_S)
 
     def run(
         self,

@@ -50,6 +50,13 @@ def says(folder: Path) -> None:
     (folder / "reply.json").write_text(settings(folder)["reply"], encoding="utf-8")
 
 
+def says_its_surroundings(folder: Path) -> None:
+    """The server, the variables that are asked for, and the folder it works in, one a line."""
+    values = [os.environ.get(name, "") for name in settings(folder)["names"]]
+    text = "\n".join([str(os.getppid()), *values, str(Path.cwd())])
+    (folder / "surroundings").write_text(text, encoding="utf-8")
+
+
 def draft_only(folder: Path) -> None:
     (folder / "reply.json.draft").write_text('{"outcome": "ok", "reason": "x"}', encoding="utf-8")
 

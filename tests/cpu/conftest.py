@@ -1,23 +1,29 @@
 """A small job on the CPU that real trainers run in a second or two."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from filelock import FileLock
 
+from autotune.cli import main
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.probe.measure import measure, probe_request
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.survey import survey
+from autotune.process.kept import kept_servers
 from autotune.process.limits import Limits
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
@@ -104,6 +110,13 @@ def open_bench(folder: Path, server: ChildServer, config: dict[str, Any], sets: 
     return Bench(job, run, facts, bind(definition, job, facts), server)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _servers_kept() -> Iterator[None]:
+    """Commands that these tests call in this process share their fork servers."""
+    with kept_servers():
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildServer]:
     root = str(Path(__file__).parents[2])
@@ -119,6 +132,25 @@ def bench(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Benc
     return open_bench(tmp_path_factory.mktemp("a 0 ü"), server, LLAMA, [lengths])
 
 
+class Sweep:
+    """What a benchmark finds of each case, found when a test asks for it: most are left out."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        self._find, self._found = find, dict[Any, Any]()
+
+    def __getitem__(self, case: Any) -> Any:
+        if case not in self._found:
+            self._found[case] = self._find(case)
+        return self._found[case]
+
+
+def some_of(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
+    """The cases as parameters: one a mechanism is always tried, the rest are a sweep."""
+    return [
+        pytest.param(case, marks=() if case in kept else pytest.mark.exactness) for case in cases
+    ]
+
+
 COMPILE = """
 from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
 for builder in (ShareMemCommBuilder, CPUAdamBuilder):
@@ -127,21 +159,67 @@ for builder in (ShareMemCommBuilder, CPUAdamBuilder):
 
 
 @pytest.fixture(scope="session")
-def deepspeed_compiled(compiled: Path) -> None:
+def deepspeed_compiled(compiled: Path, kept_compiled: Path) -> None:
     """What DeepSpeed's ranks compile at first use is there: one that waited for another test's
-    compiler would be taken for one that hangs."""
+    compiler would be taken for one that hangs. It is kept for the next test runs; each works on a
+    copy, as a process that is killed while it loads leaves a lock behind."""
     with FileLock(compiled / "of all tests.lock"):
-        if not (compiled / "done").exists():
-            environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-            subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
-            (compiled / "done").touch()
+        if (compiled / "done").exists():
+            return
+        if kept_compiled.exists():
+            shutil.copytree(kept_compiled, compiled, dirs_exist_ok=True)
+        environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+        subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
+        if not kept_compiled.exists():
+            kept_compiled.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=kept_compiled.parent) as draft:
+                leave_out = shutil.ignore_patterns("*lock")
+                whole = shutil.copytree(compiled, Path(draft) / "whole", ignore=leave_out)
+                with contextlib.suppress(OSError):  # another test run was faster
+                    whole.rename(kept_compiled)
+        (compiled / "done").touch()
 
 
 @dataclass(frozen=True)
 class Command:
-    """`autotune ...` as a user types it, in a folder of its own."""
+    """`autotune ...` in a folder of its own, called in this process or typed as a user types it.
+
+    A call in this process shares its fork servers with the calls before it (`kept_servers`): the
+    stack is imported once, and all else is what a user gets.
+    """
 
     folder: Path
+
+    def __call__(self, *arguments: str, expect: int = 0) -> str:
+        """What the command prints."""
+        out, err, code = self._called(arguments)
+        assert code == expect, err
+        assert "Traceback" not in err
+        return out
+
+    def refused(self, *arguments: str) -> str:
+        """What a command says that ends with exit code 2 and prints nothing."""
+        out, err, code = self._called(arguments)
+        assert (code, out) == (2, ""), err
+        assert "Traceback" not in err
+        return err
+
+    def _called(self, arguments: Sequence[str]) -> tuple[str, str, int]:
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            with contextlib.chdir(self.folder):
+                result = CliRunner().invoke(main, arguments, prog_name="autotune")
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return result.stdout, result.stderr, result.exit_code
+
+    def typed(self, *arguments: str, expect: int = 0) -> str:
+        """What the command prints in a process of its own."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=900)
+        assert process.returncode == expect, err
+        assert "Traceback" not in err
+        return out
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -154,13 +232,6 @@ class Command:
             # A background job of a shell ignores Ctrl-C, and what it starts does too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-
-    def __call__(self, *arguments: str, expect: int = 0) -> str:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=900)
-        assert process.returncode == expect, err
-        assert "Traceback" not in err
-        return out
 
 
 @pytest.fixture

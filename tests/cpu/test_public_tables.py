@@ -15,8 +15,6 @@ from autotune.process.server import ChildServer
 from benchmarks.public_tables.cases import Case, write_model
 from benchmarks.public_tables.figures import FIGURE_1, PAPER, by_paper
 
-pytestmark = pytest.mark.slow
-
 WORKER = "tests.cpu.test_public_tables:answer"
 OFFLOADED = "ZeRO-2, optimizer off"
 CASES = {
@@ -53,6 +51,7 @@ def found(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict
     return dict(reply)
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_lasts_is_what_the_paper_says(found: dict[str, Any], stage: int) -> None:
     """All but the gradients of stage 2: a weight that is cut keeps the whole of its gradient."""
@@ -67,6 +66,7 @@ def test_what_lasts_is_what_the_paper_says(found: dict[str, Any], stage: int) ->
         assert parts["gradients"] == pytest.approx(paper["gradients"], rel=0.01)
 
 
+@pytest.mark.exactness
 def test_an_offloaded_optimizer_keeps_its_states_on_the_host(found: dict[str, Any]) -> None:
     """The formula does not know of the whole gradient of a weight that is cut."""
     case, parameters, largest = CASES[OFFLOADED], found["parameters"], found["largest"]
@@ -79,6 +79,7 @@ def test_an_offloaded_optimizer_keeps_its_states_on_the_host(found: dict[str, An
     assert "optimizer" not in found[OFFLOADED]["between"]
 
 
+@pytest.mark.exactness
 def test_a_step_that_is_left_out_is_no_estimate(found: dict[str, Any]) -> None:
     assert "left an optimizer step out" in found["left out"]
 

@@ -14,7 +14,7 @@ import pytest
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
-from tests.cpu.conftest import LLAMA, write_model
+from tests.cpu.conftest import LLAMA, some_of, write_model
 from tests.cpu.test_estimate_scaling import CUDA, LAYERS
 
 WORKER = "tests.cpu.test_rollout_scaling:compare"
@@ -128,7 +128,7 @@ def compare(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_of(CASES, {"grpo"}))
 def test_few_layers_and_tokens_stand_for_all(
     name: str, server: ChildServer, tmp_path: Path
 ) -> None:

@@ -85,7 +85,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     job = stand_in("sft-factorisations", folder, *sets)
     # By estimates it may be over after three.
     flags = ("--sampler", "random", "--json")
-    result = json.loads(autotune("run", *job, "--out", "run 1", *flags))
+    result = json.loads(autotune.typed("run", *job, "--out", "run 1", *flags))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     assert result["verification"]["evaluated"] and result["verification"]["saved"]
@@ -110,9 +110,11 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
 def test_trl_reads_the_bundle_by_itself(autotune: Command) -> None:
     targets = {"lora_target_modules": ["attention"]}
     write_job(autotune.folder, tuning="lora", recipe=targets, fixed=FEW)
-    autotune("run", "job.yaml", "--out", "run", "--budget", "1")
+    autotune("run", "job.yaml", "--out", "run", "--budget", "1", "--no-verify")
     bundle, out = autotune.folder / "run" / "bundle", autotune.folder / "out"
-    data = autotune.folder / "run" / "verification" / "data"
+    data = autotune.folder / "data"
+    data.mkdir()
+    (data / "train.jsonl").write_text('{"text": "a b c d e"}\n' * 40, encoding="utf-8")
     trl = Path(sys.executable).parent / "trl"
     command = [str(trl), "sft", "--config", str(bundle / "sft_config.yaml")]
     command += ["--accelerate_config", str(bundle / "accelerate.yaml")]
@@ -123,7 +125,7 @@ def test_trl_reads_the_bundle_by_itself(autotune: Command) -> None:
 
 def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
     job = stand_in("sft-memory-by-length", autotune.folder, "budget=4")
-    process = autotune.start("run", *job, "--out", "run")
+    process = autotune.start("run", *job, "--out", "run", "--no-verify")
     probes = autotune.folder / "run" / "probes"
     deadline = time.monotonic() + 120
     while not (probes / "0001" / "progress.jsonl").exists():
@@ -139,7 +141,6 @@ def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
     assert made[1]["outcome"] in {"interrupted", "ok"}
     assert {one["knobs"]["max_length"] for one in made} == {8, 16, 32, 64}
     assert result["outcome"] == "recommended"
-    assert_launched(result["verification"])
     assert_budget_kept(result, 4)
 
 
@@ -214,7 +215,7 @@ def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     assert probe(8, f"devices.memory={limit}", "max_length=6")["outcome"] == "ok"
     # A sampler without estimates, and the whole space: the large micro-batch is really probed.
     flags = ["--set", f"devices.memory={limit}", "--budget", "4", "--sampler", "grid"]
-    flags += ["--set", "headroom=0"]
+    flags += ["--set", "headroom=0", "--no-verify"]
     result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
     eights = [
         one["outcome"]
@@ -224,7 +225,7 @@ def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     assert eights == ["oom"]
     assert result["outcome"] == "recommended"
     assert result["knobs"]["per_device_train_batch_size"] < 8
-    assert result["verification"]["peak_memory_bytes"] <= limit
+    assert result["measurement"]["peak_memory_bytes"] <= limit
 
 
 def test_nothing_fits_says_how_much_is_missing_and_what_would_help(autotune: Command) -> None:
@@ -286,7 +287,5 @@ def test_the_space_of_a_job_says_what_is_excluded_and_why(autotune: Command) -> 
 def test_data_and_models_that_cannot_be_read_are_the_users_to_mend(autotune: Command) -> None:
     write_job(autotune.folder)
     (autotune.folder / "words.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
-    process = autotune.start("run", "job.yaml", "--set", "dataset=words.jsonl", "--out", "run")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 2
-    assert "holds no tokenizer" in err and "Traceback" not in err and "OSError" not in err
+    err = autotune.refused("run", "job.yaml", "--set", "dataset=words.jsonl", "--out", "run")
+    assert "holds no tokenizer" in err and "OSError" not in err
