@@ -60,7 +60,7 @@ def estimated(case: Case, models: Path) -> dict[str, Any]:
         "depths": [*known, request.layers],
         **{name: _between([one[name] for one in found], deep) for name in MOMENTS},
         "peak": _peak(traces, deep, request),
-        "host_bytes": deep.between(hosts),
+        "host_bytes": deep.interpolate(hosts),
         "cpu_s": round(time.process_time() - began, 1),
     }
 
@@ -81,7 +81,7 @@ def lasting(events: Sequence[Event]) -> dict[str, Parts]:
 
 
 def _between(known: Sequence[Mapping[str, int]], weights: Weights) -> Parts:
-    parts = {part: weights.between([one[part] for one in known]) for part in PARTS}
+    parts = {part: weights.interpolate([one[part] for one in known]) for part in PARTS}
     return {part: size for part, size in parts.items() if size}
 
 

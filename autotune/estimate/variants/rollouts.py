@@ -38,7 +38,7 @@ from autotune.estimate.records.events import (
     work_from_plain,
 )
 from autotune.estimate.records.layers import SMALLEST, Irregular, with_layers
-from autotune.estimate.records.shapes import Shape, Template, passing_of_step
+from autotune.estimate.records.shapes import Shape, ShapeFamily, passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
@@ -259,14 +259,14 @@ class RolloutEstimates(Retracing):
         return scaled
 
     def _scaled(self, shapes: list[tuple[int, list[Work]]], size: int, have: int) -> Counted:
-        template = Template(
+        family = ShapeFamily(
             shapes=tuple(
                 Shape(size=at, chunks=0, events=[], work=[_outside_chunks(w) for w in works])
                 for at, works in shapes
             )
         )
         layers = self._request.layers if have else 0
-        return counted_rows(template.work(size, 0, have, layers).items())
+        return counted_rows(family.work(size, 0, have, layers).items())
 
 
 def _outside_chunks(work: Work) -> Work:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from autotune.estimate.allocator.replay import CPU_GRANULE, CUDA_GRANULE, Replay, replayed
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
-from autotune.estimate.records.depths import Most, most_at_once, stepping_at_once
+from autotune.estimate.records.depths import LiveLimits, live_limits, with_one_sub_group
 from autotune.estimate.records.events import (
     COMMUNICATION,
     DATA,
@@ -25,13 +25,13 @@ from autotune.estimate.records.host import divided_by_place
 from autotune.estimate.records.interpolation import Weights
 from autotune.estimate.records.layers import Irregular
 from autotune.estimate.records.peaks_by_depth import (
-    Moments,
-    between,
-    most_of,
-    peak_of,
+    Peaks,
+    peaks_at,
+    peaks_of,
+    highest_part,
+    highest_peak,
     with_room_between_groups,
 )
-from autotune.estimate.records.peaks_by_depth import moments as moments_of
 from autotune.estimate.records.steps import step_records
 from autotune.estimate.records.work_by_depth import work_at_depth
 from autotune.estimate.tracing.cache import TraceCache
@@ -57,9 +57,9 @@ class Step:
     _replays: dict[bool, Replay] = field(default_factory=dict)
 
     @cached_property
-    def moments(self) -> Moments:
-        """On the device."""
-        return moments_of(self.device, self.granule)
+    def peaks(self) -> Peaks:
+        """The peaks on the device."""
+        return peaks_of(self.device, self.granule)
 
     @cached_property
     def host_bytes(self) -> int:
@@ -144,7 +144,7 @@ def _asked(
         seed=request.seed,
         sharding=request.sharding,
         rank=request.rank,
-        deepspeed=request.deepspeed if layers is None else stepping_at_once(request.deepspeed),
+        deepspeed=request.deepspeed if layers is None else with_one_sub_group(request.deepspeed),
     )
 
 
@@ -185,27 +185,27 @@ class Continued:
 
     @cached_property
     def use(self) -> MemoryUse:
-        """The peak on the device. Irregular: the traces do not have the same moments."""
-        return peak_of(self._moments)
+        """The peak on the device. Irregular: the traces do not have the same stretches."""
+        return highest_peak(self._peaks)
 
     @cached_property
-    def _moments(self) -> Moments:
-        known = [between([one.moments for one in steps], self.sizes) for steps in self.steps]
-        most = self._most
+    def _peaks(self) -> Peaks:
+        known = [peaks_at([one.peaks for one in steps], self.sizes) for steps in self.steps]
+        most = self._limits
         if most is not None:
-            seen = max(most_of(one, COMMUNICATION) for one in known)
+            seen = max(highest_part(one, COMMUNICATION) for one in known)
             most = replace(most, gathered=max(most.gathered, seen))
-        return between(known, self.depths, most)
+        return peaks_at(known, self.depths, most)
 
     @property
-    def _most(self) -> Most | None:
-        return most_at_once(self.request.deepspeed, self.request.config)
+    def _limits(self) -> LiveLimits | None:
+        return live_limits(self.request.deepspeed, self.request.config)
 
     @property
     def host_bytes(self) -> int:
         """The most on the host."""
-        return self.depths.between(
-            [self.sizes.between([one.host_bytes for one in steps]) for steps in self.steps]
+        return self.depths.interpolate(
+            [self.sizes.interpolate([one.host_bytes for one in steps]) for steps in self.steps]
         )
 
     def replay(self, *, expandable: bool) -> Replay:
@@ -219,11 +219,11 @@ class Continued:
         reserved = peak
         if self.request.cuda is not None:
             deepest = self.steps[-1]
-            traced = self.sizes.between([peak_of(one.moments).peak_bytes for one in deepest])
-            reserved += self.sizes.between([one.gap(expandable=expandable) for one in deepest])
+            traced = self.sizes.interpolate([highest_peak(one.peaks).peak_bytes for one in deepest])
+            reserved += self.sizes.interpolate([one.gap(expandable=expandable) for one in deepest])
             reserved += 0 if expandable else round(GAPS * max(peak - traced, 0))
-            if self._most is not None and len(self.steps) > 1:
-                reserved += max(with_room_between_groups(self._moments, self._most) - peak, 0)
+            if self._limits is not None and len(self.steps) > 1:
+                reserved += max(with_room_between_groups(self._peaks, self._limits) - peak, 0)
         beyond = limit is not None and reserved > limit
         missing = peak - limit if limit is not None and peak > limit else None
         gives_back = beyond and missing is None

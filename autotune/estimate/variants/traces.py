@@ -14,7 +14,7 @@ from autotune.estimate.records.layers import SMALLEST, Irregular
 from autotune.estimate.records.shapes import (
     Shape,
     Steps,
-    Template,
+    ShapeFamily,
     divide,
     whole_record,
     with_optimizer_step,
@@ -102,8 +102,8 @@ class Traces:
         Raises:
             Irregular: the traced shapes or layers do not fit each other.
         """
-        template = Template(shapes=tuple(self._steps[key] for key in keys))
-        step = template.events(size, chunks)
+        family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
+        step = family.events(size, chunks)
         if not accumulates:
             step = without_accumulation(step)
         opening = self._opening
@@ -120,8 +120,8 @@ class Traces:
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int
     ) -> list[tuple[Work, int]]:
         """The work of one micro-step of the whole model."""
-        template = Template(shapes=tuple(self._steps[key] for key in keys))
-        return list(template.work(size, chunks, self.have_layers, self._layers()).items())
+        family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
+        return list(family.work(size, chunks, self.have_layers, self._layers()).items())
 
     def growth(self) -> float:
         """Trainable bytes of the whole model over those of the traced one."""

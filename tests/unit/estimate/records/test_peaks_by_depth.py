@@ -2,7 +2,13 @@
 
 import pytest
 
-from autotune.estimate.records.depths import Most, at_depth, depths, most_at_once, stepping_at_once
+from autotune.estimate.records.depths import (
+    LiveLimits,
+    at_depth,
+    depths,
+    live_limits,
+    with_one_sub_group,
+)
 from autotune.estimate.records.events import (
     ALLOCATE,
     FREE,
@@ -16,10 +22,10 @@ from autotune.estimate.records.events import (
 from autotune.estimate.records.interpolation import lagrange
 from autotune.estimate.records.layers import Irregular
 from autotune.estimate.records.peaks_by_depth import (
-    between,
-    moments,
-    most_of,
-    peak_of,
+    peaks_at,
+    peaks_of,
+    highest_part,
+    highest_peak,
     with_room_between_groups,
 )
 from autotune.estimate.records.steps import step_records
@@ -50,8 +56,11 @@ def program(layers: int, *, gathered: int = 0) -> list[Event]:
 
 @pytest.mark.parametrize("layers", [9, 16, 40])
 def test_two_depths_tell_the_peak_of_any_where_each_layer_adds_the_same(layers: int) -> None:
-    known = [moments(program(6)), moments(program(8))]
-    found, whole = peak_of(between(known, lagrange([6, 8], layers))), live_bytes(program(layers))
+    known = [peaks_of(program(6)), peaks_of(program(8))]
+    found, whole = (
+        highest_peak(peaks_at(known, lagrange([6, 8], layers))),
+        live_bytes(program(layers)),
+    )
     assert found.peak_bytes == whole.peak_bytes
     assert found.parts == whole.parts
     assert (found.phase, found.operator) == (whole.phase, whole.operator)
@@ -60,35 +69,35 @@ def test_two_depths_tell_the_peak_of_any_where_each_layer_adds_the_same(layers: 
 
 def test_the_peak_may_be_elsewhere_than_in_any_trace() -> None:
     assert {live_bytes(program(n)).phase for n in (6, 8)} == {"micro-step"}
-    known = [moments(program(6)), moments(program(8))]
-    assert peak_of(between(known, lagrange([6, 8], 40))).phase == "step"
+    known = [peaks_of(program(6)), peaks_of(program(8))]
+    assert highest_peak(peaks_at(known, lagrange([6, 8], 40))).phase == "step"
 
 
 def test_sizes_are_rounded_up_to_the_granule() -> None:
-    found, whole = peak_of(moments(program(6), 512)), live_bytes(program(6), 512)
+    found, whole = highest_peak(peaks_of(program(6), 512)), live_bytes(program(6), 512)
     assert (found.peak_bytes, found.phases) == (whole.peak_bytes, whole.phases)
 
 
 def test_weights_are_not_fetched_ahead_without_end() -> None:
-    known = [moments(program(n, gathered=11)) for n in (6, 8)]  # 66 and 88 of at most 100
+    known = [peaks_of(program(n, gathered=11)) for n in (6, 8)]  # 66 and 88 of at most 100
     weights = lagrange([6, 8], 20)
-    assert most_of(known[1], "communication") == 88
-    assert most_of(between(known, weights), "communication") == 220
-    whole = moments(program(20, gathered=11))
-    most = Most(gathered=100, stepped=10**6, widened=10**6)
-    assert most_of(between(known, weights, most), "communication") == 100
-    assert peak_of(between(known, weights, most)) == peak_of(whole)
+    assert highest_part(known[1], "communication") == 88
+    assert highest_part(peaks_at(known, weights), "communication") == 220
+    whole = peaks_of(program(20, gathered=11))
+    most = LiveLimits(gathered=100, stepped=10**6, widened=10**6)
+    assert highest_part(peaks_at(known, weights, most), "communication") == 100
+    assert highest_peak(peaks_at(known, weights, most)) == highest_peak(whole)
 
 
 def test_a_step_of_stage_3_takes_no_more_than_for_one_group_of_weights() -> None:
-    known, weights = [moments(program(n)) for n in (6, 8)], lagrange([6, 8], 40)
-    all_at_once = Most(gathered=10**6, stepped=10**6, widened=2 * 10**6)
-    in_groups = Most(gathered=10**6, stepped=200, widened=400)
-    free = between(known, weights, all_at_once)
-    held = between(known, weights, in_groups)
+    known, weights = [peaks_of(program(n)) for n in (6, 8)], lagrange([6, 8], 40)
+    all_at_once = LiveLimits(gathered=10**6, stepped=10**6, widened=2 * 10**6)
+    in_groups = LiveLimits(gathered=10**6, stepped=200, widened=400)
+    free = peaks_at(known, weights, all_at_once)
+    held = peaks_at(known, weights, in_groups)
     # Beside the gradients of ten of the forty layers, of 20 each, it makes what ten layers make.
-    step = peak_of(free).phases["step"] - 30 * 50
-    assert peak_of(held).phases == {**peak_of(free).phases, "step": step}
+    step = highest_peak(free).phases["step"] - 30 * 50
+    assert highest_peak(held).phases == {**highest_peak(free).phases, "step": step}
     assert with_room_between_groups(held, in_groups) == step + 400
     assert with_room_between_groups(free, all_at_once) == 0
 
@@ -98,7 +107,9 @@ def test_a_part_that_shrinks_is_never_less_than_nothing() -> None:
         last = (ALLOCATE, 2, made, "gradients", "mm", 0)
         return [(PHASE, "micro-step", 0), (ALLOCATE, 1, kept, "logits", "mm", 0), last]
 
-    found = peak_of(between([moments(one(50, 10)), moments(one(20, 60))], lagrange([1, 2], 4)))
+    found = highest_peak(
+        peaks_at([peaks_of(one(50, 10)), peaks_of(one(20, 60))], lagrange([1, 2], 4))
+    )
     assert (found.peak_bytes, found.parts) == (120, {"gradients": 120})
 
 
@@ -106,7 +117,7 @@ def test_traces_whose_highest_moments_have_nothing_in_common_are_refused() -> No
     other = [(PHASE, "micro-step", 0), (PHASE, "more", 0), (ALLOCATE, 1, 9999, "logits", "mm", 0)]
     short = [(PHASE, "micro-step", 0), (ALLOCATE, 1, 9999, "logits", "mm", 0)]
     with pytest.raises(Irregular):
-        between([moments(short), moments(other)], lagrange([6, 8], 20))
+        peaks_at([peaks_of(short), peaks_of(other)], lagrange([6, 8], 20))
 
 
 def test_gradients_that_are_parted_need_traces_as_far_apart_as_there_are_ranks() -> None:
@@ -127,22 +138,22 @@ def test_gradients_that_are_parted_need_traces_as_far_apart_as_there_are_ranks()
 def test_what_stage_3_has_at_once_follows_from_its_file() -> None:
     sizes = {"stage3_max_live_parameters": 1000, "sub_group_size": 300}
     zero = {"zero_optimization": {"stage": 3, **sizes}}
-    assert most_at_once(zero, {"bf16": True}) == Most(gathered=2000, stepped=600, widened=1200)
-    assert most_at_once(zero, {}) == Most(gathered=4000, stepped=1200, widened=1200)
-    billions = Most(gathered=2 * 10**9, stepped=2 * 10**9, widened=4 * 10**9)
-    assert most_at_once({"zero_optimization": {"stage": 3}}, {"bf16": True}) == billions
-    assert most_at_once({"zero_optimization": {"stage": 2}}, {"bf16": True}) is None
-    assert most_at_once(None, {}) is None
+    assert live_limits(zero, {"bf16": True}) == LiveLimits(gathered=2000, stepped=600, widened=1200)
+    assert live_limits(zero, {}) == LiveLimits(gathered=4000, stepped=1200, widened=1200)
+    billions = LiveLimits(gathered=2 * 10**9, stepped=2 * 10**9, widened=4 * 10**9)
+    assert live_limits({"zero_optimization": {"stage": 3}}, {"bf16": True}) == billions
+    assert live_limits({"zero_optimization": {"stage": 2}}, {"bf16": True}) is None
+    assert live_limits(None, {}) is None
 
 
 def test_few_layers_of_stage_3_are_updated_in_one_group() -> None:
     file = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "sub_group_size": 300}}
-    told = stepping_at_once(file)
+    told = with_one_sub_group(file)
     assert told is not None and told["gradient_clipping"] == 1.0
     assert told["zero_optimization"]["sub_group_size"] > 10**12
     elsewhere = {"stage": 3, "sub_group_size": 300, "offload_optimizer": {"device": "cpu"}}
     for other in (None, {"zero_optimization": {"stage": 2}}, {"zero_optimization": elsewhere}):
-        assert stepping_at_once(other) == other
+        assert with_one_sub_group(other) == other
 
 
 def test_each_step_has_a_record_without_the_others() -> None:
@@ -161,7 +172,7 @@ def test_each_step_has_a_record_without_the_others() -> None:
     assert live_bytes(second).peak_bytes == 100 + 5 + 400 + 5
     assert live_bytes(third).peak_bytes == 100 + 5 + 60 + 5  # what is kept of 11 is 21 by now
     assert live_bytes(third).phases["data"] == 100 + 5
-    assert moments(second).keys() == moments(third).keys()
+    assert peaks_of(second).keys() == peaks_of(third).keys()
 
 
 def test_work_is_done_once_more_for_each_layer_or_on_more() -> None:

@@ -12,7 +12,7 @@ from autotune.estimate.records.shapes import (
     CHUNKS,
     Irregular,
     Shape,
-    Template,
+    ShapeFamily,
     divide,
     whole_record,
     with_optimizer_step,
@@ -43,7 +43,7 @@ def steps_of(sizes, *, layers=LAYERS, **program):
 
 def template_of(sizes, **program):
     toy = Toy(layers=LAYERS, **program)
-    return Template(
+    return ShapeFamily(
         shapes=tuple(
             Shape(size=size, chunks=toy.chunks(size), events=step, work=[])
             for size, step in zip(sizes, steps_of(sizes, **program).steps, strict=True)
@@ -120,17 +120,17 @@ def test_two_shapes_are_too_few_for_a_square_mask():
 )
 def test_a_chunked_loss_gets_the_chunks_of_the_wanted_size(rows, traced, wanted, program):
     assume(wanted not in traced)
-    template = template_of(traced, rows_per_chunk=rows, **program)
+    family = template_of(traced, rows_per_chunk=rows, **program)
     whole = {"rows_per_chunk": rows, "whole_chunks": True, **program}
-    events = template.events(wanted, Toy(layers=1, **whole).chunks(wanted))
+    events = family.events(wanted, Toy(layers=1, **whole).chunks(wanted))
     assert canonical(events) == canonical(steps_of([wanted], **whole).steps[0])
 
 
 @given(st.lists(st.integers(17, 40), min_size=1, max_size=3, unique=True), st.integers(0, 4))
 def test_a_traced_size_comes_as_it_was_traced(traced, rows):
-    template = template_of(traced, rows_per_chunk=rows)
-    for shape in template.shapes:
-        assert template.events(shape.size, shape.chunks) is shape.events
+    family = template_of(traced, rows_per_chunk=rows)
+    for shape in family.shapes:
+        assert family.events(shape.size, shape.chunks) is shape.events
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -166,7 +166,7 @@ def test_a_model_whose_layers_cannot_be_told_stays_as_it_is():
 
 
 def shapes(*steps, chunks=0):
-    return Template(
+    return ShapeFamily(
         shapes=tuple(
             Shape(size=size, chunks=chunks, events=step, work=[])
             for size, step in enumerate(steps, start=1)

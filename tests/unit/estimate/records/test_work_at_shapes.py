@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.records.events import NOWHERE, Work, chunk, layer
-from autotune.estimate.records.shapes import Irregular, Shape, Template
+from autotune.estimate.records.shapes import Irregular, Shape, ShapeFamily
 
 LAYERS = 5
 
@@ -62,8 +62,8 @@ def counted(found):
     st.integers(5, 40),
 )
 def test_the_work_follows_size_and_depth(traced, wanted, layers):
-    template = Template(shapes=tuple(shape_of(size, 0) for size in traced))
-    made = template.work(wanted, 0, LAYERS, layers)
+    family = ShapeFamily(shapes=tuple(shape_of(size, 0) for size in traced))
+    made = family.work(wanted, 0, LAYERS, layers)
     assert made == counted(works(wanted, 0, layers))
 
 
@@ -73,15 +73,15 @@ def test_the_work_follows_size_and_depth(traced, wanted, layers):
     st.integers(5, 40),
 )
 def test_the_work_of_a_chunked_loss_is_that_of_whole_chunks(traced, chunks, layers):
-    template = Template(shapes=tuple(shape_of(size, -(-size // 8)) for size in traced))
-    made = template.work(8 * chunks, chunks, LAYERS, layers)
+    family = ShapeFamily(shapes=tuple(shape_of(size, -(-size // 8)) for size in traced))
+    made = family.work(8 * chunks, chunks, LAYERS, layers)
     assert made == counted(works(8 * chunks, chunks, layers))
 
 
 @given(st.integers(1, 60), st.integers(5, 12), st.integers(5, 40))
 def test_the_work_of_one_shape_follows_the_depth(size, traced_layers, layers):
     shape = Shape(size=size, chunks=0, events=[], work=works(size, 0, traced_layers))
-    made = Template(shapes=(shape,)).work(size, 0, traced_layers, layers)
+    made = ShapeFamily(shapes=(shape,)).work(size, 0, traced_layers, layers)
     assert made == counted(works(size, 0, layers))
 
 
@@ -89,20 +89,20 @@ def test_shapes_with_other_operators_are_irregular():
     one, other = shape_of(4, 0), shape_of(8, 0)
     for changed in ({"operator": "bmm"}, {"kind": "memory"}, {"dtype": "int8"}, {"region": 9}):
         unlike = [replace(other.work[0], **changed), *other.work[1:]]
-        template = Template(shapes=(one, replace(other, work=unlike)))
+        family = ShapeFamily(shapes=(one, replace(other, work=unlike)))
         with pytest.raises(Irregular, match="different operators"):
-            template.work(16, 0, LAYERS, LAYERS)
-    fewer = Template(shapes=(one, replace(other, work=other.work[1:])))
+            family.work(16, 0, LAYERS, LAYERS)
+    fewer = ShapeFamily(shapes=(one, replace(other, work=other.work[1:])))
     with pytest.raises(Irregular, match="different numbers of operators"):
         fewer.work(16, 0, LAYERS, LAYERS)
     with pytest.raises(Irregular, match="too few"):
-        Template(shapes=(shape_of(20, 3), shape_of(40, 5))).work(80, 10, LAYERS, LAYERS)
+        ShapeFamily(shapes=(shape_of(20, 3), shape_of(40, 5))).work(80, 10, LAYERS, LAYERS)
 
 
 @given(st.integers(41, 120), st.integers(6, 40), st.integers(5, 40))
 def test_a_shape_alone_has_the_chunks_that_are_asked_for(size, chunks, layers):
     traced = shape_of(size, -(-size // 8))
-    made = Template(shapes=(traced,)).work(size, chunks, LAYERS, layers)
+    made = ShapeFamily(shapes=(traced,)).work(size, chunks, LAYERS, layers)
     assert sum(n for one, n in made.items() if one.operator == "softmax") == chunks
     outside = {one: n for one, n in made.items() if one.operator not in ("head", "softmax", "add")}
     assert outside == {
@@ -114,5 +114,5 @@ def test_a_shape_alone_has_the_chunks_that_are_asked_for(size, chunks, layers):
 
 def test_a_loss_in_too_few_chunks_stays_as_it_was_traced():
     traced = shape_of(20, 3)
-    made = Template(shapes=(traced,)).work(20, 9, LAYERS, LAYERS)
+    made = ShapeFamily(shapes=(traced,)).work(20, 9, LAYERS, LAYERS)
     assert made == counted(traced.work)
