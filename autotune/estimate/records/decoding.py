@@ -49,7 +49,7 @@ def with_all_tokens(
     fresh = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
     start = 0
     for passes in _generations(events, tokens - 1):
-        continued = _Continued(
+        continued = _ContinuedGeneration(
             [_Pass.of(events[slice(*bounds)]) for bounds in passes[-4:]], length - tokens, fresh
         )
         cached_tokens = prompt + tokens - 2  # tokens whose keys are cached after the model pass
@@ -136,7 +136,7 @@ class _Growth:
         return n * (self.slope + behind * self.curve) + self.curve * n * (n + 1) // 2
 
 
-class _Continued:
+class _ContinuedGeneration:
     """One generation, its model pass, the second to last, continued."""
 
     def __init__(self, passes: Sequence[_Pass], missing: int, fresh: int) -> None:

@@ -22,10 +22,10 @@ from autotune.estimate.records.events import (
 from autotune.estimate.records.interpolation import lagrange
 from autotune.estimate.records.layers import Irregular
 from autotune.estimate.records.peaks_by_depth import (
-    peaks_at,
-    peaks_of,
     highest_part,
     highest_peak,
+    peaks_at,
+    peaks_of,
     with_room_between_groups,
 )
 from autotune.estimate.records.steps import step_records

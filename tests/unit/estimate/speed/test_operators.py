@@ -16,16 +16,16 @@ from autotune.estimate.speed.ceilings import (
     MatmulRate,
     OperatorRate,
 )
-from autotune.estimate.speed.linear import inverted, least_squares, solved
+from autotune.estimate.speed.linear import inverse, least_squares, solve
 from autotune.estimate.speed.operators import (
     TERMS,
     TimeParts,
-    added,
-    counted,
-    loss_apart,
+    in_sequence,
+    split_off_loss,
     step_parts,
     step_time_s,
     tokens_per_s,
+    work_counts,
     work_time,
 )
 from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
@@ -107,7 +107,7 @@ def test_exposed_parts_add_up_to_the_same_total(parts):
 
 @given(st.lists(PARTS, min_size=1, max_size=5))
 def test_what_comes_one_after_the_other_does_not_overlap(parts):
-    assert added(parts).total == pytest.approx(sum(one.total for one in parts))
+    assert in_sequence(parts).total == pytest.approx(sum(one.total for one in parts))
 
 
 # -- of work
@@ -169,20 +169,20 @@ def test_equal_work_is_counted_wherever_it_was_done():
     first, second = work(region=1, dims=(1, 2)), work(region=2, dims=(1, 2))
     rows = [list(dataclasses.astuple(one)) for one in (first, second, work("view"))]
     rows[0][3] = [1, 2]  # as JSON has it
-    assert sorted(times for _, times in counted(rows)) == [1, 2]
-    assert counted(rows)[0][0] == dataclasses.replace(first, region=0)
+    assert sorted(times for _, times in work_counts(rows)) == [1, 2]
+    assert work_counts(rows)[0][0] == dataclasses.replace(first, region=0)
 
 
 def test_the_chunks_of_a_loss_can_be_told_from_the_rest():
     rows = [dataclasses.astuple(work(region=region)) for region in (0, 1, 2, -1, -2)]
-    rest, loss = loss_apart(counted(rows))
+    rest, loss = split_off_loss(work_counts(rows))
     assert [times for _, times in rest] == [3] and [times for _, times in loss] == [2]
 
 
 def test_what_is_added_to_a_micro_step_overlaps_with_the_rest_of_it():
     one = TimeParts(matmul_s=1, overhead_s=3, overlapped=True)
     other = TimeParts(matmul_s=4, overhead_s=1, overlapped=True)
-    assert one.plus(other).total == 5 < added([one, other]).total
+    assert one.plus(other).total == 5 < in_sequence([one, other]).total
 
 
 # -- over shapes
@@ -371,15 +371,15 @@ def test_equations_are_solved_and_symmetric_matrices_inverted(size, seed):
     ]
     wanted = [draw.uniform(-1, 1) for _ in range(size)]
     right = [sum(a * b for a, b in zip(row, wanted, strict=True)) for row in matrix]
-    assert solved(matrix, right) == pytest.approx(wanted)
-    inverse = inverted(matrix)
+    assert solve(matrix, right) == pytest.approx(wanted)
+    inverse_matrix = inverse(matrix)
     for i, j in itertools.product(range(size), repeat=2):
-        entry = sum(matrix[i][k] * inverse[k][j] for k in range(size))
+        entry = sum(matrix[i][k] * inverse_matrix[k][j] for k in range(size))
         assert entry == pytest.approx(float(i == j), abs=1e-9)
 
 
 def test_singular_equations_have_no_solution():
-    assert solved([[1.0, 2.0], [2.0, 4.0]], [1.0, 1.0]) is None
+    assert solve([[1.0, 2.0], [2.0, 4.0]], [1.0, 1.0]) is None
     assert least_squares([((1.0, 2.0), 1.0), ((2.0, 4.0), 2.0)]) is None
     with pytest.raises(ValueError, match="singular"):
-        inverted([[0.0]])
+        inverse([[0.0]])
