@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
 from autotune.estimate.tracing.kernels.profiler import peak_bytes, phase_peaks
-from autotune.estimate.tracing.phases import Watch
-from autotune.estimate.tracing.rollout import as_trace, asked_prompts, free_rewards, phases_of
+from autotune.estimate.tracing.phases import StepPhases
+from autotune.estimate.tracing.rollout import as_trace, free_rewards, phases_of, prompt_dataset
 from autotune.estimate.tracing.rollout_phases import STEPS
-from autotune.estimate.tracing.trace import asked_probe, asked_rows, feed, trace_config
+from autotune.estimate.tracing.trace import feed, probe_request, row_dataset, trace_config
 from autotune.training.registry import family
 
 
@@ -31,7 +31,7 @@ def real_peak_bytes(request: TraceRequest) -> int:
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = trains.trainer(asked_probe(request), training, model, asked_rows(request))
+        trainer = trains.trainer(probe_request(request), training, model, row_dataset(request))
         feed(trainer, request)
         trainer.train()
         del trainer
@@ -50,12 +50,12 @@ def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
         trains = family(request.method)
         _, training, model = trains.parse(trace_config(asked, Path(scratch)), Path(scratch))
         training.max_steps = STEPS
-        made = trains.models(asked_probe(asked), training, model, "cpu")
+        made = trains.models(probe_request(asked), training, model, "cpu")
         made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
-        rows = asked_prompts(request)
-        trainer = trains.trainer(asked_probe(asked), training, model, rows, made)
+        rows = prompt_dataset(request)
+        trainer = trains.trainer(probe_request(asked), training, model, rows, made)
         del made
-        watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
+        watch = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
         phases_of(tracer, trainer, request, watch).install()
         trainer.train()
         del trainer

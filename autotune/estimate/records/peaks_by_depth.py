@@ -100,15 +100,15 @@ def _places(runs: Sequence[int]) -> list[Place]:
                 places[n] = (_END, number, to_end)
             else:
                 places[n] = (_INSIDE, number)
-    named: list[Place] = []
+    places_of_runs: list[Place] = []
     outside = 0
     for place in places:
         if place is None:
-            named.append((_OUTSIDE, outside))
+            places_of_runs.append((_OUTSIDE, outside))
         else:
-            named.append(place)
+            places_of_runs.append(place)
             outside = int(place[1]) + 1
-    return named
+    return places_of_runs
 
 
 def _sweeps(runs: Sequence[int]) -> list[list[int]]:

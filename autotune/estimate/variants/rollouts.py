@@ -225,8 +225,8 @@ class RolloutEstimates(Retracing):
         return self._steps[optim]
 
     def _layers_to_trace(self) -> int | None:
-        few = self._request.layers > SMALLEST + 1 and self.way == FEW_LAYERS
-        return SMALLEST if few else None
+        traces_few = self._request.layers > SMALLEST + 1 and self.way == FEW_LAYERS
+        return SMALLEST if traces_few else None
 
     def _reply(self, request: RolloutTraceRequest) -> RolloutTraceReply:
         cache = TraceCache(self._request)

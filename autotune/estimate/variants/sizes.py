@@ -80,14 +80,14 @@ def micro_batch(size: int, length: int, *, flat: bool, padded: bool, share: floa
 
 
 def sizes_to_trace(
-    needed: Iterable[int], *, flat: bool, smallest_with_chunks: int
+    wanted_sizes: Iterable[int], *, flat: bool, smallest_with_chunks: int
 ) -> tuple[list[int], list[int]]:
     """(sizes traced as they are, sizes to scale from); each that is needed follows from either.
 
     Args:
         smallest_with_chunks: the smallest size whose loss has enough chunks to be resized.
     """
-    sizes = sorted(set(needed))
+    sizes = sorted(set(wanted_sizes))
     low = max(smallest_with_chunks, 1 if flat else 2)
     direct = [size for size in sizes if size < low or (size == 1 and not flat)]
     scaled = [size for size in sizes if size not in direct]
