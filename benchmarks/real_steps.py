@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
 from autotune.estimate.tracing.kernels.profiler import peak_bytes, phase_peaks
-from autotune.estimate.tracing.phases import Watch
-from autotune.estimate.tracing.rollout import as_trace, asked_prompts, free_rewards, phases_of
+from autotune.estimate.tracing.phases import StepPhases
+from autotune.estimate.tracing.rollout import as_trace, free_rewards, phases_of, prompt_dataset
 from autotune.estimate.tracing.rollout_phases import STEPS
-from autotune.estimate.tracing.trace import asked_rows, feed, trace_config, trainer_spec
+from autotune.estimate.tracing.trace import feed, row_dataset, trace_config, trainer_spec
 from autotune.training.registry import family
 
 
@@ -31,7 +31,7 @@ def real_peak_bytes(request: TraceRequest) -> int:
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = trains.trainer(trainer_spec(request), training, model, asked_rows(request))
+        trainer = trains.trainer(trainer_spec(request), training, model, row_dataset(request))
         feed(trainer, request)
         trainer.train()
         del trainer
@@ -52,10 +52,10 @@ def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
         training.max_steps = STEPS
         made = trains.models(trainer_spec(asked), training, model, "cpu")
         made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
-        rows = asked_prompts(request)
+        rows = prompt_dataset(request)
         trainer = trains.trainer(trainer_spec(asked), training, model, rows, made)
         del made
-        watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
+        watch = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
         phases_of(tracer, trainer, request, watch).install()
         trainer.train()
         del trainer

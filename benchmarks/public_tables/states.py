@@ -1,7 +1,7 @@
 """What the trace of a plan says of one device: what lasts, by part. Runs in a child only.
 
-Nothing is computed here but sums: the records are those of `sharded_traces.traced`, and what more
-layers bring is continued as a plan does it, between the same depths.
+Nothing is computed here but sums: the records are those of `sharded_traces.trace_depth`, and what
+more layers bring is continued as a plan does it, between the same depths.
 """
 
 import time
@@ -14,7 +14,7 @@ from autotune.estimate.records.depths import at_depth, depths
 from autotune.estimate.records.events import MICRO_STEP, PARTS, PHASE, STEP, Event, Live
 from autotune.estimate.records.interpolation import Weights, lagrange
 from autotune.estimate.records.layers import Irregular
-from autotune.estimate.variants.sharded_traces import Continued, Depth, traced
+from autotune.estimate.variants.sharded_traces import ContinuedStep, Depth, trace_depth
 from benchmarks.public_tables.cases import ROW, Case
 
 Parts = dict[str, int]
@@ -47,7 +47,7 @@ def estimated(case: Case, models: Path) -> dict[str, Any]:
     known = depths(request.layers, case.sharding, adapters=False)
     whole = known == (request.layers,)
     traces = [
-        traced(request, None if whole else few, [ROW], accumulates=True, optim=None)
+        trace_depth(request, None if whole else few, [ROW], accumulates=True, optim=None)
         for few in known
     ]
     if request.sharding is None and case.ranks > 1:
@@ -60,7 +60,7 @@ def estimated(case: Case, models: Path) -> dict[str, Any]:
         "depths": [*known, request.layers],
         **{name: _between([one[name] for one in found], deep) for name in MOMENTS},
         "peak": _peak(traces, deep, request),
-        "host_bytes": deep.between(hosts),
+        "host_bytes": deep.interpolate(hosts),
         "cpu_s": round(time.process_time() - began, 1),
     }
 
@@ -81,12 +81,12 @@ def lasting(events: Sequence[Event]) -> dict[str, Parts]:
 
 
 def _between(known: Sequence[Mapping[str, int]], weights: Weights) -> Parts:
-    parts = {part: weights.between([one[part] for one in known]) for part in PARTS}
+    parts = {part: weights.interpolate([one[part] for one in known]) for part in PARTS}
     return {part: size for part, size in parts.items() if size}
 
 
 def _peak(traces: Sequence[Depth], deep: Weights, request: Any) -> dict[str, Any] | None:
-    continued = Continued(
+    continued = ContinuedStep(
         steps=[one.steps for one in traces], sizes=lagrange([1], 1), depths=deep, request=request
     )
     try:

@@ -44,16 +44,16 @@ def compared(case: Case, models: Path) -> dict[str, Any]:
     from autotune.estimate.allocator.replay import replayed
     from autotune.estimate.records.depths import at_depth, depths
     from autotune.estimate.records.interpolation import lagrange
-    from autotune.estimate.variants.sharded_traces import Continued, traced, work_of_all
+    from autotune.estimate.variants.sharded_traces import ContinuedStep, trace_depth, work_of_all
     from autotune.space.sharding.sharding import Sharding
 
     request, began = case.request(models), time.process_time()
     known = depths(request.layers, Sharding(**request.sharding or {}), adapters=case.lora)
     few = [
-        traced(request, layers, micro_batches(*TRACED), accumulates=False, optim=None)
+        trace_depth(request, layers, micro_batches(*TRACED), accumulates=False, optim=None)
         for layers in known
     ]
-    continued = Continued(
+    continued = ContinuedStep(
         steps=[one.steps[:-1] for one in few],
         sizes=lagrange(TRACED, ASKED),
         depths=at_depth(known, request.layers),
@@ -62,7 +62,7 @@ def compared(case: Case, models: Path) -> dict[str, Any]:
     use, host = continued.use, continued.host_bytes
     reserved = [continued.replay(expandable=way).reserved_bytes for way in (False, True)]
     seconds, began = time.process_time() - began, time.process_time()
-    whole = traced(request, None, micro_batches(ASKED), accumulates=False, optim=None)
+    whole = trace_depth(request, None, micro_batches(ASKED), accumulates=False, optim=None)
     truth = whole.steps[0]
     replays = [replayed(truth.device, None, expandable_segments=way) for way in (False, True)]
     short = work_of_all(few, at_depth(known, request.layers), -1)

@@ -33,10 +33,10 @@ from autotune.estimate.formula.ddp import with_buckets  # noqa: E402
 from autotune.estimate.protocol import TraceRequest  # noqa: E402
 from autotune.estimate.records.events import live_bytes  # noqa: E402
 from autotune.estimate.records.host import divided_by_place, since_training  # noqa: E402
-from autotune.estimate.tracing.engines.process_group import launched, spread_config  # noqa: E402
+from autotune.estimate.tracing.engines.process_group import rank_environment, sharded_config  # noqa: E402
 from autotune.estimate.tracing.trace import (  # noqa: E402
-    asked_rows,
     feed,
+    row_dataset,
     trace_config,
     trace_steps,
     trainer_spec,
@@ -70,7 +70,7 @@ class Peaks(transformers.TrainerCallback):
 def real_rank(request: TraceRequest, rank: int, port: int) -> dict[str, Any]:
     """What one rank of several takes, and which engine it was."""
     sharding = Sharding(**request.sharding or {})
-    os.environ |= launched(sharding, rank)
+    os.environ |= rank_environment(sharding, rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,11 +78,11 @@ def real_rank(request: TraceRequest, rank: int, port: int) -> dict[str, Any]:
         if sharding.distributed_type not in DATA_PARALLEL:
             torch.distributed.init_process_group("gloo")
             state_on_cpu(sharding, "gloo")
-            config = spread_config(config, request.deepspeed, Path(scratch))
+            config = sharded_config(config, request.deepspeed, Path(scratch))
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = trains.trainer(trainer_spec(request), training, model, asked_rows(request))
+        trainer = trains.trainer(trainer_spec(request), training, model, row_dataset(request))
         feed(trainer, request)
         peaks = Peaks()
         trainer.add_callback(peaks)

@@ -29,9 +29,9 @@ from autotune.estimate.records.events import Work  # noqa: E402
 from autotune.estimate.speed.ceilings import Ceilings  # noqa: E402
 from autotune.estimate.speed.operators import (  # noqa: E402
     TimeParts,
-    counted,
-    loss_apart,
+    split_off_loss,
     step_parts,
+    work_counts,
     work_time,
 )
 from autotune.estimate.speed.shapes import ShapeTimes  # noqa: E402
@@ -121,7 +121,7 @@ class Bench:
 
 def works(rows: Sequence[Any]) -> Works:
     """The work of a trace, back from JSON."""
-    return [(one, times) for row, times in rows for one, _ in counted([row])]
+    return [(one, times) for row, times in rows for one, _ in work_counts([row])]
 
 
 def estimate(
@@ -130,7 +130,7 @@ def estimate(
     """One optimizer step of a candidate, over all micro-batches of its sample."""
     rows, rest, loss = traced["rows"], {}, {}
     for length, work in zip(traced["lengths"], traced["micro"], strict=True):
-        most, chunks = loss_apart(works(work))
+        most, chunks = split_off_loss(works(work))
         rest[rows, length] = time_of(most)
         if chunks:
             padded = rows * length

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
-from autotune.estimate.speed.operators import counted
+from autotune.estimate.speed.operators import work_counts
 from autotune.probe.protocol import ProbeRequest
 from autotune.process.messages import ChildFolder, read_json, write_json
 
@@ -72,7 +72,7 @@ def micro_batch(length: int, rows: int, *, flat: bool) -> MicroBatch:
 
 
 def _plain(work: Sequence[Any]) -> list[Any]:
-    return [[dataclasses.astuple(one), times] for one, times in counted(work)]
+    return [[dataclasses.astuple(one), times] for one, times in work_counts(work)]
 
 
 class _Clock:

@@ -49,17 +49,17 @@ def with_all_tokens(
     fresh = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
     start = 0
     for passes in _generations(events, tokens - 1):
-        continued = _Continued(
-            [_Pass.of(events[slice(*one)]) for one in passes[-4:]], length - tokens, fresh
+        continued = _ContinuedGeneration(
+            [_Pass.of(events[slice(*bounds)]) for bounds in passes[-4:]], length - tokens, fresh
         )
-        held = prompt + tokens - 2  # tokens whose keys are cached after the model pass
-        continued.fill({n: size - held for n, size in enumerate(windows) if size})
+        cached_tokens = prompt + tokens - 2  # tokens whose keys are cached after the model pass
+        continued.fill({n: size - cached_tokens for n, size in enumerate(windows) if size})
         last = passes[-1]
-        out += [continued.kept(event) for event in events[start : last[0]]]
+        out += [continued.as_continued(event) for event in events[start : last[0]]]
         out += continued.copies()
         out += continued.ending()
         start, fresh = last[1], continued.fresh
-        events = [*events[:start], *map(continued.kept, events[start:])]
+        events = [*events[:start], *map(continued.as_continued, events[start:])]
     return out + list(events[start:])
 
 
@@ -82,25 +82,25 @@ def without_generations(events: Sequence[Event], *, asleep: bool = False) -> lis
 
 
 def _generations(events: Sequence[Event], passes: int) -> list[list[tuple[int, int]]]:
-    """Of each generation the stretches (from, to) of its passes after the first."""
+    """The stretches (from, to) of the passes after the first, by generation."""
     marks = [n for n, event in enumerate(events) if event[0] == PHASE]
     ends = [*marks[1:], len(events)]
-    found = [(a, b) for a, b in zip(marks, ends, strict=True) if events[a][1] == DECODE]
-    if len(found) % passes:
+    passes_found = [(a, b) for a, b in zip(marks, ends, strict=True) if events[a][1] == DECODE]
+    if len(passes_found) % passes:
         raise Irregular("a generation does not have as many passes as were asked for")
-    return [found[n : n + passes] for n in range(0, len(found), passes)]
+    return [passes_found[n : n + passes] for n in range(0, len(passes_found), passes)]
 
 
 @dataclass(frozen=True)
 class _Pass:
     events: Sequence[Event]
-    made: tuple[Event, ...]
+    allocations: tuple[Event, ...]
     place: dict[int, int]
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> "_Pass":
-        made = tuple(event for event in events if event[0] == ALLOCATE)
-        return cls(events, made, {event[1]: n for n, event in enumerate(made)})
+        allocations = tuple(event for event in events if event[0] == ALLOCATE)
+        return cls(events, allocations, {event[1]: n for n, event in enumerate(allocations)})
 
 
 @dataclass(frozen=True)
@@ -115,31 +115,34 @@ class _Growth:
 
     @classmethod
     def of(cls, event: Event, *sizes: int) -> "_Growth":
-        """Of a storage that was so large in the passes before; `event` is of the last of them."""
+        """The growth of a storage that was so large in the passes before; `event` is the last."""
         # What kernels take inside is measured shape by shape, and goes up and down.
         if event[4].endswith(SCRATCH):
             return cls(0)
         slope, curve = sizes[-1] - sizes[-2], 0
         if len(sizes) > 2 and sizes[-3] < sizes[-2] < sizes[-1]:
             # Roots in even steps: a square of the length. (What is rounded up grows unevenly too.)
-            first, second, third = map(math.sqrt, sizes[-3:])
-            if math.isclose(first + third, 2 * second, rel_tol=1e-9):
+            first, second, third_root = map(math.sqrt, sizes[-3:])
+            if math.isclose(first + third_root, 2 * second, rel_tol=1e-9):
                 curve = slope - (sizes[-2] - sizes[-3])
         return cls(slope, curve)
 
     def after(self, passes: int, behind: int = 0) -> int:
-        """Bytes after so many passes that begin so many behind the model pass."""
+        """Bytes that n passes add which begin `behind` passes after the model pass:
+
+        n x (slope + behind x curve) + curve x n (n + 1) / 2
+        """
         n = int(max(min(passes, self.room - behind), 0))
         return n * (self.slope + behind * self.curve) + self.curve * n * (n + 1) // 2
 
 
-class _Continued:
+class _ContinuedGeneration:
     """One generation, its model pass, the second to last, continued."""
 
     def __init__(self, passes: Sequence[_Pass], missing: int, fresh: int) -> None:
-        self._before, self._model, self._last = passes[-3:]
+        self._previous_pass, self._model, self._last = passes[-3:]
         self._missing, self.fresh = missing, fresh
-        operators = [[event[4] for event in one.made] for one in passes]
+        operators = [[event[4] for event in one_pass.allocations] for one_pass in passes]
         model, last = operators[-2:]
         if operators[-3] != model or not model:
             raise Irregular("the passes of a generation are not alike")
@@ -149,7 +152,9 @@ class _Continued:
         self._alike = sum(1 for _ in pairs_of_names)
         if self._alike < MOSTLY * len(model):  # it does not prepare another one
             raise Irregular("the last pass of a generation is not like the others")
-        alike = [one.made for one, names in zip(passes[:-1], operators, strict=False)]
+        alike = [
+            one_pass.allocations for one_pass, names in zip(passes[:-1], operators, strict=False)
+        ]
         if operators[0] != model:
             alike = alike[-2:]
         self._growth = [
@@ -157,16 +162,16 @@ class _Continued:
             for events in zip(*alike, strict=True)
         ]
         # What a pass keeps, as the scores of its tokens, is made at once for those not traced.
-        ended = (*self._model.events, *self._last.events)
-        freed = {event[1] for event in ended if event[0] == FREE}
-        self._kept = {event[1] for event in self._model.made if event[1] not in freed}
-        self._previous = [event[1] for event in self._model.made]
+        later_events = (*self._model.events, *self._last.events)
+        freed = {event[1] for event in later_events if event[0] == FREE}
+        self._kept_ids = {event[1] for event in self._model.allocations if event[1] not in freed}
+        self._previous = [event[1] for event in self._model.allocations]
         self._final: dict[int, int] = {}
 
     def fill(self, rooms: dict[int, int]) -> None:
-        """Nothing in these layers grows any more after so many passes."""
+        """Let nothing in these layers grow any more after so many passes."""
         regions = {layer(number): room for number, room in rooms.items()}
-        for place, event in enumerate(self._model.made):
+        for place, event in enumerate(self._model.allocations):
             room = regions.get(event[-1], math.inf)
             self._growth[place] = replace(self._growth[place], room=room)
 
@@ -177,31 +182,31 @@ class _Continued:
         for n in range(1, count + 1):
             out += self._copy(round(n * self._missing / count))
         self._final = dict(
-            zip((event[1] for event in self._model.made), self._previous, strict=True)
+            zip((event[1] for event in self._model.allocations), self._previous, strict=True)
         )
         return out
 
     def _copy(self, further: int) -> list[Event]:
-        made = enumerate(self._model.made, self.fresh)
-        own = [event[1] if event[1] in self._kept else fresh for fresh, event in made]
-        self.fresh += len(own)
+        numbered = enumerate(self._model.allocations, self.fresh)
+        ids = [event[1] if event[1] in self._kept_ids else fresh for fresh, event in numbered]
+        self.fresh += len(ids)
         out: list[Event] = []
         for event in self._model.events:
             if event[0] == PHASE:
                 out.append(event)
-            elif event[1] in self._kept:
+            elif event[1] in self._kept_ids:
                 continue
             elif event[1] in self._model.place:
                 place = self._model.place[event[1]]
-                renamed = (event[0], own[place], *event[2:])
+                renamed = (event[0], ids[place], *event[2:])
                 if event[0] == ALLOCATE:
                     size = event[2] + self._growth[place].after(further)
                     renamed = (*renamed[:2], size, *renamed[3:])
                 out.append(renamed)
-            elif event[1] in self._before.place:
-                key = self._previous[self._before.place[event[1]]]
+            elif event[1] in self._previous_pass.place:
+                key = self._previous[self._previous_pass.place[event[1]]]
                 out.append((event[0], key, *event[2:]))
-        self._previous = own
+        self._previous = ids
         return out
 
     def ending(self) -> list[Event]:
@@ -213,10 +218,10 @@ class _Continued:
                 size = event[2] + self._growth[place].after(self._missing, behind=1)
                 out.append((*event[:2], size, *event[3:]))
             else:
-                out.append(self.kept(event))
+                out.append(self.as_continued(event))
         return out
 
-    def kept(self, event: Event) -> Event:
+    def as_continued(self, event: Event) -> Event:
         """An event that was traced: what the model pass left lives on as its last copy's."""
         if event[0] == PHASE or event[0] == ALLOCATE:
             return event

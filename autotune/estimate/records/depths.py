@@ -16,7 +16,7 @@ from autotune.space.sharding.sharding import Sharding
 
 _ALL = 10**15
 FEWEST, APART, MOST_APART = 6, 2, 8
-"""From six layers on there are all kinds of moments."""
+"""From six layers on there are all kinds of stretches."""
 
 
 def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...]:
@@ -25,21 +25,21 @@ def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...
     Args:
         adapters: whether only adapters are trained, whose gradients are too small to matter.
     """
-    apart = APART
+    distance = APART
     parted = sharding.zero_stage in (1, 2) and sharding.offload_optimizer_device == "none"
     if parted and not adapters:
-        apart = min(max(sharding.num_processes, APART), MOST_APART)
-    few = (FEWEST, FEWEST + apart)
-    return few if layers > sum(few) else (layers,)
+        distance = min(max(sharding.num_processes, APART), MOST_APART)
+    shallow = (FEWEST, FEWEST + distance)
+    return shallow if layers > sum(shallow) else (layers,)
 
 
-def at_depth(known: tuple[int, ...], layers: int) -> Weights:
+def at_depth(traced_depths: tuple[int, ...], layers: int) -> Weights:
     """The weights of the traced depths at the model's own."""
-    return lagrange(known, layers)
+    return lagrange(traced_depths, layers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Most:
+class LiveLimits:
     """What DeepSpeed's stage 3 has at once, however many layers there are. Bytes.
 
     Attributes:
@@ -55,21 +55,23 @@ class Most:
     widened: int
 
 
-def most_at_once(deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Most | None:
-    """As DeepSpeed's file says; None: not stage 3."""
+def live_limits(
+    deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any]
+) -> LiveLimits | None:
+    """The limits that DeepSpeed's file sets; None: not stage 3."""
     zero = (deepspeed or {}).get("zero_optimization", {})
     if zero.get("stage") != 3:
         return None
     width = 2 if config.get("bf16") or config.get("fp16") else 4
     group = int(zero.get("sub_group_size", SUB_GROUP))
-    return Most(
+    return LiveLimits(
         gathered=int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS)) * width,
         stepped=group * width,
         widened=group * 4,
     )
 
 
-def stepping_at_once(deepspeed: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def with_one_sub_group(deepspeed: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """DeepSpeed's file with one group for an optimizer's step on this device, so that what the step
     takes grows with each layer alike."""
     zero = (deepspeed or {}).get("zero_optimization", {})

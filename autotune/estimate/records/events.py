@@ -103,8 +103,8 @@ def counted_rows(works: Iterable[tuple[Work, int]]) -> list[list[Any]]:
 
 def grown(works: Iterable[Work], growth: float) -> list[list[Any]]:
     """The rows of the work of an optimizer's step over `growth` times as many weights."""
-    more = (replace(work, moved_bytes=round(work.moved_bytes * growth)) for work in works)
-    return counted_rows(Counter(more).items())
+    grown_works = (replace(work, moved_bytes=round(work.moved_bytes * growth)) for work in works)
+    return counted_rows(Counter(grown_works).items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class MemoryUse:
 
 def work_from_plain(row: Sequence[Any]) -> Work:
     """The work that a row of JSON data holds."""
-    names = [one.name for one in fields(Work)]
+    names = [column.name for column in fields(Work)]
     values = dict(zip(names, row, strict=True))
     return Work(**{**values, "dims": tuple(values["dims"])})
 
@@ -137,26 +137,26 @@ class Live:
         self.parts = dict.fromkeys(PARTS, 0)
         self.phase = ""
         self._granule = granule
-        self._held: dict[int, tuple[int, str]] = {}
+        self._storages: dict[int, tuple[int, str]] = {}
 
     def take(self, event: Event) -> bool:
         """Go on by one event; whether something came to life."""
         kind, key = event[0], event[1]
         if kind == ALLOCATE:
             size, part = -(-event[2] // self._granule) * self._granule, event[3]
-            self._held[key] = size, part
+            self._storages[key] = size, part
             self.parts[part] += size
             self.total += size
             return True
         if kind == FREE:
-            size, part = self._held.pop(key, (0, TEMPORARIES))
+            size, part = self._storages.pop(key, (0, TEMPORARIES))
             self.total -= size
             self.parts[part] -= size
         elif kind == MOVE:
-            size, part = self._held.get(key, (0, TEMPORARIES))
+            size, part = self._storages.get(key, (0, TEMPORARIES))
             self.parts[part] -= size
             self.parts[event[2]] += size
-            self._held[key] = size, event[2]
+            self._storages[key] = size, event[2]
         else:
             self.phase = key
         return False
@@ -175,35 +175,35 @@ def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
             phases[live.phase] = live.total
         if live.total > peak:
             peak, operator, at, at_peak = live.total, event[4], live.phase, dict(live.parts)
-    kept = {name: size for name, size in at_peak.items() if size}
-    return MemoryUse(peak_bytes=peak, parts=kept, operator=operator, phase=at, phases=phases)
+    parts = {name: size for name, size in at_peak.items() if size}
+    return MemoryUse(peak_bytes=peak, parts=parts, operator=operator, phase=at, phases=phases)
 
 
 def live_at(events: Iterable[Event], phase: str) -> int:
     """The most that is live where a phase begins. Bytes."""
-    live, most = Live(), 0
+    live, highest = Live(), 0
     for event in events:
         if event[0] == PHASE and event[1] == phase:
-            most = max(most, live.total)
+            highest = max(highest, live.total)
         live.take(event)
-    return most
+    return highest
 
 
-def live_after(events: Iterable[Event], before: Mapping[int, Event]) -> dict[int, Event]:
+def live_after(events: Iterable[Event], live_before: Mapping[int, Event]) -> dict[int, Event]:
     """What is live after the events, as allocations with the part that they are in by then.
 
     Args:
-        before: what is live before them, by storage.
+        live_before: what is live before them, by storage.
     """
-    live = dict(before)
+    live = dict(live_before)
     for event in events:
         if event[0] == ALLOCATE:
             live[event[1]] = event
         elif event[0] == FREE:
             live.pop(event[1], None)
         elif event[0] == MOVE and event[1] in live:
-            made = live[event[1]]
-            live[event[1]] = (*made[:3], event[2], *made[4:])
+            allocation = live[event[1]]
+            live[event[1]] = (*allocation[:3], event[2], *allocation[4:])
     return live
 
 

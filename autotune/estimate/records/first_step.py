@@ -43,19 +43,21 @@ def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Eve
         step: a later optimizer step, without what it frees of others.
     """
     start = training_start(opening)
-    building, short = list(opening[:start]), list(opening[start:])
-    states = {event[1] for event in optimizer_part(short) if event[0] == ALLOCATE}
+    building, short_step = list(opening[:start]), list(opening[start:])
+    states = {event[1] for event in optimizer_part(short_step) if event[0] == ALLOCATE}
     first = list(_placed(_without_optimizer(renumbered(list(step), OWN_OF_FIRST))))
-    kept = _kept(short, _lasting(building, short) - states, {place for place, _ in first})
+    lasting_events = _lasting_events(
+        short_step, _lasting(building, short_step) - states, {place for place, _ in first}
+    )
     out = [*building, EMPTY_CACHE]  # accelerate gives the cache back when a training begins
     for place, event in first:
         if event[0] == PHASE:
-            out += [event, *kept.get(place, [])]
+            out += [event, *lasting_events.get(place, [])]
             if event[1] == STEP:
-                out += [e for e in short if e[0] != PHASE and e[1] in states]
+                out += [e for e in short_step if e[0] != PHASE and e[1] in states]
         else:
-            out += [*kept.get(place, []), event]
-    return [*out, *_left_behind(event for _, event in first), *kept.get(_END, [])]
+            out += [*lasting_events.get(place, []), event]
+    return [*out, *_left_behind(event for _, event in first), *lasting_events.get(_END, [])]
 
 
 def with_smaller_batches(
@@ -69,14 +71,16 @@ def with_smaller_batches(
         shares: of each micro-step the share of its micro-batch that is left; the last one counts
             for all that follow.
     """
-    made = [event for event in (*building, *step) if event[0] == ALLOCATE]
-    whole = {event[2] for event in made if event[3] in (WEIGHTS, COMMUNICATION)}
-    whole |= {size // 2 for size in whole} | {2 * size for size in whole}  # in other precisions
+    allocations = [event for event in (*building, *step) if event[0] == ALLOCATE]
+    fixed_sizes = {event[2] for event in allocations if event[3] in (WEIGHTS, COMMUNICATION)}
+    fixed_sizes |= {size // 2 for size in fixed_sizes} | {
+        2 * size for size in fixed_sizes
+    }  # in other precisions
     out, phase, met = [], "", 0
     for event in step:
         if event[0] == PHASE:
             phase, met = event[1], met + (event[1] == MICRO_STEP)
-        elif event[0] == ALLOCATE and phase == MICRO_STEP and event[2] not in whole:
+        elif event[0] == ALLOCATE and phase == MICRO_STEP and event[2] not in fixed_sizes:
             share = shares[min(met, len(shares)) - 1]
             event = (*event[:2], round(event[2] * share), *event[3:])
         out.append(event)
@@ -89,36 +93,43 @@ def _without_optimizer(step: list[Event]) -> list[Event]:
     return [event for event in step if event[0] == PHASE or event[1] not in passing]
 
 
-def _lasting(building: list[Event], short: list[Event]) -> set[int]:
+def _lasting(building: list[Event], short_step: list[Event]) -> set[int]:
     """What lives longer than the step, or was there before."""
-    freed = {event[1] for event in short if event[0] == FREE}
-    made = {event[1] for event in short if event[0] == ALLOCATE}
-    return (made - freed) | {event[1] for event in building if event[0] == ALLOCATE}
+    freed = {event[1] for event in short_step if event[0] == FREE}
+    allocated = {event[1] for event in short_step if event[0] == ALLOCATE}
+    return (allocated - freed) | {event[1] for event in building if event[0] == ALLOCATE}
 
 
-def _kept(short: list[Event], lasting: set[int], known: set[_Place]) -> dict[_Place, list[Event]]:
+def _lasting_events(
+    short_step: list[Event], lasting: set[int], known_places: set[_Place]
+) -> dict[_Place, list[Event]]:
     """What the short step does to lasting storages, by the place that follows in the other step."""
-    kept: dict[_Place, list[Event]] = {}
-    passing = [event for event in short if event[0] == PHASE or event[1] not in lasting]
+    lasting_events: dict[_Place, list[Event]] = {}
+    passing = [event for event in short_step if event[0] == PHASE or event[1] not in lasting]
     places = _placed(passing)
-    waiting: list[Event] = []
-    for event in short:
+    pending: list[Event] = []
+    for event in short_step:
         if event[0] != PHASE and event[1] in lasting:
-            waiting.append(event)
+            pending.append(event)
             continue
         place, _ = next(places)
-        if waiting:
-            _put(kept, place, waiting, known)
-            waiting = []
-    kept.setdefault(_END, []).extend(waiting)
-    return kept
+        if pending:
+            _add_at(lasting_events, place, pending, known_places)
+            pending = []
+    lasting_events.setdefault(_END, []).extend(pending)
+    return lasting_events
 
 
-def _put(
-    kept: dict[_Place, list[Event]], place: _Place, events: list[Event], known: set[_Place]
+def _add_at(
+    lasting_events: dict[_Place, list[Event]],
+    place: _Place,
+    events: list[Event],
+    known_places: set[_Place],
 ) -> None:
-    found = next((one for one in (place, place[:2]) if one in known), _END)
-    kept.setdefault(found, []).extend(events)
+    target = next(
+        (candidate for candidate in (place, place[:2]) if candidate in known_places), _END
+    )
+    lasting_events.setdefault(target, []).extend(events)
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[_Place, Event]]:

@@ -25,20 +25,20 @@ def since_training(events: list[Event]) -> list[Event]:
     lasting = live_after(events[:start], {})
     tail = events[:start]
     large = (n for n, e in enumerate(tail) if e[0] == ALLOCATE and e[2] > SMALL_REQUEST)
-    made = [n for n in large if tail[n][1] in lasting]
-    tail = tail[made[-1] + 1 :] if made else []
+    lasting_numbers = [n for n in large if tail[n][1] in lasting]
+    tail = tail[lasting_numbers[-1] + 1 :] if lasting_numbers else []
     passing = {event[1] for event in tail if event[0] == ALLOCATE} - set(lasting)
     return [*lasting.values(), *(e for e in tail if e[1] in passing), *events[start:]]
 
 
 def on_host(events: Iterable[Event]) -> set[int]:
     """Which storages of a record are on the host at last."""
-    found = {e[1] for e in events if e[0] == ALLOCATE and e[3] == HOST}
-    return found | {e[1] for e in events if e[0] == MOVE and e[2] == HOST}
+    allocated = {e[1] for e in events if e[0] == ALLOCATE and e[3] == HOST}
+    return allocated | {e[1] for e in events if e[0] == MOVE and e[2] == HOST}
 
 
 def divided_by_place(events: list[Event]) -> tuple[list[Event], list[Event]]:
     """(The events on the device, those on the host); phases are in both."""
     host = on_host(events)
-    there = [event for event in events if event[0] == PHASE or event[1] in host]
-    return [event for event in events if event[0] == PHASE or event[1] not in host], there
+    host_events = [event for event in events if event[0] == PHASE or event[1] in host]
+    return [event for event in events if event[0] == PHASE or event[1] not in host], host_events

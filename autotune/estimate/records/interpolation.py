@@ -13,7 +13,7 @@ class Weights:
     numerators: tuple[int, ...]
     denominator: int
 
-    def between(self, values: Sequence[int]) -> int:
+    def interpolate(self, values: Sequence[int]) -> int:
         """The polynomial's value, rounded; at least 0."""
         first = values[0]
         if all(value == first for value in values):
@@ -25,11 +25,11 @@ class Weights:
 def lagrange(sizes: Sequence[int], size: int) -> Weights:
     """The weights of `sizes`, all different, at `size`."""
     weights = []
-    for index, own in enumerate(sizes):
+    for index, node in enumerate(sizes):
         weight = Fraction(1)
-        for other_index, other in enumerate(sizes):
+        for other_index, other_node in enumerate(sizes):
             if other_index != index:
-                weight *= Fraction(size - other, own - other)
+                weight *= Fraction(size - other_node, node - other_node)
         weights.append(weight)
     common = math.lcm(*(weight.denominator for weight in weights))
     return Weights(numerators=tuple(int(w * common) for w in weights), denominator=common)

@@ -43,39 +43,49 @@ class _Axis:
         return layer(index) if self.layers else chunk(index)
 
 
-def with_layers(events: list[Event], have: int, wanted: int) -> list[Event]:
-    """The record of `have` decoder layers as one of `wanted`.
+def with_layers(events: list[Event], traced_count: int, wanted_count: int) -> list[Event]:
+    """The record of `traced_count` decoder layers as one of `wanted_count`.
 
     Raises:
         Irregular: the layers are not alike, or there are fewer than five on either side.
     """
-    return _Resizing(events, _Axis(layers=True), have, wanted).events()
+    return _Resizing(events, _Axis(layers=True), traced_count, wanted_count).events()
 
 
-def with_chunks(events: list[Event], have: int, wanted: int) -> list[Event]:
-    """The record of a loss in `have` chunks as one in `wanted`; the last one counts as full."""
-    return _Resizing(events, _Axis(layers=False), have, wanted).events()
+def with_chunks(events: list[Event], traced_count: int, wanted_count: int) -> list[Event]:
+    """The record of a loss in `traced_count` chunks as one in `wanted_count`.
+
+    The last one counts as full.
+    """
+    return _Resizing(events, _Axis(layers=False), traced_count, wanted_count).events()
 
 
 class _Resizing:
-    def __init__(self, events: list[Event], axis: _Axis, have: int, wanted: int) -> None:
-        self._same = have == wanted and (axis.layers or have == 0)
-        self._source, self._axis, self._have, self._wanted = events, axis, have, wanted
-        if not self._same and min(have, wanted) < SMALLEST:
-            raise Irregular(f"{have} stretches cannot stand for {wanted}")
+    def __init__(
+        self, events: list[Event], axis: _Axis, traced_count: int, wanted_count: int
+    ) -> None:
+        self._unchanged = traced_count == wanted_count and (axis.layers or traced_count == 0)
+        self._source, self._axis, self._traced_count, self._wanted_count = (
+            events,
+            axis,
+            traced_count,
+            wanted_count,
+        )
+        if not self._unchanged and min(traced_count, wanted_count) < SMALLEST:
+            raise Irregular(f"{traced_count} stretches cannot stand for {wanted_count}")
         self._runs = _runs(events, axis)
         self._home: dict[int, tuple[int, _Slot]] = {}
         self._by_slot: dict[tuple[int, _Slot], int] = {}
         self._find_homes()
         self._repeated = self._repeated_references()
-        self._sources = [self._source_of(target) for target in range(wanted)]
+        self._sources = [self._source_of(target) for target in range(wanted_count)]
         self._new: dict[tuple[int, int], int] = {}
         self._first_new = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
         self._out: list[Event] = []
 
     def events(self) -> list[Event]:
         """The resized record; ids of what is in no stretch stay."""
-        if self._same:
+        if self._unchanged:
             return self._source
         previous: int | None = None
         for number, (index, run) in enumerate(self._runs):
@@ -85,9 +95,9 @@ class _Resizing:
             targets = list(self._targets(index))
             if index == _MIDDLE and self._descending(number, previous):
                 targets.reverse()
-            once = [self._once(event, index) for event in run]
-            copied = [event for event, single in zip(run, once, strict=True) if not single]
-            self._emit_run(run, once, index, targets[0] if targets else None)
+            singles = [self._is_single(event, index) for event in run]
+            copied = [event for event, single in zip(run, singles, strict=True) if not single]
+            self._emit_run(run, singles, index, targets[0] if targets else None)
             for target in targets[1:]:
                 self._emit(copied, index, target)
             previous = index
@@ -116,10 +126,10 @@ class _Resizing:
                 if phases:
                     phase, met = phase + phases, Counter()
                 continue
-            made = [event for event in run if event[0] == ALLOCATE]
-            met[index] += bool(made)
+            allocations = [event for event in run if event[0] == ALLOCATE]
+            met[index] += bool(allocations)
             times = Counter[str]()
-            for event in made:
+            for event in allocations:
                 times[event[4]] += 1
                 slot = (phase, met[index], event[4], times[event[4]])
                 self._home[event[1]] = (index, slot)
@@ -128,18 +138,18 @@ class _Resizing:
     def _source_of(self, target: int) -> int:
         if target < ENDS:
             return target
-        if target >= self._wanted - ENDS:
-            return self._have - (self._wanted - target)
+        if target >= self._wanted_count - ENDS:
+            return self._traced_count - (self._wanted_count - target)
         return _MIDDLE
 
     def _targets(self, index: int) -> range:
         if index < ENDS:
             return range(index, index + 1)
-        if index >= self._have - ENDS:
-            target = self._wanted - (self._have - index)
+        if index >= self._traced_count - ENDS:
+            target = self._wanted_count - (self._traced_count - index)
             return range(target, target + 1)
         if index == _MIDDLE:
-            return range(ENDS, self._wanted - ENDS)
+            return range(ENDS, self._wanted_count - ENDS)
         return range(0)
 
     def _descending(self, number: int, previous: int | None) -> bool:
@@ -159,15 +169,15 @@ class _Resizing:
             if event[0] != ALLOCATE and event[1] in self._home
         }
 
-    def _once(self, event: Event, index: int) -> bool:
-        """Whether no copy does it: it lets go of a loop's list, or of what was made outside."""
+    def _is_single(self, event: Event, index: int) -> bool:
+        """Whether no copy has it: it lets go of a loop's list, or of what was made outside."""
         if event[0] == ALLOCATE:
             return False
         if event[1] not in self._home:
             return True
         home, slot = self._home[event[1]]
-        apart = index not in (home, _MIDDLE)
-        return apart and (event[0], index - home, slot) not in self._repeated
+        elsewhere = index not in (home, _MIDDLE)
+        return elsewhere and (event[0], index - home, slot) not in self._repeated
 
     def _id(self, key: int, target: int) -> int:
         new = self._new.get((key, target))
@@ -175,11 +185,13 @@ class _Resizing:
             new = self._new[key, target] = self._first_new + len(self._new)
         return new
 
-    def _emit_run(self, run: list[Event], once: list[bool], index: int, target: int | None) -> None:
+    def _emit_run(
+        self, run: list[Event], singles: list[bool], index: int, target: int | None
+    ) -> None:
         """The first copy of a run, with what no other copy does."""
         if target is None:
             return
-        for single, events in groupby(zip(once, run, strict=True), key=lambda pair: pair[0]):
+        for single, events in groupby(zip(singles, run, strict=True), key=lambda pair: pair[0]):
             part = [event for _, event in events]
             if single:
                 self._emit_outside(part, self._axis.region(target))
@@ -192,15 +204,15 @@ class _Resizing:
         for event in run:
             key = event[1]
             home, slot = self._home[key]
-            there = target + home - index
-            if not 0 <= there < self._wanted:
+            new_home = target + home - index
+            if not 0 <= new_home < self._wanted_count:
                 continue
-            source = self._sources[there]
+            source = self._sources[new_home]
             if source != home:
                 key = self._by_slot.get((source, slot), -1)
                 if key < 0:
                     raise Irregular(f"stretch {source} does not repeat stretch {home}")
-            new = self._id(key, there)
+            new = self._id(key, new_home)
             if event[0] == ALLOCATE:
                 size = self._size(event, index)
                 out.append((ALLOCATE, new, size, event[3], event[4], region))
@@ -211,7 +223,7 @@ class _Resizing:
 
     def _size(self, event: Event, index: int) -> int:
         """Bytes of an allocation; the last chunk, which may be a part, counts as a full one."""
-        if self._axis.layers or index != self._have - 1:
+        if self._axis.layers or index != self._traced_count - 1:
             return int(event[2])
         analog = self._by_slot.get((_MIDDLE, self._home[event[1]][1]))
         if analog is None:
@@ -233,8 +245,8 @@ class _Resizing:
                 self._out.append(event)
                 continue
             for target in self._targets(home[0]):
-                there = event[-1] if region is None else region
-                self._out.append((event[0], self._id(event[1], target), *event[2:-1], there))
+                new_region = event[-1] if region is None else region
+                self._out.append((event[0], self._id(event[1], target), *event[2:-1], new_region))
 
 
 def _runs(events: list[Event], axis: _Axis) -> list[tuple[int | None, list[Event]]]:
@@ -244,13 +256,13 @@ def _runs(events: list[Event], axis: _Axis) -> list[tuple[int | None, list[Event
     a layer's input dies when the layer has been left.
     """
     runs: list[tuple[int | None, list[Event]]] = []
-    made = False
+    allocates = False
     for event in events:
         index = axis.index(event)
-        between = made and event[0] == FREE and index is not None
-        if not between and (not runs or runs[-1][0] != index):
+        freed_between = allocates and event[0] == FREE and index is not None
+        if not freed_between and (not runs or runs[-1][0] != index):
             runs.append((index, []))
-            made = False
+            allocates = False
         runs[-1][1].append(event)
-        made = made or (event[0] == ALLOCATE and index is not None)
+        allocates = allocates or (event[0] == ALLOCATE and index is not None)
     return runs

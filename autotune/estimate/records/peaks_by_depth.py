@@ -1,18 +1,23 @@
-"""The moments of a record that its peak can be at, and where they are at another depth. Pure.
+"""The peaks of a record, one for each stretch of the program, continued to another depth. Pure.
 
-A trace of few decoder layers has the same moments as one of many: before the layers, in the first
-and the last of them, in those between, after them; forward, and backward. At each of them what is
+A trace of few decoder layers has the same stretches as one of many: before the layers, in the first
+and the last of them, in those between, after them; forward, and backward. In each of them what is
 live grows with each layer by the same number of bytes, once there are a few of them: weights,
-gradients, states and activations of a layer. So each moment is continued by itself, part by part,
-and the highest of them is the peak, which may be another moment than in the traces. Each moment is
-the highest of its stretch; where one takes the place of another inside a stretch, what is continued
-is up to that much too low (`benchmarks/sharding_depths`).
+gradients, states and activations of a layer. So with traces of depths a and b, for each part p of
+each stretch s
+
+    bytes[s, p](L) = bytes[s, p](a) + (L - a) / (b - a) x (bytes[s, p](b) - bytes[s, p](a))
+    peak(L) = max over s of (sum over p of bytes[s, p](L))
+
+and the highest stretch may be another one than in the traces. Known error: where one moment takes
+the place of another as the highest of a stretch, up to that much too low
+(`benchmarks/sharding_depths`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.estimate.records.depths import Most
+from autotune.estimate.records.depths import LiveLimits
 from autotune.estimate.records.events import (
     ALLOCATE,
     COMMUNICATION,
@@ -35,7 +40,7 @@ _OUTSIDE, _TOP, _END, _INSIDE, _BETWEEN = "outside", "top", "end", "inside", "be
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class Peak:
     """The most that is live in one stretch of a program. Bytes, by part."""
 
     parts: Mapping[str, int]
@@ -48,22 +53,22 @@ class Moment:
         return sum(self.parts.values())
 
 
-Moments = dict[Key, Moment]
+Peaks = dict[Key, Peak]
 
 
-def moments(events: Sequence[Event], granule: int = 1) -> Moments:
-    """The moments of a record, each storage rounded up to `granule` bytes."""
-    live, most = Live(granule), dict[Key, int]()
-    found: Moments = {}
+def peaks_of(events: Sequence[Event], granule: int = 1) -> Peaks:
+    """The peak of each stretch of a record, each storage rounded up to `granule` bytes."""
+    live, totals = Live(granule), dict[Key, int]()
+    highest: Peaks = {}
     for event, key in zip(events, _keys(events), strict=True):
-        if live.take(event) and live.total > most.get(key, -1):
-            most[key] = live.total
-            found[key] = Moment(parts=dict(live.parts), phase=live.phase, operator=event[4])
-    return found
+        if live.take(event) and live.total > totals.get(key, -1):
+            totals[key] = live.total
+            highest[key] = Peak(parts=dict(live.parts), phase=live.phase, operator=event[4])
+    return highest
 
 
 def _keys(events: Sequence[Event]) -> list[Key]:
-    """Of each event the moment that it belongs to."""
+    """The stretch that each event belongs to."""
     runs: list[list[int]] = [[]]
     where: list[tuple[int, int]] = []
     for event in events:
@@ -74,13 +79,13 @@ def _keys(events: Sequence[Event]) -> list[Key]:
             if not runs[-1] or runs[-1][-1] != layer:
                 runs[-1].append(layer)
         where.append((len(runs) - 1, len(runs[-1]) - 1))
-    places = [_places(one) for one in runs]
+    places = [_places(run) for run in runs]
     nowhere: Place = (_OUTSIDE, 0)
     return [(phase, places[phase][n] if n >= 0 else nowhere) for phase, n in where]
 
 
 def _places(runs: Sequence[int]) -> list[Place]:
-    """Of each run of one layer (0: of none) where in the phase it is."""
+    """Where in the phase each run of one layer (0: of none) is."""
     places: list[Place | None] = [None] * len(runs)
     for number, sweep in enumerate(_sweeps(runs)):
         order = list(dict.fromkeys(runs[n] for n in sweep))
@@ -88,22 +93,22 @@ def _places(runs: Sequence[int]) -> list[Place]:
             places[n] = (_BETWEEN, number)
         for n in sweep:
             index = order.index(runs[n])
-            left = len(order) - 1 - index
+            to_end = len(order) - 1 - index
             if index < ENDS:
                 places[n] = (_TOP, number, index)
-            elif left < ENDS:
-                places[n] = (_END, number, left)
+            elif to_end < ENDS:
+                places[n] = (_END, number, to_end)
             else:
                 places[n] = (_INSIDE, number)
-    found: list[Place] = []
+    places_of_runs: list[Place] = []
     outside = 0
     for place in places:
         if place is None:
-            found.append((_OUTSIDE, outside))
+            places_of_runs.append((_OUTSIDE, outside))
         else:
-            found.append(place)
+            places_of_runs.append(place)
             outside = int(place[1]) + 1
-    return found
+    return places_of_runs
 
 
 def _sweeps(runs: Sequence[int]) -> list[list[int]]:
@@ -127,78 +132,87 @@ def _sweeps(runs: Sequence[int]) -> list[list[int]]:
     return sweeps
 
 
-def between(known: Sequence[Moments], weights: Weights, most: Most | None = None) -> Moments:
-    """The moments at another size or depth than those that are known.
+def peaks_at(traced: Sequence[Peaks], weights: Weights, limits: LiveLimits | None = None) -> Peaks:
+    """The peaks at another size or depth than the traced ones.
 
     Args:
-        most: what there is at most, whatever the lines say.
+        limits: what there is at most, whatever the lines say.
 
     Raises:
-        Irregular: the known ones do not have the same moments.
+        Irregular: the traces do not have the same stretches.
     """
-    if len(known) == 1:
-        return known[0]
-    if any(one.keys() != known[0].keys() for one in known[1:]):
-        raise Irregular("the traces do not have the same moments")
-    return {key: _mixed([one[key] for one in known], weights, most) for key in known[-1]}
+    if len(traced) == 1:
+        return traced[0]
+    if any(peaks.keys() != traced[0].keys() for peaks in traced[1:]):
+        raise Irregular("the traces do not have the same stretches")
+    return {key: _mixed([peaks[key] for peaks in traced], weights, limits) for key in traced[-1]}
 
 
-def _mixed(same: Sequence[Moment], weights: Weights, most: Most | None) -> Moment:
-    total = weights.between([one.live_bytes for one in same])
-    parts = {part: weights.between([one.parts[part] for one in same]) for part in PARTS}
-    if most is not None:
-        seen = max(one.parts[COMMUNICATION] for one in same)
-        held = {COMMUNICATION: min(parts[COMMUNICATION], max(seen, most.gathered))}
-        if same[-1].phase == STEP and parts[GRADIENTS] > most.stepped:
-            held[TEMPORARIES] = _made_by_a_group(parts, same[0].parts, most.stepped)
-        total -= sum(parts[part] - size for part, size in held.items())
-        parts |= held
-    return Moment(parts=_adding_up(parts, total), phase=same[-1].phase, operator=same[-1].operator)
+def _mixed(peaks: Sequence[Peak], weights: Weights, limits: LiveLimits | None) -> Peak:
+    total = weights.interpolate([peak.live_bytes for peak in peaks])
+    parts = {part: weights.interpolate([peak.parts[part] for peak in peaks]) for part in PARTS}
+    if limits is not None:
+        traced_bytes = max(peak.parts[COMMUNICATION] for peak in peaks)
+        limited = {COMMUNICATION: min(parts[COMMUNICATION], max(traced_bytes, limits.gathered))}
+        if peaks[-1].phase == STEP and parts[GRADIENTS] > limits.stepped:
+            limited[TEMPORARIES] = _made_by_a_group(parts, peaks[0].parts, limits.stepped)
+        total -= sum(parts[part] - size for part, size in limited.items())
+        parts |= limited
+    return Peak(parts=_adding_up(parts, total), phase=peaks[-1].phase, operator=peaks[-1].operator)
 
 
-def _made_by_a_group(whole: Mapping[str, int], few: Mapping[str, int], stepped: int) -> int:
-    """What a step makes beside so many gradients: on the line through few layers and all of them.
+def _made_by_a_group(deep: Mapping[str, int], shallow: Mapping[str, int], stepped: int) -> int:
+    """Temporaries T that a step makes beside the gradients of one group, g = `stepped`.
 
-    A first step makes the states too, which this takes for less than they are; it is below a later
-    one, which has them from the start.
+    On the line through few layers (G_f, T_f) and all of them (G, T):
+
+        T(g) = T - (T - T_f) / (G - G_f) x (G - g), at least 0
+
+    Known error: a first step makes the states too, which this takes for less than they are; it is
+    below a later one, which has them from the start.
     """
-    more = whole[GRADIENTS] - few[GRADIENTS]
-    slope = (whole[TEMPORARIES] - few[TEMPORARIES]) / more if more else 0.0
-    return max(round(whole[TEMPORARIES] - slope * (whole[GRADIENTS] - stepped)), 0)
+    further_gradients = deep[GRADIENTS] - shallow[GRADIENTS]
+    slope = (
+        (deep[TEMPORARIES] - shallow[TEMPORARIES]) / further_gradients if further_gradients else 0.0
+    )
+    return max(round(deep[TEMPORARIES] - slope * (deep[GRADIENTS] - stepped)), 0)
 
 
 def _adding_up(parts: dict[str, int], total: int) -> dict[str, int]:
     """The parts, of which none can be less than nothing, with the largest making up the rest."""
     largest = max(parts, key=lambda part: parts[part])
-    rest = total - sum(size for part, size in parts.items() if part != largest)
-    return {**parts, largest: max(rest, 0)}
+    remainder = total - sum(size for part, size in parts.items() if part != largest)
+    return {**parts, largest: max(remainder, 0)}
 
 
-def with_room_between_groups(known: Moments, most: Most) -> int:
+def with_room_between_groups(peaks: Peaks, limits: LiveLimits) -> int:
     """What an optimizer's step in several groups of weights holds at most, free room included.
 
+        bytes = max over the step's peaks of live + widened; 0 where there is one group
+
     The place that a group's gradient had is too small for that of a larger group, and the states of
-    the last one go into it. How much stays free hangs on the sizes of the groups, up to a gradient
-    of one, which is taken (`benchmarks/sharding_depths`). Bytes; 0 where there is one group.
+    the last one go into it. How much stays free hangs on the sizes of the groups: at most one
+    group's gradient in float32 (`widened`), which is taken. Known error: too high by what does not
+    stay free (`benchmarks/sharding_depths`).
     """
-    steps = [one for one in known.values() if one.phase == STEP]
-    in_groups = [one.live_bytes for one in steps if one.parts[GRADIENTS] > most.stepped]
-    return max(in_groups) + most.widened if in_groups else 0
+    steps = [peak for peak in peaks.values() if peak.phase == STEP]
+    in_groups = [peak.live_bytes for peak in steps if peak.parts[GRADIENTS] > limits.stepped]
+    return max(in_groups) + limits.widened if in_groups else 0
 
 
-def most_of(known: Moments, part: str) -> int:
-    """The most of one part at any moment. Bytes."""
-    return max((one.parts[part] for one in known.values()), default=0)
+def highest_part(peaks: Peaks, part: str) -> int:
+    """The most of one part in any stretch. Bytes."""
+    return max((peak.parts[part] for peak in peaks.values()), default=0)
 
 
-def peak_of(known: Moments) -> MemoryUse:
-    """The highest of the moments."""
-    if not known:
+def highest_peak(peaks: Peaks) -> MemoryUse:
+    """The highest of the peaks."""
+    if not peaks:
         return MemoryUse(peak_bytes=0, parts={}, operator="", phase="", phases={})
-    highest = max(known.values(), key=lambda one: one.live_bytes)
+    highest = max(peaks.values(), key=lambda peak: peak.live_bytes)
     phases: dict[str, int] = {}
-    for one in known.values():
-        phases[one.phase] = max(phases.get(one.phase, 0), one.live_bytes)
+    for peak in peaks.values():
+        phases[peak.phase] = max(phases.get(peak.phase, 0), peak.live_bytes)
     return MemoryUse(
         peak_bytes=highest.live_bytes,
         parts={part: size for part, size in highest.parts.items() if size},

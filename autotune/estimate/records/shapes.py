@@ -51,19 +51,19 @@ def divide(events: Sequence[Event]) -> Steps:
     left_behind: list[Event] = []
     for start, end in zip(bounds, bounds[1:], strict=False):
         part = events[start:end]
-        own = {event[1] for event in part if event[0] == ALLOCATE}
+        own_ids = {event[1] for event in part if event[0] == ALLOCATE}
         if not steps:  # the batch and the loss of the first step die in the second
-            left_behind = [e for e in part if e[0] == FREE and e[1] not in own]
-        mine = [event for event in part if event[0] == PHASE or event[1] in own]
-        steps.append(renumbered(_without_passing_rows(mine)))
+            left_behind = [e for e in part if e[0] == FREE and e[1] not in own_ids]
+        own_events = [event for event in part if event[0] == PHASE or event[1] in own_ids]
+        steps.append(renumbered(_without_passing_rows(own_events)))
     return Steps(opening=[*opening, *left_behind], steps=steps)
 
 
 def _without_passing_rows(step: list[Event]) -> list[Event]:
     """The step without what collating its rows makes and drops: there is some for each row."""
     end = next((n for n, e in enumerate(step) if e[0] == PHASE and e[1] == MICRO_STEP), 0)
-    made = {event[1] for event in step[:end] if event[0] == ALLOCATE}
-    passing = {event[1] for event in step[:end] if event[0] == FREE and event[1] in made}
+    allocated = {event[1] for event in step[:end] if event[0] == ALLOCATE}
+    passing = {event[1] for event in step[:end] if event[0] == FREE and event[1] in allocated}
     return [e for n, e in enumerate(step) if n >= end or e[0] == PHASE or e[1] not in passing]
 
 
@@ -85,24 +85,30 @@ def without_accumulation(step: list[Event]) -> list[Event]:
     if len(marks) < 2:
         return step
     last = next((n for n in range(marks[-1] + 1, len(step)) if step[n][0] == PHASE), len(step))
-    made = {e[1] for e in step[marks[1] : last] if e[0] == ALLOCATE}
-    kept = step[: marks[1]] + step[last:]
-    return [event for event in kept if event[0] == PHASE or event[1] not in made]
+    allocated = {e[1] for e in step[marks[1] : last] if e[0] == ALLOCATE}
+    first_micro_step = step[: marks[1]] + step[last:]
+    return [event for event in first_micro_step if event[0] == PHASE or event[1] not in allocated]
 
 
-def with_optimizer_step(step: list[Event], other: list[Event]) -> list[Event]:
+def with_optimizer_step(step: list[Event], donor: list[Event]) -> list[Event]:
     """The step with the optimizer's part taken from another one: what it makes only for itself.
 
     Both may be openings, too: then the state that is made there stays, and comes first.
     """
     highest = max((event[1] for event in step if event[0] == ALLOCATE), default=0)
-    taken = renumbered(passing_of_step(other), OWN_OF_OTHER + highest)
+    donor_events = renumbered(passing_of_step(donor), OWN_OF_OTHER + highest)
     part = optimizer_part(step)
-    own = {event[1] for event in _passing(part)}
-    kept = [event for event in part if event[1] not in own]
-    made = max((n for n, event in enumerate(kept, 1) if event[0] == ALLOCATE), default=0)
+    own_ids = {event[1] for event in _passing(part)}
+    lasting = [event for event in part if event[1] not in own_ids]
+    state_end = max((n for n, event in enumerate(lasting, 1) if event[0] == ALLOCATE), default=0)
     begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP) + 1
-    return [*step[:begin], *kept[:made], *taken, *kept[made:], *step[begin + len(part) :]]
+    return [
+        *step[:begin],
+        *lasting[:state_end],
+        *donor_events,
+        *lasting[state_end:],
+        *step[begin + len(part) :],
+    ]
 
 
 def passing_of_step(step: list[Event]) -> list[Event]:
@@ -119,9 +125,9 @@ def optimizer_part(step: list[Event]) -> list[Event]:
 
 def _passing(part: list[Event]) -> list[Event]:
     """What is made and let go of in the same part."""
-    made = {event[1] for event in part if event[0] == ALLOCATE}
+    allocated = {event[1] for event in part if event[0] == ALLOCATE}
     freed = {event[1] for event in part if event[0] == FREE}
-    return [event for event in part if event[1] in made & freed]
+    return [event for event in part if event[1] in allocated & freed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +141,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Template:
+class ShapeFamily:
     """Shapes of one variant; from them the events of any size."""
 
     shapes: tuple[Shape, ...]
@@ -150,10 +156,10 @@ class Template:
             if (shape.size, shape.chunks) == (size, chunks):
                 return shape.events
         weights = lagrange([shape.size for shape in self.shapes], size)
-        few = [_few_chunks(shape) for shape in self.shapes]
-        if len({len(events) for events in few}) != 1:
+        resized_events = [_few_chunks(shape) for shape in self.shapes]
+        if len({len(events) for events in resized_events}) != 1:
             raise Irregular("the traced shapes have different numbers of events")
-        out = [_mixed(same, weights) for same in zip(*few, strict=True)]
+        out = [_mixed(counterparts, weights) for counterparts in zip(*resized_events, strict=True)]
         return with_chunks(out, CHUNKS, chunks) if self.shapes[0].chunks else out
 
     def work(self, size: int, chunks: int, have_layers: int, layers: int) -> Counter[Work]:
@@ -164,23 +170,23 @@ class Template:
         """
         total: Counter[Work] = Counter()
         if len(self.shapes) == 1:
-            alone = self.shapes[0]
-            resized = chunks != alone.chunks and min(chunks, alone.chunks) >= CHUNKS
-            for work in _work_of_few_chunks(alone) if resized else alone.work:
+            only = self.shapes[0]
+            resized = chunks != only.chunks and min(chunks, only.chunks) >= CHUNKS
+            for work in _work_of_few_chunks(only) if resized else only.work:
                 times = _layer_times(work.region, have_layers, layers)
                 times *= _chunk_times(work.region, chunks) if resized else 1
                 total[replace(work, region=NOWHERE)] += times
             return +total
         weights = lagrange([shape.size for shape in self.shapes], size)
-        few = [_work_of_few_chunks(shape) for shape in self.shapes]
-        if len({len(works) for works in few}) != 1:
+        resized_works = [_work_of_few_chunks(shape) for shape in self.shapes]
+        if len({len(works) for works in resized_works}) != 1:
             raise Irregular("the traced shapes have different numbers of operators")
-        for same in zip(*few, strict=True):
-            if len({work.signature for work in same}) != 1:
+        for counterparts in zip(*resized_works, strict=True):
+            if len({work.signature for work in counterparts}) != 1:
                 raise Irregular("the traced shapes have different operators")
-            region = same[0].region
+            region = counterparts[0].region
             times = _layer_times(region, have_layers, layers) * _chunk_times(region, chunks)
-            total[_mixed_work(same, weights)] += times
+            total[_mixed_work(counterparts, weights)] += times
         return +total
 
 
@@ -198,14 +204,14 @@ def _work_of_few_chunks(shape: Shape) -> list[Work]:
         return shape.work
     if shape.chunks < CHUNKS:
         raise Irregular(f"{shape.chunks} chunks are too few")
-    kept = []
+    works = []
     for work in shape.work:
         index = -work.region - 1
         if work.region >= 0 or index <= ENDS:
-            kept.append(work)
+            works.append(work)
         elif index >= shape.chunks - ENDS:
-            kept.append(replace(work, region=chunk(CHUNKS - (shape.chunks - index))))
-    return _last_as_full(kept)
+            works.append(replace(work, region=chunk(CHUNKS - (shape.chunks - index))))
+    return _last_as_full(works)
 
 
 def _last_as_full(works: list[Work]) -> list[Work]:
@@ -220,7 +226,7 @@ def _last_as_full(works: list[Work]) -> list[Work]:
 
 
 def _slots(works: list[Work]) -> Iterator[tuple[int, object, int]]:
-    """Of each operator: the run of its stretch, what it is, how many-th of these in this run."""
+    """(run of its stretch, name, how many-th of that name in this run) of each operator."""
     runs = Counter[int]()
     for region, run in groupby(works, key=lambda work: work.region):
         runs[region] += 1
@@ -246,26 +252,27 @@ def _chunk_times(region: int, chunks: int) -> int:
     return max(chunks - 2 * ENDS, 1) if region < 0 and -region - 1 == ENDS else 1
 
 
-def _mixed(same: tuple[Event, ...], weights: Weights) -> Event:
-    first = same[0]
-    if any(event[0] != first[0] or event[1] != first[1] for event in same[1:]):
+def _mixed(counterparts: tuple[Event, ...], weights: Weights) -> Event:
+    first = counterparts[0]
+    if any(event[0] != first[0] or event[1] != first[1] for event in counterparts[1:]):
         raise Irregular("the traced shapes have different events")
     if first[0] != ALLOCATE:
         return first
-    if any(event[4] != first[4] for event in same[1:]):
+    if any(event[4] != first[4] for event in counterparts[1:]):
         raise Irregular("the traced shapes have different operators")
-    return (*first[:2], weights.between([event[2] for event in same]), *first[3:])
+    return (*first[:2], weights.interpolate([event[2] for event in counterparts]), *first[3:])
 
 
-def _mixed_work(same: tuple[Work, ...], weights: Weights) -> Work:
-    first = same[0]
+def _mixed_work(counterparts: tuple[Work, ...], weights: Weights) -> Work:
+    first = counterparts[0]
     return replace(
         first,
         dims=tuple(
-            max(weights.between(dims), 1) for dims in zip(*(w.dims for w in same), strict=True)
+            max(weights.interpolate(dims), 1)
+            for dims in zip(*(w.dims for w in counterparts), strict=True)
         ),
-        flops=weights.between([work.flops for work in same]),
-        moved_bytes=weights.between([work.moved_bytes for work in same]),
+        flops=weights.interpolate([work.flops for work in counterparts]),
+        moved_bytes=weights.interpolate([work.moved_bytes for work in counterparts]),
         region=NOWHERE,
     )
 
@@ -278,7 +285,7 @@ def whole_record(
     Raises:
         Irregular: the layers are not alike.
     """
-    joined = [*opening, *step]
+    record = [*opening, *step]
     if have_layers == layers or not have_layers:
-        return joined
-    return with_layers(joined, have_layers, layers)
+        return record
+    return with_layers(record, have_layers, layers)

@@ -12,26 +12,28 @@ def step_records(events: Sequence[Event]) -> list[list[Event]]:
 
     As the second begins, what lasts from the others is made, and what they let go of dies.
     """
-    told = since_training(list(events))
-    bounds = [n for n, event in enumerate(told) if event[0] == PHASE and event[1] == DATA]
-    opening = told[: bounds[1]]
-    live = live_after(told[: bounds[1]], {})
+    record = since_training(list(events))
+    bounds = [n for n, event in enumerate(record) if event[0] == PHASE and event[1] == DATA]
+    opening = record[: bounds[1]]
+    live = live_after(record[: bounds[1]], {})
     records, now = [], live
     for start, end in zip(bounds[1:], bounds[2:], strict=False):
-        step = told[start:end]
+        step = record[start:end]
         records.append([*opening, step[0], *_bridge(live, now), *step[1:]])
         now = live_after(step, now)
     return records
 
 
-def _bridge(before: dict[int, Event], after: dict[int, Event]) -> list[Event]:
-    """What the steps between changed, in no layer: none of them is run through here. (ZeRO-3 leaves
-    an empty tensor in the place of each weight that a layer let go of.)"""
-    gone: list[Event] = [(FREE, key, NOWHERE) for key in before if key not in after]
-    made = [(*event[:5], NOWHERE) for key, event in after.items() if key not in before]
-    moved: list[Event] = [
-        (MOVE, key, event[3], NOWHERE)
-        for key, event in after.items()
-        if key in before and before[key][3] != event[3]
+def _bridge(live_before: dict[int, Event], live_now: dict[int, Event]) -> list[Event]:
+    """Events for what the steps between changed, in no layer: none of them is run here. (ZeRO-3
+    leaves an empty tensor in the place of each weight that a layer let go of.)"""
+    frees: list[Event] = [(FREE, key, NOWHERE) for key in live_before if key not in live_now]
+    allocations = [
+        (*event[:5], NOWHERE) for key, event in live_now.items() if key not in live_before
     ]
-    return [*gone, *made, *moved]
+    moves: list[Event] = [
+        (MOVE, key, event[3], NOWHERE)
+        for key, event in live_now.items()
+        if key in live_before and live_before[key][3] != event[3]
+    ]
+    return [*frees, *allocations, *moves]

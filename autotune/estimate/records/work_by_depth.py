@@ -13,36 +13,42 @@ from autotune.estimate.records.events import NOWHERE, Work
 from autotune.estimate.records.interpolation import Weights
 
 
-def work_at_depth(known: Sequence[Sequence[Work]], weights: Weights) -> Counter[Work]:
+def work_at_depth(works_of_traces: Sequence[Sequence[Work]], weights: Weights) -> Counter[Work]:
     """Each operator, and how often it is run; without regions.
 
     Args:
-        known: the operators of each trace.
+        works_of_traces: the operators of each trace.
         weights: of these traces at the depth that is wanted.
     """
-    counted = [Counter(replace(work, region=NOWHERE) for work in works) for works in known]
+    counts = [Counter(replace(work, region=NOWHERE) for work in works) for works in works_of_traces]
     total: Counter[Work] = Counter()
-    for work in set.intersection(*(set(one) for one in counted)):
-        total[work] = weights.between([one[work] for one in counted])
-    rest = [_by_kind((w, n) for w, n in one.items() if w not in total) for one in counted]
-    for kind in dict.fromkeys(kind for one in rest for kind in one):
-        total += _grown([one.get(kind, []) for one in rest], weights)
+    for work in set.intersection(*(set(count) for count in counts)):
+        total[work] = weights.interpolate([count[work] for count in counts])
+    remainders = [_by_kind((w, n) for w, n in count.items() if w not in total) for count in counts]
+    for kind in dict.fromkeys(kind for remainder in remainders for kind in remainder):
+        total += _grown([remainder.get(kind, []) for remainder in remainders], weights)
     return +total
 
 
 def _by_kind(works: Iterable[tuple[Work, int]]) -> dict[object, list[tuple[Work, int]]]:
-    found: dict[object, list[tuple[Work, int]]] = defaultdict(list)
+    by_kind: dict[object, list[tuple[Work, int]]] = defaultdict(list)
     for work, times in works:
-        found[work.signature].append((work, times))
-    return found
+        by_kind[work.signature].append((work, times))
+    return by_kind
 
 
-def _grown(same: Sequence[Sequence[tuple[Work, int]]], weights: Weights) -> Counter[Work]:
+def _grown(counterparts: Sequence[Sequence[tuple[Work, int]]], weights: Weights) -> Counter[Work]:
     """Operators of one kind that are of another size in each trace, as one of their mean size."""
-    times = weights.between([sum(n for _, n in works) for works in same])
+    times = weights.interpolate([sum(n for _, n in works) for works in counterparts])
     if not times:
         return Counter()
-    flops = weights.between([sum(w.flops * n for w, n in works) for works in same])
-    moved = weights.between([sum(w.moved_bytes * n for w, n in works) for works in same])
-    most = max((w for works in same for w, _ in works), key=lambda work: work.moved_bytes)
-    return Counter({replace(most, flops=flops // times, moved_bytes=moved // times): times})
+    flops = weights.interpolate([sum(w.flops * n for w, n in works) for works in counterparts])
+    moved_bytes = weights.interpolate(
+        [sum(w.moved_bytes * n for w, n in works) for works in counterparts]
+    )
+    largest = max(
+        (w for works in counterparts for w, _ in works), key=lambda work: work.moved_bytes
+    )
+    return Counter(
+        {replace(largest, flops=flops // times, moved_bytes=moved_bytes // times): times}
+    )

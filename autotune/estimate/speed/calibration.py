@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.estimate.speed.linear import dot, inverted, solved
+from autotune.estimate.speed.linear import dot, inverse, solve
 from autotune.estimate.speed.operators import TERMS, TimeParts
 
 SHARED_SD = 1.0
@@ -94,15 +94,15 @@ def _fit(
             shares, off = _shares(terms), math.log(seconds / sum(terms))
             for i, share in enumerate(shares):
                 slope[i] += share * off / residual**2
-                for j, other in enumerate(shares):
-                    curvature[i][j] += share * other / residual**2
-        step = solved(curvature, slope)
+                for j, other_share in enumerate(shares):
+                    curvature[i][j] += share * other_share / residual**2
+        step = solve(curvature, slope)
         assert step is not None  # the prior alone is positive definite
-        step = [max(-_LONGEST, min(_LONGEST, one)) for one in step]
-        logs = [log + one for log, one in zip(logs, step, strict=True)]
+        step = [max(-_LONGEST, min(_LONGEST, change)) for change in step]
+        logs = [log + change for log, change in zip(logs, step, strict=True)]
         if max(map(abs, step)) < 1e-9:
             break
-    return logs, inverted(curvature)
+    return logs, inverse(curvature)
 
 
 def _prior() -> list[list[float]]:
@@ -127,11 +127,14 @@ def _shares(terms: Sequence[float]) -> list[float]:
 
 def rank_correlation(estimated: Sequence[float], measured: Sequence[float]) -> float:
     """Spearman's: that of the ranks, equal values sharing theirs; 0 where all are equal."""
-    left, right = _ranks(estimated), _ranks(measured)
-    middle = (len(left) - 1) / 2
-    left, right = [rank - middle for rank in left], [rank - middle for rank in right]
-    size = math.sqrt(dot(left, left) * dot(right, right))
-    return dot(left, right) / size if size else 0.0
+    estimated_ranks, measured_ranks = _ranks(estimated), _ranks(measured)
+    middle = (len(estimated_ranks) - 1) / 2
+    estimated_ranks, measured_ranks = (
+        [rank - middle for rank in estimated_ranks],
+        [rank - middle for rank in measured_ranks],
+    )
+    size = math.sqrt(dot(estimated_ranks, estimated_ranks) * dot(measured_ranks, measured_ranks))
+    return dot(estimated_ranks, measured_ranks) / size if size else 0.0
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

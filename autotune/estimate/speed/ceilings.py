@@ -104,14 +104,14 @@ class Ceilings:
             raise ValueError(f"every rate of {self.device} must be a number above 0")
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The rates as JSON data."""
         rows = ("matmul", "attention", "bandwidth", "operators")
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**own, **{name: [list(row) for row in own[name]] for name in rows}}
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**fields, **{name: [list(row) for row in fields[name]] for name in rows}}
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Self:
-        """From JSON data.
+        """The rates that JSON data hold.
 
         Raises:
             TypeError, ValueError: the data are not those of `plain`.
@@ -132,9 +132,9 @@ class Ceilings:
         Else its twin of 16 bits; else float32; else the first one known. Known error: float64 runs
         slower than float32 does, 8-bit types may run faster.
         """
-        known = self._matmuls
+        dtypes = self._matmuls
         wishes = (dtype, _LIKE.get(dtype, dtype), "float32")
-        return next((wish for wish in wishes if wish in known), next(iter(known)))
+        return next((wish for wish in wishes if wish in dtypes), next(iter(dtypes)))
 
     def matmul_flops_per_s(self, dtype: str, m: int, k: int, n: int) -> float:
         """Rate of a matmul, from the nearest ones known, weighted by distance in doublings."""
@@ -154,9 +154,9 @@ class Ceilings:
         """Rate of fused attention at this length; rows shorter than all known take as long."""
         tables = self._attentions
         wishes = [(name, backward, masked) for name in (self.dtype_for(dtype), "float32")]
-        found = next((tables[wish] for wish in wishes if wish in tables), None)
-        points = found or next(iter(tables.values()))
-        shortest = min(known for known, _ in points)
+        table = next((tables[wish] for wish in wishes if wish in tables), None)
+        points = table or next(iter(tables.values()))
+        shortest = min(measured_length for measured_length, _ in points)
         return interpolated(points, length) * min(length / shortest, 1.0) ** 2
 
     def bytes_per_s(self, operator: str, dtype: str, moved_bytes: int) -> float:
@@ -172,8 +172,10 @@ class Ceilings:
         if rates is None:
             return plain
         wishes = (dtype, _LIKE.get(dtype), next(iter(rates)))
-        own = next(rates[wish] for wish in wishes if wish in rates)
-        return own if own > self._most_bytes_per_s else min(own, plain)
+        operator_rate = next(rates[wish] for wish in wishes if wish in rates)
+        return (
+            operator_rate if operator_rate > self._most_bytes_per_s else min(operator_rate, plain)
+        )
 
     @cached_property
     def _looked_up(self) -> dict[tuple[str, int, int, int], float]:

@@ -73,9 +73,9 @@ def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
 
 def _tabled_matmul(dtype: str, shape: tuple[int, int, int], peak: float, bandwidth: float) -> float:
     m, k, n = shape
-    flops, moved = 2 * m * k * n, _BYTES[dtype] * (m * k + k * n + m * n)
+    flops, moved_bytes = 2 * m * k * n, _BYTES[dtype] * (m * k + k * n + m * n)
     computing = flops / (MATMUL_SHARE * peak)
-    return flops / (max(computing, moved / (BANDWIDTH_SHARE * bandwidth)) + KERNEL_S)
+    return flops / (max(computing, moved_bytes / (BANDWIDTH_SHARE * bandwidth)) + KERNEL_S)
 
 
 def _tabled_attention(length: int, backward: bool, masked: bool) -> float:

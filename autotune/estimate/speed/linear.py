@@ -12,7 +12,7 @@ def dot(left: Sequence[float], right: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(left, right, strict=True))
 
 
-def solved(matrix: Matrix, right: Sequence[float]) -> list[float] | None:
+def solve(matrix: Matrix, right: Sequence[float]) -> list[float] | None:
     """x of `matrix x = right`, with pivoting; None where the matrix is singular."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)
@@ -22,18 +22,18 @@ def solved(matrix: Matrix, right: Sequence[float]) -> list[float] | None:
         if abs(rows[pivot][column]) <= _NOTHING * scale:
             return None
         rows[column], rows[pivot] = rows[pivot], rows[column]
-        for below in rows[column + 1 :]:
-            factor = below[column] / rows[column][column]
+        for lower_row in rows[column + 1 :]:
+            factor = lower_row[column] / rows[column][column]
             for index in range(column, size + 1):
-                below[index] -= factor * rows[column][index]
-    found = [0.0] * size
+                lower_row[index] -= factor * rows[column][index]
+    solution = [0.0] * size
     for row in reversed(range(size)):
-        known = dot(rows[row][row + 1 : size], found[row + 1 :])
-        found[row] = (rows[row][size] - known) / rows[row][row]
-    return found
+        solved_part = dot(rows[row][row + 1 : size], solution[row + 1 :])
+        solution[row] = (rows[row][size] - solved_part) / rows[row][row]
+    return solution
 
 
-def inverted(matrix: Matrix) -> list[list[float]]:
+def inverse(matrix: Matrix) -> list[list[float]]:
     """The inverse of a symmetric positive definite matrix.
 
     Raises:
@@ -42,7 +42,7 @@ def inverted(matrix: Matrix) -> list[list[float]]:
     size = len(matrix)
     columns = []
     for index in range(size):
-        column = solved(matrix, [float(row == index) for row in range(size)])
+        column = solve(matrix, [float(row == index) for row in range(size)])
         if column is None:
             raise ValueError("the matrix is singular")
         columns.append(column)
@@ -57,5 +57,5 @@ def least_squares(points: Sequence[tuple[Sequence[float], float]]) -> list[float
         return None
     scaled = [([a / b for a, b in zip(x, lengths, strict=True)], y) for x, y in points]
     normal = [[sum(x[i] * x[j] for x, _ in scaled) for j in range(width)] for i in range(width)]
-    found = solved(normal, [sum(x[i] * y for x, y in scaled) for i in range(width)])
-    return None if found is None else [a / b for a, b in zip(found, lengths, strict=True)]
+    solution = solve(normal, [sum(x[i] * y for x, y in scaled) for i in range(width)])
+    return None if solution is None else [a / b for a, b in zip(solution, lengths, strict=True)]

@@ -34,38 +34,38 @@ class VariantSpeed:
 
     def __init__(self, reply: EstimateReply, ceilings: Ceilings) -> None:
         self._reply, self._ceilings = reply, ceilings
-        self._known: dict[tuple[int, int, bool], TimeParts] = {}
-        self._told: dict[str, Speed] = {}
+        self._micro_step_times: dict[tuple[int, int, bool], TimeParts] = {}
+        self._speeds: dict[str, Speed] = {}
 
     @cached_property
     def _shapes(self) -> dict[bool, ShapeTimes]:
         """Curves over the shape, by whether rows are padded; those of an engine are those of data
         parallelism, corrected by its own shapes."""
-        own = self._times(self._reply.shapes)
+        times = self._times(self._reply.shapes)
         if not self._reply.copied_shapes:
-            return _curves(own)
+            return _curves(times)
         copied = _curves(self._times(self._reply.copied_shapes))
-        known = next(iter(copied.values()))
+        curve = next(iter(copied.values()))
         return {
-            masked: replace(copied.get(masked, known), points=points)
-            for masked, points in own.items()
+            masked: replace(copied.get(masked, curve), points=points)
+            for masked, points in times.items()
         }
 
     def _times(self, shapes: Sequence[ShapeWork]) -> _Times:
-        found: _Times = {}
+        times: _Times = {}
         for shape in shapes:
             masked = None if shape.flat else shape.masked
             time = work_time(works(shape), self._ceilings, masked=masked)
-            found.setdefault(shape.masked, {})[shape.rows, shape.length] = time
-        return found
+            times.setdefault(shape.masked, {})[shape.rows, shape.length] = time
+        return times
 
     def at(self, rows: int, length: int, masked: bool) -> TimeParts:
         """One micro-step of `rows` rows padded to `length`."""
         key = (rows, length, masked)
-        if key not in self._known:
+        if key not in self._micro_step_times:
             curves = self._shapes.get(masked) or next(iter(self._shapes.values()))
-            self._known[key] = curves.at(rows, length)
-        return self._known[key]
+            self._micro_step_times[key] = curves.at(rows, length)
+        return self._micro_step_times[key]
 
     def _host_rate(self) -> float:
         return self._ceilings.host_bytes_per_s or UNKNOWN_HOST_RATE
@@ -84,9 +84,9 @@ class VariantSpeed:
             offloaded_bytes: what its largest micro-batch copies to the host, and back.
         """
         key = repr((point.batching, point.optim, accumulation, offloaded_bytes))
-        if key not in self._told:  # how memory is laid out makes other points, no other speed
-            self._told[key] = self._speed(point, answer, accumulation, offloaded_bytes)
-        return self._told[key]
+        if key not in self._speeds:  # how memory is laid out makes other points, no other speed
+            self._speeds[key] = self._speed(point, answer, accumulation, offloaded_bytes)
+        return self._speeds[key]
 
     def _speed(self, point: Point, answer: PointReply, accumulation: int, offloaded: int) -> Speed:
         largest = max(padded for _, padded, _ in answer.sample)
@@ -111,11 +111,11 @@ class VariantSpeed:
 
 
 def _curves(times: _Times) -> dict[bool, ShapeTimes]:
-    most = ShapeTimes.fitted(max(times.values(), key=len))
+    richest = ShapeTimes.fitted(max(times.values(), key=len))
     return {
         masked: ShapeTimes.fitted(points)
         if len(points) >= ENOUGH_FOR_CURVES
-        else replace(most, points=points)
+        else replace(richest, points=points)
         for masked, points in times.items()
     }
 

@@ -56,7 +56,7 @@ class TimeParts:
 
     @property
     def total(self) -> float:
-        """Seconds in all."""
+        """The seconds of all parts: the longest of device, host and copies where they overlap."""
         if self.overlapped:
             return max(self.device_s, self.overhead_s, self.transfer_s) + self.exchange_s
         return self.device_s + self.overhead_s + self.transfer_s + self.exchange_s
@@ -70,31 +70,31 @@ class TimeParts:
         return replace(self, overhead_s=overhead, transfer_s=transfer, overlapped=False)
 
     def times(self, factor: float) -> "TimeParts":
-        """Every part times `factor`."""
+        """The parts, each times `factor`."""
         return replace(self, **{term: factor * getattr(self, term) for term in TERMS})
 
-    def plus(self, other: "TimeParts") -> "TimeParts":
-        """Both in the same micro-step: host, device and copies each do more before they meet."""
-        more = {term: getattr(self, term) + getattr(other, term) for term in TERMS}
-        return replace(self, **more)
+    def plus(self, further: "TimeParts") -> "TimeParts":
+        """The parts of both in the same micro-step: host, device and copies each do more."""
+        sums = {term: getattr(self, term) + getattr(further, term) for term in TERMS}
+        return replace(self, **sums)
 
 
-def added(parts: Iterable[TimeParts]) -> TimeParts:
-    """One after the other."""
-    exposed = [one.exposed() for one in parts]
-    return TimeParts(**{term: sum(getattr(one, term) for one in exposed) for term in TERMS})
+def in_sequence(parts: Iterable[TimeParts]) -> TimeParts:
+    """The parts of all, one after the other."""
+    exposed = [part.exposed() for part in parts]
+    return TimeParts(**{term: sum(getattr(part, term) for part in exposed) for term in TERMS})
 
 
 # -- of traced work
 
 
-def counted(rows: Iterable[Sequence[Any]]) -> list[tuple[Work, int]]:
+def work_counts(rows: Iterable[Sequence[Any]]) -> list[tuple[Work, int]]:
     """The rows of a trace's work, equal ones once with their number.
 
     Of the regions only the chunks of a loss are kept, as one (`loss_apart`).
     """
     number: Counter[Work] = Counter()
-    for operator, kind, dtype, dims, flops, moved, region in rows:
+    for operator, kind, dtype, dims, flops, moved_bytes, region in rows:
         number[
             Work(
                 operator=operator,
@@ -102,14 +102,14 @@ def counted(rows: Iterable[Sequence[Any]]) -> list[tuple[Work, int]]:
                 dtype=dtype,
                 dims=tuple(dims),
                 flops=flops,
-                moved_bytes=moved,
+                moved_bytes=moved_bytes,
                 region=LOSS if region < NOWHERE else NOWHERE,
             )
         ] += 1
     return list(number.items())
 
 
-def loss_apart(
+def split_off_loss(
     works: Iterable[tuple[Work, int]],
 ) -> tuple[list[tuple[Work, int]], list[tuple[Work, int]]]:
     """(the rest, the chunks of a chunked loss).
@@ -118,8 +118,8 @@ def loss_apart(
     with those that have a label, a whole chunk at a time.
     """
     works = list(works)
-    rest = [one for one in works if one[0].region >= NOWHERE]
-    return rest, [one for one in works if one[0].region < NOWHERE]
+    outside_loss = [piece for piece in works if piece[0].region >= NOWHERE]
+    return outside_loss, [piece for piece in works if piece[0].region < NOWHERE]
 
 
 def work_time(
@@ -165,12 +165,12 @@ def _matmul_s(work: Work, ceilings: Ceilings) -> float:
 def _attention_s(work: Work, ceilings: Ceilings, masked: bool | None) -> float:
     batch, heads, queries, keys, size = work.dims
     backward = work.kind == "attention_backward"
-    whole = 4 * batch * heads * queries * keys * size * (BACKWARD if backward else 1.0)
+    full_flops = 4 * batch * heads * queries * keys * size * (BACKWARD if backward else 1.0)
     if masked is None or work.operator.startswith(FLASH_PACKAGE):
-        masked = work.flops > 0.75 * whole
+        masked = work.flops > 0.75 * full_flops
     length = round(math.sqrt(queries * keys))
     rate = ceilings.attention_flops_per_s(work.dtype, length, backward=backward, masked=masked)
-    return whole * (1.0 if masked else 0.5) / rate
+    return full_flops * (1.0 if masked else 0.5) / rate
 
 
 # -- of a step
@@ -192,8 +192,8 @@ def step_parts(
     """
     often = counts or [1] * len(micro)
     share = accumulation / sum(often)
-    parts = (one.exposed().times(share * count) for one, count in zip(micro, often, strict=True))
-    return added([*parts, optimizer])
+    parts = (time.exposed().times(share * count) for time, count in zip(micro, often, strict=True))
+    return in_sequence([*parts, optimizer])
 
 
 def step_time_s(micro: Sequence[TimeParts], optimizer: TimeParts, accumulation: int) -> float:

@@ -29,7 +29,7 @@ class ShapeTimes:
 
     @classmethod
     def fitted(cls, points: Mapping[Shape, TimeParts]) -> Self:
-        """From the times at some shapes."""
+        """The curves through the times at some shapes."""
         if not points:
             raise ValueError("no shape was traced")
         curves = {}
@@ -43,33 +43,33 @@ class ShapeTimes:
         shape = (rows, length)
         if shape in self.points:
             return self.points[shape]
-        weights = {known: 1 / _apart(known, shape) for known in self.points}
+        weights = {point: 1 / _distance(point, shape) for point in self.points}
         parts = {term: self._part(term, shape, weights) for term in TERMS}
         overlapped = next(iter(self.points.values())).overlapped
         return TimeParts(**parts, overlapped=overlapped)
 
     def _part(self, term: str, shape: Shape, weights: Mapping[Shape, float]) -> float:
-        off = self._off[term]
-        total = sum(weights[known] for known in off)
-        correction = sum(weights[known] * one for known, one in off.items())
+        off = self._log_ratios[term]
+        total = sum(weights[point] for point in off)
+        correction = sum(weights[point] * log_ratio for point, log_ratio in off.items())
         factor = math.exp(correction / total) if total else 1.0
         return dot(self.curves[term], _basis(shape)) * factor
 
     @cached_property
-    def _off(self) -> dict[str, dict[Shape, float]]:
-        """Of each term the logarithm of what a known point is over the curve, where both are."""
-        found: dict[str, dict[Shape, float]] = {}
+    def _log_ratios(self) -> dict[str, dict[Shape, float]]:
+        """log(time / curve) at each traced point, by term, where both are above 0."""
+        ratios: dict[str, dict[Shape, float]] = {}
         for term, curve in self.curves.items():
             pairs = {
-                known: (getattr(time, term), dot(curve, _basis(known)))
-                for known, time in self.points.items()
+                point: (getattr(time, term), dot(curve, _basis(point)))
+                for point, time in self.points.items()
             }
-            found[term] = {
-                known: math.log(real / fit)
-                for known, (real, fit) in pairs.items()
+            ratios[term] = {
+                point: math.log(real / fit)
+                for point, (real, fit) in pairs.items()
                 if fit > 0 and real > 0
             }
-        return found
+        return ratios
 
 
 def _basis(shape: Shape) -> tuple[float, float, float]:
@@ -77,9 +77,9 @@ def _basis(shape: Shape) -> tuple[float, float, float]:
     return 1.0, float(rows * length), float(rows * length * length)
 
 
-def _apart(one: Shape, other: Shape) -> float:
+def _distance(left: Shape, right: Shape) -> float:
     """Squared distance of two shapes, in doublings."""
-    return sum(math.log2(a / b) ** 2 for a, b in zip(one, other, strict=True))
+    return sum(math.log2(a / b) ** 2 for a, b in zip(left, right, strict=True))
 
 
 def nonnegative_fit(
@@ -92,20 +92,20 @@ def nonnegative_fit(
     width = len(values[0][0])
     order = sorted(range(width), key=lambda n: n != first)
     scaled = [([x / y for x in xs], 1.0) for xs, y in values if y > 0]
-    best, least = (0.0,) * width, math.inf
+    best, least_error = (0.0,) * width, math.inf
     if not scaled:
         return best
     for count in range(1, width + 1):
-        for chosen in combinations(order, count):
-            found = least_squares([([xs[n] for n in chosen], y) for xs, y in scaled])
-            if found is None or min(found) < 0:
+        for columns in combinations(order, count):
+            solution = least_squares([([xs[n] for n in columns], y) for xs, y in scaled])
+            if solution is None or min(solution) < 0:
                 continue
             full = [0.0] * width
-            for index, value in zip(chosen, found, strict=True):
+            for index, value in zip(columns, solution, strict=True):
                 full[index] = value
             error = sum((dot(full, xs) - y) ** 2 for xs, y in scaled)
-            if error < least - _TIE:
-                best, least = tuple(full), error
+            if error < least_error - _TIE:
+                best, least_error = tuple(full), error
     return best
 
 

@@ -30,40 +30,40 @@ class TraceCache:
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request
 
-    def known(self, asked: Any, kind: type[_Reply]) -> _Reply | None:
+    def load(self, request: Any, kind: type[_Reply]) -> _Reply | None:
         """A trace that was kept; None where there is none that can be read."""
-        file = self._file(asked)
+        file = self._file(request)
         if file is None:
             return None
         with contextlib.suppress(OSError, EOFError, ValueError, TypeError, KeyError, zlib.error):
             return kind.from_plain(json.loads(gzip.decompress(file.read_bytes())))
         return None
 
-    def keep(self, asked: Any, trace: Callable[[Any], _Reply]) -> _Reply:
+    def make(self, request: Any, trace: Callable[[Any], _Reply]) -> _Reply:
         """Trace, and keep it for the next plan; a full or read-only disk only costs that one its
         speed."""
         with contextlib.redirect_stdout(io.StringIO()):
-            reply = trace(asked)
-        file = self._file(asked)
+            reply = trace(request)
+        file = self._file(request)
         if file is not None:
             with contextlib.suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 data = gzip.compress(json.dumps(reply.plain()).encode(), 1)
-                own = file.with_suffix(f".{os.getpid()}")
-                own.write_bytes(data)
-                own.replace(file)
+                unfinished = file.with_suffix(f".{os.getpid()}")
+                unfinished.write_bytes(data)
+                unfinished.replace(file)
         return reply
 
-    def _file(self, asked: Any) -> Path | None:
+    def _file(self, request: Any) -> Path | None:
         if self._request.cache is None:
             return None
-        told = asked.plain()
-        told["config"] = variant_of({**asked.config, "max_length": None})
-        if isinstance(asked, RolloutTraceRequest):  # it is one point of its variant
-            told["sizes"] = [asked.config.get(name) for name in SIZES]
-        told |= {"model": self._request.model, "versions": self._request.versions}
-        if asked.cuda is None:  # its scratch is that of this processor
-            told["processor"] = processor()
-        del told["model_path"], told["seed"]
-        key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        key_fields = request.plain()
+        key_fields["config"] = variant_of({**request.config, "max_length": None})
+        if isinstance(request, RolloutTraceRequest):  # it is one point of its variant
+            key_fields["sizes"] = [request.config.get(name) for name in SIZES]
+        key_fields |= {"model": self._request.model, "versions": self._request.versions}
+        if request.cuda is None:  # its scratch is that of this processor
+            key_fields["processor"] = processor()
+        del key_fields["model_path"], key_fields["seed"]
+        key = hashlib.sha256(json.dumps(key_fields, sort_keys=True).encode()).hexdigest()
         return Path(self._request.cache) / f"{key[:32]}.json.gz"

@@ -31,9 +31,9 @@ def kernels() -> ModuleType:
     Raises:
         MissingHook: it is not the one this was written for.
     """
-    found = importlib.import_module(KERNELS)
-    require(found, *_HOOKS)
-    return found
+    module = importlib.import_module(KERNELS)
+    require(module, *_HOOKS)
+    return module
 
 
 def tokens_per_chunk() -> int:
@@ -58,7 +58,7 @@ def token_chunks_watched(tracer: Tracer) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(owner, "range", turns, absent_too=True))
         for name in ("_forward_tile", "_backward_tile"):
-            stack.enter_context(replaced(owner, name, _counted(tracer, getattr(owner, name))))
+            stack.enter_context(replaced(owner, name, _as_logits(tracer, getattr(owner, name))))
         yield
 
 
@@ -67,7 +67,7 @@ def tiles(vocabulary: int | None, slice_width: int) -> frozenset[int]:
     return frozenset({slice_width, (vocabulary or 0) % slice_width} - {0})
 
 
-def _counted(tracer: Tracer, fold: Callable[..., None]) -> Callable[..., None]:
+def _as_logits(tracer: Tracer, fold: Callable[..., None]) -> Callable[..., None]:
     def folded(tile: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         tracer.count_as(tile, events.LOGITS)
         fold(tile, *args, **kwargs)
@@ -101,7 +101,7 @@ def fused_head_as_on_cuda(tracer: Tracer) -> Iterator[None]:
             "_forward_kernel": _Launched(tracer, passes=1),
             "_backward_kernel": _Launched(tracer, passes=2),
             "_addmm_fp32": float32_adder(tracer),
-            "triton": SimpleNamespace(cdiv=lambda whole, part: -(-whole // part)),
+            "triton": SimpleNamespace(cdiv=lambda total, part: -(-total // part)),
         }.items():
             stack.enter_context(replaced(owner, name, value, absent_too=True))
         stack.enter_context(replaced(utils, "_use_triton", yes))
@@ -119,8 +119,8 @@ class _Launched:
 
     def _launch(self, tile: torch.Tensor, *_: Any, **__: Any) -> None:
         self._tracer.count_as(tile, events.LOGITS)
-        moved = self._passes * tile.numel() * tile.element_size()
-        note(self._tracer, "trl::fold", "memory", tile, (), 0, moved)
+        moved_bytes = self._passes * tile.numel() * tile.element_size()
+        note(self._tracer, "trl::fold", "memory", tile, (), 0, moved_bytes)
 
 
 def float32_adder(tracer: Tracer) -> Callable[..., None]:
@@ -130,10 +130,18 @@ def float32_adder(tracer: Tracer) -> Callable[..., None]:
         if a.dtype not in _HALF:
             acc.addmm_(a.float(), b.float())
             return
-        (rows, inner), columns = a.shape, b.shape[1]
-        moved = sum(t.numel() * t.element_size() for t in (a, b, acc, acc))
-        dims = (1, rows, inner, columns)
-        note(tracer, "aten::addmm.dtype_out", "matmul", a, dims, 2 * rows * inner * columns, moved)
+        (rows, depth), columns = a.shape, b.shape[1]
+        moved_bytes = sum(t.numel() * t.element_size() for t in (a, b, acc, acc))
+        dims, flops = (1, rows, depth, columns), 2 * rows * depth * columns
+        note(
+            tracer,
+            "aten::addmm.dtype_out",
+            "matmul",
+            a,
+            dims,
+            flops,
+            moved_bytes,
+        )
 
     return add
 
@@ -145,7 +153,7 @@ def note(
     of: torch.Tensor,
     dims: tuple[int, ...],
     flops: int,
-    moved: int,
+    moved_bytes: int,
 ) -> None:
     """Tell the tracer of work that no operator does."""
     if tracer.works is not None:
@@ -156,7 +164,7 @@ def note(
                 dtype=str(of.dtype).removeprefix("torch."),
                 dims=dims,
                 flops=flops,
-                moved_bytes=moved,
+                moved_bytes=moved_bytes,
                 region=tracer.region,
             )
         )

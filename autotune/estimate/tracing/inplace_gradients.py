@@ -37,13 +37,13 @@ def merged(events: list[Event]) -> list[Event]:
             key = alias[key]
         return key
 
-    kept: list[Event] = []
+    out: list[Event] = []
     for index, event in enumerate(events):
         kind = event[0]
         if kind == "i" or index in dropped or (kind == ALLOCATE and event[1] in alias):
             continue
-        kept.append(event if kind == PHASE else (kind, root(event[1]), *event[2:]))
-    return kept
+        out.append(event if kind == PHASE else (kind, root(event[1]), *event[2:]))
+    return out
 
 
 def called_by_engine() -> bool:

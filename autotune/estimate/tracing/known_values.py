@@ -20,15 +20,15 @@ MAX_FLOATS = 1 << 10
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """The tensors among an operator's arguments or results; lists of them are looked into."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += tensors_in(*value)
+            tensors += tensors_in(*value)
         elif isinstance(value, dict):
-            found += tensors_in(*value.values())
-    return found
+            tensors += tensors_in(*value.values())
+    return tensors
 
 
 def _small(tensor: torch.Tensor) -> bool:
@@ -47,12 +47,12 @@ class KnownValues:
         """What the tensor holds; None where that is not known."""
         if not isinstance(tensor, FakeTensor):
             return tensor if isinstance(tensor, torch.Tensor) and _small(tensor) else None
-        known: torch.Tensor | None = tensor.__dict__.get("autotune_known_value")
-        if known is None or tensor.untyped_storage() in self._overwritten:
+        value: torch.Tensor | None = tensor.__dict__.get("autotune_known_value")
+        if value is None or tensor.untyped_storage() in self._overwritten:
             return None
-        return known
+        return value
 
-    def listed(self, tensor: Any) -> Any:
+    def as_list(self, tensor: Any) -> Any:
         """What `tolist` gives; None where the values are not known."""
         value = self.of(tensor)
         if value is None:
@@ -92,8 +92,8 @@ class KnownValues:
                 result = operator(*tree_map(concrete, args), **tree_map(concrete, kwargs))
         except Exception:
             return
-        found = tensors_in(result)
-        for tensor, value in zip(outs, found, strict=False):
+        results = tensors_in(result)
+        for tensor, value in zip(outs, results, strict=False):
             if isinstance(tensor, FakeTensor) and tensor.shape == value.shape and _small(tensor):
                 self.set(tensor, value)
 

@@ -121,7 +121,7 @@ def _marked_chunk(tracer: Tracer, owner: Any) -> Callable[..., Any]:
 
 
 def _marked_entropy(tracer: Tracer, owner: Any) -> Callable[..., Any]:
-    """Each chunk begins with its `log_softmax`."""
+    """The entropy with its chunks marked: each begins with its `log_softmax`."""
     original, log_softmax = owner.entropy_from_logits, F.log_softmax
 
     def entropy(*args: Any, **kwargs: Any) -> Any:

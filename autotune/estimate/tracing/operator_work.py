@@ -58,7 +58,7 @@ def work_of(
     dtype = str((outs or inputs)[0].dtype).removeprefix("torch.") if outs or inputs else ""
     kind, flops = "memory", 0
     dims: tuple[int, ...] = ()
-    moved = sum(map(_bytes, inputs)) + sum(map(_bytes, outs))
+    moved_bytes = sum(map(_bytes, inputs)) + sum(map(_bytes, outs))
     if func in _PRODUCTS:
         left, right = args[1:3] if func in _ADDING else args[:2]
         # Of a mixture's grouped product only one side has a matrix for each expert: its rows, or
@@ -74,17 +74,17 @@ def work_of(
         flops = 4 * dims[0] * dims[1] * dims[2] * dims[3] * dims[4]
         flops = int(flops * (2.5 if backward else 1) * (0.5 if causal else 1))
     elif getattr(func, "is_view", False) or name.startswith(_VIEWS):
-        kind, moved = "view", 0
+        kind, moved_bytes = "view", 0
     elif name == "aten::embedding":
-        moved = 2 * sum(map(_bytes, outs))
+        moved_bytes = 2 * sum(map(_bytes, outs))
     elif "_fused_adam" in name:
-        moved = int(sum(map(_bytes, inputs)) * _ADAM_TRAFFIC)
+        moved_bytes = int(sum(map(_bytes, inputs)) * _ADAM_TRAFFIC)
     return Work(
         operator=name,
         kind=kind,
         dtype=dtype,
         dims=tuple(int(n) for n in dims),
         flops=flops,
-        moved_bytes=moved,
+        moved_bytes=moved_bytes,
         region=region,
     )

@@ -120,8 +120,8 @@ def _known_tolist(tracer: Tracer) -> Iterator[None]:
     original = FakeTensor.tolist
 
     def tolist(tensor: Any) -> Any:
-        known = tracer.known_values.listed(tensor)
-        return original(tensor) if known is None else known
+        values = tracer.known_values.as_list(tensor)
+        return original(tensor) if values is None else values
 
     with replaced(FakeTensor, "tolist", tolist):
         yield
@@ -133,9 +133,9 @@ def _generator_states_seen(tracer: Tracer) -> Iterator[None]:
     original = torch.get_rng_state
 
     def state() -> torch.Tensor:
-        found = original()
-        tracer.follow(found, events.ACTIVATIONS, "get_rng_state", tracer.region)
-        return found
+        generator_state = original()
+        tracer.follow(generator_state, events.ACTIVATIONS, "get_rng_state", tracer.region)
+        return generator_state
 
     with replaced(torch, "get_rng_state", state):
         yield
@@ -209,7 +209,7 @@ def cuda_attention(cuda: CudaRules) -> Iterator[None]:
     ) -> Any:
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
-            query, key, value = (one.to(dtype) for one in (query, key, value))
+            query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
         with torch.autocast("cpu", enabled=False):
@@ -246,13 +246,13 @@ def _run_kernel(
         )[0]
     if kernel == "flash":
         size = query.shape[-1]
-        padded = (_padded(one) for one in (query, key, value))
+        padded = (_padded(tensor) for tensor in (query, key, value))
         return aten._scaled_dot_product_flash_attention(
             *padded, dropout_p, is_causal, return_debug_mask=False, scale=scale
         )[0][..., :size]
     if key.shape[1] != query.shape[1]:
         times = query.shape[1] // key.shape[1]
-        key, value = (one.repeat_interleave(times, 1) for one in (key, value))
+        key, value = (tensor.repeat_interleave(times, 1) for tensor in (key, value))
     if attn_mask is not None:
         attn_mask = _additive(attn_mask, query, key)
     operator = aten._scaled_dot_product_efficient_attention
@@ -264,8 +264,8 @@ def _run_kernel(
 
 
 def _padded(tensor: Any, *, always: bool = False) -> Any:
-    """With rows of a multiple of eight, as the kernels want; `always`: also where they are that
-    already, with four columns more, as many as are missing on average."""
+    """The tensor with rows of a multiple of eight, as the kernels want; `always`: also where they
+    are that already, with four columns more, as many as are missing on average."""
     missing = -tensor.shape[-1] % 8 or (4 if always else 0)
     return F.pad(tensor, (0, missing)) if missing else tensor
 

@@ -14,7 +14,7 @@ from autotune.estimate.records.events import DATA, MICRO_STEP, STEP
 from autotune.estimate.tracing.tracer import Tracer
 
 
-class Watch(transformers.TrainerCallback):
+class StepPhases(transformers.TrainerCallback):
     """Tells the tracer what the trainer is doing, and gathers the work of each step."""
 
     def __init__(self, tracer: Tracer, trainer: Any, micro_steps: list[int]) -> None:

@@ -49,10 +49,10 @@ class PpoPhases(Phases):
         def generated(model: Any, queries: Any, size: int, *args: Any) -> Any:
             self._parts, self._part = -(-len(queries) // size), -1
             self._tracer.enter_phase(GENERATION)
-            made = batches(model, queries, size, *args)
+            completions = batches(model, queries, size, *args)
             self._tracer.enter_phase(SCORING)
             self._part = -1
-            return made
+            return completions
 
         def of_a_part(model: Any, queries: Any, *args: Any) -> Any:
             self._part += 1
@@ -75,7 +75,7 @@ class PpoPhases(Phases):
     def _left_out(self) -> bool:
         """Whether this part of the completions takes no more than the last one, beside which all
         others are kept: only that is generated and scored."""
-        return not self._whole and self._part < self._parts - 1
+        return not self._all_tokens and self._part < self._parts - 1
 
     def _reference(self) -> Any:
         forward = ppo_trainer.forward
@@ -100,40 +100,42 @@ class PpoPhases(Phases):
 
         def judged(model: Any, responses: Any, *args: Any) -> Any:
             if self._left_out:
-                each, whole = (*responses.shape, 1), (len(responses),)
-                return *(torch.empty(size, dtype=self._score) for size in (each, whole)), None
+                per_token, per_row = (*responses.shape, 1), (len(responses),)
+                return *(
+                    torch.empty(size, dtype=self._score) for size in (per_token, per_row)
+                ), None
             with self._judging():
-                found = get_reward(model, responses, *args)
-            self._score = found[0].dtype
-            return found
+                scores = get_reward(model, responses, *args)
+            self._score = scores[0].dtype
+            return scores
 
         return judged
 
     @contextlib.contextmanager
     def _judging(self) -> Iterator[None]:
         """What is done here is done for each part."""
-        rest, self._tracer.works = self._tracer.works, self.work["judging"]
+        outer_works, self._tracer.works = self._tracer.works, self.work["judging"]
         yield
-        self._tracer.works = rest
+        self._tracer.works = outer_works
 
     def _generation(self, generate: Any) -> Any:
         def generated(generation_config: Any, **kwargs: Any) -> Any:
             self._rows = len(kwargs["input_ids"])
-            few = copy.deepcopy(generation_config)
-            few.max_new_tokens = few.min_new_tokens = self._tokens
+            few_tokens_config = copy.deepcopy(generation_config)
+            few_tokens_config.max_new_tokens = few_tokens_config.min_new_tokens = self._tokens
             with self._decoding(self._trainer.policy_model):
-                made = generate(generation_config=few, **kwargs)
+                completions = generate(generation_config=few_tokens_config, **kwargs)
             self._tracer.enter_phase(GENERATION)
             self._note("scoring")
             missing = self._length - self._tokens
             if missing:
                 if self._tokens == 1:
                     self._make_up()
-                made.scores += tuple(self._scores)
+                completions.scores += tuple(self._scores)
                 self._scores = []
-                rest = self._tokens_of(made.sequences, missing)
-                made.sequences = torch.cat([made.sequences, rest], 1)
-            return made
+                missing_tokens = self._tokens_of(completions.sequences, missing)
+                completions.sequences = torch.cat([completions.sequences, missing_tokens], 1)
+            return completions
 
         return generated
 
@@ -149,10 +151,10 @@ class PpoPhases(Phases):
     def _accumulated(self, accumulate: Any) -> Any:
         @contextlib.contextmanager
         def accumulated(*models: Any) -> Iterator[None]:
-            self._watch.begin()
+            self._step_phases.begin()
             with accumulate(*models):
                 yield
-            self._watch.end("metrics")
+            self._step_phases.end("metrics")
             self._micro_step += 1
 
         return accumulated
@@ -162,9 +164,9 @@ class PpoPhases(Phases):
             if not self._trainer.accelerator.sync_gradients:
                 return step(*args, **kwargs)
             update, self._tracer.works = self._tracer.works, []
-            self._watch.on_pre_optimizer_step()
+            self._step_phases.on_pre_optimizer_step()
             result = step(*args, **kwargs)
-            self._watch.on_optimizer_step()
+            self._step_phases.on_optimizer_step()
             self._tracer.enter_phase(MICRO_STEP)  # what it logs is part of it
             self._tracer.works = update
             return result

@@ -23,7 +23,7 @@ from autotune.estimate.tracing.kernels.flash_attention import flash_attention_in
 from autotune.estimate.tracing.kernels.quantized_model import without_bitsandbytes
 from autotune.estimate.tracing.layers import watch_layers
 from autotune.estimate.tracing.patches import fake_run
-from autotune.estimate.tracing.phases import Watch
+from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.rollout_phases import STEPS, GroupPhases, Phases
 from autotune.estimate.tracing.trace import (
     inner_model,
@@ -44,39 +44,43 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         Exception: whatever the stack raises where the candidate cannot be traced.
     """
     cuda = None if request.cuda is None else CudaRules(**request.cuda)
-    asked = as_trace(request)
+    trace = as_trace(request)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch,
-        flash_attention_installed(asked.config.get("attn_implementation")),
+        flash_attention_installed(trace.config.get("attn_implementation")),
     ):
-        config = trace_config(asked, Path(scratch))
+        config = trace_config(trace, Path(scratch))
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = STEPS
-        made = models_of(asked, training, model)
-        made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
-        tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
+        models = models_of(trace, training, model)
+        models = dataclasses.replace(models, rewards=free_rewards(models.rewards))
+        tracer = Tracer(models.policy.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
-            for one in made.modules():
-                materialize(one, tracer)
+            for module in models.modules():
+                materialize(module, tracer)
             with tracer:
-                rows = asked_prompts(request)
-                trainer = trains.trainer(trainer_spec(asked), training, model, rows, made)
+                rows = prompt_dataset(request)
+                trainer = trains.trainer(trainer_spec(trace), training, model, rows, models)
                 for parameter in trainer.model.parameters():
                     tracer.count_as(parameter, events.WEIGHTS)
             layers = watch_layers(tracer, inner_model(trains.policy(trainer)))
-            for one in made.modules()[1:]:
-                watch_layers(tracer, one)
-            watch = Watch(tracer, trainer, [request.micro_steps] * STEPS)
-            phases = phases_of(tracer, trainer, request, watch)
+            for module in models.modules()[1:]:
+                watch_layers(tracer, module)
+            step_phases = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
+            phases = phases_of(tracer, trainer, request, step_phases)
             phases.install()
             stack.enter_context(tracer)
             trainer.train()
         del trainer
-    work = {**phases.work, "update": watch.micro_work[-1], "optimizer": watch.optimizer_work}
+    work = {
+        **phases.work,
+        "update": step_phases.micro_work[-1],
+        "optimizer": step_phases.optimizer_work,
+    }
     return RolloutTraceReply(
         events=tracer.finish(),
         layers=layers,
@@ -101,16 +105,16 @@ def as_trace(request: RolloutTraceRequest) -> TraceRequest:
 
 
 def free_rewards(rewards: list[Any]) -> list[Any]:
-    """As many, the functions among them replaced by one that costs nothing."""
-    return [one if isinstance(one, torch.nn.Module) else no_reward for one in rewards]
+    """The rewards, the functions among them replaced by one that costs nothing."""
+    return [reward if isinstance(reward, torch.nn.Module) else no_reward for reward in rewards]
 
 
 def no_reward(completions: list[Any], **_: Any) -> list[float]:
-    """In place of the functions that reward completions."""
+    """Stands for the functions that reward completions."""
     return [float(index % 2) for index in range(len(completions))]
 
 
-def asked_prompts(request: RolloutTraceRequest) -> Any:
+def prompt_dataset(request: RolloutTraceRequest) -> Any:
     """A row for each prompt; their tokens are made up later."""
     from datasets import Dataset
 
@@ -118,10 +122,12 @@ def asked_prompts(request: RolloutTraceRequest) -> Any:
     return Dataset.from_list(rows)
 
 
-def phases_of(tracer: Tracer, trainer: Any, request: RolloutTraceRequest, watch: Watch) -> Phases:
-    """What watches the entry points of a method's trainer."""
+def phases_of(
+    tracer: Tracer, trainer: Any, request: RolloutTraceRequest, step_phases: StepPhases
+) -> Phases:
+    """The phases, marked at the entry points of a method's trainer."""
     if request.method == "ppo":
         from autotune.estimate.tracing.ppo_phases import PpoPhases
 
-        return PpoPhases(tracer, trainer, request, watch)
-    return GroupPhases(tracer, trainer, request, watch)
+        return PpoPhases(tracer, trainer, request, step_phases)
+    return GroupPhases(tracer, trainer, request, step_phases)

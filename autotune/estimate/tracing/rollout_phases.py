@@ -15,7 +15,7 @@ from autotune.estimate.protocol import RolloutTraceRequest
 from autotune.estimate.records import events
 from autotune.estimate.records.decoding import DECODE, GENERATION
 from autotune.estimate.records.events import MICRO_STEP
-from autotune.estimate.tracing.phases import Watch
+from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.trace import inner_model
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.training.patching import replaced
@@ -26,18 +26,18 @@ SCORING = "scoring"
 
 
 class Phases(ABC):
-    """When generation and scoring begin; completions that are whole, of a few decoded tokens."""
+    """Marks where generation and scoring begin; makes whole completions of a few decoded tokens."""
 
     def __init__(
-        self, tracer: Tracer, trainer: Any, request: RolloutTraceRequest, watch: Watch
+        self, tracer: Tracer, trainer: Any, request: RolloutTraceRequest, step_phases: StepPhases
     ) -> None:
         self._tracer, self._trainer, self._request = tracer, trainer, request
-        self._watch = watch
+        self._step_phases = step_phases
         self.work: dict[str, list[events.Work]] = {}
         self.windows: list[int] = []
         self._length = completion_length(request.config)
         self._micro_step = 0
-        self._whole = request.tokens >= self._length
+        self._all_tokens = request.tokens >= self._length
         self._decoded = 0
         tokenizer = trainer.processing_class
         special = {tokenizer.eos_token_id, tokenizer.pad_token_id}
@@ -58,22 +58,22 @@ class Phases(ABC):
 
     @property
     def _tokens(self) -> int:
-        return 1 if self._opening and not self._whole else self._request.tokens
+        return 1 if self._opening and not self._all_tokens else self._request.tokens
 
     def _make_up(self) -> None:  # noqa: B027 (of most trainers it is nothing)
         """Make what the tokens that are not decoded would have left behind."""
 
     @contextlib.contextmanager
     def _decoding(self, model: Any) -> Iterator[None]:
-        """While `model` generates: a phase and a list of work for each of its forward passes."""
+        """Give each forward pass a phase and a list of work while `model` generates."""
 
-        def forward(_: Any, __: Any, given: dict[str, Any]) -> None:
-            self.windows = _windows(given.get("past_key_values"))
-            if 0 < self._decoded == self._tokens - 1 and not self._whole:
+        def forward(_: Any, __: Any, arguments: dict[str, Any]) -> None:
+            self.windows = _windows(arguments.get("past_key_values"))
+            if 0 < self._decoded == self._tokens - 1 and not self._all_tokens:
                 self._tracer.enter_phase(GENERATION)
                 self._tracer.works = None
                 self._make_up()
-            if self._decoded == 0 or self._whole or not self._opening:
+            if self._decoded == 0 or self._all_tokens or not self._opening:
                 self._tracer.enter_phase(GENERATION if self._decoded == 0 else DECODE)
             if self._decoded == 0:
                 self._note("prefill")
@@ -91,7 +91,7 @@ class Phases(ABC):
 
 
 class GroupPhases(Phases):
-    """Of GRPO and RLOO."""
+    """The phases of GRPO and RLOO."""
 
     def install(self) -> None:
         """Watch the trainer's own entry points."""
@@ -135,15 +135,15 @@ class GroupPhases(Phases):
             tokens = dict.fromkeys(("max_new_tokens", "min_new_tokens"), self._tokens)
             self._trainer.generation_kwargs |= tokens
             self._trainer.generation_config.update(**tokens)
-            before = self._tracer.phase
+            outer_phase = self._tracer.phase
             with self._decoding(self._trainer.model):
-                made = generate(*args, **kwargs)
-            self._tracer.enter_phase(before)
+                completions = generate(*args, **kwargs)
+            self._tracer.enter_phase(outer_phase)
             self._note("scoring")
             # GRPO answers with log-probabilities beside them, which only vLLM has.
-            if not isinstance(made, tuple):
-                return _filled(made, token, length)
-            ids, scores = made
+            if not isinstance(completions, tuple):
+                return _filled(completions, token, length)
+            ids, scores = completions
             scores = scores and _filled(scores, scores[0][0], length)
             return _filled(ids, token, length), scores
 
@@ -152,14 +152,14 @@ class GroupPhases(Phases):
     def _scoring(self, score: Any) -> Any:
         args, config = self._trainer.args, self._request.config
 
-        def scored(*given: Any, **kwargs: Any) -> Any:
+        def scored(*arguments: Any, **kwargs: Any) -> Any:
             update = self._tracer.works
             self._tracer.enter_phase(SCORING)
             self._note("scoring")
             # It asks whether generation and optimizer steps begin together.
             real = config["gradient_accumulation_steps"]
             with replaced(args, "gradient_accumulation_steps", real):
-                output = score(*given, **kwargs)
+                output = score(*arguments, **kwargs)
             self._tracer.enter_phase(MICRO_STEP)
             self._tracer.works = update
             return output
@@ -171,7 +171,7 @@ class GroupPhases(Phases):
 
         def step(*args: Any, **kwargs: Any) -> Any:
             first = self._micro_step % request.micro_steps == 0
-            again = request.again and (self._whole or not self._opening)
+            again = request.again and (self._all_tokens or not self._opening)
             trainer._step = 0 if first or again else 1
             loss = training_step(*args, **kwargs)
             self._micro_step += 1
@@ -181,8 +181,8 @@ class GroupPhases(Phases):
 
 
 def _windows(cache: Any) -> list[int]:
-    """Of each layer how many tokens the cache keeps at most; 0: all."""
-    return [getattr(one, "sliding_window", None) or 0 for one in getattr(cache, "layers", ())]
+    """How many tokens the cache of each layer keeps at most; 0: all."""
+    return [getattr(layer, "sliding_window", None) or 0 for layer in getattr(cache, "layers", ())]
 
 
 def _filled(rows: list[list[Any]], value: Any, length: int) -> list[list[Any]]:

@@ -21,15 +21,15 @@ from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.records import events as record
 from autotune.estimate.records.layers import ENDS, Irregular
 from autotune.estimate.tracing.engines.patches import built_whole, engines_on_fake_tensors
-from autotune.estimate.tracing.engines.phases import ShardedWatch
-from autotune.estimate.tracing.engines.process_group import fake_world, spread_config
+from autotune.estimate.tracing.engines.phases import ShardedStepPhases
+from autotune.estimate.tracing.engines.process_group import fake_world, sharded_config
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
 from autotune.estimate.tracing.kernels.liger import liger_installed
 from autotune.estimate.tracing.kernels.quantized_model import quantized, without_bitsandbytes
 from autotune.estimate.tracing.layers import chunks_watched, signatures, watch_layers
 from autotune.estimate.tracing.patches import fake_run
-from autotune.estimate.tracing.phases import Watch
+from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.facts.row_formats import ROW_KINDS, turned_by_one
 from autotune.job.methods import METHODS
@@ -55,36 +55,36 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         Exception: whatever the stack raises where the candidate cannot be traced.
     """
     cuda = None if request.cuda is None else CudaRules(**request.cuda)
-    spread = None if request.sharding is None else Sharding(**request.sharding)
+    sharding = None if request.sharding is None else Sharding(**request.sharding)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-trace-"))
         config = trace_config(request, Path(scratch))
-        if spread is not None:
-            stack.enter_context(fake_world(spread, request.rank))
-            config = spread_config(config, request.deepspeed, Path(scratch))
+        if sharding is not None:
+            stack.enter_context(fake_world(sharding, request.rank))
+            config = sharded_config(config, request.deepspeed, Path(scratch))
         stack.enter_context(flash_attention_installed(config.get("attn_implementation")))
         _, training, model = family(request.method).parse(config, Path(scratch))
         training.max_steps = len(request.steps)
         with built_whole():
-            made = models_of(request, training, model)
-        tracer = Tracer(made.policy.config.get_text_config().vocab_size, cuda)
+            models = models_of(request, training, model)
+        tracer = Tracer(models.policy.config.get_text_config().vocab_size, cuda)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(fake_run(tracer, cuda))
         stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
         stack.enter_context(liger_installed(tracer, config))
-        if spread is not None:
+        if sharding is not None:
             fp16 = bool(request.config.get("fp16"))
             stack.enter_context(
-                engines_on_fake_tensors(tracer, spread, on_cuda=cuda is not None, fp16=fp16)
+                engines_on_fake_tensors(tracer, sharding, on_cuda=cuda is not None, fp16=fp16)
             )
-        trainer = _build(request, training, model, made, tracer)
+        trainer = _build(request, training, model, models, tracer)
         layers = watch_layers(tracer, inner_model(trainer.model))
-        if made.reference is not None:
-            watch_layers(tracer, made.reference)
-        watch = (
-            Watch(tracer, trainer, request.micro_steps)
-            if spread is None
-            else ShardedWatch(tracer, trainer, request.micro_steps, spread)
+        if models.reference is not None:
+            watch_layers(tracer, models.reference)
+        step_phases = (
+            StepPhases(tracer, trainer, request.micro_steps)
+            if sharding is None
+            else ShardedStepPhases(tracer, trainer, request.micro_steps, sharding)
         )
         if request.method == "sft":
             stack.enter_context(chunks_watched(tracer))
@@ -95,8 +95,8 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         events=tracer.finish(),
         layers=layers,
         chunks=_chunks(tracer.events, len(request.steps), request.accumulation),
-        micro_work=[[dataclasses.astuple(w) for w in step] for step in watch.micro_work],
-        optimizer_work=[dataclasses.astuple(work) for work in watch.optimizer_work],
+        micro_work=[[dataclasses.astuple(w) for w in step] for step in step_phases.micro_work],
+        optimizer_work=[dataclasses.astuple(work) for work in step_phases.optimizer_work],
         policy=dict(tracer.policy),
     )
 
@@ -109,20 +109,22 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     """
 
     def build() -> Models:
-        made = family(request.method).models(trainer_spec(request), training, model, "meta")
-        return quantized(made, model, on_cuda=request.cuda is not None)
+        models = family(request.method).models(trainer_spec(request), training, model, "meta")
+        return quantized(models, model, on_cuda=request.cuda is not None)
 
     with _fewer_layers(request.layers):
-        made = build()
+        models = build()
     if request.layers is not None:
-        built = build()
-        few, whole = signatures(made.policy), signatures(built.policy)
-        if len({len(signatures(one)) for one in built.modules()}) != 1:
+        full_models = build()
+        layers, full_layers = signatures(models.policy), signatures(full_models.policy)
+        if len({len(signatures(module)) for module in full_models.modules()}) != 1:
             raise Irregular("the models do not all have as many layers")
-        middle = [few[ENDS]] * (len(whole) - 2 * ENDS) if len(few) == request.layers else []
-        if whole != [*few[:ENDS], *middle, *few[-ENDS:]]:
+        middle = (
+            [layers[ENDS]] * (len(full_layers) - 2 * ENDS) if len(layers) == request.layers else []
+        )
+        if full_layers != [*layers[:ENDS], *middle, *layers[-ENDS:]]:
             raise Irregular("the model's layers do not all have the same parameters")
-    return made
+    return models
 
 
 def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         return
     original = transformers.AutoConfig.from_pretrained
 
-    def read(*args: Any, **kwargs: Any) -> Any:
+    def read_config(*args: Any, **kwargs: Any) -> Any:
         config = original(*args, **kwargs)
         text = config.get_text_config()
         types = getattr(text, "layer_types", None)
@@ -154,7 +156,7 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         text.num_hidden_layers = layers
         return config
 
-    with replaced(transformers.AutoConfig, "from_pretrained", read):
+    with replaced(transformers.AutoConfig, "from_pretrained", read_config):
         yield
 
 
@@ -173,12 +175,12 @@ def materialize(model: Any, tracer: Tracer) -> None:
             tracer.count_as(tensor, record.WEIGHTS)
 
 
-def _build(request: TraceRequest, training: Any, model: Any, made: Models, tracer: Tracer) -> Any:
-    for one in made.modules():
-        materialize(one, tracer)
+def _build(request: TraceRequest, training: Any, model: Any, models: Models, tracer: Tracer) -> Any:
+    for module in models.modules():
+        materialize(module, tracer)
     with tracer:
         trainer = family(request.method).trainer(
-            trainer_spec(request), training, model, asked_rows(request), made
+            trainer_spec(request), training, model, row_dataset(request), models
         )
         for parameter in trainer.model.parameters():
             tracer.count_as(parameter, record.WEIGHTS)
@@ -186,7 +188,7 @@ def _build(request: TraceRequest, training: Any, model: Any, made: Models, trace
     return trainer
 
 
-def asked_rows(request: TraceRequest) -> Any:
+def row_dataset(request: TraceRequest) -> Any:
     """Rows of the asked lengths, one micro-batch behind the other."""
     from datasets import Dataset
 
@@ -197,7 +199,7 @@ def asked_rows(request: TraceRequest) -> Any:
         if request.method == "kto" and request.config.get("loss_type", "kto") == "kto":
             turned = turned_by_one([row["completion_ids"] for row in batch])
             batch = [
-                {**row, "KL_completion_ids": one} for row, one in zip(batch, turned, strict=True)
+                {**row, "KL_completion_ids": ids} for row, ids in zip(batch, turned, strict=True)
             ]
         rows += batch * times
     dataset = Dataset.from_list(rows)
@@ -231,12 +233,12 @@ def inner_model(model: Any) -> Any:
 
 def _chunks(events: list[Any], steps: int, accumulation: int) -> list[int]:
     """Chunks of the loss met in each optimizer step."""
-    found: list[int] = [0] * steps
+    chunks: list[int] = [0] * steps
     micro = -1
     for event in events:
         if event[0] == record.PHASE:
             micro += event[1] == "micro-step"
         elif event[0] == record.ALLOCATE and event[5] < 0 <= micro:
             step = micro // accumulation
-            found[step] = max(found[step], -event[5])
-    return found
+            chunks[step] = max(chunks[step], -event[5])
+    return chunks

@@ -40,7 +40,7 @@ _PASSING = (events.ACTIVATIONS, events.TEMPORARIES)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor that is spread over several."""
+    """What this process holds of a tensor that is sharded over several."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -53,8 +53,8 @@ class Tracer(TorchDispatchMode):
         self.events: list[tuple[Any, ...]] = []
         self.works: list[events.Work] | None = None
         """Where to note the work of operators; None: nowhere."""
-        self.unknown = UnknownValues()
-        self.policy, self.known_values = self.unknown.policy, self.unknown.known_values
+        self.unknown_values = unknown = UnknownValues()
+        self.policy, self.known_values = unknown.policy, unknown.known_values
         self.token: int | None = None
         """What is drawn where a model generates; None: it is not known."""
         self.tiles: frozenset[int] = frozenset()
@@ -66,7 +66,7 @@ class Tracer(TorchDispatchMode):
         self.region = events.NOWHERE
         self._regions: dict[int, int] = {}
         self.vocabulary, self._cuda = vocabulary, cuda
-        self._seen: Any = WeakIdKeyDictionary()
+        self._storages: Any = WeakIdKeyDictionary()
         self._part: dict[int, str] = {}
         self._made_by: dict[int, str] = {}
         self._workspaces: set[str] = set()
@@ -78,7 +78,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; torch would wrap each of a million calls against it."""
+        """True: nothing is compiled here; torch would wrap each of a million calls against it."""
         return False
 
     # -- what the trainer tells
@@ -105,9 +105,9 @@ class Tracer(TorchDispatchMode):
         if key is not None:
             self._regions[key] = region
 
-    def belongs_with(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    def belongs_with(self, tensor: torch.Tensor, neighbour: torch.Tensor) -> None:
         """The tensor is of the layer that the other one is of."""
-        key = self._key(other)
+        key = self._key(neighbour)
         if key in self._regions:
             self.belongs_to(tensor, self._regions[key])
 
@@ -124,7 +124,7 @@ class Tracer(TorchDispatchMode):
     # -- storages
 
     def _key(self, tensor: torch.Tensor) -> int | None:
-        entry = self._seen.get(local(tensor).untyped_storage())
+        entry = self._storages.get(local(tensor).untyped_storage())
         return None if entry is None else int(entry[0])
 
     def _allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
@@ -150,16 +150,16 @@ class Tracer(TorchDispatchMode):
         """Note the tensor's storage if it is new; its id then."""
         tensor = local(tensor)
         storage = tensor.untyped_storage()
-        if storage in self._seen or tensor.device.type == "meta":
+        if storage in self._storages or tensor.device.type == "meta":
             return None
         key = self._allocate(storage.nbytes(), part, operator, region)
-        self._seen[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
+        self._storages[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
         return key
 
     def resized(self, tensor: torch.Tensor) -> None:
         """The tensor's storage has another size now, or none; no operator has told of it."""
         storage = local(tensor).untyped_storage()
-        entry = self._seen.pop(storage, None)
+        entry = self._storages.pop(storage, None)
         if entry is None:
             return
         self._free(entry[0])
@@ -170,8 +170,8 @@ class Tracer(TorchDispatchMode):
         """Sizes of what a kernel allocates and frees inside."""
         if self._cuda is not None:
             return self._cuda.scratch_bytes(func, args, out)
-        measured = self._cpu_scratch.bytes(func, args, kwargs, out)
-        return cpu.scratch_bytes(func, args, out) if measured is None else [measured]
+        scratch = self._cpu_scratch.bytes(func, args, kwargs, out)
+        return cpu.scratch_bytes(func, args, out) if scratch is None else [scratch]
 
     def _scratch(self, sizes: Iterable[int], operator: str) -> None:
         keys = [self._allocate(n, events.TEMPORARIES, operator, self.region) for n in sizes]
@@ -220,11 +220,11 @@ class Tracer(TorchDispatchMode):
             self._fake = active_fake_mode()
         elif active_fake_mode() is not self._fake:
             return func(*args, **kwargs)  # DTensor propagates shapes in a nested fake mode
-        answered, answer = self.unknown.answer(func, args)
-        if answered:
+        is_known, answer = self.unknown_values.answer(func, args)
+        if is_known:
             return answer
-        asked, of = func, args
-        func, args, kwargs = self.unknown.without_unknown_shapes(func, args, kwargs)
+        original_func, original_args = func, args
+        func, args, kwargs = self.unknown_values.without_unknown_shapes(func, args, kwargs)
         backward = torch._C._current_autograd_node() is not None
         self._put_in_workspace(func, backward)
         out = func(*args, **kwargs)
@@ -236,8 +236,8 @@ class Tracer(TorchDispatchMode):
             with unset_fake_temporarily():
                 tokens = torch.full(tuple(out.shape), self.token, dtype=out.dtype)
                 self.known_values.set(out, tokens)
-        if asked is aten.nonzero.default:
-            self.known_values.set_nonzero(out, of[0])
+        if original_func is aten.nonzero.default:
+            self.known_values.set_nonzero(out, original_args[0])
         return out
 
     def _on_local_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -258,18 +258,18 @@ class Tracer(TorchDispatchMode):
         outs = tensors_in(out)
         if name.startswith("aten::any"):
             for tensor in outs:
-                self.unknown.harmless[tensor] = True
-        made = None
+                self.unknown_values.harmless[tensor] = True
+        new_key = None
         for index, tensor in enumerate(outs):
             region = self._region_of(index, len(outs), args)
             part = self._part_of(tensor, backward)
             if func is aten._to_copy.default and part == events.ACTIVATIONS:
                 key = self._key(args[0])
                 part = events.CASTS if key and self._part[key] == events.WEIGHTS else part
-            made = self.follow(tensor, part, name, region)
+            new_key = self.follow(tensor, part, name, region)
         self._scratch(self._inside(func, args, kwargs, out), name + events.SCRATCH)
-        if backward and made is not None:  # last: what is merged dies right after the mark
-            self._note_in_place(func, args, made)
+        if backward and new_key is not None:  # last: what is merged dies right after the mark
+            self._note_in_place(func, args, new_key)
         if name.startswith("c10d::"):
             self._exchanged(tensors_in(args))
         if self.works is not None and not name.startswith("prim::"):
@@ -282,14 +282,14 @@ class Tracer(TorchDispatchMode):
             if key is not None and self._part[key] in _PASSING:
                 self.count_as(tensor, events.COMMUNICATION)
 
-    def _note_in_place(self, func: Any, args: Any, made: int) -> None:
+    def _note_in_place(self, func: Any, args: Any, new_key: int) -> None:
         old = self._key(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if old is None:
             return
         accumulated = func is aten.add.Tensor and called_by_engine() and not args[0]._is_view()
         into_zeros = func in _WRITES_IN_PLACE_FOR_REAL and self._made_by[old] in _ZEROS
         if accumulated or into_zeros:
-            self.events.append(("i", made, old))
+            self.events.append(("i", new_key, old))
 
     def _put_in_workspace(self, func: Any, backward: bool) -> None:
         """cuBLAS keeps one workspace a handle; the autograd thread has a handle of its own."""

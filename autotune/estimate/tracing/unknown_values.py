@@ -57,15 +57,15 @@ class UnknownValues:
             return aten.new_empty.default, (args[0], [count]), {}
         if func is aten.index.Tensor and any(i is not None and i.dtype in _MASKS for i in args[1]):
             indices: list[Any] = []
-            for one in args[1]:
-                if one is not None and one.dtype in _MASKS:
-                    count = self._selected(one)
-                    indices += [torch.empty(count, dtype=torch.int64) for _ in range(one.ndim)]
+            for index in args[1]:
+                if index is not None and index.dtype in _MASKS:
+                    count = self._selected(index)
+                    indices += [torch.empty(count, dtype=torch.int64) for _ in range(index.ndim)]
                 else:
-                    indices.append(one)
+                    indices.append(index)
             return func, (args[0], indices), kwargs
         if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
-            times = self.known_values.listed(args[0])
+            times = self.known_values.as_list(args[0])
             if times is not None:
                 return func, args, {**kwargs, "output_size": sum(times)}
         return func, args, kwargs

@@ -1,4 +1,4 @@
-"""What the data make of the points of one path: their micro-batches. Runs in a child only."""
+"""What the data make of the points of one variant: their micro-batches. Runs in a child only."""
 
 from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.variants.sizes import Worst
@@ -51,19 +51,19 @@ class VariantData:
         A launch may begin with other ones, and what is reserved depends on that: plans replay these
         and a step of the worst. None for flat rows: not compared with the real allocator.
         """
-        batching, found = Batching(**point.batching), self.plan(point)
-        _, most = batch_size(found.worst, batching)
-        first = found.timed[: 2 if point.accumulates else 1]
-        shares = tuple(batch_size(rows, batching)[1] / most for rows in first)
+        batching, plan = Batching(**point.batching), self.plan(point)
+        _, largest = batch_size(plan.worst, batching)
+        first = plan.timed[: 2 if point.accumulates else 1]
+        shares = tuple(batch_size(rows, batching)[1] / largest for rows in first)
         return shares if min(shares) < 1 and not batching.flat else ()
 
     def order_sigma(self, point: Point) -> float:
         """How far reserved bytes are off because another order of the rows leaves other blocks,
         relative: `ORDER_SIGMA` where micro-batches differ and segments do not grow. (Of flat rows
         it has not been measured.)"""
-        fixed = self._request.cuda is not None and not point.expandable_segments
+        fixed_segments = self._request.cuda is not None and not point.expandable_segments
         sizes = [padded for _, padded in self.plan(point).sample]
-        return ORDER_SIGMA if fixed and min(sizes) < EVEN * max(sizes) else 0.0
+        return ORDER_SIGMA if fixed_segments and min(sizes) < EVEN * max(sizes) else 0.0
 
     def padded(self, point: Point) -> bool:
         """Whether some of its micro-batches are padded."""

@@ -64,7 +64,7 @@ class OfflineEstimates(Retracing):
         self._length = max(max(worst.lengths) for worst in self._worsts)
         # What candidates share with a plan must not depend on which others are planned with them.
         self.opening = self._short_rows(max(self._length // 4, 8))
-        self._others: dict[str, Traces] = {}
+        self._optimizer_traces: dict[str, Traces] = {}
         self._replays: dict[object, Replay] = {}
         self._events: dict[object, dict[_Shares, tuple[list[Event], MemoryUse]]] = {}
         super().__init__()
@@ -78,8 +78,8 @@ class OfflineEstimates(Retracing):
 
     def forget(self) -> None:
         """What was made of the traces so far is of no use any more."""
-        for known in (self._replays, self._events, self._others):
-            known.clear()
+        for store in (self._replays, self._events, self._optimizer_traces):
+            store.clear()
         self.__dict__.pop("_growth", None)
 
     def _check_chunks(self) -> None:
@@ -89,8 +89,8 @@ class OfflineEstimates(Retracing):
         for size, length, padded in self.traces.traced():
             shape = self.traces.shape((size, length, padded))
             batch = self._micro_batch(size, length, padded)
-            made = self._chunks_of(batch.lengths, batch.labelled)
-            if shape.chunks and abs(shape.chunks - made) > 1:
+            expected_chunks = self._chunks_of(batch.lengths, batch.labelled)
+            if shape.chunks and abs(shape.chunks - expected_chunks) > 1:
                 raise Irregular("the loss is not computed in the chunks that were expected")
 
     @property
@@ -110,7 +110,7 @@ class OfflineEstimates(Retracing):
 
     def trace(self) -> None:
         """Trace all that is needed, in the way that it is to be done now."""
-        wanted: dict[Key, MicroBatch] = {}
+        batches: dict[Key, MicroBatch] = {}
         variants = {worst.padded for worst in self._worsts} | ({True} if self._uneven else set())
         if any(worst.size == 1 for worst in self._worsts):
             variants |= {False}
@@ -119,18 +119,18 @@ class OfflineEstimates(Retracing):
             fitting = [n for n in fitting if padded or n == 1 or not self._needs_padding(n)]
             self._keys[padded] = self._sizes(fitting or [2 * self._per_row])
             for size in self._keys[padded][0] + self._keys[padded][1]:
-                wanted[size, self._length, padded] = self._micro_batch(size, self._length, padded)
-        short = self._add_short_shapes(wanted)
-        whole = self.way != FEW_LAYERS
-        self.traces.make(wanted, opening=self.opening, whole=whole, only_work=short)
+                batches[size, self._length, padded] = self._micro_batch(size, self._length, padded)
+        only_work = self._add_short_shapes(batches)
+        all_layers = self.way != FEW_LAYERS
+        self.traces.make(batches, opening=self.opening, all_layers=all_layers, only_work=only_work)
 
     def _needs_padding(self, size: int) -> bool:
         return all(worst.padded for worst in self._worsts if worst.size == size)
 
     def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
         # Liger's chunks are powers of two, which no curve follows.
-        apart = METHODS[self._request.method].loops_over_rows or self._liger
-        if self.way == DIRECT or apart:
+        each_size = METHODS[self._request.method].loops_over_rows or self._liger
+        if self.way == DIRECT or each_size:
             return sorted(set(fitting)), []
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._chunking.labelled_only:
@@ -144,21 +144,21 @@ class OfflineEstimates(Retracing):
         share = self._share(size, length)
         return micro_batch(size, length, flat=self._flat, padded=padded, share=share)
 
-    def _add_short_shapes(self, wanted: dict[Key, MicroBatch]) -> Key | None:
+    def _add_short_shapes(self, batches: dict[Key, MicroBatch]) -> Key | None:
         """Shapes of short rows: speed is needed over all the lengths of the data. The last, if any.
 
         Padded ones where there are any: what rows without padding take at other lengths follows
         from the same curves (`speed/offline.py`).
         """
         added = None
-        short = max(self._length // 4, 8)
+        length = max(self._length // 4, 8)
         padded = True in self._keys
         direct, scaled = self._keys[padded]
         sizes = [] if self._flat else (scaled or direct)[:1]
         for size in sizes + ([1] if sizes and 1 in direct and not padded else []):
-            key = (size, short, padded)
-            if key not in wanted:
-                added, wanted[key] = key, self._micro_batch(*key)
+            key = (size, length, padded)
+            if key not in batches:
+                added, batches[key] = key, self._micro_batch(*key)
         return added
 
     # -- answers
@@ -195,18 +195,21 @@ class OfflineEstimates(Retracing):
         )
 
     def _method(self, direct: bool) -> str:
-        whole = self.traces.have_layers in (0, self._request.layers)
-        return "trace" if direct and whole else "scaled trace"
+        all_layers = self.traces.have_layers in (0, self._request.layers)
+        return "trace" if direct and all_layers else "scaled trace"
 
     def _replayed(self, point: Point, worst: Worst, padded: bool) -> Replay:
         """The replay of a point, made once for all that share it."""
         if point.optim is not None:
-            own = self._replayed(dataclasses.replace(point, optim=None), worst, padded)
+            base = self._replayed(dataclasses.replace(point, optim=None), worst, padded)
             passing = self._passing_of(point.optim)
-            step = round(own.use.phases.get(STEP, own.use.peak_bytes) + passing)
-            if passing + LARGE_SEGMENT <= LITTLE * own.use.peak_bytes and step < own.use.peak_bytes:
-                use = dataclasses.replace(own.use, phases={**own.use.phases, STEP: step})
-                return dataclasses.replace(own, use=use)
+            step = round(base.use.phases.get(STEP, base.use.peak_bytes) + passing)
+            if (
+                passing + LARGE_SEGMENT <= LITTLE * base.use.peak_bytes
+                and step < base.use.peak_bytes
+            ):
+                use = dataclasses.replace(base.use, phases={**base.use.phases, STEP: step})
+                return dataclasses.replace(base, use=use)
         shares = () if self._request.cuda is None else self._data.first_shares(point)
         key = (worst, padded, point.accumulates, point.optim, point.expandable_segments, shares)
         if key not in self._replays:
@@ -216,7 +219,7 @@ class OfflineEstimates(Retracing):
 
     def _passing_of(self, optim: str) -> float:
         """What a step with another optimizer makes and lets go of, of the whole model. Bytes."""
-        passing = passing_of_step(self._other(optim).first_step())
+        passing = passing_of_step(self._traces_with(optim).first_step())
         return live_bytes(passing).peak_bytes * self._growth
 
     @cached_property
@@ -228,12 +231,12 @@ class OfflineEstimates(Retracing):
         if self._request.cuda is None:
             return on_cpu(self._record(point, worst, padded, ()), limit)
         key = (worst, padded, point.accumulates, point.optim)
-        known = self._events.get(key, {})
-        self._events = {key: known}  # records are large: those of one point at a time
-        if first not in known:
+        records = self._events.get(key, {})
+        self._events = {key: records}  # records are large: those of one point at a time
+        if first not in records:
             events = self._record(point, worst, padded, first)
-            known[first] = events, on_cuda(events)
-        events, use = known[first]
+            records[first] = events, on_cuda(events)
+        events, use = records[first]
         return replayed(events, limit, expandable_segments=point.expandable_segments, use=use)
 
     def _record(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> list[Event]:
@@ -243,7 +246,7 @@ class OfflineEstimates(Retracing):
         chunks = self.traces.shape(keys[0]).chunks
         if chunks and worst.size not in direct:
             chunks = self._chunks(worst)
-        optimizer = None if point.optim is None else self._other(point.optim)
+        optimizer = None if point.optim is None else self._traces_with(point.optim)
         return self.traces.record(
             keys,
             worst.size,
@@ -253,29 +256,29 @@ class OfflineEstimates(Retracing):
             first_shares=first,
         )
 
-    def _other(self, optim: str) -> Traces:
+    def _traces_with(self, optim: str) -> Traces:
         """Traces with another optimizer, which keeps the same state."""
-        if optim not in self._others:
+        if optim not in self._optimizer_traces:
             config = optimizer_config(self._request.config, optim)
-            other = Traces(dataclasses.replace(self._request, config=config))
-            small, whole = self._short_rows(8), self.way != FEW_LAYERS
-            other.make({(self._per_row, 8, False): small}, opening=small, whole=whole)
-            self._others[optim] = other
-        return self._others[optim]
+            traces = Traces(dataclasses.replace(self._request, config=config))
+            small, all_layers = self._short_rows(8), self.way != FEW_LAYERS
+            traces.make({(self._per_row, 8, False): small}, opening=small, all_layers=all_layers)
+            self._optimizer_traces[optim] = traces
+        return self._optimizer_traces[optim]
 
     def shapes(self) -> list[ShapeWork]:
         """The work of each traced shape, for the whole model."""
         return self.attempt(self._shapes)
 
     def _shapes(self) -> list[ShapeWork]:
-        found = []
+        works = []
         for size, length, padded in self.traces.traced():
             shape = self.traces.shape((size, length, padded))
             lengths = self._micro_batch(size, length, padded).lengths
             # Traced are as few chunks as will do; the data may label more.
             chunks = self._chunks_of(lengths, self._labelled) if shape.chunks else 0
             work = self.traces.work([(size, length, padded)], size, chunks)
-            found.append(
+            works.append(
                 ShapeWork(
                     rows=1 if self._flat else size,
                     length=size if self._flat else length,
@@ -284,7 +287,7 @@ class OfflineEstimates(Retracing):
                     work=counted_rows(work),
                 )
             )
-        return found
+        return works
 
     def optimizer_work(self) -> dict[str, list[list[object]]]:
         """The work of an optimizer step of the whole model: that of the traced one, as much more
@@ -293,5 +296,5 @@ class OfflineEstimates(Retracing):
 
     def _optimizer_work(self) -> dict[str, list[list[object]]]:
         traced = {"": self.traces.optimizer_work}
-        traced |= {name: other.optimizer_work for name, other in self._others.items()}
+        traced |= {name: traces.optimizer_work for name, traces in self._optimizer_traces.items()}
         return {name: grown(works, self._growth) for name, works in traced.items()}

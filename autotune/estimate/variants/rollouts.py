@@ -38,7 +38,7 @@ from autotune.estimate.records.events import (
     work_from_plain,
 )
 from autotune.estimate.records.layers import SMALLEST, Irregular, with_layers
-from autotune.estimate.records.shapes import Shape, Template, passing_of_step
+from autotune.estimate.records.shapes import Shape, ShapeFamily, passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
@@ -47,7 +47,7 @@ from autotune.job.methods import METHODS
 from autotune.training.batch_plan import Rows
 from autotune.training.rollout_plan import Rollout, padded_tokens, rollout_plan
 
-Counted = list[list[Any]]
+WorkRows = list[list[Any]]
 
 
 class RolloutEstimates(Retracing):
@@ -57,7 +57,7 @@ class RolloutEstimates(Retracing):
         self._request = request
         self._lengths = Rows(request.rows, request.method).longest
         self._replies: dict[str, PointReply] = {}
-        self._steps: dict[str | None, tuple[int, Counted]] = {}
+        self._steps: dict[str | None, tuple[int, WorkRows]] = {}
         self.policy: dict[str, int] = {}
         super().__init__()
 
@@ -76,17 +76,18 @@ class RolloutEstimates(Retracing):
     def _point(self, point: Point) -> PointReply:
         key = repr(point)
         if key not in self._replies:
-            self._replies[key] = self._found(point)
+            self._replies[key] = self._estimate(point)
         return self._replies[key]
 
-    def _found(self, point: Point) -> PointReply:
+    def _estimate(self, point: Point) -> PointReply:
         if point.optim is not None:
             return self._with_optimizer(point, point.optim)
         rollout = Rollout(**point.batching)
         plan = rollout_plan(self._lengths, rollout, self._request.rows_total)
-        asked = self._asked(point, rollout, [self._lengths[index] for index in plan.longest])
-        reply = self._reply(asked)
-        have, layers = reply.layers, self._request.layers
+        prompts = [self._lengths[index] for index in plan.longest]
+        request = self._trace_request(point, rollout, prompts)
+        reply = self._reply(request)
+        traced_layers, layers = reply.layers, self._request.layers
         traced = [tuple(event) for event in reply.events]
         elsewhere = bool(self._request.config.get("use_vllm"))
         events = (
@@ -94,39 +95,40 @@ class RolloutEstimates(Retracing):
             if elsewhere
             else with_all_tokens(
                 traced,
-                asked.tokens,
+                request.tokens,
                 rollout.length,
-                prompt=max(asked.prompts),
+                prompt=max(request.prompts),
                 windows=reply.windows,
             )
         )
-        if have not in (0, layers):
-            events = with_layers(events, have, layers)
+        if traced_layers not in (0, layers):
+            events = with_layers(events, traced_layers, layers)
         growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
         events = on_several(events, self._request)
-        told = with_vllm(
+        fields = with_vllm(
             self._replayed(events, point).as_reply_fields(), point, live_at(events, GENERATION)
         )
         padded = padded_tokens(plan, rollout, self._lengths)
-        most = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
+        longest_tokens = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
         return PointReply(
-            **told,
+            **fields,
             sample=[(plan.tokens, padded, 1)],
             masked=True,
-            method="trace" if have in (0, layers) else "scaled trace",
-            rollout=self._work(reply, asked.tokens, rollout.length, growth),
-            shorter=padded / most,
+            method="trace" if traced_layers in (0, layers) else "scaled trace",
+            rollout=self._work(reply, request.tokens, rollout.length, growth),
+            shorter=padded / longest_tokens,
         )
 
-    def _asked(self, point: Point, rollout: Rollout, prompts: list[int]) -> RolloutTraceRequest:
-        own = self._fields(rollout)
-        few = SMALLEST if self._few() else None
+    def _trace_request(
+        self, point: Point, rollout: Rollout, prompts: list[int]
+    ) -> RolloutTraceRequest:
+        fields = self._fields(rollout)
         enough = self.way != DIRECT or rollout.length <= TOKENS
         return RolloutTraceRequest(
             method=self._request.method,
-            config={**self._request.config, **own},
+            config={**self._request.config, **fields},
             model_path=self._request.model_path,
-            layers=few,
+            layers=self._layers_to_trace(),
             cuda=self._request.cuda,
             prompts=prompts,
             tokens=min(TOKENS, rollout.length) if enough else rollout.length,
@@ -149,10 +151,10 @@ class RolloutEstimates(Retracing):
             }
         # Each epoch is like the first; a mini-batch lets go of what its last micro-step kept.
         parts = self._request.config["num_mini_batches"]
-        alone = rollout.accumulation > 1 and rollout.accumulation == parts
+        last_alone = rollout.accumulation > 1 and rollout.accumulation == parts
         return fields | {
             "num_ppo_epochs": 1,
-            "num_mini_batches": 2 if alone else 1,
+            "num_mini_batches": 2 if last_alone else 1,
             "local_rollout_forward_batch_size": rollout.chunk,
             "whiten_rewards": False,  # it wants mini-batches of eight, which are not traced
         }
@@ -161,23 +163,23 @@ class RolloutEstimates(Retracing):
         """A point with another optimizer, which keeps the same state: its own step's bytes and
         work, from a small generation, in place of the other's. What it reserves beyond that is
         not replayed."""
-        own = self._point(dataclasses.replace(point, optim=None))
-        assert own.rollout is not None
+        reply = self._point(dataclasses.replace(point, optim=None))
+        assert reply.rollout is not None
         passing, work = self._step_of(optim)
-        before, _ = self._step_of(None)
-        step = own.phases.get(STEP, 0) + passing - before
-        more = max(step + point.vllm.always_bytes - own.peak_allocated_bytes, 0)
+        replaced, _ = self._step_of(None)
+        step = reply.phases.get(STEP, 0) + passing - replaced
+        further_bytes = max(step + point.vllm.always_bytes - reply.peak_allocated_bytes, 0)
         return dataclasses.replace(
-            own,
-            peak_allocated_bytes=own.peak_allocated_bytes + more,
-            peak_reserved_bytes=own.peak_reserved_bytes + more,
-            parts={**own.parts, TEMPORARIES: own.parts.get(TEMPORARIES, 0) + more},
-            phases={**own.phases, STEP: step},
-            phase=STEP if more else own.phase,
-            rollout={**own.rollout, "optimizer": work},
+            reply,
+            peak_allocated_bytes=reply.peak_allocated_bytes + further_bytes,
+            peak_reserved_bytes=reply.peak_reserved_bytes + further_bytes,
+            parts={**reply.parts, TEMPORARIES: reply.parts.get(TEMPORARIES, 0) + further_bytes},
+            phases={**reply.phases, STEP: step},
+            phase=STEP if further_bytes else reply.phase,
+            rollout={**reply.rollout, "optimizer": work},
         )
 
-    def _step_of(self, optim: str | None) -> tuple[int, Counted]:
+    def _step_of(self, optim: str | None) -> tuple[int, WorkRows]:
         """(bytes that an optimizer's step makes and lets go of, its work), of the whole model."""
         if optim not in self._steps:
             config = self._request.config
@@ -197,39 +199,39 @@ class RolloutEstimates(Retracing):
             small[METHODS[self._request.method].completion] = TOKENS
             if "beta" in config:
                 small["beta"] = 0.0
-            few = SMALLEST if self._few() else None
-            reply = self._reply(
-                RolloutTraceRequest(
-                    method=self._request.method,
-                    config={**config, **small},
-                    model_path=self._request.model_path,
-                    layers=few,
-                    cuda=self._request.cuda,
-                    prompts=[8],
-                    tokens=TOKENS,
-                    again=False,
-                    micro_steps=1,
-                    seed=self._request.seed,
+                reply = self._reply(
+                    RolloutTraceRequest(
+                        method=self._request.method,
+                        config={**config, **small},
+                        model_path=self._request.model_path,
+                        layers=self._layers_to_trace(),
+                        cuda=self._request.cuda,
+                        prompts=[8],
+                        tokens=TOKENS,
+                        again=False,
+                        micro_steps=1,
+                        seed=self._request.seed,
+                    )
                 )
-            )
             events = [tuple(event) for event in reply.events]
-            whole = events
+            deep_events = events
             if reply.layers not in (0, self._request.layers):
-                whole = with_layers(events, reply.layers, self._request.layers)
-            last = max(n for n, e in enumerate(whole) if e[0] == PHASE and e[1] == STEP)
-            passing = live_bytes(passing_of_step(whole[last:])).peak_bytes
-            growth = gradient_bytes(whole) / max(gradient_bytes(events), 1)
+                deep_events = with_layers(events, reply.layers, self._request.layers)
+            last = max(n for n, e in enumerate(deep_events) if e[0] == PHASE and e[1] == STEP)
+            passing = live_bytes(passing_of_step(deep_events[last:])).peak_bytes
+            growth = gradient_bytes(deep_events) / max(gradient_bytes(events), 1)
             works = [work_from_plain(row) for row in reply.work["optimizer"]]
             self._steps[optim] = passing, grown(works, growth)
         return self._steps[optim]
 
-    def _few(self) -> bool:
-        return self._request.layers > SMALLEST + 1 and self.way == FEW_LAYERS
+    def _layers_to_trace(self) -> int | None:
+        traces_few = self._request.layers > SMALLEST + 1 and self.way == FEW_LAYERS
+        return SMALLEST if traces_few else None
 
-    def _reply(self, asked: RolloutTraceRequest) -> RolloutTraceReply:
-        kept = TraceCache(self._request)
-        reply = kept.known(asked, RolloutTraceReply) or kept.keep(asked, trace_rollout)
-        if asked.layers is not None and reply.layers != asked.layers:
+    def _reply(self, request: RolloutTraceRequest) -> RolloutTraceReply:
+        cache = TraceCache(self._request)
+        reply = cache.load(request, RolloutTraceReply) or cache.make(request, trace_rollout)
+        if request.layers is not None and reply.layers != request.layers:
             raise Irregular("the model's layers cannot be found")
         self.policy = reply.policy
         return reply
@@ -244,7 +246,7 @@ class RolloutEstimates(Retracing):
 
     def _work(
         self, reply: RolloutTraceReply, tokens: int, length: int, growth: float
-    ) -> dict[str, Counted]:
+    ) -> dict[str, WorkRows]:
         """The work of each phase of the whole model."""
         of = {name: [work_from_plain(row) for row in rows] for name, rows in reply.work.items()}
         scaled = {
@@ -258,36 +260,38 @@ class RolloutEstimates(Retracing):
         scaled["optimizer"] = grown(of["optimizer"], growth)
         return scaled
 
-    def _scaled(self, shapes: list[tuple[int, list[Work]]], size: int, have: int) -> Counted:
-        template = Template(
+    def _scaled(
+        self, shapes: list[tuple[int, list[Work]]], size: int, traced_layers: int
+    ) -> WorkRows:
+        family = ShapeFamily(
             shapes=tuple(
                 Shape(size=at, chunks=0, events=[], work=[_outside_chunks(w) for w in works])
                 for at, works in shapes
             )
         )
-        layers = self._request.layers if have else 0
-        return counted_rows(template.work(size, 0, have, layers).items())
+        layers = self._request.layers if traced_layers else 0
+        return counted_rows(family.work(size, 0, traced_layers, layers).items())
 
 
 def _outside_chunks(work: Work) -> Work:
     return work if work.region >= NOWHERE else dataclasses.replace(work, region=NOWHERE)
 
 
-def with_vllm(told: dict[str, Any], point: Point, resident: int) -> dict[str, Any]:
+def with_vllm(fields: dict[str, Any], point: Point, resident: int) -> dict[str, Any]:
     """Fields of a reply, with what vLLM has of the device at the peak of both.
 
     Args:
         resident: bytes of the training that are live when a generation begins.
     """
     if not point.vllm_bytes:
-        return told
-    reserved = told["peak_reserved_bytes"]
-    beside = point.vllm.added_peak(reserved, resident)
-    if beside > point.vllm.always_bytes:
-        told = {**told, "phase": GENERATION, "operator": "vLLM, awake"}
+        return fields
+    reserved = fields["peak_reserved_bytes"]
+    vllm_bytes = point.vllm.added_peak(reserved, resident)
+    if vllm_bytes > point.vllm.always_bytes:
+        fields = {**fields, "phase": GENERATION, "operator": "vLLM, awake"}
     return {
-        **told,
-        "peak_reserved_bytes": reserved + beside,
-        "peak_allocated_bytes": told["peak_allocated_bytes"] + beside,
-        "parts": {**told["parts"], VLLM: beside},
+        **fields,
+        "peak_reserved_bytes": reserved + vllm_bytes,
+        "peak_allocated_bytes": fields["peak_allocated_bytes"] + vllm_bytes,
+        "parts": {**fields["parts"], VLLM: vllm_bytes},
     }

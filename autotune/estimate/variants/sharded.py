@@ -19,7 +19,13 @@ from autotune.estimate.records.interpolation import lagrange
 from autotune.estimate.records.work_by_depth import work_at_depth
 from autotune.estimate.variants.data import VariantData
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
-from autotune.estimate.variants.sharded_traces import SIGMA, Continued, Depth, traced, work_of_all
+from autotune.estimate.variants.sharded_traces import (
+    SIGMA,
+    ContinuedStep,
+    Depth,
+    trace_depth,
+    work_of_all,
+)
 from autotune.estimate.variants.sizes import Worst, histogram
 from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import Sharding
@@ -52,11 +58,11 @@ class ShardedEstimates(Retracing):
     @property
     def policy(self) -> dict[str, int]:
         """Reads of values that nothing is known of, by operator: how often they were guessed."""
-        found: dict[str, int] = {}
+        policy: dict[str, int] = {}
         for run in self._runs.values():
-            for one in run.traces:
-                found |= one.policy
-        return found
+            for depth in run.traces:
+                policy |= depth.policy
+        return policy
 
     # -- what to trace
 
@@ -64,8 +70,10 @@ class ShardedEstimates(Retracing):
         """Choose the depths; runs are traced when a point asks for them."""
         layers, sharding = self._request.layers, Sharding(**self._request.sharding or {})
         adapters = bool(self._request.config.get("use_peft"))
-        few = depths(layers, sharding, adapters=adapters)
-        self._depths = few if self.way == FEW_LAYERS and not self._request.all_layers else (layers,)
+        shallow = depths(layers, sharding, adapters=adapters)
+        self._depths = (
+            shallow if self.way == FEW_LAYERS and not self._request.all_layers else (layers,)
+        )
 
     def forget(self) -> None:
         """Traces with other layers are of no use any more."""
@@ -74,24 +82,28 @@ class ShardedEstimates(Retracing):
     def _run(self, point: Point) -> _Run:
         key = (point.accumulates, point.optim)
         if key not in self._runs:
-            same = [one for one in self._request.points if (one.accumulates, one.optim) == key]
-            chosen = self._chosen([self._data.worst(one) for one in same])
-            whole = self._depths == (self._request.layers,)
+            points = [
+                other_point
+                for other_point in self._request.points
+                if (other_point.accumulates, other_point.optim) == key
+            ]
+            worsts = self._to_trace([self._data.worst(member) for member in points])
+            all_layers = self._depths == (self._request.layers,)
             traces = [
-                traced(
+                trace_depth(
                     self._request,
-                    None if whole else layers,
-                    [*chosen, *self._short],
+                    None if all_layers else layers,
+                    [*worsts, *self._short_rows],
                     accumulates=point.accumulates,
                     optim=point.optim,
                 )
                 for layers in self._depths
             ]
-            self._runs[key] = _Run(worsts=chosen, traces=traces)
+            self._runs[key] = _Run(worsts=worsts, traces=traces)
         return self._runs[key]
 
     @cached_property
-    def _short(self) -> list[Worst]:
+    def _short_rows(self) -> list[Worst]:
         """One short row, where micro-batches of a point differ in their size: speed is needed over
         all the lengths of the data. What is traced whole is traced for its bytes alone."""
         points = self._request.points
@@ -104,17 +116,17 @@ class ShardedEstimates(Retracing):
         lengths = (length,) * self._per_row
         return [Worst(lengths=lengths, labelled=sum(lengths), flat=worsts[0].flat)]
 
-    def _chosen(self, worsts: Sequence[Worst]) -> list[Worst]:
+    def _to_trace(self, worsts: Sequence[Worst]) -> list[Worst]:
         """The micro-batches that are traced, the smallest first."""
         kinds: dict[_Kind, dict[int, Worst]] = {}
         for worst in sorted(worsts, key=lambda worst: worst.size):
             kinds.setdefault(_kind(worst), {})[worst.size] = worst
-        found: list[Worst] = []
+        traced_worsts: list[Worst] = []
         direct = self.way == DIRECT or METHODS[self._request.method].loops_over_rows
-        for kind, same in kinds.items():
-            sizes = list(same) if direct else _ends(list(same), flat=kind[1])
-            found += [same[size] for size in sizes]
-        return sorted(found, key=lambda worst: (worst.size, worst.lengths))
+        for kind, by_size in kinds.items():
+            sizes = list(by_size) if direct else _ends(list(by_size), flat=kind[1])
+            traced_worsts += [by_size[size] for size in sizes]
+        return sorted(traced_worsts, key=lambda worst: (worst.size, worst.lengths))
 
     # -- answers
 
@@ -132,26 +144,28 @@ class ShardedEstimates(Retracing):
                 replay = on_cpu(step.device, limit)
             else:
                 replay = replayed(step.device, limit, expandable_segments=expandable)
-            return self._told(point, replay, step.host_bytes)
+            return self._reply(point, replay, step.host_bytes)
         continued = self._continued(run, worst)
         replay = continued.replay(expandable=expandable)
-        told = self._told(point, replay, continued.host_bytes)
-        return dataclasses.replace(told, method="scaled trace", sigma=SIGMA)
+        reply = self._reply(point, replay, continued.host_bytes)
+        return dataclasses.replace(reply, method="scaled trace", sigma=SIGMA)
 
-    def _continued(self, run: _Run, worst: Worst) -> Continued:
-        places = [n for n, one in enumerate(run.worsts) if _kind(one) == _kind(worst)]
+    def _continued(self, run: _Run, worst: Worst) -> ContinuedStep:
+        places = [
+            n for n, other_worst in enumerate(run.worsts) if _kind(other_worst) == _kind(worst)
+        ]
         if worst in run.worsts:
             places = [run.worsts.index(worst)]
         elif len(places) > 1 and run.worsts[places[0]].size == 1:
-            places = places[1:]  # one row alone takes another way through the program
-        return Continued(
-            steps=[[one.steps[place] for place in places] for one in run.traces],
+            places = places[1:]  # one row alone is another variant of the program
+        return ContinuedStep(
+            steps=[[depth.steps[place] for place in places] for depth in run.traces],
             sizes=lagrange([run.worsts[place].size for place in places], worst.size),
             depths=at_depth(self._depths, self._request.layers),
             request=self._request,
         )
 
-    def _told(self, point: Point, replay: Replay, host: int) -> PointReply:
+    def _reply(self, point: Point, replay: Replay, host: int) -> PointReply:
         return PointReply(
             **replay.as_reply_fields(),
             host_bytes=host,
@@ -166,30 +180,30 @@ class ShardedEstimates(Retracing):
     def shapes(self) -> list[ShapeWork]:
         """The work of each traced micro-step with all layers."""
         weights = at_depth(self._depths, self._request.layers)
-        found: dict[tuple[int, int, bool], ShapeWork] = {}
+        works: dict[tuple[int, int, bool], ShapeWork] = {}
         for run in self._runs.values():
-            for place, worst in enumerate([*run.worsts, *self._short]):
+            for place, worst in enumerate([*run.worsts, *self._short_rows]):
                 rows = 1 if worst.flat else len(worst.lengths)
                 length = sum(worst.lengths) if worst.flat else max(worst.lengths)
-                found[rows, length, worst.padded] = ShapeWork(
+                works[rows, length, worst.padded] = ShapeWork(
                     rows=rows,
                     length=length,
                     masked=worst.padded,
                     flat=worst.flat,
                     work=counted_rows(work_of_all(run.traces, weights, place)),
                 )
-        return list(found.values())
+        return list(works.values())
 
     def optimizer_work(self) -> dict[str, list[list[object]]]:
         """The work of an optimizer step on this device, by optimizer."""
         weights = at_depth(self._depths, self._request.layers)
-        found: dict[str, list[list[object]]] = {}
+        works_by_optimizer: dict[str, list[list[object]]] = {}
         for (_, optim), run in self._runs.items():
-            works = work_at_depth([one.optimizer_work for one in run.traces], weights)
-            found.setdefault(optim or "", counted_rows(works.items()))
-        if found:
-            found.setdefault("", next(iter(found.values())))
-        return found
+            works = work_at_depth([depth.optimizer_work for depth in run.traces], weights)
+            works_by_optimizer.setdefault(optim or "", counted_rows(works.items()))
+        if works_by_optimizer:
+            works_by_optimizer.setdefault("", next(iter(works_by_optimizer.values())))
+        return works_by_optimizer
 
 
 def _kind(worst: Worst) -> _Kind:
@@ -197,11 +211,11 @@ def _kind(worst: Worst) -> _Kind:
 
 
 def _ends(sizes: list[int], *, flat: bool) -> list[int]:
-    """Of sizes in order those that the others lie between; masks of flat ones grow with the square
-    of their tokens. One row alone is another way through the program."""
+    """The sizes, of those in order, that the others lie between; masks of flat ones grow with the
+    square of their tokens. One row alone is another variant."""
     if len(sizes) <= MOST_SIZES:
         return sizes
     if flat:
         return [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
-    alone = sizes[: sizes[0] == 1]
-    return [*alone, sizes[len(alone)], sizes[-1]]
+    single_row = sizes[: sizes[0] == 1]
+    return [*single_row, sizes[len(single_row)], sizes[-1]]

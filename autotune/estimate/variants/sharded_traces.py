@@ -1,4 +1,4 @@
-"""Traces of a training that DeepSpeed or FSDP spread: a few depths, a few micro-batches.
+"""Traces of a training that DeepSpeed or FSDP shards: a few depths, a few micro-batches.
 
 Runs in a child only.
 """
@@ -9,7 +9,7 @@ from functools import cached_property
 
 from autotune.estimate.allocator.replay import CPU_GRANULE, CUDA_GRANULE, Replay, replayed
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
-from autotune.estimate.records.depths import Most, most_at_once, stepping_at_once
+from autotune.estimate.records.depths import LiveLimits, live_limits, with_one_sub_group
 from autotune.estimate.records.events import (
     COMMUNICATION,
     DATA,
@@ -25,13 +25,13 @@ from autotune.estimate.records.host import divided_by_place
 from autotune.estimate.records.interpolation import Weights
 from autotune.estimate.records.layers import Irregular
 from autotune.estimate.records.peaks_by_depth import (
-    Moments,
-    between,
-    most_of,
-    peak_of,
+    Peaks,
+    highest_part,
+    highest_peak,
+    peaks_at,
+    peaks_of,
     with_room_between_groups,
 )
-from autotune.estimate.records.peaks_by_depth import moments as moments_of
 from autotune.estimate.records.steps import step_records
 from autotune.estimate.records.work_by_depth import work_at_depth
 from autotune.estimate.tracing.cache import TraceCache
@@ -48,7 +48,7 @@ SIGMA = 0.07
 
 @dataclass
 class Step:
-    """One traced optimizer step, after a first one; apart what is on the device and on the host."""
+    """One traced optimizer step, after a first one: what is on the device, and what on the host."""
 
     device: list[Event]
     host: list[Event]
@@ -57,9 +57,9 @@ class Step:
     _replays: dict[bool, Replay] = field(default_factory=dict)
 
     @cached_property
-    def moments(self) -> Moments:
-        """On the device."""
-        return moments_of(self.device, self.granule)
+    def peaks(self) -> Peaks:
+        """The peaks on the device."""
+        return peaks_of(self.device, self.granule)
 
     @cached_property
     def host_bytes(self) -> int:
@@ -84,7 +84,7 @@ class Depth:
     policy: dict[str, int]
 
 
-def traced(
+def trace_depth(
     request: EstimateRequest,
     layers: int | None,
     worsts: Sequence[Worst],
@@ -103,9 +103,9 @@ def traced(
     """
     largest = max(worsts, key=lambda worst: worst.tokens)
     steps = [_micro_batch(worst) for worst in (largest, *worsts)]
-    asked = _asked(request, layers, steps, accumulates=accumulates, optim=optim)
+    trace_request = _trace_request(request, layers, steps, accumulates=accumulates, optim=optim)
     cache = TraceCache(request)
-    reply = cache.known(asked, TraceReply) or cache.keep(asked, trace_steps)
+    reply = cache.load(trace_request, TraceReply) or cache.make(trace_request, trace_steps)
     if layers is not None and reply.layers != layers:
         raise Irregular("the model's layers cannot be found")
     works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
@@ -122,7 +122,7 @@ def traced(
     )
 
 
-def _asked(
+def _trace_request(
     request: EstimateRequest,
     layers: int | None,
     steps: Sequence[MicroBatch],
@@ -132,7 +132,7 @@ def _asked(
 ) -> TraceRequest:
     per_row = METHODS[request.method].sequences
     config = request.config if optim is None else {**request.config, "optim": optim}
-    rows = max(len(one.lengths) // per_row for one in steps)
+    rows = max(len(step.lengths) // per_row for step in steps)
     return TraceRequest(
         method=request.method,
         config={**config, "per_device_train_batch_size": rows},
@@ -144,13 +144,13 @@ def _asked(
         seed=request.seed,
         sharding=request.sharding,
         rank=request.rank,
-        deepspeed=request.deepspeed if layers is None else stepping_at_once(request.deepspeed),
+        deepspeed=request.deepspeed if layers is None else with_one_sub_group(request.deepspeed),
     )
 
 
 def _micro_batch(worst: Worst) -> MicroBatch:
-    counted = max(sum(worst.lengths) - len(worst.lengths), 1)
-    return MicroBatch(lengths=worst.lengths, labelled=min(worst.labelled / counted, 1.0))
+    scored_tokens = max(sum(worst.lengths) - len(worst.lengths), 1)
+    return MicroBatch(lengths=worst.lengths, labelled=min(worst.labelled / scored_tokens, 1.0))
 
 
 def _smaller_opening(record: list[Event], share: float) -> list[Event]:
@@ -170,7 +170,7 @@ def _step(events: list[Event], work: list[Work], *, on_cuda: bool) -> Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continued:
+class ContinuedStep:
     """A micro-batch at the model's own depth, from others and from fewer layers.
 
     Attributes:
@@ -185,31 +185,33 @@ class Continued:
 
     @cached_property
     def use(self) -> MemoryUse:
-        """The peak on the device. Irregular: the traces do not have the same moments."""
-        return peak_of(self._moments)
+        """The peak on the device. Irregular: the traces do not have the same stretches."""
+        return highest_peak(self._peaks)
 
     @cached_property
-    def _moments(self) -> Moments:
-        known = [between([one.moments for one in steps], self.sizes) for steps in self.steps]
-        most = self._most
-        if most is not None:
-            seen = max(most_of(one, COMMUNICATION) for one in known)
-            most = replace(most, gathered=max(most.gathered, seen))
-        return between(known, self.depths, most)
+    def _peaks(self) -> Peaks:
+        traced_peaks = [
+            peaks_at([step.peaks for step in steps], self.sizes) for steps in self.steps
+        ]
+        limits = self._limits
+        if limits is not None:
+            gathered_bytes = max(highest_part(peaks, COMMUNICATION) for peaks in traced_peaks)
+            limits = replace(limits, gathered=max(limits.gathered, gathered_bytes))
+        return peaks_at(traced_peaks, self.depths, limits)
 
     @property
-    def _most(self) -> Most | None:
-        return most_at_once(self.request.deepspeed, self.request.config)
+    def _limits(self) -> LiveLimits | None:
+        return live_limits(self.request.deepspeed, self.request.config)
 
     @property
     def host_bytes(self) -> int:
         """The most on the host."""
-        return self.depths.between(
-            [self.sizes.between([one.host_bytes for one in steps]) for steps in self.steps]
+        return self.depths.interpolate(
+            [self.sizes.interpolate([step.host_bytes for step in steps]) for steps in self.steps]
         )
 
     def replay(self, *, expandable: bool) -> Replay:
-        """As an allocator would tell it, held to the request's limit.
+        """The replay of an allocator, held to the request's limit.
 
         What it holds beyond the peak is that of the deepest trace, of fixed segments a part of what
         more layers bring, and what groups of weights leave in an optimizer's step. Where only that
@@ -219,11 +221,15 @@ class Continued:
         reserved = peak
         if self.request.cuda is not None:
             deepest = self.steps[-1]
-            traced = self.sizes.between([peak_of(one.moments).peak_bytes for one in deepest])
-            reserved += self.sizes.between([one.gap(expandable=expandable) for one in deepest])
+            traced = self.sizes.interpolate(
+                [highest_peak(step.peaks).peak_bytes for step in deepest]
+            )
+            reserved += self.sizes.interpolate(
+                [step.gap(expandable=expandable) for step in deepest]
+            )
             reserved += 0 if expandable else round(GAPS * max(peak - traced, 0))
-            if self._most is not None and len(self.steps) > 1:
-                reserved += max(with_room_between_groups(self._moments, self._most) - peak, 0)
+            if self._limits is not None and len(self.steps) > 1:
+                reserved += max(with_room_between_groups(self._peaks, self._limits) - peak, 0)
         beyond = limit is not None and reserved > limit
         missing = peak - limit if limit is not None and peak > limit else None
         gives_back = beyond and missing is None
@@ -237,5 +243,5 @@ class Continued:
 
 def work_of_all(traces: Sequence[Depth], weights: Weights, place: int) -> list[tuple[Work, int]]:
     """The work of the micro-step of a traced step with all layers."""
-    known = [one.steps[place].work for one in traces]
-    return list(work_at_depth(known, weights).items())
+    works = [depth.steps[place].work for depth in traces]
+    return list(work_at_depth(works, weights).items())

@@ -35,7 +35,7 @@ class Worst:
 
     @property
     def tokens(self) -> int:
-        """With padding."""
+        """Tokens with padding."""
         return sum(self.lengths) if self.flat else len(self.lengths) * max(self.lengths)
 
     @property
@@ -61,40 +61,40 @@ class LossChunks:
 def chunk_count(worst: Worst, chunks: LossChunks) -> int:
     """Chunks in which TRL computes a loss (or the entropy beside it) of this micro-batch."""
     if chunks.labelled_only:
-        counted = worst.labelled
+        positions = worst.labelled
     elif worst.flat:
-        counted = sum(worst.lengths) - 1
+        positions = sum(worst.lengths) - 1
     else:
-        counted = len(worst.lengths) * (max(worst.lengths) - 1)
-    return max(-(-counted // chunks.rows), 1)
+        positions = len(worst.lengths) * (max(worst.lengths) - 1)
+    return max(-(-positions // chunks.rows), 1)
 
 
 def micro_batch(size: int, length: int, *, flat: bool, padded: bool, share: float) -> MicroBatch:
     """A micro-batch of this measure to trace."""
     if flat:
         rows = min(FLAT_ROWS, size)
-        each = [size // rows + (n < size % rows) for n in range(rows)]
-        return MicroBatch(lengths=tuple(each), labelled=share)
-    short = max(length - 1, 1) if padded else length
-    return MicroBatch(lengths=(length, *[short] * (size - 1)), labelled=share)
+        lengths = [size // rows + (n < size % rows) for n in range(rows)]
+        return MicroBatch(lengths=tuple(lengths), labelled=share)
+    shorter_length = max(length - 1, 1) if padded else length
+    return MicroBatch(lengths=(length, *[shorter_length] * (size - 1)), labelled=share)
 
 
 def sizes_to_trace(
-    wanted: Iterable[int], *, flat: bool, smallest_with_chunks: int
+    wanted_sizes: Iterable[int], *, flat: bool, smallest_with_chunks: int
 ) -> tuple[list[int], list[int]]:
-    """(sizes traced as they are, sizes of the template); one of them is enough for each wanted.
+    """(sizes traced as they are, sizes to scale from); each that is needed follows from either.
 
     Args:
         smallest_with_chunks: the smallest size whose loss has enough chunks to be resized.
     """
-    sizes = sorted(set(wanted))
+    sizes = sorted(set(wanted_sizes))
     low = max(smallest_with_chunks, 1 if flat else 2)
     direct = [size for size in sizes if size < low or (size == 1 and not flat)]
     scaled = [size for size in sizes if size not in direct]
-    known = [low, 2 * low, 3 * low] if flat else [low, 2 * low]
-    if len(scaled) < len(known):
+    measures = [low, 2 * low, 3 * low] if flat else [low, 2 * low]
+    if len(scaled) < len(measures):
         return direct + scaled, []
-    return direct, known
+    return direct, measures
 
 
 def smallest_with_chunks(per_size: float, rows_per_chunk: int, *, flat: bool) -> int:

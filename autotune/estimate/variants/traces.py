@@ -1,4 +1,4 @@
-"""The traces of one path: made once, kept on disk, and scaled to any micro-batch and depth.
+"""The traces of one variant: made once, kept on disk, and scaled to any micro-batch and depth.
 
 Runs in a child only.
 """
@@ -13,8 +13,8 @@ from autotune.estimate.records.first_step import with_first_step, with_smaller_b
 from autotune.estimate.records.layers import SMALLEST, Irregular
 from autotune.estimate.records.shapes import (
     Shape,
+    ShapeFamily,
     Steps,
-    Template,
     divide,
     whole_record,
     with_optimizer_step,
@@ -37,10 +37,10 @@ class Traces:
 
     def make(
         self,
-        wanted: dict[tuple[int, int, bool], MicroBatch],
+        batches: dict[tuple[int, int, bool], MicroBatch],
         *,
         opening: MicroBatch,
-        whole: bool,
+        all_layers: bool,
         only_work: tuple[int, int, bool] | None = None,
     ) -> None:
         """Trace micro-batches, by (size, length, padded), in one run of one trainer.
@@ -48,13 +48,13 @@ class Traces:
         Args:
             opening: the micro-batch of the first optimizer step, whatever follows.
             only_work: the one whose memory is not wanted.
-            whole: with all of the model's layers, for models whose layers are not alike.
+            all_layers: with all of the model's layers, for models whose layers are not alike.
         """
-        keys = sorted(wanted, key=lambda key: (key == only_work, key))
-        steps = [opening, *(wanted[key] for key in keys)]
-        few = SMALLEST if self.request.layers > SMALLEST + 1 and not whole else None
-        reply = self._traced(steps, few, last_once=only_work is not None)
-        if few is not None and reply.layers != few:
+        keys = sorted(batches, key=lambda key: (key == only_work, key))
+        steps = [opening, *(batches[key] for key in keys)]
+        layers = SMALLEST if self.request.layers > SMALLEST + 1 and not all_layers else None
+        reply = self._traced(steps, layers, last_once=only_work is not None)
+        if layers is not None and reply.layers != layers:
             raise Irregular("the model's layers cannot be found")
         self.have_layers = reply.layers
         self.policy = reply.policy
@@ -102,8 +102,8 @@ class Traces:
         Raises:
             Irregular: the traced shapes or layers do not fit each other.
         """
-        template = Template(shapes=tuple(self._steps[key] for key in keys))
-        step = template.events(size, chunks)
+        family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
+        step = family.events(size, chunks)
         if not accumulates:
             step = without_accumulation(step)
         opening = self._opening
@@ -120,13 +120,13 @@ class Traces:
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int
     ) -> list[tuple[Work, int]]:
         """The work of one micro-step of the whole model."""
-        template = Template(shapes=tuple(self._steps[key] for key in keys))
-        return list(template.work(size, chunks, self.have_layers, self._layers()).items())
+        family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
+        return list(family.work(size, chunks, self.have_layers, self._layers()).items())
 
     def growth(self) -> float:
         """Trainable bytes of the whole model over those of the traced one."""
-        whole = whole_record(self._opening, [], self.have_layers, self._layers())
-        return gradient_bytes(whole) / gradient_bytes(self._opening)
+        deep_record = whole_record(self._opening, [], self.have_layers, self._layers())
+        return gradient_bytes(deep_record) / gradient_bytes(self._opening)
 
     def _layers(self) -> int:
         return self.request.layers if self.have_layers else 0
@@ -134,7 +134,7 @@ class Traces:
     def _traced(
         self, steps: list[MicroBatch], layers: int | None, *, last_once: bool
     ) -> TraceReply:
-        asked = TraceRequest(
+        trace_request = TraceRequest(
             method=self.request.method,
             config=self.request.config,
             model_path=self.request.model_path,
@@ -145,12 +145,12 @@ class Traces:
             last_once=last_once,
             seed=self.request.seed,
         )
-        kept = TraceCache(self.request)
-        return kept.known(asked, TraceReply) or kept.keep(asked, trace_steps)
+        cache = TraceCache(self.request)
+        return cache.load(trace_request, TraceReply) or cache.make(trace_request, trace_steps)
 
 
 def gradient_bytes(events: list[Event]) -> int:
     """Bytes of all gradients that a record holds."""
     sizes = {event[1]: event[2] for event in events if event[0] == ALLOCATE}
-    found = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
-    return sum(sizes.get(key, 0) for key in found)
+    gradients = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
+    return sum(sizes.get(key, 0) for key in gradients)

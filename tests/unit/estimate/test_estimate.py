@@ -78,11 +78,14 @@ LAYERS = st.integers(0, 100)
 @given(points(), REPLACED, RESIDUALS, BYTES, LAYERS)
 @example(point({"weights": 1}, peak_reserved_bytes=1), (), Residual(offset_bytes=0.5), GIB, 1)
 def test_the_parts_add_up_to_the_whole(reply, replaced, residual, limit, layers):
-    found = estimated(reply, replaced, residual, limit, layers)
-    assert sum(found.parts.values()) == found.peak_memory_bytes
-    traced = {name: n for name, n in found.parts.items() if name not in (FRAGMENTATION, CONTEXT)}
-    assert sum(traced.values()) == found.peak_allocated_bytes
-    assert found.peak_allocated_bytes + found.parts[FRAGMENTATION] == found.peak_reserved_bytes
+    estimate = estimated(reply, replaced, residual, limit, layers)
+    assert sum(estimate.parts.values()) == estimate.peak_memory_bytes
+    traced = {name: n for name, n in estimate.parts.items() if name not in (FRAGMENTATION, CONTEXT)}
+    assert sum(traced.values()) == estimate.peak_allocated_bytes
+    assert (
+        estimate.peak_allocated_bytes + estimate.parts[FRAGMENTATION]
+        == estimate.peak_reserved_bytes
+    )
     assert all(size >= 0 for size in traced.values())
 
 
@@ -90,24 +93,24 @@ def test_the_parts_add_up_to_the_whole(reply, replaced, residual, limit, layers)
 @example(point({"weights": GIB}, peak_reserved_bytes=GIB), (), Residual(), GIB, 1)
 @example(point({"weights": GIB}, peak_reserved_bytes=GIB), (), Residual(bias=1e-10), GIB, 1)
 def test_the_verdict_the_odds_and_what_is_missing_agree(reply, replaced, residual, limit, layers):
-    found = estimated(reply, replaced, residual, limit, layers)
-    assert 0 <= found.p_oom <= 1
-    assert found.fits == (found.p_oom < 0.5) == (found.missing_bytes is None)
-    if found.missing_bytes is not None:
-        assert found.missing_bytes > 0
-        assert found.missing_bytes >= found.peak_memory_bytes - limit
+    estimate = estimated(reply, replaced, residual, limit, layers)
+    assert 0 <= estimate.p_oom <= 1
+    assert estimate.fits == (estimate.p_oom < 0.5) == (estimate.missing_bytes is None)
+    if estimate.missing_bytes is not None:
+        assert estimate.missing_bytes > 0
+        assert estimate.missing_bytes >= estimate.peak_memory_bytes - limit
     else:
-        assert found.peak_memory_bytes <= limit
+        assert estimate.peak_memory_bytes <= limit
 
 
 @given(points(), REPLACED, RESIDUALS, st.lists(BYTES, min_size=2, max_size=2), LAYERS)
 def test_more_memory_never_makes_a_candidate_less_likely_to_fit(
     reply, replaced, residual, limits, layers
 ):
-    less, more = (estimated(reply, replaced, residual, n, layers) for n in sorted(limits))
-    assert more.p_oom <= less.p_oom
-    assert more.fits or not less.fits
-    assert more.peak_memory_bytes == less.peak_memory_bytes
+    small, large = (estimated(reply, replaced, residual, n, layers) for n in sorted(limits))
+    assert large.p_oom <= small.p_oom
+    assert large.fits or not small.fits
+    assert large.peak_memory_bytes == small.peak_memory_bytes
 
 
 @given(points(), RESIDUALS, BYTES, LAYERS)
@@ -115,9 +118,9 @@ def test_a_replay_that_ran_out_never_fits_unless_something_else_was_traced(
     reply, residual, limit, layers
 ):
     reply = dataclasses.replace(reply, oom=True)
-    found = estimated(reply, (), residual, limit, layers)
-    assert not found.fits
-    assert found.missing_bytes >= (reply.missing_bytes or 0)
+    estimate = estimated(reply, (), residual, limit, layers)
+    assert not estimate.fits
+    assert estimate.missing_bytes >= (reply.missing_bytes or 0)
     # What ran out was not the candidate itself: it may well fit.
     adjusted = estimated(reply, ("torch_compile",), residual, 10**15, layers)
     assert adjusted.fits
@@ -130,8 +133,8 @@ def test_a_guess_is_less_certain_than_a_trace(reply, residual, limit, layers):
     for knob, (_, note) in UNTRACEABLE.items():
         guess = estimated(reply, (knob,), residual, limit, layers)
         assert guess.notes == (f"{knob}: {note}",)
-        own = guess.peak_memory_bytes - guess.vllm_bytes  # vLLM's is what it is given
-        assert guess.sigma_bytes >= int(GUESSED_SIGMA * own)
+        training_bytes = guess.peak_memory_bytes - guess.vllm_bytes  # vLLM's is what it is given
+        assert guess.sigma_bytes >= int(GUESSED_SIGMA * training_bytes)
         if knob != "activation_offloading":
             assert guess.sigma_bytes >= sure.sigma_bytes
             assert guess.parts == sure.parts
@@ -140,65 +143,65 @@ def test_a_guess_is_less_certain_than_a_trace(reply, residual, limit, layers):
 
 def test_what_follows_from_fewer_layers_scatters_more():
     residual = Residual(offset_bytes=0, relative_sigma=0.04, sigma_bytes=0)
-    whole, continued = (
+    direct, continued = (
         estimated(point({"weights": 9900 * MIB}, sigma=sigma), (), residual, 20 * GIB, 32)
         for sigma in (0.0, 0.03)
     )
-    assert whole.peak_memory_bytes == continued.peak_memory_bytes == 10_000 * MIB
-    assert (whole.sigma_bytes, continued.sigma_bytes) == (400 * MIB, 500 * MIB)
+    assert direct.peak_memory_bytes == continued.peak_memory_bytes == 10_000 * MIB
+    assert (direct.sigma_bytes, continued.sigma_bytes) == (400 * MIB, 500 * MIB)
     assert continued.traced
     assert estimate_from_plain({**continued.plain(), "fits": True}) == continued
 
 
 @given(points(), RESIDUALS, LAYERS)
 def test_offloading_takes_activations_only_and_not_below_other_phases(reply, residual, layers):
-    kept = estimated(reply, (), residual, GIB, layers)
+    resident = estimated(reply, (), residual, GIB, layers)
     offloaded = estimated(reply, ("activation_offloading",), residual, GIB, layers)
-    saved = kept.peak_allocated_bytes - offloaded.peak_allocated_bytes
-    assert kept.peak_reserved_bytes - offloaded.peak_reserved_bytes == saved
+    saved_bytes = resident.peak_allocated_bytes - offloaded.peak_allocated_bytes
+    assert resident.peak_reserved_bytes - offloaded.peak_reserved_bytes == saved_bytes
     activations = reply.parts.get(ACTIVATIONS, 0)
-    assert 0 <= saved <= activations
+    assert 0 <= saved_bytes <= activations
     elsewhere = max((n for phase, n in reply.phases.items() if phase != "micro-step"), default=0)
-    assert offloaded.peak_allocated_bytes >= min(elsewhere, kept.peak_allocated_bytes)
+    assert offloaded.peak_allocated_bytes >= min(elsewhere, resident.peak_allocated_bytes)
     for name in set(PARTS) - {ACTIVATIONS}:
-        assert offloaded.parts.get(name) == kept.parts.get(name)
+        assert offloaded.parts.get(name) == resident.parts.get(name)
 
 
 @pytest.mark.parametrize(
-    ("layers", "elsewhere", "left"),
+    ("layers", "elsewhere", "kept_layers"),
     [(10, 0, 2), (10, 9, 5), (10, 40, 10), (2, 0, 10), (1, 0, 10), (0, 0, 10)],
 )
-def test_offloading_leaves_the_activations_of_two_layers(layers, elsewhere, left):
+def test_offloading_leaves_the_activations_of_two_layers(layers, elsewhere, kept_layers):
     reply = point(
         {"weights": 4 * GIB, ACTIVATIONS: 10 * GIB},
         phases={"micro-step": 14 * GIB, "step": elsewhere * GIB},
     )
-    found = estimated(reply, ("activation_offloading",), Residual(), 100 * GIB, layers)
-    assert found.parts[ACTIVATIONS] == left * GIB
-    assert found.parts["weights"] == 4 * GIB
+    estimate = estimated(reply, ("activation_offloading",), Residual(), 100 * GIB, layers)
+    assert estimate.parts[ACTIVATIONS] == kept_layers * GIB
+    assert estimate.parts["weights"] == 4 * GIB
 
 
 def test_what_a_process_takes_besides_stands_under_context():
     reply = point({"weights": GIB}, peak_reserved_bytes=GIB + 10 * MIB)
-    found = estimated(reply, (), Residual(offset_bytes=500 * MIB, bias=0.0), 2 * GIB, 1)
-    assert found.parts == {"weights": GIB, FRAGMENTATION: 10 * MIB, CONTEXT: 500 * MIB}
-    assert (found.peak_operator, found.peak_phase) == ("aten::mm", "micro-step")
-    assert found.fits
+    estimate = estimated(reply, (), Residual(offset_bytes=500 * MIB, bias=0.0), 2 * GIB, 1)
+    assert estimate.parts == {"weights": GIB, FRAGMENTATION: 10 * MIB, CONTEXT: 500 * MIB}
+    assert (estimate.peak_operator, estimate.peak_phase) == ("aten::mm", "micro-step")
+    assert estimate.fits
 
 
 def test_parts_of_nothing_are_not_told():
-    found = estimated(point({"weights": GIB, LOGITS: 0}), (), CUDA_PRIOR, 2 * GIB, 1)
-    assert LOGITS not in found.parts
+    estimate = estimated(point({"weights": GIB, LOGITS: 0}), (), CUDA_PRIOR, 2 * GIB, 1)
+    assert LOGITS not in estimate.parts
 
 
 @given(points(), RESIDUALS, BYTES)
 def test_an_estimate_in_plain_data_has_every_figure(reply, residual, limit):
-    found = estimated(reply, (), residual, limit, 8)
-    plain = found.plain()
+    estimate = estimated(reply, (), residual, limit, 8)
+    plain = estimate.plain()
     names = {field.name for field in dataclasses.fields(Estimate)} - {"fits", "retries"}
     assert set(plain) == names | {"allocator_retries"}
-    assert (plain["parts"], plain["notes"]) == (dict(found.parts), [])
-    assert plain["p_oom"] == pytest.approx(found.p_oom, abs=1e-4)
+    assert (plain["parts"], plain["notes"]) == (dict(estimate.parts), [])
+    assert plain["p_oom"] == pytest.approx(estimate.p_oom, abs=1e-4)
 
 
 def test_the_prior_of_a_cpu_starts_from_what_a_process_holds():

@@ -1,4 +1,4 @@
-"""From a record to the memory of a device, and what measurements say of such estimates."""
+"""The memory of a device from a record, and what measurements say of such estimates."""
 
 import math
 from itertools import pairwise
@@ -36,21 +36,21 @@ def records(draw):
 
 def test_a_cache_that_the_program_empties_is_not_kept_for_what_follows():
     big = [(ALLOCATE, 1, 40 * MIB, "activations", "mm", 0), (FREE, 1, 0)]
-    other = [(ALLOCATE, 2, 50 * MIB, "activations", "mm", 0)]
-    kept = replayed([*big, *other], None, expandable_segments=False)
-    emptied = replayed([*big, (FREE, -1, 0), *other], None, expandable_segments=False)
-    assert (kept.reserved_bytes, emptied.reserved_bytes) == (90 * MIB, 50 * MIB)
-    assert kept.use == emptied.use
+    second_step = [(ALLOCATE, 2, 50 * MIB, "activations", "mm", 0)]
+    cached = replayed([*big, *second_step], None, expandable_segments=False)
+    emptied = replayed([*big, (FREE, -1, 0), *second_step], None, expandable_segments=False)
+    assert (cached.reserved_bytes, emptied.reserved_bytes) == (90 * MIB, 50 * MIB)
+    assert cached.use == emptied.use
 
 
 @given(records(), st.booleans())
 def test_without_a_limit_everything_fits(events, expandable):
-    found = replayed(events, None, expandable_segments=expandable)
-    assert (found.missing_bytes, found.retries) == (None, 0)
-    assert found.use == live_bytes(events, 512)
-    assert found.use.peak_bytes % 512 == 0
-    assert found.reserved_bytes >= found.use.peak_bytes
-    assert found.reserved_bytes % (2 * MIB) == 0
+    replay = replayed(events, None, expandable_segments=expandable)
+    assert (replay.missing_bytes, replay.retries) == (None, 0)
+    assert replay.use == live_bytes(events, 512)
+    assert replay.use.peak_bytes % 512 == 0
+    assert replay.reserved_bytes >= replay.use.peak_bytes
+    assert replay.reserved_bytes % (2 * MIB) == 0
 
 
 @given(records(), st.booleans(), st.integers(0, 100 * MIB))
@@ -65,20 +65,20 @@ def test_a_limit_that_is_not_reached_changes_nothing(events, expandable, room):
 def test_the_verdict_and_its_figures_agree(events, expandable, share):
     free = replayed(events, None, expandable_segments=expandable)
     limit = int(free.reserved_bytes * share)
-    held = replayed(events, limit, expandable_segments=expandable)
-    assert held.use == free.use
-    if held.missing_bytes is None:
-        assert held.use.peak_bytes <= held.reserved_bytes <= limit + PAGE * expandable
-        assert (held.retries > 0) == (free.reserved_bytes > limit) or expandable
+    limited = replayed(events, limit, expandable_segments=expandable)
+    assert limited.use == free.use
+    if limited.missing_bytes is None:
+        assert limited.use.peak_bytes <= limited.reserved_bytes <= limit + PAGE * expandable
+        assert (limited.retries > 0) == (free.reserved_bytes > limit) or expandable
     else:
-        assert held.missing_bytes > 0
-        assert held.reserved_bytes == free.reserved_bytes
-        # What a growing segment has free at its end counts against the limit, too.
-        assert limit < free.reserved_bytes * (2 if expandable else 1) + PAGE * expandable
+        assert limited.missing_bytes > 0
+        # The free end of a growing segment counts against the limit, as above.
+        assert limited.reserved_bytes == free.reserved_bytes
+        assert free.reserved_bytes * (2 if expandable else 1) + PAGE * expandable > limit
     if (
-        limit + PAGE * expandable < held.use.peak_bytes
+        limit + PAGE * expandable < limited.use.peak_bytes
     ):  # torch maps whole pages, beyond a limit too
-        assert held.missing_bytes == held.use.peak_bytes - limit
+        assert limited.missing_bytes == limited.use.peak_bytes - limit
 
 
 def make(key, mib, part="activations"):
@@ -94,10 +94,14 @@ CACHED = [make(1, 40), (FREE, 1, 0), make(2, 50), (FREE, 2, 0), make(3, 60)]
     [(150, 150, 0, None), (149, 90, 1, None), (60, 60, 2, None), (59, 150, 0, 1)],
 )
 def test_a_tight_limit_costs_retries_before_it_fails(limit, reserved, retries, missing):
-    found = replayed(CACHED, limit * MIB, expandable_segments=False)
-    told = None if found.missing_bytes is None else found.missing_bytes // MIB
-    assert (found.reserved_bytes // MIB, found.retries, told) == (reserved, retries, missing)
-    assert found.use.peak_bytes == 60 * MIB
+    replay = replayed(CACHED, limit * MIB, expandable_segments=False)
+    missing_mib = None if replay.missing_bytes is None else replay.missing_bytes // MIB
+    assert (replay.reserved_bytes // MIB, replay.retries, missing_mib) == (
+        reserved,
+        retries,
+        missing,
+    )
+    assert replay.use.peak_bytes == 60 * MIB
 
 
 def test_expandable_segments_waste_less():
@@ -110,9 +114,9 @@ def test_fragments_can_be_missed_where_live_bytes_would_fit():
     events += [(FREE, key, 0) for key in range(40) if key % 10]
     events.append(make(99, 60))
     assert live_bytes(events).peak_bytes == 80 * MIB
-    fixed = replayed(events, 100 * MIB, expandable_segments=False)
-    assert fixed.missing_bytes == (80 + 60 - 100) * MIB
-    assert fixed.reserved_bytes == 140 * MIB
+    fixed_replay = replayed(events, 100 * MIB, expandable_segments=False)
+    assert fixed_replay.missing_bytes == (80 + 60 - 100) * MIB
+    assert fixed_replay.reserved_bytes == 140 * MIB
     assert replayed(events, 140 * MIB, expandable_segments=False).missing_bytes is None
 
 
@@ -143,9 +147,9 @@ def test_the_cpu_holds_what_tensors_take_to_the_byte(events, share):
         use=live_bytes(events), reserved_bytes=peak, retries=0, missing_bytes=None
     )
     limit = int(peak * share)
-    held = on_cpu(events, limit)
-    assert held.missing_bytes == (peak - limit if peak > limit else None)
-    assert (held.use, held.reserved_bytes, held.retries) == (free.use, peak, 0)
+    limited = on_cpu(events, limit)
+    assert limited.missing_bytes == (peak - limit if peak > limit else None)
+    assert (limited.use, limited.reserved_bytes, limited.retries) == (free.use, peak, 0)
 
 
 # -- what measurements say
@@ -162,42 +166,48 @@ RESIDUALS = st.builds(
 PAIRS = st.lists(st.tuples(ESTIMATES, ESTIMATES), min_size=1, max_size=8)
 
 
-def after(prior, pairs):
-    return refined(prior, [estimate for estimate, _ in pairs], [measured for _, measured in pairs])
+def refined_by(prior, pairs):
+    return refined(
+        prior, [estimate for estimate, _ in pairs], [measured_peak for _, measured_peak in pairs]
+    )
 
 
 def offsets(prior, pairs):
     """The offset that each measurement alone speaks for."""
-    return [measured - (1 + prior.bias) * estimate for estimate, measured in pairs]
+    return [measured_peak - (1 + prior.bias) * estimate for estimate, measured_peak in pairs]
 
 
 @given(RESIDUALS, PAIRS)
 def test_more_measurements_make_the_offset_more_certain(prior, pairs):
-    found = [after(prior, pairs[:count]) for count in range(len(pairs) + 1)]
-    assert found[0] is prior
+    residuals = [refined_by(prior, pairs[:count]) for count in range(len(pairs) + 1)]
+    assert residuals[0] is prior
     rounded = 1 + 1e-9
-    assert all(more.sigma_bytes <= rounded * less.sigma_bytes for less, more in pairwise(found))
-    assert [one.measurements for one in found] == list(range(len(pairs) + 1))
-    assert all(one.bias == prior.bias for one in found)
+    assert all(
+        earlier.sigma_bytes <= rounded * later.sigma_bytes for later, earlier in pairwise(residuals)
+    )
+    assert [residual.measurements for residual in residuals] == list(range(len(pairs) + 1))
+    assert all(residual.bias == prior.bias for residual in residuals)
 
 
 @given(RESIDUALS, PAIRS)
 def test_the_offset_moves_towards_the_measurements_and_not_beyond(prior, pairs):
-    told = offsets(prior, pairs)
-    moved = after(prior, pairs).offset_bytes
-    slack = 1e-6 * max(map(abs, (prior.offset_bytes, *told, 1.0)))
-    assert min(prior.offset_bytes, *told) - slack <= moved <= max(prior.offset_bytes, *told) + slack
-    one = after(prior, pairs[:1]).offset_bytes
-    assert abs(one - told[0]) <= abs(prior.offset_bytes - told[0]) + slack
+    line = offsets(prior, pairs)
+    offset = refined_by(prior, pairs).offset_bytes
+    slack = 1e-6 * max(map(abs, (prior.offset_bytes, *line, 1.0)))
+    assert (
+        min(prior.offset_bytes, *line) - slack <= offset <= max(prior.offset_bytes, *line) + slack
+    )
+    first_offset = refined_by(prior, pairs[:1]).offset_bytes
+    assert abs(first_offset - line[0]) <= abs(prior.offset_bytes - line[0]) + slack
 
 
 @given(RESIDUALS, ESTIMATES, st.floats(-GIB, GIB), st.integers(1, 8))
-def test_agreeing_measurements_pull_the_offset_closer_each_time(prior, estimate, told, times):
-    measured = (1 + prior.bias) * estimate + told
-    assume(measured > 0)
-    slack = 1e-6 * (abs(told) + abs(prior.offset_bytes) + 1e-6 * estimate)
+def test_agreeing_measurements_pull_the_offset_closer_each_time(prior, estimate, difference, times):
+    measured_peak = (1 + prior.bias) * estimate + difference
+    assume(measured_peak > 0)
+    slack = 1e-6 * (abs(difference) + abs(prior.offset_bytes) + 1e-6 * estimate)
     gaps = [
-        abs(after(prior, [(estimate, measured)] * count).offset_bytes - told)
+        abs(refined_by(prior, [(estimate, measured_peak)] * count).offset_bytes - difference)
         for count in range(times + 1)
     ]
     assert all(later <= earlier + slack for earlier, later in pairwise(gaps))
@@ -205,36 +215,38 @@ def test_agreeing_measurements_pull_the_offset_closer_each_time(prior, estimate,
 
 @given(RESIDUALS, st.lists(st.tuples(ESTIMATES, ESTIMATES), min_size=2, max_size=2))
 def test_two_measurements_count_alike_together_or_one_by_one(prior, pairs):
-    together = after(prior, pairs)
-    one_by_one = after(after(prior, pairs[:1]), pairs[1:])
-    told = max(map(abs, (prior.offset_bytes, *offsets(prior, pairs))))
-    assert one_by_one.offset_bytes == pytest.approx(together.offset_bytes, abs=1e-6 * told + 1e-3)
+    together = refined_by(prior, pairs)
+    one_by_one = refined_by(refined_by(prior, pairs[:1]), pairs[1:])
+    largest = max(map(abs, (prior.offset_bytes, *offsets(prior, pairs))))
+    assert one_by_one.offset_bytes == pytest.approx(
+        together.offset_bytes, abs=1e-6 * largest + 1e-3
+    )
     assert one_by_one.sigma_bytes == pytest.approx(together.sigma_bytes)
 
 
 def test_a_certain_prior_stays_and_an_uncertain_one_gives_way():
     pairs = [(GIB, GIB + 300 * MIB)]
     certain = Residual(offset_bytes=100 * MIB, sigma_bytes=MIB, relative_sigma=0.1)
-    assert after(certain, pairs).offset_bytes == pytest.approx(100 * MIB, rel=0.01)
+    assert refined_by(certain, pairs).offset_bytes == pytest.approx(100 * MIB, rel=0.01)
     open_minded = Residual(offset_bytes=100 * MIB, sigma_bytes=100 * GIB, relative_sigma=0.001)
-    assert after(open_minded, pairs).offset_bytes == pytest.approx(300 * MIB, rel=0.01)
+    assert refined_by(open_minded, pairs).offset_bytes == pytest.approx(300 * MIB, rel=0.01)
 
 
 @given(RESIDUALS, ESTIMATES, st.integers(3, 30))
 def test_measurements_without_spread_lower_the_noise_but_never_to_nothing(prior, estimate, count):
-    measured = prior.corrected(estimate)
-    assume(measured > 0)
-    found = after(prior, [(estimate, measured)] * count)
-    assert found.relative_sigma < prior.relative_sigma
+    measured_peak = prior.corrected(estimate)
+    assume(measured_peak > 0)
+    residual = refined_by(prior, [(estimate, measured_peak)] * count)
+    assert residual.relative_sigma < prior.relative_sigma
     floor = prior.relative_sigma * math.sqrt(2 / (count + 2))
-    assert found.relative_sigma == pytest.approx(floor, rel=1e-3)
+    assert residual.relative_sigma == pytest.approx(floor, rel=1e-3)
 
 
 def test_measurements_that_scatter_raise_the_noise():
     prior = Residual(offset_bytes=0.0, sigma_bytes=MIB, relative_sigma=0.02)
     pairs = [(GIB, GIB * factor) for factor in (0.8, 1.2, 0.7, 1.3)]
-    assert after(prior, pairs).relative_sigma > 0.1
-    assert after(prior, pairs[:2]).relative_sigma == 0.02  # two do not tell
+    assert refined_by(prior, pairs).relative_sigma > 0.1
+    assert refined_by(prior, pairs[:2]).relative_sigma == 0.02  # two do not tell
 
 
 def test_what_grows_with_the_estimate_is_told_from_what_does_not():
@@ -242,18 +254,18 @@ def test_what_grows_with_the_estimate_is_told_from_what_does_not():
         offset_bytes=500.0 * MIB, sigma_bytes=64.0 * MIB, bias_sigma=0.2, relative_sigma=0.02
     )
     pairs = [(size * MIB, 1.3 * size * MIB + 520 * MIB) for size in (100, 400, 900)]
-    found = after(prior, pairs)
-    assert found.bias == pytest.approx(0.3, abs=0.02)
-    assert found.offset_bytes == pytest.approx(520 * MIB, rel=0.02)
-    assert found.covariance < 0
+    residual = refined_by(prior, pairs)
+    assert residual.bias == pytest.approx(0.3, abs=0.02)
+    assert residual.offset_bytes == pytest.approx(520 * MIB, rel=0.02)
+    assert residual.covariance < 0
     # Between what was measured it is surer than beyond, and surer than before.
-    assert found.sigma(500 * MIB) < found.sigma(5000 * MIB) < prior.sigma(5000 * MIB)
+    assert residual.sigma(500 * MIB) < residual.sigma(5000 * MIB) < prior.sigma(5000 * MIB)
 
 
 def test_without_doubt_of_the_bias_it_stays():
     prior = Residual(bias=0.1, offset_bytes=0.0, sigma_bytes=MIB)
-    found = after(prior, [(GIB, 2 * GIB)])
-    assert (found.bias, found.bias_sigma, found.covariance) == (0.1, 0.0, 0.0)
+    residual = refined_by(prior, [(GIB, 2 * GIB)])
+    assert (residual.bias, residual.bias_sigma, residual.covariance) == (0.1, 0.0, 0.0)
 
 
 # -- probabilities
@@ -264,7 +276,7 @@ def test_without_doubt_of_the_bias_it_stays():
 def test_more_memory_never_makes_running_out_more_probable(residual, estimate, limits):
     odds = [residual.probability_above(estimate, limit) for limit in sorted(limits)]
     assert all(0 <= p <= 1 for p in odds)
-    assert all(less >= more for less, more in pairwise(odds))
+    assert all(lower >= higher for lower, higher in pairwise(odds))
 
 
 @given(RESIDUALS, ESTIMATES)

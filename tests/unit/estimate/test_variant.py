@@ -108,11 +108,11 @@ def test_all_knobs_that_cannot_be_traced_are_told_together():
 
 
 def test_optimizers_of_the_same_state_share_a_path():
-    first, *others = SAME_STATE
+    first, *same_state = SAME_STATE
     assert traced_optimizer({**CONFIG, "optim": first}) == ({**CONFIG, "optim": first}, None)
-    for other in others:
-        variant, apart = traced_optimizer({**CONFIG, "optim": other})
-        assert (variant, apart) == ({**CONFIG, "optim": first}, other)
+    for optim in same_state:
+        variant, own_optim = traced_optimizer({**CONFIG, "optim": optim})
+        assert (variant, own_optim) == ({**CONFIG, "optim": first}, optim)
     assert traced_optimizer({**CONFIG, "optim": "sgd"}) == ({**CONFIG, "optim": "sgd"}, None)
     assert traced_optimizer({}) == ({}, None)
 
@@ -142,9 +142,9 @@ def test_the_batching_of_a_configuration_is_that_of_a_probe():
         pad_to_multiple_of=8,
         seed=3,
     )
-    least = {"per_device_train_batch_size": 2}
-    plain = batching_of("sft", least, global_batch=4, seed=0)
-    auto = {**least, "pad_to_multiple_of": "auto"}
+    sizes = {"per_device_train_batch_size": 2}
+    plain = batching_of("sft", sizes, global_batch=4, seed=0)
+    auto = {**sizes, "pad_to_multiple_of": "auto"}
     assert batching_of("sft", auto, global_batch=4, seed=0) == plain
     assert (plain.max_length, plain.flat, plain.grouped, plain.keep_end) == (None,) + (False,) * 3
 
@@ -156,11 +156,11 @@ def test_the_batching_of_a_configuration_is_that_of_a_probe():
     st.lists(st.dictionaries(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 2)))),
 )
 def test_equal_values_are_kept_once_and_found_again(values):
-    kept, places = unique(values)
-    assert [kept[place] for place in places] == values
-    texts = [json.dumps(value, sort_keys=True) for value in kept]
+    distinct, places = unique(values)
+    assert [distinct[place] for place in places] == values
+    texts = [json.dumps(value, sort_keys=True) for value in distinct]
     assert len(set(texts)) == len(texts)
-    firsts = [places.index(number) for number in range(len(kept))]
+    firsts = [places.index(number) for number in range(len(distinct))]
     assert firsts == sorted(firsts)
 
 
@@ -174,13 +174,13 @@ def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weight
         {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"x": 1}},
         {},
     ]
-    alone = [
+    configs = [
         variant_of(optimizer_config({**CONFIG, **variant}, "adamw_torch")) for variant in variants
     ]
-    assert alone[0] == alone[1] == alone[2]
-    assert alone[0]["optim"] == "adamw_torch"
+    assert configs[0] == configs[1] == configs[2]
+    assert configs[0]["optim"] == "adamw_torch"
     for name, value in (("bf16", False), ("lora_r", 8), ("dtype", "bfloat16")):
-        assert variant_of(optimizer_config({**CONFIG, name: value}, "adamw_torch")) != alone[0]
+        assert variant_of(optimizer_config({**CONFIG, name: value}, "adamw_torch")) != configs[0]
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,5 @@ def test_liger_is_traced_where_its_kernels_are_known(method, model, fused_head, 
 
 
 def test_the_optimizers_own_step_keeps_the_attention_some_architectures_have_no_sdpa():
-    alone = optimizer_config({**CONFIG, "attn_implementation": "eager"}, "adamw_torch")
-    assert alone["attn_implementation"] == "eager"
+    step_config = optimizer_config({**CONFIG, "attn_implementation": "eager"}, "adamw_torch")
+    assert step_config["attn_implementation"] == "eager"

@@ -18,10 +18,10 @@ _COPIED_BYTES = 1 << 26
 
 
 class Clock:
-    """The CPU's; and what else differs between devices."""
+    """The clock of the CPU, and what else differs between devices."""
 
     kind = "cpu"
-    alive = 2
+    kept_results = 2
     """Results that stay alive, as activations do. On CUDA it would change nothing."""
 
     def __init__(self, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Clock:
 
     @property
     def name(self) -> str:
-        """The device's."""
+        """The device's name."""
         return devices.cpu().name
 
     def can(self, dtype: str) -> bool:
@@ -38,7 +38,7 @@ class Clock:
 
     def seconds(self, call: Callable[[], Any], enough_s: float) -> float:
         """The time of a call, over about `enough_s`: the lower quartile, in case others compute."""
-        for _ in range(self.alive + 1):  # until results lie where others lay before them
+        for _ in range(self.kept_results + 1):  # until results lie where others lay before them
             call()
         times: list[float] = []
         began = time.perf_counter()
@@ -48,7 +48,7 @@ class Clock:
             times.append(time.perf_counter() - start)
         return sorted(times)[len(times) // 4]
 
-    def done(self) -> None:
+    def synchronize(self) -> None:
         """Wait until all that was dispatched has been computed."""
 
     def host_bytes_per_s(self) -> float | None:
@@ -57,10 +57,10 @@ class Clock:
 
 
 class CudaClock(Clock):
-    """A CUDA device's."""
+    """The clock of a CUDA device."""
 
     kind = "cuda"
-    alive = 1
+    kept_results = 1
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -71,7 +71,7 @@ class CudaClock(Clock):
 
     @property
     def name(self) -> str:
-        """The device's."""
+        """The device's name."""
         return str(torch.cuda.get_device_name(self.device))
 
     def can(self, dtype: str) -> bool:
@@ -86,19 +86,19 @@ class CudaClock(Clock):
         self._plug()
         return self._timed(lambda: [call() for _ in range(count)]) / count
 
-    def done(self) -> None:
+    def synchronize(self) -> None:
         """Wait until all that was dispatched has been computed."""
         torch.cuda.synchronize(self.device)
 
     def host_bytes_per_s(self) -> float | None:
         """Rate of copies from and to pinned memory; None where none may be pinned."""
-        there = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self.device)
+        on_device = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self.device)
         try:
-            here = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+            on_host = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
         except RuntimeError:
             return None
-        to = self.seconds(lambda: there.copy_(here, non_blocking=True), PLUG_S)
-        back = self.seconds(lambda: here.copy_(there, non_blocking=True), PLUG_S)
+        to = self.seconds(lambda: on_device.copy_(on_host, non_blocking=True), PLUG_S)
+        back = self.seconds(lambda: on_host.copy_(on_device, non_blocking=True), PLUG_S)
         return 2 * _COPIED_BYTES / (to + back)
 
     def _plug(self) -> None:

@@ -31,7 +31,7 @@ def operator_calls(cut: Cut, elements: int) -> Iterator[tuple[Any, Operands]]:
     dtype, device = wide().dtype, wide().device
     labels = torch.randint(0, WIDTH, (rows,), device=device)
     tokens = torch.randint(0, WIDTH, (max(elements // HIDDEN, 1),), device=device)
-    one, count = torch.ones((), device=device).to(dtype), torch.tensor(float(rows)).to(wide())
+    unit, count = torch.ones((), device=device).to(dtype), torch.tensor(float(rows)).to(wide())
     logs, soft = torch.log_softmax(wide(), -1), torch.softmax(wide(), -1)
     yield aten.exp.default, lambda: (wide(),)
     yield aten.pow.Tensor_Scalar, lambda: (wide(), 2)
@@ -47,7 +47,7 @@ def operator_calls(cut: Cut, elements: int) -> Iterator[tuple[Any, Operands]]:
     yield aten._log_softmax.default, lambda: (wide(), -1, False)
     yield aten._log_softmax_backward_data.default, lambda: (wide(), logs, -1, dtype)
     yield aten.nll_loss_forward.default, lambda: (wide(), labels, None, 1, -100)
-    yield aten.nll_loss_backward.default, lambda: (one, wide(), labels, None, 1, -100, count)
+    yield aten.nll_loss_backward.default, lambda: (unit, wide(), labels, None, 1, -100, count)
     yield aten.embedding.default, lambda: (cut(WIDTH, HIDDEN), tokens)
     yield (
         aten.embedding_dense_backward.default,
@@ -104,15 +104,15 @@ def _seconds_per_operator(clock: Clock, model: Any, tokens: torch.Tensor, enough
         loss.backward()
 
     step()
-    counted = _Count()
-    with counted:
+    counter = _Count()
+    with counter:
         step()
-    clock.done()
+    clock.synchronize()
     times: list[float] = []
     began = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - began < enough_s:
         start = time.perf_counter()
         step()
-        clock.done()
+        clock.synchronize()
         times.append(time.perf_counter() - start)
-    return min(times) / counted.number
+    return min(times) / counter.number

@@ -106,7 +106,7 @@ def measure(path: Path) -> None:
     request = read_json(folder.request) or {}
     torch.set_num_threads(request["threads"])
     torch.manual_seed(0)
-    asked: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in request.get("sizes", {}).items()
     }
@@ -114,15 +114,15 @@ def measure(path: Path) -> None:
         # Read when CUDA starts, which it has not yet; the index is NVML's, as everywhere.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["CUDA_VISIBLE_DEVICES"] = str(request["device_index"])
-        bench = Bench(CudaClock(torch.device("cuda", 0)), replace(CUDA, **asked))
+        bench = Bench(CudaClock(torch.device("cuda", 0)), replace(CUDA, **sizes))
     else:
-        bench = Bench(Clock(torch.device("cpu")), replace(CPU, **asked))
+        bench = Bench(Clock(torch.device("cpu")), replace(CPU, **sizes))
     began, waited = time.monotonic(), processor_wait_seconds()
-    found = bench.ceilings().plain()
+    ceilings = bench.ceilings().plain()
     share = None
-    if waited is not None and (after := processor_wait_seconds()) is not None:
-        share = (after - waited) / (time.monotonic() - began) / request["threads"]
-    write_json(folder.reply, {"ceilings": found, "processor_wait_share": share})
+    if waited is not None and (waited_after := processor_wait_seconds()) is not None:
+        share = (waited_after - waited) / (time.monotonic() - began) / request["threads"]
+    write_json(folder.reply, {"ceilings": ceilings, "processor_wait_share": share})
 
 
 class Bench:
@@ -179,22 +179,26 @@ class Bench:
     def _seconds(self, operation: Any, operands: Callable[[], tuple[Any, ...]]) -> float:
         """The time of an operation on ever other operands, of which some results stay alive."""
         first = operands()
-        size = sum(one.nbytes for one in first if torch.is_tensor(one))
+        size = sum(tensor.nbytes for tensor in first if torch.is_tensor(tensor))
         count = max(2, min(POOL, self._buffer.nbytes // max(size, 1)))
         pool = cycle([first, *(operands() for _ in range(count - 1))])
-        size = sum(one.nbytes for one in tree_iter(operation(*first)) if torch.is_tensor(one))
-        alive = deque[Any](maxlen=max(1, min(self._clock.alive, KEPT_BYTES // max(size, 1))))
+        size = sum(
+            tensor.nbytes for tensor in tree_iter(operation(*first)) if torch.is_tensor(tensor)
+        )
+        kept_results = deque[Any](
+            maxlen=max(1, min(self._clock.kept_results, KEPT_BYTES // max(size, 1)))
+        )
         return self._clock.seconds(
-            lambda: alive.append(operation(*next(pool))), self._sizes.seconds
+            lambda: kept_results.append(operation(*next(pool))), self._sizes.seconds
         )
 
     # -- the figures
 
     def _bandwidth(self) -> Iterator[Bandwidth]:
-        """Of products of float32 numbers."""
+        """Rates of products of float32 numbers."""
         self._use("float32")
-        for moved in self._sizes.moved_bytes:
-            size = max(moved // 12, 1)
+        for moved_bytes in self._sizes.moved_bytes:
+            size = max(moved_bytes // 12, 1)
             seconds = self._seconds(torch.mul, partial(self._vectors, size))
             yield Bandwidth(12 * size, 12 * size / seconds)
 
@@ -202,12 +206,12 @@ class Bench:
         return self._cut(size), self._cut(size)
 
     def _matmuls(self, dtype: str) -> Iterator[MatmulRate]:
-        """Of a linear layer's output and both of its gradients."""
+        """Rates of a linear layer's output and both of its gradients."""
         for m, k, n in product(self._sizes.matmul, repeat=3):
             flops = 2 * m * k * n
             if flops <= self._sizes.matmul_flops:
                 layouts = (self._output, self._input_gradient, self._weight_gradient)
-                seconds = [self._seconds(torch.mm, partial(one, m, k, n)) for one in layouts]
+                seconds = [self._seconds(torch.mm, partial(layout, m, k, n)) for layout in layouts]
                 yield MatmulRate(dtype, m, k, n, flops / statistics.mean(seconds))
 
     def _output(self, m: int, k: int, n: int) -> tuple[Any, ...]:
@@ -220,7 +224,7 @@ class Bench:
         return self._cut(k, m).t(), self._cut(k, n)
 
     def _attention(self, dtype: str) -> Iterator[AttentionRate]:
-        """Of PyTorch's fused attention, causal and with a mask."""
+        """Rates of PyTorch's fused attention, causal and with a mask."""
         for length, masked in product(self._sizes.attention, (False, True)):
             batch = max(1, self._sizes.attention_tokens // length)
             shape = (batch, length, HEADS, HEAD_SIZE)
@@ -240,12 +244,12 @@ class Bench:
             yield AttentionRate(dtype, length, True, masked, BACKWARD * flops / seconds)
 
     def _operators(self, dtype: str) -> Iterator[OperatorRate]:
-        """Of operators that read less, or compute more, than their bytes tell."""
+        """Rates of operators that read less, or compute more, than their bytes tell."""
         for func, operands in operator_calls(self._cut, self._sizes.operator_elements):
             with contextlib.suppress(NotImplementedError, RuntimeError):  # not in this dtype
-                given = operands()
-                outs = [one for one in tree_iter(func(*given)) if torch.is_tensor(one)]
-                work = work_of(func, func.name(), given, {}, outs, 0)
+                arguments = operands()
+                outs = [result for result in tree_iter(func(*arguments)) if torch.is_tensor(result)]
+                work = work_of(func, func.name(), arguments, {}, outs, 0)
                 rate = work.moved_bytes / self._seconds(func, operands)
                 yield OperatorRate(func.name(), dtype, rate)
 
@@ -253,5 +257,5 @@ class Bench:
 def _attended(mask: torch.Tensor | None, *inputs: torch.Tensor) -> Any:
     """Attention over what a model hands in: heads behind the tokens in memory."""
     attention: Any = F.scaled_dot_product_attention
-    heads = (one.transpose(1, 2) for one in inputs)
+    heads = (tensor.transpose(1, 2) for tensor in inputs)
     return attention(*heads, attn_mask=mask, is_causal=mask is None)

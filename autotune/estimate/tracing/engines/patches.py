@@ -45,7 +45,7 @@ _DEFAULT_MESH = "_init_default_mesh"
 def engines_on_fake_tensors(
     tracer: Tracer, sharding: Sharding, *, on_cuda: bool, fp16: bool
 ) -> Iterator[None]:
-    """For as long as a trainer that is spread over a fake world is traced."""
+    """The patches for a trainer that is sharded over a fake world."""
     with contextlib.ExitStack() as stack:
         if sharding.distributed_type == DEEPSPEED:
             stack.enter_context(_deepspeed_on_fake_tensors(on_cuda=on_cuda))
@@ -89,7 +89,7 @@ def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
                     stack.enter_context(replaced(module, name, lambda *_, **__: None))
         for path in _CHECKED_FOR_OVERFLOW:
             module = importlib.import_module(path)
-            if hasattr(module, _LOOKING_FOR_OVERFLOW):  # else `ShardedWatch` sees what is left out
+            if hasattr(module, _LOOKING_FOR_OVERFLOW):  # else `ShardedStepPhases` raises
                 finite = _finite(getattr(module, _LOOKING_FOR_OVERFLOW))
                 stack.enter_context(replaced(module, _LOOKING_FOR_OVERFLOW, finite))
         yield
@@ -142,8 +142,8 @@ def _fsdp_on_fake_tensors(tracer: Tracer, processes: int) -> Iterator[None]:
     require(ShardingPropagator, _SHAPES)
     with contextlib.ExitStack() as stack:
         for name in _RESIZING:
-            told = _told(tracer, getattr(fsdp_param, name))
-            stack.enter_context(replaced(fsdp_param, name, told))
+            resize = _noting_resize(tracer, getattr(fsdp_param, name))
+            stack.enter_context(replaced(fsdp_param, name, resize))
         unseen = _unseen(tracer, getattr(ShardingPropagator, _SHAPES))
         stack.enter_context(replaced(ShardingPropagator, _SHAPES, unseen))
         stack.enter_context(replaced(FakeTensor, "data_ptr", _address, absent_too=True))
@@ -155,21 +155,21 @@ def _fsdp_on_fake_tensors(tracer: Tracer, processes: int) -> Iterator[None]:
 
 def _address(tensor: torch.Tensor) -> int:
     """accelerate tells weights apart by where they lie; fake ones would all lie at 0."""
-    found: int = tensor.untyped_storage()._cdata
-    return found
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
-def _told(tracer: Tracer, resize: Callable[..., None]) -> Callable[[torch.Tensor], None]:
+def _noting_resize(tracer: Tracer, resize: Callable[..., None]) -> Callable[[torch.Tensor], None]:
     """Gathered weights keep their tensors; their storages come and go without an operator."""
 
-    def told(tensor: torch.Tensor) -> None:
+    def resize_and_note(tensor: torch.Tensor) -> None:
         tracer.count_as(tensor, events.COMMUNICATION)
-        before = tensor.untyped_storage().nbytes()
+        old_bytes = tensor.untyped_storage().nbytes()
         resize(tensor)
-        if tensor.untyped_storage().nbytes() != before:
+        if tensor.untyped_storage().nbytes() != old_bytes:
             tracer.resized(tensor)
 
-    return told
+    return resize_and_note
 
 
 def _unseen(tracer: Tracer, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autotune.estimate.records import events
-from autotune.estimate.tracing.phases import Watch
+from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.space.sharding.sharding import Sharding
 
@@ -22,8 +22,8 @@ _RETURNING = ("param_buffer_of_bit16_for_cpu_offload_groups",)
 """Of stages 1 and 2 with the optimizer elsewhere: new weights on their way back to the device."""
 
 
-class ShardedWatch(Watch):
-    """Also sees what an engine keeps elsewhere than in its model's weights and gradients."""
+class ShardedStepPhases(StepPhases):
+    """The phases where an engine keeps more than its model's weights and gradients."""
 
     def __init__(
         self, tracer: Tracer, trainer: Any, micro_steps: list[int], sharding: Sharding
@@ -40,18 +40,18 @@ class ShardedWatch(Watch):
         """The engine is there. What fake tensors left in cycles dies now; real ones leave none."""
         gc.collect()
         if self._engine is not None:
-            self._watch_steps(self._engine)
+            self._mark_engine_steps(self._engine)
         self._count()
         super().on_train_begin()
 
-    def _watch_steps(self, engine: Any) -> None:
+    def _mark_engine_steps(self, engine: Any) -> None:
         own_step = engine.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
             last = engine.is_gradient_accumulation_boundary()
             self._count()
             if last:
-                super(ShardedWatch, self).end("step")
+                super(ShardedStepPhases, self).end("step")
             result = own_step(*args, **kwargs)
             if getattr(engine, "skipped_steps", 0):
                 raise RuntimeError(
@@ -88,9 +88,9 @@ class ShardedWatch(Watch):
     def _count(self) -> None:
         """Put everything that lasts into its part."""
         for parameter in self._trainer.model.parameters():
-            own = getattr(parameter, "ds_tensor", None)
-            if own is not None:
-                self._tracer.count_as(own, self._own_weights)
+            partition = getattr(parameter, "ds_tensor", None)
+            if partition is not None:
+                self._tracer.count_as(partition, self._own_weights)
             else:
                 self._tracer.count_as(parameter, self._own_weights)
             if parameter.grad is not None:

@@ -23,22 +23,22 @@ from autotune.training.distributed import STATE_IS_THERE, engine_environment, st
 from autotune.training.patching import replaced
 
 
-def launched(sharding: Sharding, rank: int) -> dict[str, str]:
+def rank_environment(sharding: Sharding, rank: int) -> dict[str, str]:
     """The environment that `accelerate launch` gives a rank; on the CPU, where traces are made."""
     count = str(sharding.num_processes)
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count}
-    own |= {"LOCAL_WORLD_SIZE": count, "ACCELERATE_TORCH_DEVICE": "cpu"}
+    environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count}
+    environment |= {"LOCAL_WORLD_SIZE": count, "ACCELERATE_TORCH_DEVICE": "cpu"}
     if sharding.distributed_type == DEEPSPEED:
-        own["DS_ACCELERATOR"] = "cpu"
+        environment["DS_ACCELERATOR"] = "cpu"
     # The models are made without storage: nothing is loaded, nothing is saved.
     unlike = {
         "fsdp_cpu_ram_efficient_loading": False,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
-    return own | engine_environment(sharding, **unlike)
+    return environment | engine_environment(sharding, **unlike)
 
 
-def spread_config(
+def sharded_config(
     config: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, scratch: Path
 ) -> dict[str, Any]:
     """A flat configuration for a rank whose state is there already.
@@ -46,24 +46,24 @@ def spread_config(
     The sizes of batches in DeepSpeed's JSON are those of the configuration; a trace of fp16 is one
     of bf16.
     """
-    spread = {**config, **STATE_IS_THERE}
+    sharded = {**config, **STATE_IS_THERE}
     if deepspeed is not None:
-        own = {name: value for name, value in deepspeed.items() if name != "train_batch_size"}
-        own["train_micro_batch_size_per_gpu"] = config["per_device_train_batch_size"]
-        own["gradient_accumulation_steps"] = config["gradient_accumulation_steps"]
-        if own.pop("fp16", {}).get("enabled") or own.get("bf16", {}).get("enabled"):
-            own["bf16"] = {"enabled": True}
+        settings = {name: value for name, value in deepspeed.items() if name != "train_batch_size"}
+        settings["train_micro_batch_size_per_gpu"] = config["per_device_train_batch_size"]
+        settings["gradient_accumulation_steps"] = config["gradient_accumulation_steps"]
+        if settings.pop("fp16", {}).get("enabled") or settings.get("bf16", {}).get("enabled"):
+            settings["bf16"] = {"enabled": True}
         file = scratch / "deepspeed.json"
-        file.write_text(json.dumps(own), encoding="utf-8")
-        spread["deepspeed"] = str(file)
-    return spread
+        file.write_text(json.dumps(settings), encoding="utf-8")
+        sharded["deepspeed"] = str(file)
+    return sharded
 
 
 @contextlib.contextmanager
 def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
     """This process is one of as many as there would be, and the only one."""
-    before = dict(os.environ)
-    os.environ.update(launched(sharding, rank))
+    environment = dict(os.environ)
+    os.environ.update(rank_environment(sharding, rank))
     torch.distributed.init_process_group(
         "fake", rank=rank, world_size=sharding.num_processes, store=FakeStore()
     )
@@ -84,7 +84,7 @@ def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
         _forget_state()
         _leave()
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
 
 
 def _leave() -> None:

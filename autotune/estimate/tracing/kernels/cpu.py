@@ -47,15 +47,15 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
 
 
 def _bytes(value: Any) -> int:
-    """Of a tensor, or of all in lists of them."""
+    """Bytes of a tensor, or of all in lists of them."""
     if isinstance(value, torch.Tensor):
         return int(value.numel() * value.element_size())
     return sum(map(_bytes, value))
 
 
-def _casts_in_place(changed: Any, other: Any) -> Iterator[int]:
-    """Both operands are read, and the result is written, in the type that they have in common."""
-    common = torch.result_type(changed, other)
-    for tensor in (changed, other, changed):
+def _casts_in_place(changed: Any, operand: Any) -> Iterator[int]:
+    """Bytes of casts: both operands are read, and the result is written, in their common type."""
+    common = torch.result_type(changed, operand)
+    for tensor in (changed, operand, changed):
         if isinstance(tensor, torch.Tensor) and tensor.ndim and tensor.dtype != common:
             yield tensor.numel() * common.itemsize

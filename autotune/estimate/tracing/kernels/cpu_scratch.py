@@ -39,7 +39,7 @@ class CpuScratch:
     """The scratch of each shape met, measured once."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, int] = {}
+        self._bytes_by_shape: dict[Any, int] = {}
 
     def bytes(self, operator: Any, args: Any, kwargs: Any, out: Any) -> int | None:
         """What the operator takes and gives back inside; 0 where that was not measured, None of
@@ -47,11 +47,11 @@ class CpuScratch:
         if operator not in _KERNELS:
             return None
         key = (operator, *map(_described, args), *sorted(kwargs))
-        if key not in self._known:
+        if key not in self._bytes_by_shape:
             work = work_of(operator, operator.name(), args, kwargs, tensors_in(out), NOWHERE)
             cheap = work.flops < MOST_FLOPS and work.moved_bytes < MOST_BYTES
-            self._known[key] = _measured(operator, args, kwargs) if cheap else 0
-        return self._known[key]
+            self._bytes_by_shape[key] = _measured_bytes(operator, args, kwargs) if cheap else 0
+        return self._bytes_by_shape[key]
 
 
 def _described(value: Any) -> Any:
@@ -60,7 +60,7 @@ def _described(value: Any) -> Any:
     return repr(value)
 
 
-def _measured(operator: Any, args: Any, kwargs: Any) -> int:
+def _measured_bytes(operator: Any, args: Any, kwargs: Any) -> int:
     def real(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
@@ -69,12 +69,12 @@ def _measured(operator: Any, args: Any, kwargs: Any) -> int:
         return torch.zeros(value.shape, dtype=value.dtype)
 
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
-        given = tree_map(real, args), tree_map(real, kwargs)
+        operands = tree_map(real, args), tree_map(real, kwargs)
         try:
-            operator(*given[0], **given[1])  # the first call may set something up
+            operator(*operands[0], **operands[1])  # the first call may set something up
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-                out = operator(*given[0], **given[1])
+                out = operator(*operands[0], **operands[1])
         except Exception:  # zeros are no possible input of it
             return 0
-    kept: int = sum(one.untyped_storage().nbytes() for one in tensors_in(out))
-    return max(peak_bytes(profiler) - kept, 0)
+    result_bytes: int = sum(tensor.untyped_storage().nbytes() for tensor in tensors_in(out))
+    return max(peak_bytes(profiler) - result_bytes, 0)

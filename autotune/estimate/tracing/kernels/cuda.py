@@ -129,11 +129,11 @@ def _efficient_backward(args: Any, out: Any) -> Iterator[int]:
     yield pairs * length * 4  # sums of gradient times output
     rows, columns = (64, 64) if size <= 64 else (128, 128) if size <= 128 else (64, 128)
     tiles = -(-length // rows) * -(-size // columns)
-    each = tiles * (16 + rows * columns * 4)
+    pair_bytes = tiles * (16 + rows * columns * 4)
     if size > 128:
         splits = max(1, min(-(-key.shape[2] // columns), 200 // pairs))
-        each += 2 * splits * columns * -(-size // columns) * columns * 4
-    yield pairs * each
+        pair_bytes += 2 * splits * columns * -(-size // columns) * columns * 4
+    yield pairs * pair_bytes
 
 
 def _softmax_backward(args: Any, out: Any) -> Iterator[int]:

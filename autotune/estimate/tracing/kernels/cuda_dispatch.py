@@ -82,8 +82,8 @@ def _given_dtype(operator: Any) -> Callable[..., Any]:
     place = [argument.name for argument in operator._schema.arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        given = args[place] if place < len(args) else kwargs.get("dtype")
-        if given is None and args[0].is_floating_point() and args[0].dtype != torch.float64:
+        dtype = args[place] if place < len(args) else kwargs.get("dtype")
+        if dtype is None and args[0].is_floating_point() and args[0].dtype != torch.float64:
             args = args[:place]
             kwargs = {**kwargs, "dtype": torch.float32}
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):

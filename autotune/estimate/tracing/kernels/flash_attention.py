@@ -37,8 +37,8 @@ def flash_attention_installed(implementation: Any) -> Iterator[None]:
     require(
         utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", "_lazy_imports", "_loaded_implementation"
     )
-    known = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX
-    there = {
+    packages = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX
+    checks = {
         "general_availability_check": lambda *_, **__: True,
         "supported_devices": ((lambda: True, "cuda"),),
     }
@@ -47,8 +47,8 @@ def flash_attention_installed(implementation: Any) -> Iterator[None]:
     def functions(*_: Any, **__: Any) -> Any:
         return _rows, _rows_end_to_end, None, _pad, unpad
 
-    before = known[number]
-    known[number] = {**before, **there}
+    package = packages[number]
+    packages[number] = {**package, **checks}
     try:
         with (
             replaced(utils, "_lazy_imports", functions),
@@ -56,7 +56,7 @@ def flash_attention_installed(implementation: Any) -> Iterator[None]:
         ):
             yield
     finally:
-        known[number] = before
+        packages[number] = package
 
 
 def _rows(
@@ -97,7 +97,7 @@ def _rows_end_to_end(
 def _kernel(states: Any, lengths: Any, dropout: float, causal: bool) -> Any:
     size = states[0].shape[-1]
     if size % _MULTIPLE:
-        states = [F.pad(one, [0, _MULTIPLE - size % _MULTIPLE]) for one in states]
+        states = [F.pad(state, [0, _MULTIPLE - size % _MULTIPLE]) for state in states]
     kernel = torch.ops.aten._flash_attention_forward
     out = kernel(*states, *lengths, dropout, causal, return_debug_mask=False)[0]
     return out[..., :size]

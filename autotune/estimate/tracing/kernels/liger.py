@@ -65,8 +65,8 @@ class _Kernels:
 
     def run(self, name: str, *tensors: Any) -> None:
         """One of Triton's, that reads or writes each of these once."""
-        moved = sum(one.numel() * one.element_size() for one in tensors)
-        note(self._tracer, f"liger::{name}", "memory", tensors[0], (), 0, moved)
+        moved_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        note(self._tracer, f"liger::{name}", "memory", tensors[0], (), 0, moved_bytes)
 
 
 def _put_in(model: Any, kernels: _Kernels) -> None:
@@ -153,7 +153,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """In place."""
+        """Writes the gradients into the inputs, in place."""
         gate, up = context.saved_tensors
         context.kernels.run("swiglu_backward", gradients[0].contiguous(), gate, up, gate, up)
         return None, gate, up
@@ -174,7 +174,7 @@ class _Rope(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
         """Turns the gradients back."""
-        q, k = (one.transpose(1, 2).contiguous() for one in gradients)
+        q, k = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
         context.kernels.run("rope_backward", q, q, k, k)
         return None, q.transpose(1, 2), k.transpose(1, 2), None, None
 
@@ -188,40 +188,40 @@ class _Loss(torch.autograd.Function):
         of_states = torch.zeros_like(states)
         of_head = torch.zeros_like(head) if context.needs_input_grad[2] else None
         losses = torch.zeros(len(states), dtype=torch.float32)
-        right = torch.zeros(len(states), dtype=torch.float32)
+        accuracies = torch.zeros(len(states), dtype=torch.float32)
         (target != _IGNORED).sum().item()
         size = chunk_size(len(states), states.shape[-1], len(head))
         plain = not torch.is_autocast_enabled("cpu") or (
             states.dtype == head.dtype == torch.get_autocast_dtype("cpu")
         )
-        kept = torch.empty((size, len(head)), dtype=states.dtype) if plain else None
+        buffer = torch.empty((size, len(head)), dtype=states.dtype) if plain else None
         for start in range(0, len(states), size):
             part = states[start : start + size]
-            if kept is None:
+            if buffer is None:
                 logits = part @ head.t()
             else:
-                logits = torch.mm(part, head.t(), out=kept[: len(part)])
+                logits = torch.mm(part, head.t(), out=buffer[: len(part)])
             kernels.run("cross_entropy", logits, logits, logits)
-            if kept is None:
+            if buffer is None:
                 of_states[start : start + size] = logits @ head
             else:
                 torch.mm(logits, head, out=of_states[start : start + size])
             if of_head is not None:
                 _add_product(kernels, of_head, logits, part)
             del logits
-        del kept
+        del buffer
         context.kernels = kernels
         context.save_for_backward(of_states, of_head)
-        return torch.sum(losses), torch.sum(right)
+        return torch.sum(losses), torch.sum(accuracies)
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
         """What the forward pass made, scaled in place."""
-        made = context.saved_tensors
-        for one in made:
-            if one is not None:
-                context.kernels.run("element_mul", one, one)
-        return None, *made, None
+        saved_gradients = context.saved_tensors
+        for gradient in saved_gradients:
+            if gradient is not None:
+                context.kernels.run("element_mul", gradient, gradient)
+        return None, *saved_gradients, None
 
 
 def _add_product(kernels: _Kernels, of_head: Any, logits: Any, part: Any) -> None:

@@ -36,7 +36,7 @@ def bitsandbytes_optimizers(*, on_cuda: bool) -> Iterator[None]:
     """Trainers get the stand-in where they ask for one of bitsandbytes' optimizers."""
     original = transformers.Trainer.get_optimizer_cls_and_kwargs
 
-    def chosen(args: Any, model: Any = None) -> Any:
+    def optimizer_class(args: Any, model: Any = None) -> Any:
         optim = getattr(args.optim, "value", args.optim)
         moments = moments_of(str(optim))
         if moments is None:
@@ -48,10 +48,12 @@ def bitsandbytes_optimizers(*, on_cuda: bool) -> Iterator[None]:
             "eight_bit": "8bit" in optim,
             "paged": on_cuda and "paged" in optim,
             "copies": not on_cuda,
-            "wide": frozenset(id(one.weight) for one in embeddings),
+            "wide": frozenset(id(embedding.weight) for embedding in embeddings),
         }
 
-    with replaced(transformers.Trainer, "get_optimizer_cls_and_kwargs", staticmethod(chosen)):
+    with replaced(
+        transformers.Trainer, "get_optimizer_cls_and_kwargs", staticmethod(optimizer_class)
+    ):
         yield
 
 
@@ -83,7 +85,7 @@ class StandIn(torch.optim.Optimizer):
     def _update(self, parameter: Any) -> None:
         state = self.state[parameter]
         if not state:
-            state.update(self._made(parameter))
+            state.update(self._new_state(parameter))
         for moment in state.values():
             moment.add_(1)
         if self._copies:
@@ -91,29 +93,29 @@ class StandIn(torch.optim.Optimizer):
         parameter.mul_(1)
         parameter.grad.mul_(1)
 
-    def _made(self, parameter: Any) -> dict[str, Any]:
+    def _new_state(self, parameter: Any) -> dict[str, Any]:
         narrow = self._eight_bit and id(parameter) not in self._wide
         narrow = narrow and parameter.numel() >= SMALLEST
         kind = torch.uint8 if narrow else torch.float32
-        made: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for n in range(self._moments):
             if not (self._paged and parameter.numel() >= PAGED):
-                made[f"moment {n}"] = torch.zeros_like(parameter, dtype=kind)
+                state[f"moment {n}"] = torch.zeros_like(parameter, dtype=kind)
             if narrow:
                 blocks = -(-parameter.numel() // BLOCK)
-                made[f"maxima {n}"] = torch.zeros(blocks, device=parameter.device)
-        return made
+                state[f"maxima {n}"] = torch.zeros(blocks, device=parameter.device)
+        return state
 
 
 def _compute_on_copies(parameter: Any, moments: list[Any]) -> None:
     """What the step of Adam makes on a CPU."""
-    kept = [
+    wide_moments = [
         m if m.dtype is torch.float32 else torch.empty_like(m, dtype=torch.float32) for m in moments
     ]
     gradient = parameter.grad.float() * 1.0
     copy = parameter.detach().float()
     if moments[0].dtype is torch.float32:
-        update = kept[0] / (kept[-1].sqrt() + 1.0)
+        update = wide_moments[0] / (wide_moments[-1].sqrt() + 1.0)
     else:
-        update = kept[-1].sqrt() / 1.0
+        update = wide_moments[-1].sqrt() / 1.0
     del gradient, copy, update

@@ -43,10 +43,10 @@ def phase_peaks(profiler: Any, marks: Sequence[tuple[int, str]]) -> dict[str, in
 
 def _allocations(profiler: Any) -> Iterator[tuple[int, int, int]]:
     """(time, bytes or their negative, address) of each event of the allocator, in no order."""
-    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
-    while waiting:
-        node = waiting.pop()
+    nodes = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while nodes:
+        node = nodes.pop()
         if node.tag == _EventType.Allocation:
             fields = node.extra_fields
             yield node.start_time_ns, fields.alloc_size, fields.ptr
-        waiting.extend(node.children)
+        nodes.extend(node.children)

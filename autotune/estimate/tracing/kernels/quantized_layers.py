@@ -45,7 +45,7 @@ class Linear4bit(torch.nn.Linear):
     def __init__(
         self, source: Any, shape: tuple[int, int], *, compute: Any, nested: bool, on_cuda: bool
     ) -> None:
-        """In place of `source`, of `shape` (out, in); it multiplies in the type `compute`."""
+        """Stand in for `source`, of `shape` (out, in); it multiplies in the type `compute`."""
         _like(self, source, shape)
         count = shape[0] * shape[1]
         blocks = -(-count // BLOCK)
@@ -61,8 +61,8 @@ class Linear4bit(torch.nn.Linear):
             _keep(self, "offset", (), torch.float32)
 
     def forward(self, x: Any) -> Any:
-        """As theirs."""
-        given = x.dtype
+        """The forward pass as theirs."""
+        dtype = x.dtype
         x = x.to(self.compute_dtype)
         bias = self.bias
         if bias is not None:
@@ -70,8 +70,8 @@ class Linear4bit(torch.nn.Linear):
                 bias.data = bias.data.to(x.dtype)
             bias = bias.to(self.compute_dtype)
         if torch.is_grad_enabled() and x.requires_grad:
-            return _Product4bit.apply(x, bias, self).to(given)
-        return self.product(x, bias).to(given)
+            return _Product4bit.apply(x, bias, self).to(dtype)
+        return self.product(x, bias).to(dtype)
 
     def product(self, x: Any, bias: Any) -> Any:
         """The forward pass: the whole weight is unpacked into the type of `x`."""
@@ -84,7 +84,7 @@ class Linear4bit(torch.nn.Linear):
         weight = unpack(self.weight, maxima, self._shape, x.dtype)
         return F.linear(x, weight, bias)
 
-    def whole(self) -> Any:
+    def weight_of(self) -> Any:
         """The weight in the type that it had before it was packed."""
         maxima = self.maxima
         if self._nested:
@@ -101,37 +101,37 @@ class _Product4bit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        return torch.matmul(gradient, ctx.layer.whole().to(gradient.dtype)), None, None
+        return torch.matmul(gradient, ctx.layer.weight_of().to(gradient.dtype)), None, None
 
 
 class Linear8bitLt(torch.nn.Linear):
     """A weight in a byte, with a scale for each row."""
 
     def __init__(self, source: Any, shape: tuple[int, int], *, on_cuda: bool) -> None:
-        """In place of `source`, of `shape` (out, in)."""
+        """Stand in for `source`, of `shape` (out, in)."""
         _like(self, source, shape)
         self.weight = _frozen(torch.empty(shape, dtype=torch.int8, device="meta"))
         _keep(self, "scales", shape[0], torch.float32)
         self._product = _Product8bitCuda if on_cuda else _Product8bit
 
     def forward(self, x: Any) -> Any:
-        """As theirs."""
+        """The forward pass as theirs."""
         if self.bias is not None and self.bias.dtype != x.dtype:
             self.bias.data = self.bias.data.to(x.dtype)
         return self._product.apply(x, self.bias, self)
 
-    def whole(self, dtype: torch.dtype) -> Any:
+    def weight_of(self, dtype: torch.dtype) -> Any:
         """The weight in the type of what it is multiplied with."""
         return self.weight.data.to(dtype).mul_(self.scales.unsqueeze(1).mul(_SCALE))
 
 
 class _Product8bit(torch.autograd.Function):
-    """On a CPU, in training: MatMul8bitFp."""
+    """MatMul8bitFp: the product on a CPU, in training."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, bias: Any, layer: Linear8bitLt) -> Any:
-        whole = layer.whole(x.dtype)
-        output = F.linear(x, whole, bias)
+        weight = layer.weight_of(x.dtype)
+        output = F.linear(x, weight, bias)
         ctx.x, ctx.layer, ctx.dtype, ctx.shape = x, layer, x.dtype, x.shape
         return output
 
@@ -139,12 +139,12 @@ class _Product8bit(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient.ndim == 3:
             gradient = gradient.reshape(-1, gradient.shape[-1]).contiguous()
-        whole = ctx.layer.whole(ctx.dtype)
-        return torch.matmul(gradient.to(ctx.dtype), whole).view(ctx.shape), None, None
+        weight = ctx.layer.weight_of(ctx.dtype)
+        return torch.matmul(gradient.to(ctx.dtype), weight).view(ctx.shape), None, None
 
 
 class _Product8bitCuda(torch.autograd.Function):
-    """On CUDA: MatMul8bitLt. It keeps its input until the graph is let go of."""
+    """MatMul8bitLt: the product on CUDA. It keeps its input until the graph is let go of."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, bias: Any, layer: Linear8bitLt) -> Any:
@@ -167,8 +167,8 @@ class _Product8bitCuda(torch.autograd.Function):
 def _quantized_rows(x: Any) -> tuple[Any, Any]:
     scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
     packed = torch.empty(x.shape, dtype=torch.int8, device=x.device)
-    found = x.abs() >= OUTLIER
-    del found
+    outliers = x.abs() >= OUTLIER
+    del outliers
     packed.zero_()
     return packed, scales
 
@@ -178,10 +178,10 @@ def _multiplied(packed: Any, weight: Any) -> Any:
     return torch._int_mm(packed, weight.t())
 
 
-def _like(made: Any, source: Any, shape: tuple[int, int]) -> None:
-    torch.nn.Module.__init__(made)
-    made.out_features, made.in_features = shape
-    made.bias = None if source.bias is None else _frozen(source.bias.data)
+def _like(layer: Any, source: Any, shape: tuple[int, int]) -> None:
+    torch.nn.Module.__init__(layer)
+    layer.out_features, layer.in_features = shape
+    layer.bias = None if source.bias is None else _frozen(source.bias.data)
 
 
 def _keep(layer: Any, name: str, size: Any, dtype: torch.dtype) -> None:

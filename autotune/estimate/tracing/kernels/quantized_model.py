@@ -24,14 +24,14 @@ from autotune.training.patching import replaced
 from autotune.training.quantized import is_quantized
 
 
-def quantized(made: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
+def quantized(models: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
     """Models without storage, the linear layers of the policy, and of a reference of its own,
     replaced where `model` says so."""
     if is_quantized(model):
-        for one in (made.policy, made.reference):
-            if one is not None:
-                _quantize(one, model, on_cuda=on_cuda)
-    return made
+        for module in (models.policy, models.reference):
+            if module is not None:
+                _quantize(module, model, on_cuda=on_cuda)
+    return models
 
 
 def _quantize(policy: Any, model: ModelConfig, *, on_cuda: bool) -> None:
@@ -66,7 +66,7 @@ def adapters_on_quantized(*, on_cuda: bool) -> Iterator[None]:
     original = lora_model.dispatch_default
     kind = _AdaptedOnCuda if on_cuda else _Adapted
 
-    def chosen(target: Any, adapter_name: str, config: Any, **kwargs: Any) -> Any:
+    def dispatch(target: Any, adapter_name: str, config: Any, **kwargs: Any) -> Any:
         if isinstance(target, Linear4bit | Linear8bitLt):
             if config.use_dora:
                 raise NotImplementedError("DoRA on a quantised base is not traced")
@@ -74,14 +74,14 @@ def adapters_on_quantized(*, on_cuda: bool) -> Iterator[None]:
         return original(target, adapter_name, config=config, **kwargs)
 
     with (
-        replaced(lora_model, "dispatch_default", chosen),
-        replaced(transformers.PreTrainedModel, "num_parameters", _counted),
+        replaced(lora_model, "dispatch_default", dispatch),
+        replaced(transformers.PreTrainedModel, "num_parameters", _parameter_count),
     ):
         yield
 
 
-def _counted(model: Any, *_: Any, **__: Any) -> int:
-    """Of what transformers would import bitsandbytes to count; only a log shows the figure."""
+def _parameter_count(model: Any, *_: Any, **__: Any) -> int:
+    """The number of parameters, for which transformers would import bitsandbytes; for a log."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

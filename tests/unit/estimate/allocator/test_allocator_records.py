@@ -89,7 +89,7 @@ def test_blocks_cover_their_segments_and_free_neighbours_are_merged(record, limi
                 end += block.size_bytes
             assert end == segment.address + segment.size_bytes
             ends[segment.small] = end
-            assert all(one.allocated or two.allocated for one, two in pairwise(segment.blocks))
+            assert all(block.allocated or two.allocated for block, two in pairwise(segment.blocks))
         blocks = [block for segment in segments for block in segment.blocks]
         in_use = sum(block.size_bytes for block in blocks if block.allocated)
         assert in_use == caching.allocated_bytes
@@ -116,10 +116,10 @@ def test_once_all_is_freed_all_can_be_given_back(record, limit, expandable, rand
 
 @given(RECORDS, LIMITS, st.booleans())
 def test_the_same_record_gives_the_same_answer(record, limit, expandable):
-    one, other = allocator(limit, expandable), allocator(limit, expandable)
-    assert play(one, record) == play(other, record)
-    assert figures(one) == figures(other)
-    assert one.snapshot() == other.snapshot()
+    first, second = allocator(limit, expandable), allocator(limit, expandable)
+    assert play(first, record) == play(second, record)
+    assert figures(first) == figures(second)
+    assert first.snapshot() == second.snapshot()
 
 
 @given(RECORDS, st.integers(0, 10 * MIB), st.booleans())
@@ -147,12 +147,12 @@ def pseudo_random_record(events):
     state, live, record = 12345, [], []
     for key in range(events):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-        kind, rest = (state >> 56) % 100, (state >> 8) % 2**48
+        kind, bits = (state >> 56) % 100, (state >> 8) % 2**48
         if live and (kind < 45 or len(live) == 40):
-            record.append((live.pop(rest % len(live)), None))
+            record.append((live.pop(bits % len(live)), None))
         else:
             largest = (5000, 2 * MIB, 12 * MIB, 64 * MIB)[kind % 4]
-            record.append((key, 1 + rest % largest))
+            record.append((key, 1 + bits % largest))
             live.append(key)
     return record
 
@@ -175,14 +175,14 @@ By (expandable segments, limit in MiB): allocated, reserved, their peaks, retrie
 @pytest.mark.parametrize(("expandable", "limit"), RECORDED)
 def test_a_long_record_comes_out_as_in_torch(expandable, limit):
     caching = allocator(limit and limit * MIB, expandable)
-    lost = set()
+    lost_keys = set()
     for key, size in pseudo_random_record(3000):
         if size is None:
-            if key not in lost:
+            if key not in lost_keys:
                 caching.free(key)
             continue
         try:
             caching.allocate(key, size)
         except OutOfMemory:
-            lost.add(key)
-    assert (*figures(caching), len(lost)) == RECORDED[expandable, limit]
+            lost_keys.add(key)
+    assert (*figures(caching), len(lost_keys)) == RECORDED[expandable, limit]

@@ -49,7 +49,7 @@ def ways(count=8):
 
 
 @pytest.mark.parametrize(
-    ("way", "one", "four"),
+    ("way", "at_one", "four"),
     [
         # In GiB over 7/8: gradients 4, weights 8; once a step, or after each of four micro-steps.
         ("DDP", 2 * 4, 2 * 4),
@@ -60,27 +60,27 @@ def ways(count=8):
         ("kept", 8 + 4, 4 * 8 + 4),
     ],
 )
-def test_bytes_are_those_of_rings(way, one, four):
+def test_bytes_are_those_of_rings(way, at_one, four):
     sharding = ways()[way]
-    assert sent_bytes(sharding, WHAT, 1) == pytest.approx(7 / 8 * one * GIB)
+    assert sent_bytes(sharding, WHAT, 1) == pytest.approx(7 / 8 * at_one * GIB)
     assert sent_bytes(sharding, WHAT, 4) == pytest.approx(7 / 8 * four * GIB)
-    assert exchange_s(sharding, WHAT, 1) == pytest.approx(7 / 8 * one)
+    assert exchange_s(sharding, WHAT, 1) == pytest.approx(7 / 8 * at_one)
     assert sent_bytes(dataclasses.replace(sharding, num_processes=2), WHAT, 1) == pytest.approx(
-        1 / 2 * one * GIB
+        1 / 2 * at_one * GIB
     )
 
 
 @pytest.mark.parametrize(("steps", "inside"), [(1, 2 * 8 - 4), (4, 4 * 2 * 8 - 4)])
 def test_a_group_that_holds_weights_once_more_gathers_all_but_those_that_changed(steps, inside):
-    """Of 8 GiB 4 are trained; they come from all once a step, as counted in DeepSpeed's traces."""
-    once = ways()["3"]
-    again = dataclasses.replace(once, zero_hpz_partition_size=4)
-    assert group_bytes(once, WHAT, steps) == 0
+    """4 of 8 GiB are trained; they come from all once a step, as counted in DeepSpeed's traces."""
+    plain = ways()["3"]
+    again = dataclasses.replace(plain, zero_hpz_partition_size=4)
+    assert group_bytes(plain, WHAT, steps) == 0
     assert group_bytes(again, WHAT, steps) == pytest.approx(3 / 4 * inside * GIB)
     assert sent_bytes(again, WHAT, steps) == pytest.approx(7 / 8 * (4 + steps * 4) * GIB)
     over_all, at_home = 7 / 8 * (4 + steps * 4), 3 / 4 * inside / 4
     assert exchange_s(again, WHAT, steps) == pytest.approx(over_all + at_home)
-    assert exchange_s(again, WHAT, steps) < exchange_s(once, WHAT, steps)
+    assert exchange_s(again, WHAT, steps) < exchange_s(plain, WHAT, steps)
 
 
 def test_weights_that_stay_gathered_are_gathered_once():
@@ -98,8 +98,10 @@ def test_what_is_on_the_host_is_copied_and_updated_there():
     update = ADAM_BYTES * GIB / HOST_BYTES_PER_S / 8
     assert moved_s(ways()["3"], WHAT, 1) == 0
     assert moved_s(away, WHAT, 1) == pytest.approx(copies + update)
-    both = dataclasses.replace(away, offload_param_device="cpu")
-    assert moved_s(both, WHAT, 2) == pytest.approx((2 + 1) * 4 / 2 / 8 + update + 2 * 2 * 8 / 2 / 8)
+    both_offloaded = dataclasses.replace(away, offload_param_device="cpu")
+    assert moved_s(both_offloaded, WHAT, 2) == pytest.approx(
+        (2 + 1) * 4 / 2 / 8 + update + 2 * 2 * 8 / 2 / 8
+    )
 
 
 def test_what_is_on_disk_is_read_and_written_by_all_processes_of_a_machine_together():
@@ -110,11 +112,11 @@ def test_what_is_on_disk_is_read_and_written_by_all_processes_of_a_machine_toget
     assert exchange_s(away, WHAT, 1) == pytest.approx(
         sent_bytes(away, WHAT, 1) / GIB + moved_s(away, WHAT, 1) + states
     )
-    both = dataclasses.replace(away, offload_param_device="nvme")
+    both_offloaded = dataclasses.replace(away, offload_param_device="nvme")
     weights = 8 * GIB * (4 * 2 / DISK_READS + 1 / DISK_WRITES)
-    assert disk_s(both, WHAT, 4) == pytest.approx(states + weights)
+    assert disk_s(both_offloaded, WHAT, 4) == pytest.approx(states + weights)
     two = dataclasses.replace(WHAT, machines=2)
-    assert disk_s(both, two, 4) == pytest.approx((states + weights) / 2)
+    assert disk_s(both_offloaded, two, 4) == pytest.approx((states + weights) / 2)
 
 
 def several(**knobs):
@@ -127,12 +129,12 @@ def test_a_step_is_longer_by_what_is_exchanged_and_says_so():
     facts = make_facts("cuda")
     job, ddp = several(distributed_type="MULTI_GPU")
     _, three = several(distributed_type="DEEPSPEED", zero_stage=3)
-    before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    estimate = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
     for candidate in (ddp, three):
-        after = with_exchange(before, settings(job, facts, candidate))
-        assert after.step_time_s > 1.0
-        assert after.tokens_per_s == pytest.approx(800.0 / after.step_time_s)
-        assert "of a step are exchange" in after.notes[-1]
+        longer = with_exchange(estimate, settings(job, facts, candidate))
+        assert longer.step_time_s > 1.0
+        assert longer.tokens_per_s == pytest.approx(800.0 / longer.step_time_s)
+        assert "of a step are exchange" in longer.notes[-1]
     # Under bf16 ZeRO gathers and reduces 2 bytes; DDP reduces float32 gradients.
     assert exchanged(settings(job, facts, ddp)).gradients == 4 * facts.model.parameters
     assert exchanged(settings(job, facts, three)).gradients == 2 * facts.model.parameters
@@ -143,29 +145,30 @@ def test_a_step_is_longer_by_what_is_exchanged_and_says_so():
 
 def test_ppo_exchanges_the_value_models_gradients_too_after_each_pass_over_the_responses():
     facts = make_facts("cuda")
-    job, once = several(distributed_type="MULTI_GPU", num_ppo_epochs=1)
+    job, plain = several(distributed_type="MULTI_GPU", num_ppo_epochs=1)
     _, often = several(distributed_type="MULTI_GPU", num_ppo_epochs=4)
     ppo = job.model_copy(update={"method": "ppo"})
     assert (
-        exchanged(settings(ppo, facts, once)).trained
-        == 2 * exchanged(settings(job, facts, once)).trained
+        exchanged(settings(ppo, facts, plain)).trained
+        == 2 * exchanged(settings(job, facts, plain)).trained
     )
-    before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
-    one, four = (
-        with_exchange(before, settings(ppo, facts, each)).step_time_s - 1.0
-        for each in (once, often)
+    estimate = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    at_one, four = (
+        with_exchange(estimate, settings(ppo, facts, job_of_passes)).step_time_s - 1.0
+        for job_of_passes in (plain, often)
     )
-    assert four == pytest.approx(4 * one)
+    assert four == pytest.approx(4 * at_one)
 
 
 def test_of_one_device_nothing_and_of_cpus_nothing_is_known():
-    before = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
+    estimate = dataclasses.replace(make_estimate(GIB), step_time_s=1.0, tokens_per_s=800.0)
     assert (
-        with_exchange(before, settings(make_job(), make_facts("cuda"), make_candidate())) is before
+        with_exchange(estimate, settings(make_job(), make_facts("cuda"), make_candidate()))
+        is estimate
     )
     job, ddp = several(distributed_type="MULTI_CPU")
-    after = with_exchange(before, settings(job, make_facts("cpu"), ddp))
-    assert after.step_time_s == 1.0 and "is not counted" in after.notes[-1]
+    exchanged = with_exchange(estimate, settings(job, make_facts("cpu"), ddp))
+    assert exchanged.step_time_s == 1.0 and "is not counted" in exchanged.notes[-1]
 
 
 def test_a_way_to_spread_a_training_has_a_short_name():

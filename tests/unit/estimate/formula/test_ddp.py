@@ -34,9 +34,9 @@ def test_the_first_bucket_closes_early_and_a_large_gradient_has_its_own() -> Non
 
 @given(st.lists(st.integers(1, 60 * MIB)))
 def test_buckets_hold_every_gradient_once(sizes: list[int]) -> None:
-    made = buckets(sizes)
-    assert sum(made) == sum(sizes)
-    assert all(size >= (BUCKET if n else FIRST_BUCKET) for n, size in enumerate(made[:-1]))
+    gathered = buckets(sizes)
+    assert sum(gathered) == sum(sizes)
+    assert all(size >= (BUCKET if n else FIRST_BUCKET) for n, size in enumerate(gathered[:-1]))
 
 
 def test_weights_are_sent_two_parts_at_a_time_and_nothing_of_it_stays() -> None:
@@ -45,8 +45,8 @@ def test_weights_are_sent_two_parts_at_a_time_and_nothing_of_it_stays() -> None:
     assert [e[2] for e in events if e[0] == ALLOCATE] == [300 * MIB] * 3 + [2 * MIB]
     use = live_bytes(events)
     assert use.peak_bytes == 600 * MIB
-    kept = [(PHASE, "data", 0), (ALLOCATE, 1, MIB, TEMPORARIES, "mm", 0)]
-    assert live_bytes([*events, *kept]).phases["data"] == MIB
+    record = [(PHASE, "data", 0), (ALLOCATE, 1, MIB, TEMPORARIES, "mm", 0)]
+    assert live_bytes([*events, *record]).phases["data"] == MIB
     assert broadcast([MIB]) == []
 
 

@@ -48,23 +48,23 @@ def use_of(stage, devices=8, config=None, hidden=1024, **fields):
 
 def test_each_stage_divides_more():
     bucket = 2 * 4 * 1024**2
-    one, two, three = (use_of(stage).parts for stage in (1, 2, 3))
-    assert one == {
+    first, two, three = (use_of(stage).parts for stage in (1, 2, 3))
+    assert first == {
         "activations": ACTIVATIONS,
         "weights": WEIGHTS,
         "gradients": WEIGHTS,
         "optimizer": (MOMENTS + WEIGHTS) // 8,  # moments, and a copy
         "communication": bucket,
     }
-    assert two == {**one, "gradients": WEIGHTS // 8}
+    assert two == {**first, "gradients": WEIGHTS // 8}
     # A small model stays gathered.
     gathered = {"communication": bucket + GATHERED * WEIGHTS}
     assert three == {**two, "weights": WEIGHTS // 8, **gathered}
 
 
 def test_weights_that_some_devices_hold_once_more_take_their_part_too():
-    once, again = use_of(3).parts, use_of(3, zero_hpz_partition_size=4).parts
-    assert again == {**once, "weights": WEIGHTS // 8 + WEIGHTS // 4}
+    plain, again = use_of(3).parts, use_of(3, zero_hpz_partition_size=4).parts
+    assert again == {**plain, "weights": WEIGHTS // 8 + WEIGHTS // 4}
 
 
 def test_buckets_are_as_large_and_as_many_as_they_are_told_to_be():
@@ -112,8 +112,8 @@ def test_generation_needs_all_weights_at_once():
     assert two.phases["generation"] < WEIGHTS + WEIGHTS // 8 + 84 * MIB
     assert three.phases["generation"] >= two.phases["generation"] - WEIGHTS + 2 * WEIGHTS
     # Given back afterwards.
-    kept = three.phases["step"] - 3 * WEIGHTS // 8
-    assert kept < 2 * WEIGHTS // 8 + (MOMENTS + WEIGHTS) // 8 + 20 * MIB
+    lasting = three.phases["step"] - 3 * WEIGHTS // 8
+    assert lasting < 2 * WEIGHTS // 8 + (MOMENTS + WEIGHTS) // 8 + 20 * MIB
     assert three.phases["micro-step"] == three.peak_bytes
 
 

@@ -64,19 +64,19 @@ SIZES = st.integers(1, 2000).map(lambda n: n * MIB)
 def test_it_is_what_the_whole_record_divided_comes_to(activations, logits, accumulates, stage):
     shape = {"accumulates": accumulates}
     copies = point_of(record(activations, logits, **shape))
-    made = divided_point(copies, zero(stage), gradients=WEIGHTS, accumulates=accumulates)
-    whole = live_bytes(divided(record(activations, logits, **shape, buckets=False), zero(stage)))
-    assert made.phases["step"] == whole.phases["step"]
-    told = made.peak_allocated_bytes
+    point_reply = divided_point(copies, zero(stage), gradients=WEIGHTS, accumulates=accumulates)
+    use = live_bytes(divided(record(activations, logits, **shape, buckets=False), zero(stage)))
+    assert point_reply.phases["step"] == use.phases["step"]
+    estimated_bytes = point_reply.peak_allocated_bytes
     if copies.phase == "micro-step" or accumulates:
-        assert told == whole.peak_bytes
+        assert estimated_bytes == use.peak_bytes
     else:  # a micro-step's peak may be its gradients, which count as activations then
-        assert whole.peak_bytes <= told <= whole.peak_bytes + WEIGHTS
+        assert use.peak_bytes <= estimated_bytes <= use.peak_bytes + WEIGHTS
 
 
 def test_what_is_offloaded_is_not_on_the_device():
     events = record(10 * MIB, MIB, accumulates=True)
     away = zero(2, offload_optimizer_device="cpu")
-    made = divided_point(point_of(events), away, gradients=WEIGHTS, accumulates=True)
-    assert "optimizer" not in made.parts
-    assert made.peak_allocated_bytes < 2 * WEIGHTS
+    point_reply = divided_point(point_of(events), away, gradients=WEIGHTS, accumulates=True)
+    assert "optimizer" not in point_reply.parts
+    assert point_reply.peak_allocated_bytes < 2 * WEIGHTS

@@ -35,14 +35,14 @@ class Toy:
         for n in range(1, tokens):
             self._mark("decode")
             for index, old in enumerate(caches):
-                held = self._prompt + n
+                cached_tokens = self._prompt + n
                 slides = index == 0
-                size = 8 * (min(held, self._window) if slides else held)
+                size = 8 * (min(cached_tokens, self._window) if slides else cached_tokens)
                 caches[index] = self._make(size, "cat", layer(index))
                 self._drop(old)
                 if not self._cached:
-                    self._drop(self._make(4 * held**2, "softmax", layer(index)))
-                    self._drop(self._make(16 * (held // 8), "padded", layer(index)))
+                    self._drop(self._make(4 * cached_tokens**2, "softmax", layer(index)))
+                    self._drop(self._make(16 * (cached_tokens // 8), "padded", layer(index)))
             scores = self._make(5000, "softmax")
             longer = self._make(self._prompt + n)
             self._drop(ids)
@@ -74,38 +74,40 @@ def canonical(events):
 
 @given(st.integers(TOKENS, TOKENS + MOST_PASSES), st.integers(1, 3), st.integers(1, 2))
 def test_few_passes_become_exactly_the_record_of_many(length, layers, rounds):
-    few, many = Toy(layers), Toy(layers)
+    short_run, long_run = Toy(layers), Toy(layers)
     for _ in range(rounds):
-        few.generate(TOKENS)
-        many.generate(length)
-    assert canonical(with_all_tokens(few.events, TOKENS, length)) == canonical(many.events)
+        short_run.generate(TOKENS)
+        long_run.generate(length)
+    assert canonical(with_all_tokens(short_run.events, TOKENS, length)) == canonical(
+        long_run.events
+    )
 
 
 @pytest.mark.parametrize("length", [100, 1000])
 def test_of_very_many_passes_some_are_put_in_and_the_peaks_stay(length):
     continued = with_all_tokens(Toy().generate(TOKENS).events, TOKENS, length)
-    whole = Toy().generate(length).events
-    assert live_bytes(continued) == live_bytes(whole)
-    assert len(continued) < len(whole)
+    full = Toy().generate(length).events
+    assert live_bytes(continued) == live_bytes(full)
+    assert len(continued) < len(full)
     freed = [event[1] for event in continued if event[0] == FREE]
-    made = [event[1] for event in continued if event[0] == ALLOCATE]
-    assert sorted(freed) == sorted(made) and len(set(freed)) == len(freed)
+    allocated = [event[1] for event in continued if event[0] == ALLOCATE]
+    assert sorted(freed) == sorted(allocated) and len(set(freed)) == len(freed)
 
 
 @given(st.integers(TOKENS, TOKENS + MOST_PASSES), st.integers(95, 150), st.integers(1, 2))
 def test_what_slides_grows_until_its_window_is_full(length, window, rounds):
-    few, many = Toy(window=window), Toy(window=window)
+    short_run, long_run = Toy(window=window), Toy(window=window)
     for _ in range(rounds):
-        few.generate(TOKENS)
-        many.generate(length)
-    continued = with_all_tokens(few.events, TOKENS, length, prompt=100, windows=[window, 0])
-    assert canonical(continued) == canonical(many.events)
+        short_run.generate(TOKENS)
+        long_run.generate(length)
+    continued = with_all_tokens(short_run.events, TOKENS, length, prompt=100, windows=[window, 0])
+    assert canonical(continued) == canonical(long_run.events)
 
 
 def test_without_a_cache_the_square_of_the_length_grows_as_a_square():
-    few, many = Toy(cached=False).generate(TOKENS), Toy(cached=False).generate(200)
-    continued = with_all_tokens(few.events, TOKENS, 200)
-    assert live_bytes(continued).phases["decode"] == live_bytes(many.events).phases["decode"]
+    short_run, long_run = Toy(cached=False).generate(TOKENS), Toy(cached=False).generate(200)
+    continued = with_all_tokens(short_run.events, TOKENS, 200)
+    assert live_bytes(continued).phases["decode"] == live_bytes(long_run.events).phases["decode"]
     padded = [event[2] for event in continued if event[0] == ALLOCATE and event[4] == "padded"]
     assert max(padded) <= 16 * (300 // 8) * 8  # uneven steps are no square
 

@@ -41,12 +41,12 @@ def traces(draw):
             if what == PHASE:
                 events.append((PHASE, draw(st.sampled_from(["micro-step", "clip", "step"])), 0))
             elif live:
-                chosen = draw(st.sampled_from(live))
+                storage = draw(st.sampled_from(live))
                 if what == MOVE:
-                    events.append((MOVE, chosen, draw(st.sampled_from(record.PARTS)), 0))
+                    events.append((MOVE, storage, draw(st.sampled_from(record.PARTS)), 0))
                 else:
-                    events.append((FREE, chosen, 0))
-                    live.remove(chosen)
+                    events.append((FREE, storage, 0))
+                    live.remove(storage)
     return events
 
 
@@ -69,8 +69,8 @@ def test_a_storage_counts_in_the_part_that_it_was_moved_to():
 
 
 def test_of_two_peaks_of_one_height_the_first_is_told():
-    twice = [make for key in (0, 1) for make in ((ALLOCATE, key, 8, "logits", f"op{key}", 0),)]
-    use = live_bytes([twice[0], (FREE, 0, 0), twice[1]])
+    two_peaks = [make for key in (0, 1) for make in ((ALLOCATE, key, 8, "logits", f"op{key}", 0),)]
+    use = live_bytes([two_peaks[0], (FREE, 0, 0), two_peaks[1]])
     assert (use.peak_bytes, use.operator) == (8, "op0")
 
 
@@ -111,8 +111,8 @@ def test_moves_and_phases_change_no_peak(events):
 @given(traces())
 def test_rounding_adds_less_than_a_granule_for_each_storage(events):
     exact, rounded = live_bytes(events).peak_bytes, live_bytes(events, 512).peak_bytes
-    made = sum(event[0] == ALLOCATE for event in events)
-    assert exact <= rounded <= exact + 511 * made
+    allocations = sum(event[0] == ALLOCATE for event in events)
+    assert exact <= rounded <= exact + 511 * allocations
 
 
 @given(traces())
@@ -128,11 +128,11 @@ def test_an_allocator_that_replays_a_trace_meets_the_same_peak(events):
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
-def test_regions_of_layers_and_chunks_are_never_mixed_up(one, other):
-    assert record.layer(one) != record.chunk(other)
-    assert record.NOWHERE not in (record.layer(one), record.chunk(other))
-    assert (record.layer(one) == record.layer(other)) == (one == other)
-    assert (record.chunk(one) == record.chunk(other)) == (one == other)
+def test_regions_of_layers_and_chunks_are_never_mixed_up(index, other_index):
+    assert record.layer(index) != record.chunk(other_index)
+    assert record.NOWHERE not in (record.layer(index), record.chunk(other_index))
+    assert (record.layer(index) == record.layer(other_index)) == (index == other_index)
+    assert (record.chunk(index) == record.chunk(other_index)) == (index == other_index)
 
 
 def test_the_signature_of_work_is_the_same_for_every_shape():

@@ -42,56 +42,58 @@ def run_of(sizes, *, layers=LAYERS, **program):
 
 def made_and_direct(size, **program):
     """A first step of that size put together, and one that was run."""
-    short = run_of([3, size], **program)
-    return with_first_step(short.opening, short.steps[0]), run_of([size, size], **program).opening
+    short_run = run_of([3, size], **program)
+    return with_first_step(short_run.opening, short_run.steps[0]), run_of(
+        [size, size], **program
+    ).opening
 
 
 def compared(events):
     """The events without rows that are made and dropped, in the order that an allocator sees."""
     rows = {e[1] for e in events if e[0] == ALLOCATE and e[4] == "row"}
-    kept = [e for e in events if e != EMPTY_CACHE and (e[0] == PHASE or e[1] not in rows)]
+    lasting = [e for e in events if e != EMPTY_CACHE and (e[0] == PHASE or e[1] not in rows)]
     while (
-        kept[-1][0] == FREE
+        lasting[-1][0] == FREE
     ):  # in which order the next step lets go of what is left does not count
-        kept.pop()
-    return canonical(kept)
+        lasting.pop()
+    return canonical(lasting)
 
 
 @settings(deadline=None)
 @given(SIZES, PROGRAMS)
 def test_it_is_the_first_step_that_would_have_been_traced(size, program):
-    made, direct = made_and_direct(size, **{**program, "rows_per_chunk": 0})
-    assert compared(made) == compared(direct)
+    resized, direct = made_and_direct(size, **{**program, "rows_per_chunk": 0})
+    assert compared(resized) == compared(direct)
 
 
 @settings(deadline=None)
 @given(st.integers(20, 40), PROGRAMS)
 def test_nothing_of_it_but_states_and_workspaces_is_left(size, program):
-    def left(events):
+    def live_at_end(events):
         freed = {event[1] for event in events if event[0] == FREE}
         return sorted(e[2:5] for e in events if e[0] == ALLOCATE and e[1] not in freed)
 
-    made, direct = made_and_direct(size, **program)
-    assert left(made) == left(direct)
+    resized, direct = made_and_direct(size, **program)
+    assert live_at_end(resized) == live_at_end(direct)
 
 
 @settings(deadline=None)
 @given(st.integers(5, 9), SIZES, PROGRAMS)
 def test_it_can_be_made_as_deep_as_the_model(layers, size, program):
     program = {**program, "rows_per_chunk": 0}
-    short = run_of([3, size], **program)
-    opening = with_first_step(short.opening, short.steps[0])
+    short_run = run_of([3, size], **program)
+    opening = with_first_step(short_run.opening, short_run.steps[0])
     direct = run_of([size, size], layers=layers, **program).opening
     assert compared(whole_record(opening, [], LAYERS, layers)) == compared(direct)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_cache_is_given_back_where_a_training_begins(accumulation):
-    short = run_of([3, 9], accumulation=accumulation)
-    made = with_first_step(short.opening, short.steps[0])
-    start = training_start(made)
-    assert made[start][:2] == (PHASE, DATA)
-    assert made[start - 1] == EMPTY_CACHE
+    short_run = run_of([3, 9], accumulation=accumulation)
+    resized = with_first_step(short_run.opening, short_run.steps[0])
+    start = training_start(resized)
+    assert resized[start][:2] == (PHASE, DATA)
+    assert resized[start - 1] == EMPTY_CACHE
 
 
 def test_smaller_batches_leave_weights_and_the_optimizer_as_they_are():

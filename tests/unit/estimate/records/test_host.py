@@ -20,8 +20,8 @@ RECORD = [
 
 
 def test_what_came_and_went_before_the_training_is_left_out():
-    whole, since = live_bytes(RECORD), live_bytes(since_training(RECORD))
-    assert (whole.peak_bytes, since.peak_bytes) == (150, 120)
+    full_use, since = live_bytes(RECORD), live_bytes(since_training(RECORD))
+    assert (full_use.peak_bytes, since.peak_bytes) == (150, 120)
     assert since.parts == {"weights": 50, "temporaries": 40, "activations": 30}
 
 
@@ -47,14 +47,14 @@ def test_a_record_without_offloading_is_all_on_the_device():
 
 def test_what_an_engine_lets_go_of_at_last_is_left_in_the_cache():
     mib = 1 << 20
-    built = [
+    building = [
         (ALLOCATE, 1, 100 * mib, "weights", "cat", 0),
         (ALLOCATE, 2, 50 * mib, "temporaries", "zeros", 0),
         (ALLOCATE, 3, 100, "optimizer", "ones", 0),  # small ones lie elsewhere
         (FREE, 2, 0),
     ]
-    kept = since_training([*built, (PHASE, "data", 0)])
-    assert kept == [built[0], built[2], built[1], built[3], (PHASE, "data", 0)]
+    since = since_training([*building, (PHASE, "data", 0)])
+    assert since == [building[0], building[2], building[1], building[3], (PHASE, "data", 0)]
     late = (ALLOCATE, 4, 30 * mib, "weights", "cat", 0)  # may lie in what was let go of
-    kept = since_training([*built, late, (PHASE, "data", 0)])
-    assert kept == [built[0], built[2], late, (PHASE, "data", 0)]
+    since = since_training([*building, late, (PHASE, "data", 0)])
+    assert since == [building[0], building[2], late, (PHASE, "data", 0)]

@@ -39,9 +39,9 @@ def test_a_sum_takes_the_place_of_a_gradient_that_dies_of_it():
 
 def test_a_gradient_that_somebody_else_still_holds_is_left_alone():
     events = [make(0), make(1), *accumulate(0, 2), free(1), make(3), free(0), free(2), free(3)]
-    kept = [event for event in events if event[0] != ACCUMULATE]
-    assert merged(events) == kept
-    assert live_bytes(kept).peak_bytes == 300
+    remaining = [event for event in events if event[0] != ACCUMULATE]
+    assert merged(events) == remaining
+    assert live_bytes(remaining).peak_bytes == 300
 
 
 def test_a_gradient_that_outlives_the_trace_is_left_alone():
@@ -71,24 +71,24 @@ def programs(draw):
     events, live, in_place, key = [], {}, 0, 0
     for _ in range(draw(st.integers(0, 40))):
         what = draw(st.sampled_from(["make", "free", "accumulate", "move"]))
-        chosen = draw(st.sampled_from(sorted(live))) if live else None
-        if what == "make" or chosen is None:
+        storage = draw(st.sampled_from(sorted(live))) if live else None
+        if what == "make" or storage is None:
             size = draw(st.integers(1, 1000))
             events.append(make(key, size))
             live[key] = size
             key += 1
         elif what == "free":
-            events.append(free(chosen))
-            del live[chosen]
+            events.append(free(storage))
+            del live[storage]
         elif what == "move":
-            events.append((MOVE, chosen, ACTIVATIONS, 0))
+            events.append((MOVE, storage, ACTIVATIONS, 0))
         else:
-            events += accumulate(chosen, key, live[chosen])
-            live[key] = live[chosen]
+            events += accumulate(storage, key, live[storage])
+            live[key] = live[storage]
             key += 1
             if draw(st.booleans()):
-                events.append(free(chosen))
-                del live[chosen]
+                events.append(free(storage))
+                del live[storage]
                 in_place += 1
             else:  # somebody uses it again
                 events.append((PHASE, "use", 0))
@@ -101,28 +101,28 @@ def test_merging_only_takes_away_what_was_never_allocated(program):
     raw = [event for event in events if event[0] != ACCUMULATE]
     result = merged(events)
     count = {kind: sum(event[0] == kind for event in raw) for kind in (ALLOCATE, FREE, MOVE, PHASE)}
-    found = {kind: sum(event[0] == kind for event in result) for kind in count}
-    assert found == {**count, ALLOCATE: count[ALLOCATE] - in_place, FREE: count[FREE] - in_place}
+    counts = {kind: sum(event[0] == kind for event in result) for kind in count}
+    assert counts == {**count, ALLOCATE: count[ALLOCATE] - in_place, FREE: count[FREE] - in_place}
     assert live_bytes(result).peak_bytes <= live_bytes(raw).peak_bytes
 
 
 @given(programs())
 def test_every_merged_storage_is_born_once_and_dies_at_most_once_after_that(program):
-    alive, seen = set(), set()
+    live, born = set(), set()
     for event in merged(program[0]):
         if event[0] == ALLOCATE:
-            assert event[1] not in seen
-            alive.add(event[1])
-            seen.add(event[1])
+            assert event[1] not in born
+            live.add(event[1])
+            born.add(event[1])
         elif event[0] == FREE:
-            alive.remove(event[1])
+            live.remove(event[1])
         elif event[0] == MOVE:
-            assert event[1] in alive
+            assert event[1] in live
 
 
 @given(programs())
 def test_the_same_bytes_are_live_at_the_end(program):
-    def left(events):
+    def live_at_end(events):
         sizes = {}
         for event in events:
             if event[0] == ALLOCATE:
@@ -131,4 +131,4 @@ def test_the_same_bytes_are_live_at_the_end(program):
                 del sizes[event[1]]
         return sum(sizes.values())
 
-    assert left(merged(program[0])) == left(program[0])
+    assert live_at_end(merged(program[0])) == live_at_end(program[0])

@@ -31,44 +31,54 @@ def record(sizes, **program):
 
 @settings(deadline=None)
 @given(COUNTS, COUNTS, PROGRAMS, SIZES)
-def test_a_record_of_few_layers_becomes_that_of_many_and_back(have, wanted, program, sizes):
-    made = with_layers(record(sizes, layers=have, **program), have, wanted)
-    assert canonical(made) == canonical(record(sizes, layers=wanted, **program))
+def test_a_record_of_few_layers_becomes_that_of_many_and_back(
+    traced_count, wanted_count, program, sizes
+):
+    resized = with_layers(record(sizes, layers=traced_count, **program), traced_count, wanted_count)
+    assert canonical(resized) == canonical(record(sizes, layers=wanted_count, **program))
 
 
 @settings(deadline=None)
 @given(COUNTS, PROGRAMS, SIZES, st.booleans())
-def test_peaks_and_reserved_bytes_follow_the_depth_exactly(wanted, program, sizes, expandable):
-    made = with_layers(record(sizes, layers=SMALLEST, **program), SMALLEST, wanted)
-    whole = record(sizes, layers=wanted, **program)
-    assert curve(made) == curve(whole)
-    assert live_bytes(made) == live_bytes(whole)
-    one, other = (replayed(e, None, expandable_segments=expandable) for e in (made, whole))
-    assert one == other
+def test_peaks_and_reserved_bytes_follow_the_depth_exactly(
+    wanted_count, program, sizes, expandable
+):
+    resized = with_layers(record(sizes, layers=SMALLEST, **program), SMALLEST, wanted_count)
+    direct = record(sizes, layers=wanted_count, **program)
+    assert curve(resized) == curve(direct)
+    assert live_bytes(resized) == live_bytes(direct)
+    replay, direct_replay = (
+        replayed(e, None, expandable_segments=expandable) for e in (resized, direct)
+    )
+    assert replay == direct_replay
 
 
 @settings(deadline=None)
 @given(COUNTS, PROGRAMS, SIZES, st.integers(0, 999), st.integers(0, 999), st.booleans())
 def test_the_order_in_which_many_die_at_once_does_not_matter(
-    wanted, program, sizes, order, other_order, expandable
+    wanted_count, program, sizes, order, other_order, expandable
 ):
-    few = record(sizes, layers=SMALLEST, cached=order, **program)
-    made = with_layers(few, SMALLEST, wanted)
-    whole = record(sizes, layers=wanted, cached=other_order, **program)
-    assert curve(made) == curve(whole)
-    one, other = (replayed(e, None, expandable_segments=expandable) for e in (made, whole))
-    assert one == other
+    shallow = record(sizes, layers=SMALLEST, cached=order, **program)
+    resized = with_layers(shallow, SMALLEST, wanted_count)
+    direct = record(sizes, layers=wanted_count, cached=other_order, **program)
+    assert curve(resized) == curve(direct)
+    replay, direct_replay = (
+        replayed(e, None, expandable_segments=expandable) for e in (resized, direct)
+    )
+    assert replay == direct_replay
 
 
 @settings(deadline=None)
 @given(COUNTS, COUNTS, st.integers(1, 6), st.integers(1, 6))
-def test_a_loss_of_few_chunks_becomes_one_of_many_and_back(have, wanted, rows, layers):
+def test_a_loss_of_few_chunks_becomes_one_of_many_and_back(
+    traced_count, wanted_count, rows, layers
+):
     # The micro-batch stays, so that all but the chunks is the same.
-    few = Chunked(layers=layers, rows_per_chunk=rows, count=have).record([9, 9])
-    many = Chunked(layers=layers, rows_per_chunk=rows, count=wanted).record([9, 9])
-    made = with_chunks(few, have, wanted)
-    assert canonical(made) == canonical(many)
-    assert live_bytes(made) == live_bytes(many)
+    shallow = Chunked(layers=layers, rows_per_chunk=rows, count=traced_count).record([9, 9])
+    deep = Chunked(layers=layers, rows_per_chunk=rows, count=wanted_count).record([9, 9])
+    resized = with_chunks(shallow, traced_count, wanted_count)
+    assert canonical(resized) == canonical(deep)
+    assert live_bytes(resized) == live_bytes(deep)
 
 
 class Chunked(Toy):
@@ -87,19 +97,19 @@ class Chunked(Toy):
 def test_a_last_chunk_that_is_a_part_counts_as_a_whole_one(chunks, rows, data):
     size = chunks * rows - data.draw(st.integers(0, rows - 1))
     part = record([size], layers=2, rows_per_chunk=rows)
-    whole = record([size], layers=2, rows_per_chunk=rows, whole_chunks=True)
-    assert canonical(with_chunks(part, chunks, chunks)) == canonical(whole)
+    direct = record([size], layers=2, rows_per_chunk=rows, whole_chunks=True)
+    assert canonical(with_chunks(part, chunks, chunks)) == canonical(direct)
 
 
 @settings(deadline=None)
 @given(COUNTS, COUNTS)
 def test_chunks_and_layers_are_resized_one_after_the_other(layers, chunks):
-    few = Chunked(layers=SMALLEST, rows_per_chunk=3, count=SMALLEST).record([7])
-    many = Chunked(layers=layers, rows_per_chunk=3, count=chunks).record([7])
-    made = with_layers(with_chunks(few, SMALLEST, chunks), SMALLEST, layers)
-    assert canonical(made) == canonical(many)
-    other = with_chunks(with_layers(few, SMALLEST, layers), SMALLEST, chunks)
-    assert canonical(other) == canonical(many)
+    shallow = Chunked(layers=SMALLEST, rows_per_chunk=3, count=SMALLEST).record([7])
+    deep = Chunked(layers=layers, rows_per_chunk=3, count=chunks).record([7])
+    resized = with_layers(with_chunks(shallow, SMALLEST, chunks), SMALLEST, layers)
+    assert canonical(resized) == canonical(deep)
+    layers_first = with_chunks(with_layers(shallow, SMALLEST, layers), SMALLEST, chunks)
+    assert canonical(layers_first) == canonical(deep)
 
 
 def test_a_record_that_has_the_wanted_depth_is_left_alone():
@@ -113,24 +123,30 @@ def test_a_loss_that_is_not_chunked_has_no_chunks_to_resize():
     assert with_chunks(events, 0, 0) is events
 
 
-@pytest.mark.parametrize(("have", "wanted"), [(4, 9), (9, 4), (1, 5), (5, 0)])
-def test_too_few_stretches_cannot_stand_for_others(have, wanted):
-    with pytest.raises(Irregular, match=f"{have} stretches cannot stand for {wanted}"):
-        with_layers(record([5], layers=have), have, wanted)
+@pytest.mark.parametrize(("traced_count", "wanted_count"), [(4, 9), (9, 4), (1, 5), (5, 0)])
+def test_too_few_stretches_cannot_stand_for_others(traced_count, wanted_count):
+    with pytest.raises(
+        Irregular, match=f"{traced_count} stretches cannot stand for {wanted_count}"
+    ):
+        with_layers(record([5], layers=traced_count), traced_count, wanted_count)
     with pytest.raises(Irregular):
-        with_chunks(Chunked(layers=1, rows_per_chunk=2, count=have).record([5]), have, wanted)
+        with_chunks(
+            Chunked(layers=1, rows_per_chunk=2, count=traced_count).record([5]),
+            traced_count,
+            wanted_count,
+        )
 
 
 def handed_on(layers, second):
     """Each layer frees the last of what the one below made; layer 1 makes `second` storages."""
-    events, key, below = [], 0, None
+    events, key, previous = [], 0, None
     for index in range(layers):
         for _ in range(second if index == 1 else 1):
             key += 1
             events.append((ALLOCATE, key, 100, "activations", "mm", layer(index)))
-        if below is not None:
-            events.append((FREE, below, layer(index)))
-        below = key
+        if previous is not None:
+            events.append((FREE, previous, layer(index)))
+        previous = key
     return events
 
 
@@ -160,9 +176,9 @@ def let_go_of(*frees, layers=5):
 
 
 def test_a_list_that_one_layer_lets_go_of_is_freed_whole():
-    made = with_layers(let_go_of(*((4, n) for n in range(5))), 5, 9)
-    assert sorted(curve(made))[-1] == 900 + 1
-    assert len([event for event in made if event[0] == FREE]) == 9
+    resized = with_layers(let_go_of(*((4, n) for n in range(5))), 5, 9)
+    assert sorted(curve(resized))[-1] == 900 + 1
+    assert len([event for event in resized if event[0] == FREE]) == 9
 
 
 def test_layers_that_free_each_other_without_a_pattern_are_irregular():
@@ -174,8 +190,8 @@ def test_layers_that_free_each_other_without_a_pattern_are_irregular():
 
 
 @given(st.integers(0, 4), COUNTS)
-def test_what_was_made_outside_is_freed_once(by, wanted):
+def test_what_was_made_outside_is_freed_once(by, wanted_count):
     outside = [(ALLOCATE, 77, 50, "activations", "cat", 0)]
-    made = with_layers([*outside, *let_go_of(), (FREE, 77, layer(by))], SMALLEST, wanted)
-    assert [event[1] for event in made if event[0] == FREE] == [77]
-    assert curve(made)[-1] == wanted * 100
+    resized = with_layers([*outside, *let_go_of(), (FREE, 77, layer(by))], SMALLEST, wanted_count)
+    assert [event[1] for event in resized if event[0] == FREE] == [77]
+    assert curve(resized)[-1] == wanted_count * 100

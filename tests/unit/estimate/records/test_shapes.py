@@ -12,7 +12,7 @@ from autotune.estimate.records.shapes import (
     CHUNKS,
     Irregular,
     Shape,
-    Template,
+    ShapeFamily,
     divide,
     whole_record,
     with_optimizer_step,
@@ -43,7 +43,7 @@ def steps_of(sizes, *, layers=LAYERS, **program):
 
 def template_of(sizes, **program):
     toy = Toy(layers=LAYERS, **program)
-    return Template(
+    return ShapeFamily(
         shapes=tuple(
             Shape(size=size, chunks=toy.chunks(size), events=step, work=[])
             for size, step in zip(sizes, steps_of(sizes, **program).steps, strict=True)
@@ -58,34 +58,36 @@ def template_of(sizes, **program):
 @given(st.lists(SIZES, min_size=1, max_size=4), PROGRAMS)
 def test_every_step_is_as_if_it_had_been_the_only_one(sizes, program):
     divided = steps_of(sizes, **program)
-    alone = [steps_of([size], **program) for size in sizes]
-    assert [canonical(step) for step in divided.steps] == [canonical(one.steps[0]) for one in alone]
-    assert len({tuple(one.opening) for one in alone}) == 1
+    singles = [steps_of([size], **program) for size in sizes]
+    assert [canonical(step) for step in divided.steps] == [
+        canonical(single.steps[0]) for single in singles
+    ]
+    assert len({tuple(single.opening) for single in singles}) == 1
 
 
 @settings(deadline=None)
 @given(SIZES, PROGRAMS)
 def test_opening_and_step_together_have_the_peaks_of_the_run(size, program):
     divided = steps_of([size], **program)
-    whole = live_bytes(Toy(layers=LAYERS, **program).record([3, size]))
-    joined = live_bytes([*divided.opening, *divided.steps[0]])
-    assert (joined.peak_bytes, joined.parts) == (whole.peak_bytes, whole.parts)
+    direct = live_bytes(Toy(layers=LAYERS, **program).record([3, size]))
+    combined = live_bytes([*divided.opening, *divided.steps[0]])
+    assert (combined.peak_bytes, combined.parts) == (direct.peak_bytes, direct.parts)
     for phase in ("micro-step", "clip", "step"):
-        assert joined.phases[phase] == whole.phases[phase]
+        assert combined.phases[phase] == direct.phases[phase]
 
 
 @given(SIZES)
 def test_what_the_first_step_leaves_behind_is_gone_before_the_next(size):
     divided = steps_of([size])
-    after = curve(divided.opening)[-1]
+    live = curve(divided.opening)[-1]
     weights_and_states = curve(Toy(layers=LAYERS).record([]))[-1] + LAYERS * 2 * 4096
-    assert after == weights_and_states
+    assert live == weights_and_states
 
 
 def test_rows_that_collating_drops_do_not_make_steps_unlike():
-    few, many = steps_of([2, 30]).steps
-    assert len(few) == len(many)
-    assert not any(event[0] == ALLOCATE and event[4] == "row" for event in many)
+    few_rows, many_rows = steps_of([2, 30]).steps
+    assert len(few_rows) == len(many_rows)
+    assert not any(event[0] == ALLOCATE and event[4] == "row" for event in many_rows)
 
 
 # -- other micro-batches
@@ -93,22 +95,22 @@ def test_rows_that_collating_drops_do_not_make_steps_unlike():
 
 @settings(deadline=None)
 @given(st.lists(SIZES, min_size=2, max_size=2, unique=True), SIZES, PROGRAMS)
-def test_two_shapes_tell_every_size(traced, wanted, program):
-    events = template_of(traced, **program).events(wanted, 0)
-    assert canonical(events) == canonical(steps_of([wanted], **program).steps[0])
+def test_two_shapes_tell_every_size(traced, wanted_size, program):
+    events = template_of(traced, **program).events(wanted_size, 0)
+    assert canonical(events) == canonical(steps_of([wanted_size], **program).steps[0])
 
 
 @settings(deadline=None)
 @given(st.lists(SIZES, min_size=3, max_size=3, unique=True), SIZES, PROGRAMS)
-def test_three_shapes_tell_every_size_of_a_program_with_a_square_mask(traced, wanted, program):
-    events = template_of(traced, mask=True, **program).events(wanted, 0)
-    assert canonical(events) == canonical(steps_of([wanted], mask=True, **program).steps[0])
+def test_three_shapes_tell_every_size_of_a_program_with_a_square_mask(traced, wanted_size, program):
+    events = template_of(traced, mask=True, **program).events(wanted_size, 0)
+    assert canonical(events) == canonical(steps_of([wanted_size], mask=True, **program).steps[0])
 
 
 def test_two_shapes_are_too_few_for_a_square_mask():
-    made = live_bytes(template_of([4, 8], mask=True).events(16, 0))
+    resized = live_bytes(template_of([4, 8], mask=True).events(16, 0))
     direct = live_bytes(steps_of([16], mask=True).steps[0])
-    assert made.phases["micro-step"] < direct.phases["micro-step"]
+    assert resized.phases["micro-step"] < direct.phases["micro-step"]
 
 
 @settings(deadline=None)
@@ -118,19 +120,19 @@ def test_two_shapes_are_too_few_for_a_square_mask():
     st.integers(17, 80),
     PROGRAMS,
 )
-def test_a_chunked_loss_gets_the_chunks_of_the_wanted_size(rows, traced, wanted, program):
-    assume(wanted not in traced)
-    template = template_of(traced, rows_per_chunk=rows, **program)
-    whole = {"rows_per_chunk": rows, "whole_chunks": True, **program}
-    events = template.events(wanted, Toy(layers=1, **whole).chunks(wanted))
-    assert canonical(events) == canonical(steps_of([wanted], **whole).steps[0])
+def test_a_chunked_loss_gets_the_chunks_of_the_wanted_size(rows, traced, wanted_size, program):
+    assume(wanted_size not in traced)
+    family = template_of(traced, rows_per_chunk=rows, **program)
+    whole_program = {"rows_per_chunk": rows, "whole_chunks": True, **program}
+    events = family.events(wanted_size, Toy(layers=1, **whole_program).chunks(wanted_size))
+    assert canonical(events) == canonical(steps_of([wanted_size], **whole_program).steps[0])
 
 
 @given(st.lists(st.integers(17, 40), min_size=1, max_size=3, unique=True), st.integers(0, 4))
 def test_a_traced_size_comes_as_it_was_traced(traced, rows):
-    template = template_of(traced, rows_per_chunk=rows)
-    for shape in template.shapes:
-        assert template.events(shape.size, shape.chunks) is shape.events
+    family = template_of(traced, rows_per_chunk=rows)
+    for shape in family.shapes:
+        assert family.events(shape.size, shape.chunks) is shape.events
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -141,32 +143,34 @@ def test_a_traced_size_comes_as_it_was_traced(traced, rows):
     st.integers(41, 80),
     PROGRAMS,
 )
-def test_size_chunks_and_depth_together_are_exact(expandable, layers, traced, wanted, program):
-    whole = {"rows_per_chunk": 4, "whole_chunks": True, **program}
-    truth = steps_of([wanted], layers=layers, **whole)
-    opening = steps_of([wanted], **whole).opening
+def test_size_chunks_and_depth_together_are_exact(expandable, layers, traced, wanted_size, program):
+    whole_program = {"rows_per_chunk": 4, "whole_chunks": True, **program}
+    truth = steps_of([wanted_size], layers=layers, **whole_program)
+    opening = steps_of([wanted_size], **whole_program).opening
     step = template_of(traced, rows_per_chunk=4, **program).events(
-        wanted, Toy(layers=1, **whole).chunks(wanted)
+        wanted_size, Toy(layers=1, **whole_program).chunks(wanted_size)
     )
-    made = whole_record(opening, step, LAYERS, layers)
+    resized = whole_record(opening, step, LAYERS, layers)
     direct = [*truth.opening, *truth.steps[0]]
-    assert canonical(made) == canonical(direct)
-    one, other = (replayed(e, None, expandable_segments=expandable) for e in (made, direct))
-    assert one == other
+    assert canonical(resized) == canonical(direct)
+    replay, direct_replay = (
+        replayed(e, None, expandable_segments=expandable) for e in (resized, direct)
+    )
+    assert replay == direct_replay
 
 
 def test_a_model_whose_layers_cannot_be_told_stays_as_it_is():
     divided = steps_of([4])
-    joined = [*divided.opening, *divided.steps[0]]
-    assert whole_record(divided.opening, divided.steps[0], 0, 30) == joined
-    assert whole_record(divided.opening, divided.steps[0], LAYERS, LAYERS) == joined
+    combined = [*divided.opening, *divided.steps[0]]
+    assert whole_record(divided.opening, divided.steps[0], 0, 30) == combined
+    assert whole_record(divided.opening, divided.steps[0], LAYERS, LAYERS) == combined
 
 
 # -- what does not fit
 
 
 def shapes(*steps, chunks=0):
-    return Template(
+    return ShapeFamily(
         shapes=tuple(
             Shape(size=size, chunks=chunks, events=step, work=[])
             for size, step in enumerate(steps, start=1)
@@ -179,7 +183,7 @@ def made_and_freed(operator, key=1):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "why"),
+    ("first", "second", "reason"),
     [
         (made_and_freed("mm"), made_and_freed("mm")[:1], "different numbers of events"),
         (made_and_freed("mm"), made_and_freed("bmm"), "different operators"),
@@ -188,9 +192,9 @@ def made_and_freed(operator, key=1):
         (made_and_freed("mm"), [(PHASE, "step", 0), (PHASE, "data", 0)], "different events"),
     ],
 )
-def test_shapes_with_other_events_are_irregular(one, other, why):
-    with pytest.raises(Irregular, match=why):
-        shapes(one, other).events(7, 0)
+def test_shapes_with_other_events_are_irregular(first, second, reason):
+    with pytest.raises(Irregular, match=reason):
+        shapes(first, second).events(7, 0)
 
 
 def test_a_loss_in_too_few_chunks_to_resize_is_irregular():
@@ -221,13 +225,13 @@ def without(events, *operators):
 @given(SIZES, PROGRAMS, st.sampled_from([0, 4]))
 def test_leaving_out_accumulation_gives_the_step_of_one_micro_step(size, program, rows):
     program = {**program, "rows_per_chunk": rows}
-    made = without_accumulation(steps_of([size], **{**program, "accumulation": 2}).steps[0])
+    resized = without_accumulation(steps_of([size], **{**program, "accumulation": 2}).steps[0])
     direct = steps_of([size], **{**program, "accumulation": 1}).steps[0]
     # The trainer fetches the batches of a step at once, so there is one more of them; and it looks
     # at each loss whether it is a number.
-    other = ("collate", "isnan")
-    assert canonical(without(made, *other)) == canonical(without(direct, *other))
-    assert live_bytes(made).peak_bytes == live_bytes(direct).peak_bytes + 8 * size
+    names = ("collate", "isnan")
+    assert canonical(without(resized, *names)) == canonical(without(direct, *names))
+    assert live_bytes(resized).peak_bytes == live_bytes(direct).peak_bytes + 8 * size
 
 
 @given(SIZES, PROGRAMS)
@@ -244,22 +248,24 @@ def test_a_step_without_accumulation_is_left_alone(size, program):
     PASSING,
     PASSING,
 )
-def test_the_optimizer_of_one_step_can_be_put_into_another(size, other_size, program, own, others):
-    step = steps_of([size], **{**program, "passing": own}).steps[0]
-    other = steps_of([other_size], **{**program, "passing": others}).steps[0]
-    direct = steps_of([size], **{**program, "passing": others}).steps[0]
-    assert canonical(with_optimizer_step(step, other)) == canonical(direct)
+def test_the_optimizer_of_one_step_can_be_put_into_another(
+    size, other_size, program, passing, other_passing
+):
+    step = steps_of([size], **{**program, "passing": passing}).steps[0]
+    other_step = steps_of([other_size], **{**program, "passing": other_passing}).steps[0]
+    direct = steps_of([size], **{**program, "passing": other_passing}).steps[0]
+    assert canonical(with_optimizer_step(step, other_step)) == canonical(direct)
 
 
 @settings(deadline=None)
 @given(st.integers(5, 9), SIZES, SIZES, PROGRAMS, PASSING, PASSING)
 def test_the_optimizer_can_be_put_into_an_opening_too_where_its_state_is_made(
-    layers, size, other_size, program, own, others
+    layers, size, other_size, program, passing, other_passing
 ):
-    mine = steps_of([size], **{**program, "passing": own})
-    other = steps_of([other_size], **{**program, "passing": others})
-    direct = steps_of([size], layers=layers, **{**program, "passing": others})
-    opening = with_optimizer_step(mine.opening, other.opening)
-    step = with_optimizer_step(mine.steps[0], other.steps[0])
-    made = whole_record(opening, step, LAYERS, layers)
-    assert canonical(made) == canonical([*direct.opening, *direct.steps[0]])
+    steps = steps_of([size], **{**program, "passing": passing})
+    other_step = steps_of([other_size], **{**program, "passing": other_passing})
+    direct = steps_of([size], layers=layers, **{**program, "passing": other_passing})
+    opening = with_optimizer_step(steps.opening, other_step.opening)
+    step = with_optimizer_step(steps.steps[0], other_step.steps[0])
+    resized = whole_record(opening, step, LAYERS, layers)
+    assert canonical(resized) == canonical([*direct.opening, *direct.steps[0]])

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.records.events import NOWHERE, Work, chunk, layer
-from autotune.estimate.records.shapes import Irregular, Shape, Template
+from autotune.estimate.records.shapes import Irregular, Shape, ShapeFamily
 
 LAYERS = 5
 
 
 def work(operator, region, *dims):
     flops = 2
-    for one in dims:
-        flops *= one
+    for dim in dims:
+        flops *= dim
     return Work(
         operator=operator,
         kind="matmul",
@@ -33,9 +33,9 @@ def works(size, chunks, layers):
     rows = [min(8, size - 8 * index) for index in range(chunks)]
     forward = [work("mm", layer(index), size, 32, 32) for index in range(layers)]
     losses = [
-        one
+        piece
         for index, n in enumerate(rows)
-        for one in (work("head", chunk(index), n, 32, 99), work("head", chunk(index), n, 99, 1))
+        for piece in (work("head", chunk(index), n, 32, 99), work("head", chunk(index), n, 99, 1))
     ]
     last = [work("div", chunk(chunks - 1), 1)] if chunks else [work("head", NOWHERE, size, 99)]
     end = [work("other", NOWHERE, size, 7)]
@@ -44,16 +44,16 @@ def works(size, chunks, layers):
         for index, n in reversed(list(enumerate(rows)))
         for name in ("head", *(["add"] if index < chunks - 1 else []), "softmax")
     ]
-    below = [work("mm", layer(index), size, 32, 64) for index in reversed(range(layers))]
-    return [*forward, *losses, *last, *end, *backward, *below]
+    backward_works = [work("mm", layer(index), size, 32, 64) for index in reversed(range(layers))]
+    return [*forward, *losses, *last, *end, *backward, *backward_works]
 
 
 def shape_of(size, chunks):
     return Shape(size=size, chunks=chunks, events=[], work=works(size, chunks, LAYERS))
 
 
-def counted(found):
-    return Counter(replace(one, region=NOWHERE) for one in found)
+def work_counts(works):
+    return Counter(replace(piece, region=NOWHERE) for piece in works)
 
 
 @given(
@@ -61,10 +61,10 @@ def counted(found):
     st.integers(1, 200),
     st.integers(5, 40),
 )
-def test_the_work_follows_size_and_depth(traced, wanted, layers):
-    template = Template(shapes=tuple(shape_of(size, 0) for size in traced))
-    made = template.work(wanted, 0, LAYERS, layers)
-    assert made == counted(works(wanted, 0, layers))
+def test_the_work_follows_size_and_depth(traced, wanted_size, layers):
+    family = ShapeFamily(shapes=tuple(shape_of(size, 0) for size in traced))
+    resized = family.work(wanted_size, 0, LAYERS, layers)
+    assert resized == work_counts(works(wanted_size, 0, layers))
 
 
 @given(
@@ -73,46 +73,48 @@ def test_the_work_follows_size_and_depth(traced, wanted, layers):
     st.integers(5, 40),
 )
 def test_the_work_of_a_chunked_loss_is_that_of_whole_chunks(traced, chunks, layers):
-    template = Template(shapes=tuple(shape_of(size, -(-size // 8)) for size in traced))
-    made = template.work(8 * chunks, chunks, LAYERS, layers)
-    assert made == counted(works(8 * chunks, chunks, layers))
+    family = ShapeFamily(shapes=tuple(shape_of(size, -(-size // 8)) for size in traced))
+    resized = family.work(8 * chunks, chunks, LAYERS, layers)
+    assert resized == work_counts(works(8 * chunks, chunks, layers))
 
 
 @given(st.integers(1, 60), st.integers(5, 12), st.integers(5, 40))
 def test_the_work_of_one_shape_follows_the_depth(size, traced_layers, layers):
     shape = Shape(size=size, chunks=0, events=[], work=works(size, 0, traced_layers))
-    made = Template(shapes=(shape,)).work(size, 0, traced_layers, layers)
-    assert made == counted(works(size, 0, layers))
+    resized = ShapeFamily(shapes=(shape,)).work(size, 0, traced_layers, layers)
+    assert resized == work_counts(works(size, 0, layers))
 
 
 def test_shapes_with_other_operators_are_irregular():
-    one, other = shape_of(4, 0), shape_of(8, 0)
+    first, second = shape_of(4, 0), shape_of(8, 0)
     for changed in ({"operator": "bmm"}, {"kind": "memory"}, {"dtype": "int8"}, {"region": 9}):
-        unlike = [replace(other.work[0], **changed), *other.work[1:]]
-        template = Template(shapes=(one, replace(other, work=unlike)))
+        unlike = [replace(second.work[0], **changed), *second.work[1:]]
+        family = ShapeFamily(shapes=(first, replace(second, work=unlike)))
         with pytest.raises(Irregular, match="different operators"):
-            template.work(16, 0, LAYERS, LAYERS)
-    fewer = Template(shapes=(one, replace(other, work=other.work[1:])))
+            family.work(16, 0, LAYERS, LAYERS)
+    fewer = ShapeFamily(shapes=(first, replace(second, work=second.work[1:])))
     with pytest.raises(Irregular, match="different numbers of operators"):
         fewer.work(16, 0, LAYERS, LAYERS)
     with pytest.raises(Irregular, match="too few"):
-        Template(shapes=(shape_of(20, 3), shape_of(40, 5))).work(80, 10, LAYERS, LAYERS)
+        ShapeFamily(shapes=(shape_of(20, 3), shape_of(40, 5))).work(80, 10, LAYERS, LAYERS)
 
 
 @given(st.integers(41, 120), st.integers(6, 40), st.integers(5, 40))
 def test_a_shape_alone_has_the_chunks_that_are_asked_for(size, chunks, layers):
     traced = shape_of(size, -(-size // 8))
-    made = Template(shapes=(traced,)).work(size, chunks, LAYERS, layers)
-    assert sum(n for one, n in made.items() if one.operator == "softmax") == chunks
-    outside = {one: n for one, n in made.items() if one.operator not in ("head", "softmax", "add")}
+    resized = ShapeFamily(shapes=(traced,)).work(size, chunks, LAYERS, layers)
+    assert sum(n for piece, n in resized.items() if piece.operator == "softmax") == chunks
+    outside = {
+        piece: n for piece, n in resized.items() if piece.operator not in ("head", "softmax", "add")
+    }
     assert outside == {
-        one: n
-        for one, n in counted(works(size, -(-size // 8), layers)).items()
-        if one.operator not in ("head", "softmax", "add")
+        piece: n
+        for piece, n in work_counts(works(size, -(-size // 8), layers)).items()
+        if piece.operator not in ("head", "softmax", "add")
     }
 
 
 def test_a_loss_in_too_few_chunks_stays_as_it_was_traced():
     traced = shape_of(20, 3)
-    made = Template(shapes=(traced,)).work(20, 9, LAYERS, LAYERS)
-    assert made == counted(traced.work)
+    resized = ShapeFamily(shapes=(traced,)).work(20, 9, LAYERS, LAYERS)
+    assert resized == work_counts(traced.work)

@@ -125,8 +125,8 @@ def test_without_float32_the_first_known_dtype_stands_in():
 def test_interpolation_passes_through_its_points_and_stays_between_them(x):
     points = [(10.0, 5.0), (1000.0, 50.0), (1e6, 20.0)]
     assert 5.0 * 0.999 <= interpolated(points, x) <= 50.0 * 1.001
-    for known, value in points:
-        assert interpolated(points, known) == pytest.approx(value)
+    for point_x, value in points:
+        assert interpolated(points, point_x) == pytest.approx(value)
     assert interpolated(points, 100.0) == pytest.approx(math.sqrt(250))
 
 

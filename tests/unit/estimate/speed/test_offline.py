@@ -37,26 +37,28 @@ PADDED = (
 
 
 def test_one_even_shape_follows_the_curves_of_the_padded_ones() -> None:
-    alone = variant(*PADDED, shape(1, 2048, masked=False))
-    whole = variant(*PADDED, *(shape(1, n, masked=False) for n in (512, 1024, 2048)))
+    single = variant(*PADDED, shape(1, 2048, masked=False))
+    all_shapes = variant(*PADDED, *(shape(1, n, masked=False) for n in (512, 1024, 2048)))
     for length in (700, 1000, 1500):
-        told = alone.at(1, length, False).total
-        assert told == pytest.approx(whole.at(1, length, False).total, rel=0.1)
-    assert alone.at(1, 2048, False) == whole.at(1, 2048, False)
+        seconds = single.at(1, length, False).total
+        assert seconds == pytest.approx(all_shapes.at(1, length, False).total, rel=0.1)
+    assert single.at(1, 2048, False) == all_shapes.at(1, 2048, False)
 
 
 def test_twice_the_rows_take_twice_as_long_where_the_device_is_busy() -> None:
-    one = variant(*PADDED)
-    assert one.at(8, 2048, True).total == pytest.approx(2 * one.at(4, 2048, True).total, rel=0.02)
+    padded = variant(*PADDED)
+    assert padded.at(8, 2048, True).total == pytest.approx(
+        2 * padded.at(4, 2048, True).total, rel=0.02
+    )
 
 
 def test_an_engine_follows_the_curve_of_copies_through_its_own_shapes() -> None:
     """Its few shapes tell how much more it takes, not how that grows with the length."""
     copies = variant(*PADDED)
-    few = [shape(1, 512, masked=False), shape(4, 2048, masked=True)]
+    shapes_of_engine = [shape(1, 512, masked=False), shape(4, 2048, masked=True)]
     reply = EstimateReply(
         points=[],
-        shapes=[_twice(one) for one in few],
+        shapes=[_doubled(shape_work) for shape_work in shapes_of_engine],
         copied_shapes=list(PADDED),
         optimizer_work={"": []},
         process_bytes=0,
@@ -66,11 +68,15 @@ def test_an_engine_follows_the_curve_of_copies_through_its_own_shapes() -> None:
     engine = VariantSpeed(reply, H200)
     assert engine.at(4, 2048, True).total == pytest.approx(2 * copies.at(4, 2048, True).total)
     for rows, length in ((2, 700), (4, 1000), (2, 1500)):
-        told = engine.at(rows, length, True).total
-        assert told == pytest.approx(2 * copies.at(rows, length, True).total, rel=0.02)
+        seconds = engine.at(rows, length, True).total
+        assert seconds == pytest.approx(2 * copies.at(rows, length, True).total, rel=0.02)
 
 
-def _twice(one: ShapeWork) -> ShapeWork:
+def _doubled(shape_work: ShapeWork) -> ShapeWork:
     return ShapeWork(
-        rows=one.rows, length=one.length, masked=one.masked, flat=one.flat, work=one.work * 2
+        rows=shape_work.rows,
+        length=shape_work.length,
+        masked=shape_work.masked,
+        flat=shape_work.flat,
+        work=shape_work.work * 2,
     )

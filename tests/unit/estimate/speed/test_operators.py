@@ -16,16 +16,16 @@ from autotune.estimate.speed.ceilings import (
     MatmulRate,
     OperatorRate,
 )
-from autotune.estimate.speed.linear import inverted, least_squares, solved
+from autotune.estimate.speed.linear import inverse, least_squares, solve
 from autotune.estimate.speed.operators import (
     TERMS,
     TimeParts,
-    added,
-    counted,
-    loss_apart,
+    in_sequence,
+    split_off_loss,
     step_parts,
     step_time_s,
     tokens_per_s,
+    work_counts,
     work_time,
 )
 from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
@@ -107,7 +107,7 @@ def test_exposed_parts_add_up_to_the_same_total(parts):
 
 @given(st.lists(PARTS, min_size=1, max_size=5))
 def test_what_comes_one_after_the_other_does_not_overlap(parts):
-    assert added(parts).total == pytest.approx(sum(one.total for one in parts))
+    assert in_sequence(parts).total == pytest.approx(sum(part.total for part in parts))
 
 
 # -- of work
@@ -131,10 +131,10 @@ def test_a_matmul_takes_its_operations_over_the_rate_and_its_dispatch():
 )
 def test_attention_computes_half_of_it_without_a_mask(kind, masked, seconds):
     flops = 4 * 2 * 4 * 64 * 64 * 16
-    told = int(flops * (2.5 if "backward" in kind else 1) * (1 if masked else 0.5))
-    one = work(kind, dims=(2, 4, 64, 64, 16), flops=told)
-    for asked in (masked, None):
-        parts = work_time([(one, 1)], CEILINGS, masked=asked)
+    flops_of_half = int(flops * (2.5 if "backward" in kind else 1) * (1 if masked else 0.5))
+    work_of_half = work(kind, dims=(2, 4, 64, 64, 16), flops=flops_of_half)
+    for masked_argument in (masked, None):
+        parts = work_time([(work_of_half, 1)], CEILINGS, masked=masked_argument)
         assert parts.attention_s == pytest.approx(flops * seconds)
 
 
@@ -167,22 +167,22 @@ def test_times_overlap_where_the_device_is_not_the_host():
 
 def test_equal_work_is_counted_wherever_it_was_done():
     first, second = work(region=1, dims=(1, 2)), work(region=2, dims=(1, 2))
-    rows = [list(dataclasses.astuple(one)) for one in (first, second, work("view"))]
+    rows = [list(dataclasses.astuple(piece)) for piece in (first, second, work("view"))]
     rows[0][3] = [1, 2]  # as JSON has it
-    assert sorted(times for _, times in counted(rows)) == [1, 2]
-    assert counted(rows)[0][0] == dataclasses.replace(first, region=0)
+    assert sorted(times for _, times in work_counts(rows)) == [1, 2]
+    assert work_counts(rows)[0][0] == dataclasses.replace(first, region=0)
 
 
 def test_the_chunks_of_a_loss_can_be_told_from_the_rest():
     rows = [dataclasses.astuple(work(region=region)) for region in (0, 1, 2, -1, -2)]
-    rest, loss = loss_apart(counted(rows))
-    assert [times for _, times in rest] == [3] and [times for _, times in loss] == [2]
+    outside_loss, loss = split_off_loss(work_counts(rows))
+    assert [times for _, times in outside_loss] == [3] and [times for _, times in loss] == [2]
 
 
 def test_what_is_added_to_a_micro_step_overlaps_with_the_rest_of_it():
-    one = TimeParts(matmul_s=1, overhead_s=3, overlapped=True)
-    other = TimeParts(matmul_s=4, overhead_s=1, overlapped=True)
-    assert one.plus(other).total == 5 < added([one, other]).total
+    first = TimeParts(matmul_s=1, overhead_s=3, overlapped=True)
+    second = TimeParts(matmul_s=4, overhead_s=1, overlapped=True)
+    assert first.plus(second).total == 5 < in_sequence([first, second]).total
 
 
 # -- over shapes
@@ -199,8 +199,8 @@ def test_a_cost_of_the_known_form_is_recovered_at_every_shape(a, b, c, term):
     points = {shape: TimeParts(**{term: curve(*shape, a, b, c)}) for shape in SHAPES}
     times = ShapeTimes.fitted(points)
     for shape in [(2, 64), (32, 512), (1, 2048)]:
-        found = getattr(times.at(*shape), term)
-        assert found == pytest.approx(curve(*shape, a, b, c), rel=1e-3, abs=1e-12)
+        seconds = getattr(times.at(*shape), term)
+        assert seconds == pytest.approx(curve(*shape, a, b, c), rel=1e-3, abs=1e-12)
 
 
 @given(st.lists(SECONDS, min_size=5, max_size=5), st.booleans())
@@ -281,46 +281,48 @@ def random_parts(count, seed=0):
 
 def test_nothing_measured_changes_nothing_and_leaves_wide_doubt():
     (parts,) = random_parts(1)
-    known = calibrated([], [])
-    assert known.time_s(parts) == pytest.approx(parts.total)
-    assert known.relative_uncertainty(parts) > 1
-    assert set(known.factors) == set(TERMS)
+    coefficients = calibrated([], [])
+    assert coefficients.time_s(parts) == pytest.approx(parts.total)
+    assert coefficients.relative_uncertainty(parts) > 1
+    assert set(coefficients.factors) == set(TERMS)
 
 
 @given(st.floats(0.2, 5.0))
 def test_one_measurement_moves_all_terms_about_alike(factor):
     first, second = random_parts(2)
-    known = calibrated([first], [factor * first.total])
-    assert known.time_s(first) == pytest.approx(factor * first.total, rel=0.05)
-    assert known.time_s(second) == pytest.approx(factor * second.total, rel=0.35)
-    assert known.relative_uncertainty(first) < 0.3
+    coefficients = calibrated([first], [factor * first.total])
+    assert coefficients.time_s(first) == pytest.approx(factor * first.total, rel=0.05)
+    assert coefficients.time_s(second) == pytest.approx(factor * second.total, rel=0.35)
+    assert coefficients.relative_uncertainty(first) < 0.3
 
 
 def test_many_measurements_tell_the_terms_apart():
     estimates = random_parts(40)
     truth = {"matmul_s": 1.5, "attention_s": 0.7, "memory_s": 2.0, "overhead_s": 1.0}
-    measured = [sum(f * getattr(one, n) for n, f in truth.items()) for one in estimates]
-    known = calibrated(estimates, measured)
+    measured_s = [sum(f * getattr(part, n) for n, f in truth.items()) for part in estimates]
+    coefficients = calibrated(estimates, measured_s)
     for name, factor in truth.items():
-        assert known.factors[name] == pytest.approx(factor, rel=0.1)
-    assert known.measurements == 40
+        assert coefficients.factors[name] == pytest.approx(factor, rel=0.1)
+    assert coefficients.measurements == 40
 
 
 def test_doubt_shrinks_with_measurements_and_grows_with_their_scatter():
     estimates = random_parts(30)
-    quiet = calibrated(estimates, [one.total for one in estimates])
-    few = calibrated(estimates[:2], [one.total for one in estimates[:2]])
+    quiet = calibrated(estimates, [part.total for part in estimates])
+    two = calibrated(estimates[:2], [part.total for part in estimates[:2]])
     draw = random.Random(1)
-    noisy = calibrated(estimates, [one.total * math.exp(draw.gauss(0, 0.3)) for one in estimates])
-    doubts = [known.relative_uncertainty(estimates[0]) for known in (quiet, few, noisy)]
+    noisy = calibrated(estimates, [part.total * math.exp(draw.gauss(0, 0.3)) for part in estimates])
+    doubts = [
+        coefficients.relative_uncertainty(estimates[0]) for coefficients in (quiet, two, noisy)
+    ]
     assert doubts[0] < doubts[1] < doubts[2]
     assert noisy.residual == pytest.approx(0.3, rel=0.3)
 
 
 def test_estimates_on_cuda_are_calibrated_by_what_nothing_hides():
     hidden = TimeParts(matmul_s=2.0, overhead_s=1.0, overlapped=True)
-    known = calibrated([hidden] * 5, [3.0] * 5)
-    assert known.time_s(hidden) == pytest.approx(3.0, rel=0.02)
+    coefficients = calibrated([hidden] * 5, [3.0] * 5)
+    assert coefficients.time_s(hidden) == pytest.approx(3.0, rel=0.02)
 
 
 def test_each_estimate_needs_its_measured_time():
@@ -344,19 +346,26 @@ def test_ties_share_their_rank():
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=20))
 def test_rank_correlation_knows_only_the_order(pairs):
-    left, right = zip(*pairs, strict=True)
-    rank = rank_correlation(left, right)
+    estimated, measured_values = zip(*pairs, strict=True)
+    rank = rank_correlation(estimated, measured_values)
     assert -1 - 1e-9 <= rank <= 1 + 1e-9
-    assert rank_correlation([7 * one for one in left], right) == pytest.approx(rank)
-    assert rank_correlation(right, left) == pytest.approx(rank)
+    assert rank_correlation([7 * value for value in estimated], measured_values) == pytest.approx(
+        rank
+    )
+    assert rank_correlation(measured_values, estimated) == pytest.approx(rank)
 
 
 def test_regret_is_how_much_slower_the_best_of_the_first_k_is():
-    measured = [2.0, 1.5, 1.0]
+    measured_times = [2.0, 1.5, 1.0]
     estimated = [1.0, 2.0, 3.0]
-    assert [top_k_regret(estimated, measured, k) for k in (1, 2, 3, 10)] == [1.0, 0.5, 0.0, 0.0]
+    assert [top_k_regret(estimated, measured_times, k) for k in (1, 2, 3, 10)] == [
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
     with pytest.raises(ValueError, match="k >= 1"):
-        top_k_regret(estimated, measured, 0)
+        top_k_regret(estimated, measured_times, 0)
 
 
 # -- equations
@@ -369,17 +378,17 @@ def test_equations_are_solved_and_symmetric_matrices_inverted(size, seed):
     matrix = [
         [sum(a * b for a, b in zip(x, y, strict=True)) + (x is y) for y in rows] for x in rows
     ]
-    wanted = [draw.uniform(-1, 1) for _ in range(size)]
-    right = [sum(a * b for a, b in zip(row, wanted, strict=True)) for row in matrix]
-    assert solved(matrix, right) == pytest.approx(wanted)
-    inverse = inverted(matrix)
+    solution = [draw.uniform(-1, 1) for _ in range(size)]
+    products = [sum(a * b for a, b in zip(row, solution, strict=True)) for row in matrix]
+    assert solve(matrix, products) == pytest.approx(solution)
+    inverse_matrix = inverse(matrix)
     for i, j in itertools.product(range(size), repeat=2):
-        entry = sum(matrix[i][k] * inverse[k][j] for k in range(size))
+        entry = sum(matrix[i][k] * inverse_matrix[k][j] for k in range(size))
         assert entry == pytest.approx(float(i == j), abs=1e-9)
 
 
 def test_singular_equations_have_no_solution():
-    assert solved([[1.0, 2.0], [2.0, 4.0]], [1.0, 1.0]) is None
+    assert solve([[1.0, 2.0], [2.0, 4.0]], [1.0, 1.0]) is None
     assert least_squares([((1.0, 2.0), 1.0), ((2.0, 4.0), 2.0)]) is None
     with pytest.raises(ValueError, match="singular"):
-        inverted([[0.0]])
+        inverse([[0.0]])

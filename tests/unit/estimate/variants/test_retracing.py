@@ -1,4 +1,4 @@
-"""More is traced only where less did not do."""
+"""Retracing: more is traced only where less did not do."""
 
 import pytest
 
@@ -11,27 +11,27 @@ class Traced(Retracing):
 
     def __init__(self, failing: set[str]) -> None:
         super().__init__()
-        self.failing, self.done = failing, []
+        self.failing, self.history = failing, []
 
     def trace(self) -> None:
-        self.done.append(self.way)
+        self.history.append(self.way)
         if self.way in self.failing:
             raise Irregular("unlike layers")
 
     def forget(self) -> None:
-        self.done.append("forgotten")
+        self.history.append("forgotten")
 
 
 def test_what_does_is_traced_once() -> None:
     retracing = Traced(set())
     assert [retracing.attempt(lambda: 1), retracing.attempt(lambda: 2)] == [1, 2]
-    assert retracing.done == [WAYS[0]]
+    assert retracing.history == [WAYS[0]]
 
 
 def test_where_a_trace_fails_more_is_traced() -> None:
     retracing = Traced({WAYS[0]})
     assert retracing.attempt(lambda: retracing.way) == WAYS[1]
-    assert retracing.done == [WAYS[0], "forgotten", WAYS[1]]
+    assert retracing.history == [WAYS[0], "forgotten", WAYS[1]]
 
 
 def test_where_an_answer_fails_more_is_traced_and_it_is_asked_again() -> None:
@@ -43,9 +43,9 @@ def test_where_an_answer_fails_more_is_traced_and_it_is_asked_again() -> None:
         return "found"
 
     assert retracing.attempt(answer) == "found"
-    assert [one for one in retracing.done if one != "forgotten"] == list(WAYS)
+    assert [way for way in retracing.history if way != "forgotten"] == list(WAYS)
     assert retracing.attempt(answer) == "found"
-    assert retracing.done.count(WAYS[-1]) == 1
+    assert retracing.history.count(WAYS[-1]) == 1
 
 
 def test_when_everything_has_been_tried_it_is_told() -> None:

@@ -19,8 +19,8 @@ LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=20).map(tuple)
 ROWS_PER_CHUNK = st.integers(1, 300)
 
 
-def chunks_of(one, loss, rows):
-    return chunk_count(one, LossChunks(rows=rows, labelled_only=loss == "chunked_nll"))
+def chunks_of(batch, loss, rows):
+    return chunk_count(batch, LossChunks(rows=rows, labelled_only=loss == "chunked_nll"))
 
 
 def worst(lengths, labelled=1, flat=False):
@@ -43,15 +43,15 @@ def worst(lengths, labelled=1, flat=False):
 def test_the_measure_is_rows_or_tokens_and_only_rows_are_padded(
     lengths, flat, size, tokens, padded
 ):
-    one = worst(lengths, flat=flat)
-    assert (one.size, one.tokens, one.padded) == (size, tokens, padded)
+    batch = worst(lengths, flat=flat)
+    assert (batch.size, batch.tokens, batch.padded) == (size, tokens, padded)
 
 
 # -- chunks
 
 
 @pytest.mark.parametrize(
-    ("one", "loss", "rows", "chunks"),
+    ("batch", "loss", "rows", "chunks"),
     [
         (worst((9, 5)), "nll", 8, 2),  # 2 rows of 9, padded, of which 8 have a next token
         (worst((9, 5)), "nll", 7, 3),
@@ -64,26 +64,26 @@ def test_the_measure_is_rows_or_tokens_and_only_rows_are_padded(
     ],
 )
 def test_the_plain_loss_has_chunks_of_positions_and_the_chunked_one_of_labels(
-    one, loss, rows, chunks
+    batch, loss, rows, chunks
 ):
-    assert chunks_of(one, loss, rows) == chunks
+    assert chunks_of(batch, loss, rows) == chunks
 
 
 @given(LENGTHS, st.integers(0, 5000), st.booleans(), ROWS_PER_CHUNK)
 def test_chunks_hold_all_that_counts_and_none_is_empty(lengths, labelled, flat, rows):
-    one = worst(lengths, labelled, flat)
-    chunks = chunks_of(one, "chunked_nll", rows)
+    batch = worst(lengths, labelled, flat)
+    chunks = chunks_of(batch, "chunked_nll", rows)
     assert chunks >= 1
     assert (chunks - 1) * rows < max(labelled, 1) <= chunks * rows
-    positions = chunks_of(one, "nll", 1)
-    assert chunks_of(one, "nll", rows) == -(-positions // rows)
+    positions = chunks_of(batch, "nll", 1)
+    assert chunks_of(batch, "nll", rows) == -(-positions // rows)
 
 
 @given(LENGTHS, ROWS_PER_CHUNK, st.integers(0, 9))
-def test_which_tokens_are_padding_does_not_matter_to_the_plain_loss(lengths, rows, less):
+def test_which_tokens_are_padding_does_not_matter_to_the_plain_loss(lengths, rows, missing_tokens):
     even = worst((max(lengths),) * len(lengths))
     assert chunks_of(worst(lengths), "nll", rows) == chunks_of(even, "nll", rows)
-    shorter = worst((*lengths, max(max(lengths) - less, 1)))
+    shorter = worst((*lengths, max(max(lengths) - missing_tokens, 1)))
     assert chunks_of(shorter, "nll", rows) >= chunks_of(worst(lengths), "nll", rows)
 
 
@@ -92,14 +92,14 @@ def test_which_tokens_are_padding_does_not_matter_to_the_plain_loss(lengths, row
 
 @given(st.integers(1, 5000), st.integers(1, 4000), st.booleans(), st.booleans())
 def test_a_micro_batch_has_the_measure_it_is_made_for(size, length, flat, padded):
-    made = micro_batch(size, length, flat=flat, padded=padded, share=0.5)
-    assert made.labelled == 0.5
-    assert min(made.lengths) >= 1
-    one = worst(made.lengths, flat=flat)
-    assert one.size == size
+    traced_batch = micro_batch(size, length, flat=flat, padded=padded, share=0.5)
+    assert traced_batch.labelled == 0.5
+    assert min(traced_batch.lengths) >= 1
+    batch = worst(traced_batch.lengths, flat=flat)
+    assert batch.size == size
     if not flat:
-        assert max(made.lengths) == length
-        assert one.padded == (padded and size > 1 and length > 1)
+        assert max(traced_batch.lengths) == length
+        assert batch.padded == (padded and size > 1 and length > 1)
 
 
 WANTED = st.lists(st.one_of(st.integers(1, 40), st.integers(1, 5000)), min_size=1, max_size=12)
@@ -108,35 +108,35 @@ SMALLEST = st.one_of(st.integers(1, 40), st.integers(1, 400))
 
 @given(WANTED, st.booleans(), SMALLEST)
 @example([6, 7, 8, 9], False, 7)
-def test_every_size_is_traced_or_can_be_scaled_to(wanted, flat, smallest):
-    direct, known = sizes_to_trace(wanted, flat=flat, smallest_with_chunks=smallest)
-    assert set(direct) <= set(wanted)
-    assert len(known) in ((0, 3) if flat else (0, 2))
-    rest = set(wanted) - set(direct)
-    assert not rest or known
-    assert all(size >= smallest for size in known)
-    assert all(size >= min(known) for size in rest)
-    assert flat or 1 not in {*rest, *known}  # one row alone is like no others
+def test_every_size_is_traced_or_can_be_scaled_to(sizes, flat, smallest):
+    direct, measures = sizes_to_trace(sizes, flat=flat, smallest_with_chunks=smallest)
+    assert set(direct) <= set(sizes)
+    assert len(measures) in ((0, 3) if flat else (0, 2))
+    scaled = set(sizes) - set(direct)
+    assert not scaled or measures
+    assert all(size >= smallest for size in measures)
+    assert all(size >= min(measures) for size in scaled)
+    assert flat or 1 not in {*scaled, *measures}  # one row alone is like no others
 
 
 @given(WANTED, st.booleans(), SMALLEST)
-def test_scaling_never_costs_more_traces_than_it_saves(wanted, flat, smallest):
-    direct, known = sizes_to_trace(wanted, flat=flat, smallest_with_chunks=smallest)
+def test_scaling_never_costs_more_traces_than_it_saves(sizes, flat, smallest):
+    direct, measures = sizes_to_trace(sizes, flat=flat, smallest_with_chunks=smallest)
     assert len(set(direct)) == len(direct)
-    assert len(direct) + len(known) <= len(set(wanted))
+    assert len(direct) + len(measures) <= len(set(sizes))
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=6), st.booleans(), st.integers(1, 400))
-def test_the_order_of_sizes_and_repeats_do_not_matter(wanted, flat, smallest):
-    asked = {"flat": flat, "smallest_with_chunks": smallest}
-    assert sizes_to_trace(wanted, **asked) == sizes_to_trace([*wanted[::-1], wanted[0]], **asked)
+def test_the_order_of_sizes_and_repeats_do_not_matter(sizes, flat, smallest):
+    options = {"flat": flat, "smallest_with_chunks": smallest}
+    assert sizes_to_trace(sizes, **options) == sizes_to_trace([*sizes[::-1], sizes[0]], **options)
 
 
 @given(st.integers(2, 4000), st.sampled_from([128, 256]))
 def test_the_smallest_size_of_padded_rows_has_chunks_enough(length, rows_per_chunk):
     size = smallest_with_chunks(length - 1, rows_per_chunk, flat=False)
-    made = micro_batch(size, length, flat=False, padded=True, share=1.0)
-    assert chunks_of(worst(made.lengths), "nll", rows_per_chunk) > CHUNKS
+    traced_batch = micro_batch(size, length, flat=False, padded=True, share=1.0)
+    assert chunks_of(worst(traced_batch.lengths), "nll", rows_per_chunk) > CHUNKS
     # Not one row more than is needed, but for the one in reserve.
     fewer = worst((length,) * max(size - 2, 1))
     assert size <= 2 or chunks_of(fewer, "nll", rows_per_chunk) <= CHUNKS
@@ -146,16 +146,16 @@ def test_the_smallest_size_of_padded_rows_has_chunks_enough(length, rows_per_chu
 def test_the_smallest_size_of_flat_rows_has_chunks_enough_and_is_round(rows_per_chunk):
     size = smallest_with_chunks(1.0, rows_per_chunk, flat=True)
     assert size % 128 == 0
-    made = micro_batch(size, 999, flat=True, padded=False, share=1.0)
-    assert chunks_of(worst(made.lengths, flat=True), "nll", rows_per_chunk) > CHUNKS
+    traced_batch = micro_batch(size, 999, flat=True, padded=False, share=1.0)
+    assert chunks_of(worst(traced_batch.lengths, flat=True), "nll", rows_per_chunk) > CHUNKS
 
 
 @given(st.integers(10, 2000), st.floats(0.01, 1.0), st.sampled_from([128, 256]))
 def test_rows_of_which_little_counts_need_more_rows(length, share, rows_per_chunk):
-    counted = max(round(length * share), 1)
-    assume(counted < length)
-    size = smallest_with_chunks(counted, rows_per_chunk, flat=False)
-    labelled = worst((length,) * size, labelled=size * counted)
+    positions = max(round(length * share), 1)
+    assume(positions < length)
+    size = smallest_with_chunks(positions, rows_per_chunk, flat=False)
+    labelled = worst((length,) * size, labelled=size * positions)
     assert chunks_of(labelled, "chunked_nll", rows_per_chunk) > CHUNKS
 
 
@@ -164,7 +164,7 @@ def test_rows_of_which_little_counts_need_more_rows(length, share, rows_per_chun
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=60))
 def test_a_histogram_counts_every_micro_batch_once(sizes):
-    found = histogram(sizes)
-    assert sum(count for *_, count in found) == len(sizes)
-    assert [(tokens, padded) for tokens, padded, _ in found] == sorted(set(sizes))
-    assert all(sizes.count((tokens, padded)) == count for tokens, padded, count in found)
+    bins = histogram(sizes)
+    assert sum(count for *_, count in bins) == len(sizes)
+    assert [(tokens, padded) for tokens, padded, _ in bins] == sorted(set(sizes))
+    assert all(sizes.count((tokens, padded)) == count for tokens, padded, count in bins)

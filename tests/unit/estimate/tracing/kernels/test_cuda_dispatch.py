@@ -11,12 +11,12 @@ aten = torch.ops.aten
 
 
 def kept_types(tensor: torch.Tensor) -> list[torch.dtype]:
-    found: list[torch.dtype] = []
+    types: list[torch.dtype] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: found.append(t.dtype) or t, lambda t: t
+        lambda t: types.append(t.dtype) or t, lambda t: t
     ):
         F.dropout(tensor, 0.1)
-    return found
+    return types
 
 
 def test_dropout_keeps_a_mask_of_one_byte_an_element_only_as_on_cuda():
