@@ -31,10 +31,11 @@ sys.path.insert(0, str(ROOT))
 from autotune.facts import Facts  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
 from autotune.probe.measure import measure_candidate  # noqa: E402
+from autotune.plan.progress import Progress  # noqa: E402
 from autotune.probe.survey import memory_limit, survey  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
-from autotune.run.estimates import Expecter  # noqa: E402
+from autotune.run.estimates import expected  # noqa: E402
 from autotune.space.bind import SearchSpace, bind  # noqa: E402
 from autotune.space.knobs import Candidate, from_knobs  # noqa: E402
 from autotune.space.loading.load import load_job  # noqa: E402
@@ -91,10 +92,10 @@ class Recording:
 
     def expect(self) -> None:
         """Estimate all candidates, before any is probed."""
-        expecter = Expecter(
-            self.job, self.facts, self.space, self.run, self.server, self.limit, lambda: None
+        expectations = expected(
+            self.job, self.facts, self.space, self.run, self.server, self.limit, Progress()
         )
-        plain = expecter.all().plain()
+        plain = expectations.plain()
         self.write({"row": "prior", **{k: plain[k] for k in ("prior", "limit_bytes")}})
         for candidate in self.space.candidates:
             estimate = plain["estimates"][candidate.key]
