@@ -115,7 +115,7 @@ def _launched_files(
             sharding=sharding,
             split=split,
         ),
-        **_several(job, facts, launch_settings, sharding, python, split),
+        **_files_of_several(job, facts, launch_settings, sharding, python, split),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
             {SERVE_SCRIPT: serve_script(launch_settings.config, facts, python, split)}
@@ -129,7 +129,7 @@ def _launched_files(
     return files
 
 
-def _several(
+def _files_of_several(
     job: Job,
     facts: Facts,
     launch_settings: Settings,

@@ -24,9 +24,9 @@ from autotune.space.settings import settings
 from autotune.space.sharding.processes import processes_of, rows_of_step
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
+    DISTRIBUTED_TYPE,
     FSDP,
     OPTIMIZER_OFFLOAD,
-    STRATEGY,
     Sharding,
     sharding_of,
 )
@@ -135,7 +135,7 @@ def formulas_of(job: Job, sharding: Sharding, *, by_formula: bool = False) -> tu
     traced = engine_is_traced(job.method, kind) and not by_formula
     if kind not in (DEEPSPEED, FSDP) or traced:
         return ()
-    own = "zero_stage" if sharding.distributed_type == DEEPSPEED else STRATEGY
+    own = "zero_stage" if sharding.distributed_type == DEEPSPEED else DISTRIBUTED_TYPE
     return (own, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
 
 

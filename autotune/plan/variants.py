@@ -24,7 +24,7 @@ from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
 from autotune.space.sharding.deepspeed import deepspeed_of
 from autotune.space.sharding.processes import processes_of, rows_of_step
-from autotune.space.sharding.sharding import STRATEGY, sharding_of
+from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, sharding_of
 from autotune.space.vllm.colocated import vllm_share
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
@@ -47,7 +47,7 @@ class PathTask:
     @property
     def engine(self) -> bool:
         """Whether DeepSpeed or FSDP itself is to be traced."""
-        kind = (self.request.sharding or {}).get(STRATEGY)
+        kind = (self.request.sharding or {}).get(DISTRIBUTED_TYPE)
         return engine_is_traced(self.request.method, kind)
 
 

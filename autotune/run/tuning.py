@@ -16,7 +16,7 @@ from autotune.errors import machine_error, user_error
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.job.yaml_file import to_yaml
-from autotune.probe.measure import replied
+from autotune.probe.measure import measurement_of_reply
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import (
     allowed_memory,
@@ -255,5 +255,5 @@ def recover(session: Session) -> None:
         measurement = Measurement(outcome="interrupted", reason="the run was killed during it")
         reply = read_json(session.run.probe(trial.number).reply)
         if isinstance(reply, dict):
-            measurement = replied(reply)
+            measurement = measurement_of_reply(reply)
         session.study.tell(trial, measurement)

@@ -122,7 +122,7 @@ class Candidate:
         return json.dumps(self.knobs, sort_keys=True)
 
     def differences(self, candidate: "Candidate") -> dict[str, KnobValue]:
-        """What this candidate has that `other` has not."""
+        """The knobs in which this candidate differs from `candidate`, with its own values."""
         return {
             name: value for name, value in self.knobs.items() if candidate.knobs.get(name) != value
         }

@@ -191,7 +191,7 @@ class Family:
         def submodel(place: str) -> Any:
             return from_config(config, request.model_path, self.method, model, place)
 
-        if request.shared.distributed_type == FSDP and device != "meta":
+        if request.parsed_sharding.distributed_type == FSDP and device != "meta":
             return whole_on_first_rank(submodel)
         if device == "meta" or not is_quantized(model):
             return submodel(device)

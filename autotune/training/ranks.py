@@ -31,7 +31,7 @@ class Ranks:
     def of(cls, request: ProbeRequest, accumulation: int | None = None) -> Self:
         """The ranks of a request. `accumulation`: how many micro-steps the probe really takes in an
         optimizer step, where those are not all."""
-        sharding = request.shared
+        sharding = request.parsed_sharding
         if not sharding.in_group:
             return cls()
         from autotune.training.distributed import disk_problem, overrides

@@ -49,8 +49,8 @@ class ProbeRequest(Message):
     """What all processes may take of the host's memory together; None: any amount."""
 
     @property
-    def shared(self) -> Sharding:
-        """How the training is spread over processes."""
+    def parsed_sharding(self) -> Sharding:
+        """How the training is sharded over processes, of the plain fields in `sharding`."""
         return Sharding(**self.sharding)
 
     @property

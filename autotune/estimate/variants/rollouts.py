@@ -106,7 +106,7 @@ class RolloutEstimates(Persevering):
         events = on_several(events, self._request)
         told = with_vllm(self._replayed(events, point).told(), point, live_at(events, GENERATION))
         padded = padded_tokens(plan, rollout, self._lengths)
-        most = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
+        most = rollout.rounds * rollout.completions * (max(self._lengths) + rollout.length)
         return PointReply(
             **told,
             sample=[(plan.tokens, padded, 1)],
@@ -141,9 +141,9 @@ class RolloutEstimates(Persevering):
         }
         if self._request.method != "ppo":
             return fields | {
-                "generation_batch_size": rollout.together,
+                "generation_batch_size": rollout.completions,
                 # A group that is divided among devices: here its part is a group.
-                "num_generations": math.gcd(rollout.group, rollout.together),
+                "num_generations": math.gcd(rollout.group, rollout.completions),
             }
         # Each epoch is like the first; a mini-batch lets go of what its last micro-step kept.
         parts = self._request.config["num_mini_batches"]
@@ -184,7 +184,7 @@ class RolloutEstimates(Persevering):
                 Rollout(
                     micro_batch=group,
                     accumulation=1,
-                    together=group,
+                    completions=group,
                     group=group,
                     length=TOKENS,
                     iterations=1,
