@@ -108,7 +108,7 @@ def _launched_files(chosen: Settings, python: str) -> dict[str, str]:
             sharding=sharding,
             split=split,
         ),
-        **_several(chosen, python, split),
+        **_files_of_several(chosen, python, split),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
             {SERVE_SCRIPT: serve_script(chosen.config, facts, python, split)}
@@ -122,11 +122,11 @@ def _launched_files(chosen: Settings, python: str) -> dict[str, str]:
     return files
 
 
-def _several(chosen: Settings, python: str, split: Split | None) -> dict[str, str]:
-    """What several processes want besides, and one that offloads: DeepSpeed's file, and launches
-    over several machines; a server that has some of the GPUs is on theirs."""
-    alone = chosen.processes == 1 or split is not None
-    files = {} if alone else _on_machines(chosen, python)
+def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dict[str, str]:
+    """The files that several processes need besides, and one that offloads: DeepSpeed's, and
+    launches over several machines; a server that has some of the GPUs is on theirs."""
+    single = chosen.processes == 1 or split is not None
+    files = {} if single else _on_machines(chosen, python)
     deepspeed = chosen.deepspeed
     return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
 

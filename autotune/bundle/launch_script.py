@@ -9,7 +9,7 @@ from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED, Sharding
 from autotune.space.vllm.server import Split
 
-ALONE = Sharding()
+ONE_PROCESS = Sharding()
 """One process."""
 
 _NEEDS = """\
@@ -131,7 +131,7 @@ def enough_devices(count: str) -> str:
     """The lines that refuse a launch with fewer visible GPUs than processes.
 
     Args:
-        wanted: how many processes a machine has, as bash computes it.
+        count: how many processes a machine has, as bash computes it.
     """
     return _ENOUGH_DEVICES.format(wanted=count)
 
@@ -172,7 +172,7 @@ def launch_script(
     environment: Mapping[str, str],
     threads: int,
     missing: Sequence[str] = (),
-    sharding: Sharding = ALONE,
+    sharding: Sharding = ONE_PROCESS,
     split: Split | None = None,
 ) -> str:
     """The launch script as text.

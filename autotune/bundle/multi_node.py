@@ -56,8 +56,8 @@ def nodes_script(
         machines: of the job; where it has one, the script is for the fewest that are several and
             can share the processes. `NODES` overrides it.
     """
-    several = machines if machines > 1 else _fewest(sharding.num_processes, 2)
-    machine = "the other one" if several == 2 else "the second, and so on"
+    machine_count = machines if machines > 1 else _fewest(sharding.num_processes, 2)
+    machine = "the other one" if machine_count == 2 else "the second, and so on"
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
     lines = "".join(f"    {flag} \\\n" for flag in flags)
     variables = {n: v for n, v in environment.items() if n != "CUDA_VISIBLE_DEVICES" or not v}
@@ -66,15 +66,15 @@ def nodes_script(
 # Written by autotune: trains with {method.config_file} on several machines. Copy this folder to the
 # same place on each (or share it), fill in the two lines below or set their variables, and start
 # the script on each machine:
-#   NODES={several} MACHINE_RANK=0 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on 10.0.0.1
-#   NODES={several} MACHINE_RANK=1 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on {machine}
+#   NODES={machine_count} MACHINE_RANK=0 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on 10.0.0.1
+#   NODES={machine_count} MACHINE_RANK=1 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on {machine}
 # Arguments are passed on to TRL.
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
 machine_rank="${{MACHINE_RANK:-FILL_IN}}"  # FILL_IN: 0 on the first machine, 1 on the second ...
 main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the first machine
-nodes="${{NODES:-{several}}}"
+nodes="${{NODES:-{machine_count}}}"
 processes={sharding.num_processes}  # of all machines together: the batch was tuned for so many
 {_REFUSALS}\
 {asks(missing)}{disk(sharding)}{exports(variables)}{_own_devices(environment)}\

@@ -77,11 +77,15 @@ def _how_to_launch(
     processes: int,
     split: Split | None,
 ) -> list[str]:
-    several = f"It starts {processes} processes on this machine, one for each device. "
+    several_processes = f"It starts {processes} processes on this machine, one for each device. "
     if split is None:
-        several += "To spread them over several machines, run `launch_nodes.sh` on each, or "
-        several += "submit `launch.slurm`. "
-    several += "`autotune check FOLDER` says whether the files still agree after you changed one."
+        several_processes += (
+            "To spread them over several machines, run `launch_nodes.sh` on each, or "
+        )
+        several_processes += "submit `launch.slurm`. "
+    several_processes += (
+        "`autotune check FOLDER` says whether the files still agree after you changed one."
+    )
     where = "on other GPUs (it says how)"
     if split is not None:
         trains, generates = (_gpu_list(gpus) for gpus in (split.training, split.generating))
@@ -92,7 +96,7 @@ def _how_to_launch(
         *([NEEDS_VLLM] if winner.candidate.values.get("use_vllm") else []),
         f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
         *data_kinds(missing),
-        *([several] if processes > 1 else []),
+        *([several_processes] if processes > 1 else []),
     ]
 
 
@@ -127,11 +131,13 @@ def _expectations(winner: Ranked, work: Work) -> list[str]:
     ]
     seconds = work.seconds(measurement)
     if seconds is not None:
-        much = f"{work.epochs:g} epoch(s)"
+        length = f"{work.epochs:g} epoch(s)"
         if work.max_steps is not None:
-            much = f"{work.max_steps} step(s)"
+            length = f"{work.max_steps} step(s)"
         full = ", if every completion has its full length" if measurement.generation_s else ""
-        lines.append(f"- {format_seconds(seconds)} for {much}, without evaluation and saving{full}")
+        lines.append(
+            f"- {format_seconds(seconds)} for {length}, without evaluation and saving{full}"
+        )
     return lines
 
 
@@ -155,10 +161,12 @@ def _costs(values: Sequence[Mapping[str, Any]]) -> list[str]:
 def _runners_up(winner: Ranked, alternatives: Sequence[Ranked]) -> list[str]:
     lines = ["| probe | tokens/s | peak | what differs |", "|---|---|---|---|"]
     for candidate in alternatives:
-        differs = ", ".join(
+        differences = ", ".join(
             f"{name}={value_label(value)}"
             for name, value in sorted(candidate.candidate.differences(winner.candidate).items())
         )
         peak = format_bytes(candidate.peak_memory_bytes)
-        lines.append(f"| {candidate.number} | {candidate.tokens_per_s:.0f} | {peak} | {differs} |")
+        lines.append(
+            f"| {candidate.number} | {candidate.tokens_per_s:.0f} | {peak} | {differences} |"
+        )
     return lines

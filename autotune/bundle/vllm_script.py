@@ -12,17 +12,17 @@ FILE = "serve.sh"
 PORT = 8000
 """Of vLLM's server and of TRL's trainers, unless told otherwise."""
 
-_OTHERS = """\
+_HEAD_OTHER_GPUS = """\
 # Written by autotune: the vLLM server that generates for launch.sh. Start it first, on GPUs that do
 # not train, and leave it running:
 #   CUDA_VISIBLE_DEVICES={free},{next} bash serve.sh
 """
-_OWN = """\
+_HEAD_JOB_GPUS = """\
 # Written by autotune: the vLLM server that generates for launch.sh. Start it first, and leave it
 # running. Of the job's GPUs {trains} train and {own}: where CUDA_VISIBLE_DEVICES names
 # them all, launch.sh takes its own from the front of that list, and this script those after them.
 """
-_NAMED = """\
+_NAMED_GPUS = """\
 if [[ -z "${{CUDA_VISIBLE_DEVICES:-}}" ]]; then
     echo "serve.sh: name the GPUs that generate: CUDA_VISIBLE_DEVICES={free} bash serve.sh" >&2
     exit 2
@@ -42,7 +42,7 @@ if [ "${{#gpus[@]}}" -ne {size} ]; then
     exit 2
 fi
 """
-_APART = """\
+_NO_SHARED_GPU = """\
 for gpu in "${gpus[@]}"; do
     if [[ " ${trains[*]} " == *" $gpu "* ]]; then
         echo "serve.sh: GPU $gpu trains (launch.sh trains on ${trains[*]}): name others" >&2
@@ -79,7 +79,7 @@ def serve_script(
 # job has a `vllm_server_host`.
 set -euo pipefail
 python={shlex.quote(python)}
-{_gpus(facts, split)}{_APART}\
+{_gpus(facts, split)}{_NO_SHARED_GPU}\
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${{PYTHON:-$python}}" -m vllm.entrypoints.cli.main serve {_quoted(config)} \\
     --host {shlex.quote(str(config.get("vllm_server_host", "127.0.0.1")))} \\
@@ -93,10 +93,10 @@ exec "${{PYTHON:-$python}}" -m vllm.entrypoints.cli.main serve {_quoted(config)}
 def _head(facts: Facts, split: Split | None) -> str:
     if split is None:
         free = _free(facts)
-        return _OTHERS.format(free=free, next=free + 1)
+        return _HEAD_OTHER_GPUS.format(free=free, next=free + 1)
     server_gpus = _gpu_list(split.generating, " ")
     word = f"{server_gpus} generate" if len(split.generating) > 1 else f"{server_gpus} generates"
-    return _OWN.format(trains=_gpu_list(split.training, " "), own=word)
+    return _HEAD_JOB_GPUS.format(trains=_gpu_list(split.training, " "), own=word)
 
 
 def _gpus(facts: Facts, split: Split | None) -> str:
@@ -104,7 +104,7 @@ def _gpus(facts: Facts, split: Split | None) -> str:
     if split is None:
         device = facts.device
         trains = (device.index, *device.peers) if device.kind == "cuda" else ()
-        return _NAMED.format(free=_free(facts), trains=_gpu_list(trains, " "))
+        return _NAMED_GPUS.format(free=_free(facts), trains=_gpu_list(trains, " "))
     first, size = len(split.training), len(split.generating)
     return _DIVIDED.format(
         own=_gpu_list(split.generating, ","),

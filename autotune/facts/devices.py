@@ -178,15 +178,15 @@ def read_visible(environment: str, uuids: Sequence[str]) -> tuple[int, ...]:
                 hint="name a whole GPU, or use `devices.kind: cpu`",
             )
         if entry.startswith("GPU-"):
-            matching = [n for n, uuid in enumerate(uuids) if uuid.startswith(entry)]
+            matches = [n for n, uuid in enumerate(uuids) if uuid.startswith(entry)]
         else:
             digits = re.match(r"\+?(\d+)", entry)
-            matching = [int(digits[1])] if digits and int(digits[1]) < len(uuids) else []
-        if len(matching) != 1:
+            matches = [int(digits[1])] if digits and int(digits[1]) < len(uuids) else []
+        if len(matches) != 1:
             break
-        if matching[0] in indices:
+        if matches[0] in indices:
             return ()
-        indices += matching
+        indices += matches
     return tuple(indices)
 
 

@@ -90,10 +90,10 @@ class TextRows(RowKind):
         if tokens >= length:
             return row
         names = [name for name in ("input_ids", "labels") if name in row]
-        grown: Row = {name: repeated(row[name], length) for name in names}
+        longer_row: Row = {name: repeated(row[name], length) for name in names}
         if "seq_lengths" in row:
-            grown["seq_lengths"] = [*row["seq_lengths"], length - tokens]
-        return grown
+            longer_row["seq_lengths"] = [*row["seq_lengths"], length - tokens]
+        return longer_row
 
     def of_lengths(self, lengths: Sequence[int], labelled: float) -> list[Row]:
         rows = []

@@ -106,13 +106,15 @@ def _source(package: str, file: str) -> str:
 def training_fields(method: str = SFT.name) -> frozenset[str]:
     """The fields of a method's training arguments and of ModelConfig in the installed versions."""
     method_source = ("trl", METHODS[method].source, METHODS[method].config)
-    shared = [
+    shared_sources = [
         (package, *source) for package, sources in _CONFIG_SOURCES.items() for source in sources
     ]
     if METHODS[method].own_script:
         name = METHODS[method].config.replace("Config", "ScriptArguments")
-        shared.append(("autotune", f"training/{METHODS[method].own_script}", name))
-    return frozenset(field for source in (method_source, *shared) for field in _fields_of(*source))
+        shared_sources.append(("autotune", f"training/{METHODS[method].own_script}", name))
+    return frozenset(
+        field for source in (method_source, *shared_sources) for field in _fields_of(*source)
+    )
 
 
 def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
@@ -133,8 +135,10 @@ def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
 def field_types(method: str | None = None) -> Mapping[str, str]:
     """What a file of the trainer may hold: field -> its type, as the installed versions write it
     (`int | None`); without a method the fields that all share."""
-    shared = [(package, *file) for package, files in _CONFIG_SOURCES.items() for file in files]
-    sources = [*shared, ("trl", "scripts/utils.py", "ScriptArguments")]
+    shared_sources = [
+        (package, *file) for package, files in _CONFIG_SOURCES.items() for file in files
+    ]
+    sources = [*shared_sources, ("trl", "scripts/utils.py", "ScriptArguments")]
     if method is not None:
         entry = METHODS[method]
         sources.append(("trl", entry.source, entry.config))

@@ -19,7 +19,7 @@ from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
 from autotune.space.reference_model import has_reference
 from autotune.space.settings import Settings
-from autotune.space.sharding.sharding import DEEPSPEED, FSDP, OPTIMIZER_OFFLOAD, STRATEGY
+from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, OPTIMIZER_OFFLOAD
 from autotune.training.rollout_plan import completion_length
 
 TYPICAL_PROCESS = 450 * 2**20
@@ -142,7 +142,7 @@ def formulas_of(chosen: Settings, *, by_formula: bool = False) -> tuple[str, ...
     traced = engine_is_traced(chosen.job.method, kind) and not by_formula
     if kind not in (DEEPSPEED, FSDP) or traced:
         return ()
-    field = "zero_stage" if kind == DEEPSPEED else STRATEGY
+    field = "zero_stage" if kind == DEEPSPEED else DISTRIBUTED_TYPE
     return (field, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
 
 

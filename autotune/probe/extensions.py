@@ -21,12 +21,12 @@ LIMITS = Limits(wall_s=900.0, stall_s=900.0)
 
 def extensions_of(request: ProbeRequest) -> list[str]:
     """The names of the builders (`deepspeed.ops.op_builder`) whose code such a probe calls."""
-    shared = request.shared
-    if shared.distributed_type != DEEPSPEED:
+    sharding = request.parsed_sharding
+    if sharding.distributed_type != DEEPSPEED:
         return []
     exchange = ["ShareMemCommBuilder"] if request.device_kind == "cpu" else []
-    update = ["CPUAdamBuilder"] if shared.offload_optimizer_device != "none" else []
-    disk = ["AsyncIOBuilder"] if shared.on_disk else []
+    update = ["CPUAdamBuilder"] if sharding.offload_optimizer_device != "none" else []
+    disk = ["AsyncIOBuilder"] if sharding.on_disk else []
     return [*exchange, *update, *disk]
 
 

@@ -16,7 +16,7 @@ from autotune.probe.extensions import compile_before
 from autotune.probe.nvme_folder import own_folder
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
-from autotune.probe.ranks.worst import behind
+from autotune.probe.ranks.worst import lagging_ranks
 from autotune.process.host_memory import HostMeter, HostUse
 from autotune.process.limits import Ending, Limits, Watcher, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -84,8 +84,8 @@ def measure(
         shutil.rmtree(scratch, ignore_errors=True)
     killed = kernel_oom_kills() > kills_before
     measurement = name_outcome(ending, read_json(folder.reply), request, kernel_killed=killed)
-    if request.shared.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
-        measurement = naming_the_rank(measurement, folder, request.shared.num_processes)
+    if request.parsed_sharding.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
+        measurement = naming_the_rank(measurement, folder, request.parsed_sharding.num_processes)
     measurement = dataclasses.replace(
         measurement,
         seconds=round(ending.seconds, 4),
@@ -100,7 +100,7 @@ def measure(
 
 def host_meter(request: ProbeRequest) -> HostMeter | None:
     """The meter of the host's memory; None where a process on the CPU has it as its device."""
-    ranks = request.shared.num_processes > 1
+    ranks = request.parsed_sharding.num_processes > 1
     if request.device_kind == "cpu" and not ranks and request.host_limit_bytes is None:
         return None
     return HostMeter(request.host_limit_bytes, ranks=ranks)
@@ -165,9 +165,9 @@ def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -
         rank = int(silent["rank"])
     if rank is None and measurement.outcome in ("timeout", "oom"):  # oom: where it hung
         readers = [ProgressReader(rank_folder(folder.path, n).progress) for n in range(count)]
-        late = behind([len(reader.new_events()) for reader in readers])
-        if late:
-            rank, names = late[0], " and ".join(map(str, late))
+        late_ranks = lagging_ranks([len(reader.new_events()) for reader in readers])
+        if late_ranks:
+            rank, names = late_ranks[0], " and ".join(map(str, late_ranks))
             reason = f"{reason} (behind the others: {names})"
     if rank is None:
         return measurement
@@ -193,11 +193,11 @@ def name_outcome(
             outcome="crash", reason="the process that starts probes died", inferred=True
         )
     if isinstance(reply, dict):
-        return replied(reply)
+        return measurement_of_reply(reply)
     return _silent(ending, request, kernel_killed)
 
 
-def replied(reply: dict[str, Any]) -> Measurement:
+def measurement_of_reply(reply: dict[str, Any]) -> Measurement:
     """The measurement that a child's reply is; a crash where it makes no sense."""
     try:
         measurement = Measurement.from_plain(reply)
@@ -220,7 +220,7 @@ def _stopped_measurement(ending: Ending) -> Measurement:
 
 
 def _beyond_host(use: HostUse, request: ProbeRequest) -> Measurement:
-    count = request.shared.num_processes
+    count = request.parsed_sharding.num_processes
     subject = f"{count} processes" if count > 1 else "the process"
     peak, limit = format_bytes(use.peak_bytes or 0), format_bytes(use.limit_bytes or 0)
     return Measurement(
@@ -252,9 +252,11 @@ def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measu
         return Measurement(outcome="crash", reason=reason)
     name = signal_name(ending.signal)
     limit, resident = request.process_limit_bytes, ending.max_rss_bytes
-    near = request.device_kind == "cpu" and limit and resident and resident >= NEAR_LIMIT * limit
+    is_near_limit = (
+        request.device_kind == "cpu" and limit and resident and resident >= NEAR_LIMIT * limit
+    )
     # A refused allocation in a thread of C++ ends in abort() or worse, without a word.
-    if (name == "SIGKILL" and kernel_killed) or (near and name in _DEATHS_BY_MEMORY):
+    if (name == "SIGKILL" and kernel_killed) or (is_near_limit and name in _DEATHS_BY_MEMORY):
         circumstance = (
             "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
         )

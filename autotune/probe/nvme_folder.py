@@ -20,10 +20,10 @@ def own_folder(request: ProbeRequest) -> Iterator[ProbeRequest]:
     What probes of a process that was killed have left there is removed first. Where no folder can
     be made the request stays as it is: the child says why nothing can be kept there.
     """
-    if request.deepspeed is None or not request.shared.on_disk:
+    if request.deepspeed is None or not request.parsed_sharding.on_disk:
         yield request
         return
-    disk = Path(request.shared.nvme_path)
+    disk = Path(request.parsed_sharding.nvme_path)
     folder = disk / f"{_NAME}{os.getpid()}"
     with contextlib.suppress(OSError):
         _remove_left_over(disk)

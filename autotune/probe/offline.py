@@ -64,5 +64,5 @@ def train_offline(
 
 def _preparation(request: ProbeRequest, seconds_per_token: float) -> Preparation:
     """What is done once before the training, and how often the job goes over the data after it."""
-    often = passes(request.config, request.global_batch, request.rows_total)
-    return Preparation(seconds_per_token / request.shared.num_processes, often)
+    passes_over_data = passes(request.config, request.global_batch, request.rows_total)
+    return Preparation(seconds_per_token / request.parsed_sharding.num_processes, passes_over_data)

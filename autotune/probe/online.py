@@ -18,7 +18,7 @@ def train_online(
     from autotune.training.batch_plan import Rows, raw_rows
     from autotune.training.ranks import Ranks
     from autotune.training.registry import family
-    from autotune.training.rollout_plan import dealt, rollout_of, rollout_plan
+    from autotune.training.rollout_plan import dealt_order, rollout_of, rollout_plan
 
     progress = Progress(folder.progress)
     stages.enter("plan")
@@ -32,7 +32,7 @@ def train_online(
     training.max_steps = rollout.steps * (WARM_UP_CYCLES + MAX_CYCLES)
     progress.tell("planned", rounds=len(order) // rollout.prompts)
     stages.enter("build")
-    rows = raw_rows(request.rows).select(dealt(order, rollout, ranks.processes))
+    rows = raw_rows(request.rows).select(dealt_order(order, rollout, ranks.processes))
     trainer = trains.trainer(request, training, model, rows)
     progress.tell("built")
     meter = RolloutMeter(

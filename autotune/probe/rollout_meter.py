@@ -53,7 +53,7 @@ class RolloutMeter(TrainerCallback):
         self._cycles: list[CycleTime] = []
         self._cycle_began = 0.0
         self._measuring_since = 0.0
-        self._waited: clock.WaitedFor | None = None
+        self._waited: clock.ProcessorWait | None = None
         self._count = 0
         self.micro_steps = 0
         """Timed ones."""
@@ -84,9 +84,9 @@ class RolloutMeter(TrainerCallback):
         Raises:
             RuntimeError: they are not.
         """
-        if rows != self._rollout.together or length < self._rollout.length:
+        if rows != self._rollout.completions or length < self._rollout.length:
             raise RuntimeError(
-                f"{self._rollout.together} completions of {self._rollout.length} tokens were "
+                f"{self._rollout.completions} completions of {self._rollout.length} tokens were "
                 f"planned, but the trainer made {rows} of at most {length}"
             )
 
@@ -134,7 +134,7 @@ class RolloutMeter(TrainerCallback):
         else:
             self._progress.tell("warm_up", step=state.global_step)
         if cycle == WARM_UP_CYCLES:
-            self._measuring_since, self._waited = now, clock.WaitedFor()
+            self._measuring_since, self._waited = now, clock.ProcessorWait()
         self._begin_cycle(clock.now())
 
     def _note_cycle(self, seconds: float) -> None:
@@ -149,7 +149,7 @@ class RolloutMeter(TrainerCallback):
             self._cycles,
             steps=rollout.steps,
             tokens=self._plan.tokens * self._ranks.processes,
-            completions=rollout.together * rollout.rounds * self._ranks.processes,
+            completions=rollout.completions * rollout.rounds * self._ranks.processes,
         )
         result = self.result
         self._progress.tell(

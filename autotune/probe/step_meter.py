@@ -90,8 +90,8 @@ class Schedule:
         # A round is a whole number of optimizer steps; what fills it up is timed once more.
         self.steps_per_round = -(-count // accumulation)
         filled = [n % count for n in range(self.steps_per_round * accumulation)]
-        warm = [n % count for n in range(accumulation)]
-        self.order = warm + warm[:-1] + [-1] + filled * MAX_ROUNDS
+        warm_up_order = [n % count for n in range(accumulation)]
+        self.order = warm_up_order + warm_up_order[:-1] + [-1] + filled * MAX_ROUNDS
         self.steps = WARM_UP_STEPS + self.steps_per_round * MAX_ROUNDS
 
     def batches(self, plan: Plan) -> list[list[Row]]:
@@ -120,7 +120,7 @@ class StepMeter(TrainerCallback):
         self._count = 0
         self._mark = 0.0
         self._measuring_since = 0.0
-        self._waited: clock.WaitedFor | None = None
+        self._waited: clock.ProcessorWait | None = None
         self.steps: list[MicroStep] = []
         self.optimizer_s: list[float] = []
         self.wait_s: list[float] = []
@@ -178,7 +178,7 @@ class StepMeter(TrainerCallback):
             self.wait_s.append((now - self._mark) / self._schedule.accumulation)
             if not self._measuring_since:
                 self._measuring_since = self._mark
-                self._waited = clock.WaitedFor()
+                self._waited = clock.ProcessorWait()
         self._mark = now
 
     def on_pre_optimizer_step(

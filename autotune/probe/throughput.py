@@ -99,7 +99,7 @@ def throughput(
         wait_s: waits for a micro-batch.
         sample: (tokens, padded tokens) of every micro-batch of the sample.
         accumulation: micro-steps per optimizer step of the real job.
-        before: it lowers the tokens per second, not the step time.
+        preparation: it lowers the tokens per second, not the step time.
         processes: that train side by side; tokens are counted over all of them.
     """
     readings: dict[int, list[float]] = defaultdict(list)
@@ -133,10 +133,10 @@ def throughput(
 def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """(Fixed seconds, seconds per token): least squares with neither term negative."""
     x_mean, y_mean = mean(x for x, _ in points), mean(y for _, y in points)
-    spread = sum((x - x_mean) ** 2 for x, _ in points)
-    if spread == 0:
+    variation = sum((x - x_mean) ** 2 for x, _ in points)
+    if variation == 0:
         return 0.0, y_mean / x_mean
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / spread
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / variation
     if slope <= 0:
         return y_mean, 0.0
     intercept = y_mean - slope * x_mean

@@ -14,7 +14,7 @@ def configured(
     Args:
         trains: the method's `Family`.
         ranks: the rank's `Ranks`.
-        own: fields that this probe sets.
+        fields: fields that this probe sets.
     """
     overrides = {**trains.overrides, **ranks.overrides, **fields, "output_dir": str(scratch)}
     _, training, model = trains.parse({**request.config, **overrides}, scratch)

@@ -81,17 +81,17 @@ def _measure(
         from autotune.training.distributed import join
 
         stages.enter("join")
-        join(place, request.shared, cuda=request.device_kind == "cuda")
+        join(place, request.parsed_sharding, cuda=request.device_kind == "cuda")
     train = train_online if METHODS[request.method].online else train_offline
     fields, speed = train(request, folder, memory, stages)
     figures = with_vllm(memory.figures(), request, fields.get("resident_bytes"))
-    beyond = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
-    outcome, remark = outcome_and_remark(beyond, figures["allocator_retries"] or 0)
+    beyond_bytes = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
+    outcome, remark = outcome_and_remark(beyond_bytes, figures["allocator_retries"] or 0)
     return Measurement(
         outcome=outcome,
         reason=f"measured {fields['micro_steps_measured']} micro-steps{remark}",
         memory_limit_bytes=request.memory_limit_bytes,
-        missing_bytes=beyond or None,
+        missing_bytes=beyond_bytes or None,
         **fields,
         **asdict(speed),
         **figures,

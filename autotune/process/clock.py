@@ -17,7 +17,7 @@ def now() -> float:
     return time.perf_counter()
 
 
-class WaitedFor:
+class ProcessorWait:
     """The part of the time since its making in which the threads waited for a core."""
 
     def __init__(self) -> None:
@@ -29,5 +29,5 @@ class WaitedFor:
         waited = processor_wait_seconds()
         if waited is None or self._waited_before is None:
             return None
-        timed = time.perf_counter() - self._since
-        return max(waited - self._waited_before, 0.0) / (timed * int(torch.get_num_threads()))
+        elapsed_s = time.perf_counter() - self._since
+        return max(waited - self._waited_before, 0.0) / (elapsed_s * int(torch.get_num_threads()))

@@ -41,12 +41,12 @@ def own_children() -> set[int]:
     return {int(pid) for text in texts for pid in text.read_text(encoding="ascii").split()}
 
 
-def end_children(spared: Collection[int] = ()) -> int:
-    """Kill and reap this process's children, and what becomes its child by that, but for `spared`;
-    how many were still running. Gives up after 5 s."""
+def end_children(exempt_pids: Collection[int] = ()) -> int:
+    """Kill and reap this process's children, and what becomes its child by that, but for
+    `exempt_pids`; how many were still running. Gives up after 5 s."""
     running = 0
     deadline = time.monotonic() + _END_S
-    while children := own_children().difference(spared):
+    while children := own_children().difference(exempt_pids):
         for pid in children:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 running += 1

@@ -25,7 +25,7 @@ GROWN = 1.005
 """By how much resident sizes have to grow before the pages are counted again."""
 LOADED = ("step", "micro_step")
 """The first of these events ends loading: model, trainer and what divides them are there."""
-_COUNTED = ("Anonymous", "Pss_File", "Pss_Shmem")
+_COUNTED_FIELDS = ("Anonymous", "Pss_File", "Pss_Shmem")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def own_bytes(pid: int) -> int:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
         return resident_bytes(pid) or 0
-    sizes = dict.fromkeys(_COUNTED, 0)
+    sizes = dict.fromkeys(_COUNTED_FIELDS, 0)
     for line in text.splitlines():
         name, _, amount = line.partition(":")
         if name in sizes:

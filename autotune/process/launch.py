@@ -122,7 +122,7 @@ class _Meter:
         self.peak_gpu: int | None = None
         self._gpus = {gpu: devices.gpu_used_bytes(gpu) for gpu in gpus}
         """What each held before."""
-        self._sampled = 0
+        self._sampled_peak = 0
         self._next = 0.0
 
     def sample(self, leader: int) -> None:
@@ -130,16 +130,18 @@ class _Meter:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _POLL_S
-        self._sampled = max(self._sampled, session_peak_bytes(leader))
+        self._sampled_peak = max(self._sampled_peak, session_peak_bytes(leader))
         for gpu, baseline in self._gpus.items():
             used = devices.gpu_used_bytes(gpu)
             if used is not None and baseline is not None:
                 self.peak_gpu = max(self.peak_gpu or 0, used - baseline)
 
-    def peak_resident(self, accounted: int) -> int:
+    def peak_resident(self, kernel_peak: int) -> int:
         """The peak of a command for which the kernel accounted so much."""
         own_peak = 1.1 * process_status("VmHWM")
-        return accounted if accounted > own_peak or not self._sampled else self._sampled
+        return (
+            kernel_peak if kernel_peak > own_peak or not self._sampled_peak else self._sampled_peak
+        )
 
 
 def _has_ended(pid: int) -> bool:

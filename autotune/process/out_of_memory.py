@@ -6,7 +6,7 @@ import traceback
 
 from autotune.facts.host import host
 
-_WANTED = re.compile(r"tried to allocate (\d+) bytes")
+_REQUEST_BYTES = re.compile(r"tried to allocate (\d+) bytes")
 """Of torch's allocator of the CPU."""
 _ENOMEM, _UNMAPPED = "Cannot allocate memory", "failed to map segment"
 """The C library's text of ENOMEM; a library that no longer fits."""
@@ -63,5 +63,5 @@ def _last_calls(error: BaseException) -> list[str]:
 
 def missing_on_host(error: BaseException) -> int | None:
     """How far beyond what was free a refused allocation went; None where it does not tell."""
-    match = _WANTED.search(str(error))
+    match = _REQUEST_BYTES.search(str(error))
     return None if match is None else max(int(match[1]) - host().free_bytes, 1)

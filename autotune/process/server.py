@@ -95,9 +95,9 @@ class ChildServer:
         began = time.monotonic()
         ready = self._next_event(self._ready_s)
         if ready is None:
-            late = time.monotonic() - began >= self._ready_s
+            is_late = time.monotonic() - began >= self._ready_s
             self.close()
-            if late:
+            if is_late:
                 raise machine_error(
                     f"the training stack was still being imported after {self._ready_s:g} s",
                     hint="this machine is busy, or its disk is slow: try again",
@@ -263,10 +263,10 @@ class _Watch:
 
     def _hear_session(self, now: float) -> None:
         """Count the work of what a silent child waits for: a compiler, say."""
-        used = session_processor_seconds(self._pid)
+        seconds = session_processor_seconds(self._pid)
         if self._session_s is None:
-            self._session_s = used
-        elif used > self._session_s + 0.01 * self._limits.stall_s:
+            self._session_s = seconds
+        elif seconds > self._session_s + 0.01 * self._limits.stall_s:
             self._heard_at, self._session_s = now, None
 
     def _read_progress(self, *, deciding: bool) -> str | None:

@@ -26,14 +26,15 @@ class CannotWinPruner(BasePruner):
 def best_stable_value(study: optuna.Study) -> float | None:
     """Mean value of the best parameters whose trials all violate no constraint."""
     values: dict[str, list[float]] = {}
-    out = set()
+    excluded_keys = set()
     states = (TrialState.COMPLETE, TrialState.PRUNED)
     for trial in study.get_trials(deepcopy=False, states=states):
         key = repr(sorted(trial.params.items()))
         if any(v > 0 for v in trial.constraints.values()):
-            out.add(key)
+            excluded_keys.add(key)
         elif trial.state == TrialState.COMPLETE and trial.value is not None:
             values.setdefault(key, []).append(trial.value)
     return max(
-        (fmean(readings) for key, readings in values.items() if key not in out), default=None
+        (fmean(readings) for key, readings in values.items() if key not in excluded_keys),
+        default=None,
     )

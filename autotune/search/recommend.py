@@ -90,15 +90,15 @@ def recommend(
     """
     passed_over = passed_over or {}
     rejected = _rejected(records, allowed_bytes, passed_over)
-    out = {number for numbers in rejected.values() for number in numbers}
-    ranked = _standings([record for record in records if record.number not in out])
+    rejected_numbers = {number for numbers in rejected.values() for number in numbers}
+    ranked = _standings([record for record in records if record.number not in rejected_numbers])
     if not ranked:
         return _nothing_fits(records, allowed_bytes, rejected)
     fastest = ranked[0]
     # Up to the first that is no tie: a noisy candidate must not win over one known to be faster.
     group = list(takewhile(lambda c: is_tie(fastest, c), ranked))
-    near = [c for c in group if c.tokens_per_s >= (1 - MAX_TIE) * fastest.tokens_per_s]
-    winner = min(near, key=lambda c: (c.peak_memory_bytes, -c.tokens_per_s, c.number))
+    near_fastest = [c for c in group if c.tokens_per_s >= (1 - MAX_TIE) * fastest.tokens_per_s]
+    winner = min(near_fastest, key=lambda c: (c.peak_memory_bytes, -c.tokens_per_s, c.number))
     if pinned is not None and pinned not in winner.numbers:
         return _pinned(ranked, pinned, winner, rejected, allowed_bytes, passed_over)
     ties = tuple(candidate for candidate in group if candidate is not winner)

@@ -41,11 +41,11 @@ def counts_as_probe(record: Record) -> bool:
 
 def host_shortfall(records: Sequence[Record]) -> str | None:
     """What the host lacked, where its memory is what ran out; None where it did not."""
-    out = [(r.number, r.measurement) for r in records if r.measurement is not None]
-    out = [(number, m) for number, m in out if m.outcome == "host_oom"]
-    if not out:
+    host_ooms = [(r.number, r.measurement) for r in records if r.measurement is not None]
+    host_ooms = [(number, m) for number, m in host_ooms if m.outcome == "host_oom"]
+    if not host_ooms:
         return None
-    number, nearest = min(out, key=lambda pair: (pair[1].missing_bytes or 2**62, pair[0]))
+    number, nearest = min(host_ooms, key=lambda pair: (pair[1].missing_bytes or 2**62, pair[0]))
     if nearest.missing_bytes is None:
         return f"the host's memory ran out (probe {number})"
     shortfall = format_bytes(nearest.missing_bytes)

@@ -80,8 +80,10 @@ class Study:
         """Candidates, by key, that are not to be proposed from now on."""
         self._left_out = keys
         if self._sampler is not None:
-            out = [c for c in self._space.candidates if c.key in keys]
-            self._sampler.leave_out([params_of(self._space, candidate) for candidate in out])
+            out_candidates = [c for c in self._space.candidates if c.key in keys]
+            self._sampler.leave_out(
+                [params_of(self._space, candidate) for candidate in out_candidates]
+            )
 
     def best_value(self) -> float | None:
         """Tokens/s of the fastest probe that fits; None before there is one."""
@@ -194,13 +196,13 @@ class Study:
 
     def candidates_left(self) -> int:
         """Candidates of the space that have not been probed."""
-        probed = {
+        probed_keys = {
             record.candidate.key
             for record in self.records()
             if record.measurement is None or record.measurement.outcome not in _SILENT
         }
-        closed = probed | self._left_out
-        return sum(candidate.key not in closed for candidate in self._space.candidates)
+        closed_keys = probed_keys | self._left_out
+        return sum(candidate.key not in closed_keys for candidate in self._space.candidates)
 
 
 def _storage(database: Path | str) -> Any:

@@ -59,11 +59,11 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
         tokens = int(str(job.global_batch_size).split()[0])
         if max_length is None:
             return Problem(where=where, what="a batch in tokens needs a `max_length`")
-        near = " or ".join(f"`{n} tokens`" for n in nearest_token_batches(tokens, max_length))
+        nearest = " or ".join(f"`{n} tokens`" for n in nearest_token_batches(tokens, max_length))
         return Problem(
             where=where,
             what=f"{tokens} tokens is not a multiple of max_length ({max_length})",
-            hint=f"the nearest are {near}",
+            hint=f"the nearest are {nearest}",
         )
     counts = process_counts(job)
     problem = processes_problem(job) or undivided(sequences, job) or groups_problem(job)
@@ -72,25 +72,26 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
     valid = sorted({micro for count in counts for micro in micro_batches(sequences, count)})
     micro_batch = job.fixed.get(MICRO_BATCH)
     if isinstance(micro_batch, int) and micro_batch not in valid:
-        near = " or ".join(str(n) for n in nearest_values(micro_batch, valid))
+        nearest = " or ".join(str(n) for n in nearest_values(micro_batch, valid))
+        target = _process_target(sequences, counts)
         return Problem(
             where=MICRO_BATCH,
-            what=f"a micro-batch of {micro_batch} does not divide {_shared(sequences, counts)}",
-            hint=f"the nearest possible values are {near}",
+            what=f"a micro-batch of {micro_batch} does not divide {target}",
+            hint=f"the nearest possible values are {nearest}",
         )
     pinned = job.fixed.get(ACCUMULATION)
     valid_counts = {m for count in counts for m in divisors(sequences // count)}
     if isinstance(pinned, int) and pinned not in valid_counts:
-        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(valid_counts)))
+        nearest = " or ".join(str(n) for n in nearest_values(pinned, sorted(valid_counts)))
         return Problem(
             where=ACCUMULATION,
-            what=f"{pinned} micro-batches do not divide {_shared(sequences, counts)}",
-            hint=f"the nearest possible values are {near}",
+            what=f"{pinned} micro-batches do not divide {_process_target(sequences, counts)}",
+            hint=f"the nearest possible values are {nearest}",
         )
     return None
 
 
-def _shared(sequences: int, counts: Sequence[int]) -> str:
+def _process_target(sequences: int, counts: Sequence[int]) -> str:
     """What micro-batches have to make up: the global batch, or each process's share of it."""
     target = f"the global batch of {sequences}"
     if max(counts) == 1:
@@ -118,11 +119,11 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
         smaller = sequences // multiple * multiple
         batches = " or ".join(str(n) for n in (smaller, smaller + multiple) if n)
         sizes = nearest_values(group, [n for n in divisors(sequences) if n > 1])
-        near = " or ".join(str(n) for n in sizes)
+        nearest = " or ".join(str(n) for n in sizes)
         return Problem(
             where=where,
             what=f"{sequences} completions cannot be split into groups of {group}",
-            hint=f"the nearest possible batches: {batches}; the nearest {GROUP}: {near}",
+            hint=f"the nearest possible batches: {batches}; the nearest {GROUP}: {nearest}",
         )
     return _generation_problem(job, sequences, group)
 
@@ -143,9 +144,11 @@ def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
         for value in _requested_values(job, knob, ()):
             reason = problem(**{name: value}) if isinstance(value, int) and value > 0 else None
             if reason is not None:
-                near = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
+                nearest = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
                 what = f"{value} is not possible: {reason} ({local} completions on a device)"
-                return Problem(where=knob, what=what, hint=f"the nearest possible values: {near}")
+                return Problem(
+                    where=knob, what=what, hint=f"the nearest possible values: {nearest}"
+                )
     return None
 
 
@@ -164,9 +167,9 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
     if not local or local // parts >= WHITENED:
         return None
     micro, chunk = job.fixed.get(MICRO_BATCH), job.fixed.get(ROLLOUT_CHUNK)
-    part_rows, together = parts * _count(micro), _count(chunk)
+    part_rows, common_step = parts * _count(micro), _count(chunk)
     enough = itertools.count(-(-WHITENED * parts // part_rows) * part_rows, part_rows)
-    smallest = next(n for n in enough if n < together or n % together == 0) * count
+    smallest = next(n for n in enough if n < common_step or n % common_step == 0) * count
     fewer = [n for n in divisors(local) if local // n >= WHITENED]
     hint = f"the nearest possible {GLOBAL_BATCH}: {smallest}; "
     if fewer:
@@ -190,8 +193,8 @@ def _count(value: Any) -> int:
 
 def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
     """A pinned number of completions that are generated together."""
-    together = job.fixed.get(GENERATION_BATCH)
-    if not isinstance(together, int):
+    generation_batch = job.fixed.get(GENERATION_BATCH)
+    if not isinstance(generation_batch, int):
         return None
     micro = job.fixed.get(MICRO_BATCH)
     per_step = (micro if isinstance(micro, int) else 1) * max(process_counts(job))
@@ -199,10 +202,12 @@ def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
     def problem(number: int) -> str | None:
         return generation_problem(number, global_batch=sequences, per_step=per_step, group=group)
 
-    reason = problem(together)
+    reason = problem(generation_batch)
     if reason is None:
         return None
-    largest = sequences * (together // sequences + 1)
+    largest = sequences * (generation_batch // sequences + 1)
     valid = [n for n in range(group, largest + 1, group) if problem(n) is None]
-    near = " or ".join(str(n) for n in nearest_values(together, valid)) or "none"
-    return Problem(where=GENERATION_BATCH, what=reason, hint=f"the nearest possible values: {near}")
+    nearest = " or ".join(str(n) for n in nearest_values(generation_batch, valid)) or "none"
+    return Problem(
+        where=GENERATION_BATCH, what=reason, hint=f"the nearest possible values: {nearest}"
+    )

@@ -37,8 +37,8 @@ from autotune.space.packages import package_facts
 from autotune.space.position_checks import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.sharding.hpz import group_problem
-from autotune.space.sharding.processes import may_be_spread, processes_of
-from autotune.space.sharding.sharding import STRATEGY
+from autotune.space.sharding.processes import may_be_sharded, processes_of
+from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
 from autotune.space.vllm.colocated import share_problem
 from autotune.space.vllm.server import division_problem
 
@@ -89,11 +89,15 @@ class SearchSpace:
         def distance(candidate: Candidate) -> tuple[int, int, int]:
             target = values.get(MICRO_BATCH)
             gap = abs(candidate.micro_batch - target) if isinstance(target, int) else 0
-            together = next((v for n in ALL_AT_ONCE if (v := candidate.values.get(n))), None)
-            if ROLLOUT_CHUNK in candidate.values and isinstance(together, int):
-                together = together if together <= TRL_ROLLOUT_BATCH else -together
+            all_at_once = next((v for n in ALL_AT_ONCE if (v := candidate.values.get(n))), None)
+            if ROLLOUT_CHUNK in candidate.values and isinstance(all_at_once, int):
+                all_at_once = all_at_once if all_at_once <= TRL_ROLLOUT_BATCH else -all_at_once
             # Of several batches each has its own: what it generates at once by default is the most.
-            return candidate.distance(compared), gap, -together if isinstance(together, int) else 0
+            return (
+                candidate.distance(compared),
+                gap,
+                -all_at_once if isinstance(all_at_once, int) else 0,
+            )
 
         return min(self.candidates, key=distance)
 
@@ -107,7 +111,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
     return {
         "job.tuning": job.tuning,
         "job.precision": resolve_precision(job, facts.device)[0],
-        "job.spreads": may_be_spread(job),
+        "job.spreads": may_be_sharded(job),
         "device.kind": facts.device.kind,
         "device.count": job.devices.total,
         "device.nodes": job.devices.nodes,
@@ -188,7 +192,7 @@ def _bind_knob(knob: Knob, job: Job, facts: Facts, bound_values: Bound) -> Bound
 
 def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
     """Several processes need knobs that say how they share a training."""
-    if job.devices.total == 1 or definition.knob(STRATEGY):
+    if job.devices.total == 1 or definition.knob(DISTRIBUTED_TYPE):
         return
     raise UserError(
         Problem(

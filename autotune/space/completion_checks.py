@@ -21,7 +21,7 @@ def completions_problem(
     """Why it cannot; None: it can, or generates none.
 
     Args:
-        known: facts, by the context that rules have for them.
+        context: facts, by the context that rules have for them.
         values: of the candidate's knobs; its micro-batch divides the global batch.
         sequences: of the global batch.
     """
@@ -35,17 +35,17 @@ def completions_problem(
 def _groups_problem(
     job: Job, context: Mapping[str, Any], values: Mapping[str, Any], sequences: int
 ) -> str | None:
-    together = values[GENERATION_BATCH]
+    generation_batch = values[GENERATION_BATCH]
     requested = GENERATION_BATCH in job.fixed or GENERATION_BATCH in job.recipe
-    if together > sequences and not requested:
+    if generation_batch > sequences and not requested:
         return (
             "a `generation_batch_size` above the global batch trains on completions of an older "
             "policy: the job must ask for it"
         )
-    if together > context["data.rows"] * values[GROUP]:
+    if generation_batch > context["data.rows"] * values[GROUP]:
         return "the data has fewer prompts than are generated from together"
     return generation_problem(
-        together,
+        generation_batch,
         global_batch=sequences,
         per_step=values[MICRO_BATCH] * processes_of(values, job),
         group=values[GROUP],

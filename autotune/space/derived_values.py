@@ -39,8 +39,8 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: B
         counts = process_counts(job)
         return sorted({m for s in batches for count in counts for m in micro_batches(s, count)})
     if word == WHOLE_GROUPS:
-        together = {n for s in global_batches(job) for n in generation_batches(s, 1)}
-        return sorted(together, reverse=True)
+        generation_batch_sizes = {n for s in global_batches(job) for n in generation_batches(s, 1)}
+        return sorted(generation_batch_sizes, reverse=True)
     if word == QUARTERS:
         counts = process_counts(job)
         parts = {batch // count for batch in global_batches(job) for count in counts}
@@ -72,12 +72,12 @@ def _shares(job: Job, facts: Facts, bound_values: Bound) -> list[float]:
             what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
             raise UserError(Problem(where="search_space", what=what))
     shares = {
-        needed_share(job, facts, max(together // processes, 1), length, size)
+        needed_share(job, facts, max(generation_batch // processes, 1), length, size)
         for processes in process_counts(job)
-        for together in bound_values[GENERATION_BATCH]
+        for generation_batch in bound_values[GENERATION_BATCH]
         for length in bound_values[COMPLETION]
         for size in bound_values.get(TENSOR_PARALLEL, (1,))
-        if isinstance(together, int) and isinstance(length, int) and isinstance(size, int)
+        if isinstance(generation_batch, int) and isinstance(length, int) and isinstance(size, int)
     }
     return sorted({TRL_SHARE if share is None else share for share in shares})
 

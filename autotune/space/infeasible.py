@@ -9,27 +9,27 @@ from autotune.space.knobs import Rule
 
 def nothing_left(
     rules: Sequence[Rule],
-    decided: Mapping[str, Any],
+    context: Mapping[str, Any],
     knob_names: Collection[str],
     reasons: Sequence[str],
 ) -> Problem:
     """The problem of a space without candidates.
 
-    A rule that what is decided meets takes all of them out by itself: such rules alone are named,
+    A rule that the context meets takes all of them out by itself: such rules alone are named,
     not what else was taken out on the way. Where there is none, it was all reasons together.
 
     Args:
-        decided: facts, and knobs of one value.
-        asked: names of the knobs that the job pins or lists.
+        context: facts, and knobs of one value.
+        knob_names: names of the knobs that the job pins or lists.
         reasons: of everything that was taken out.
     """
-    decisive = [rule for rule in rules if rule.excludes(decided)]
+    decisive = [rule for rule in rules if rule.excludes(context)]
     unique_reasons = dict.fromkeys(rule.reason for rule in decisive) if decisive else reasons
     text = "; ".join(reason.removesuffix(".") for reason in unique_reasons)
     pins = dict.fromkeys(name for rule in decisive for name in rule.forbid if name in knob_names)
-    which = " or ".join(f"`{name}`" for name in pins) or "a pinned knob"
+    pin_list = " or ".join(f"`{name}`" for name in pins) or "a pinned knob"
     return Problem(
         where="job",
         what=f"no configuration is possible: {text}",
-        hint=f"remove {which} from the job",
+        hint=f"remove {pin_list} from the job",
     )

@@ -126,7 +126,7 @@ class Candidate:
         return sum(self.values.get(name) != value for name, value in values.items())
 
     def differences(self, candidate: "Candidate") -> dict[str, KnobValue]:
-        """What this candidate has that the other has not."""
+        """The knobs in which this candidate differs from `candidate`, with its own values."""
         return {
             name: value for name, value in self.knobs.items() if candidate.knobs.get(name) != value
         }

@@ -20,7 +20,7 @@ PACKAGE = "bitsandbytes"
 _BITS = 4, 8
 _BYTES = {"float32": 4}
 """Of a weight in other dtypes than 16 bits."""
-MUCH = 0.25
+LARGE_SHARE = 0.25
 """Share of the weights from which on a plan says that they stay."""
 
 
@@ -48,7 +48,7 @@ def unquantised_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, A
     """What a plan says of a base that stays whole in large part: which weights, how many bytes."""
     layers = facts.model.unquantised
     count, dtype = sum(layers.values()), str(candidates[0].get("dtype", "bfloat16"))
-    if job.tuning != "qlora" or count < MUCH * facts.model.parameters:
+    if job.tuning != "qlora" or count < LARGE_SHARE * facts.model.parameters:
         return None
     size = _BYTES.get(dtype, 2)
     order = sorted(layers.items(), key=lambda item: -item[1])

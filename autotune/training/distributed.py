@@ -71,7 +71,7 @@ def engine_environment(sharding: Sharding, **fsdp_fields: Any) -> dict[str, str]
     """The variables by which `accelerate launch` chooses what spreads a training.
 
     Args:
-        own: fields of accelerate's `fsdp_config` that are to be others.
+        fsdp_fields: fields of accelerate's `fsdp_config` that are to be others.
     """
     if sharding.distributed_type == DEEPSPEED:
         return {"ACCELERATE_USE_DEEPSPEED": "true"}
@@ -120,22 +120,22 @@ def engine_of(trainer: Any) -> str:
     engine = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
     if engine is not None:
         engine = engine.engine
-        away = engine.zero_offload_optimizer(), engine.zero_offload_param()
+        offloads = engine.zero_offload_optimizer(), engine.zero_offload_param()
         devices = [
             "none" if offload is None else str(getattr(offload.device, "value", offload.device))
-            for offload in away
+            for offload in offloads
         ]
         return zero_name(engine.zero_optimization_stage(), *devices)
     # PPOTrainer has what it wrapped as its model.
-    wrapped = getattr(trainer, "model_wrapped", None) or trainer.model
-    modules = [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
+    model = getattr(trainer, "model_wrapped", None) or trainer.model
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if modules:
         # The outermost, and the head, keep their weights between the passes in any case.
         groups = [module._get_fsdp_state()._fsdp_param_group for module in modules]
         return fsdp_name(
             any(group and group.post_forward_mesh_info is not None for group in groups)
         )
-    return "DDP" if isinstance(wrapped, DistributedDataParallel) else "nothing"
+    return "DDP" if isinstance(model, DistributedDataParallel) else "nothing"
 
 
 def in_unison(trainer: Any) -> bool:

@@ -189,7 +189,7 @@ class Family:
         def submodel(place: str) -> Any:
             return from_config(config, spec.model_path, self.method, model, place)
 
-        if spec.shared.distributed_type == FSDP and device != "meta":
+        if spec.parsed_sharding.distributed_type == FSDP and device != "meta":
             return whole_on_first_rank(submodel)
         if device == "meta" or not is_quantized(model):
             return submodel(device)

@@ -31,7 +31,7 @@ class Ranks:
     def of(cls, spec: TrainerSpec, accumulation: int | None = None) -> Self:
         """The processes of a training; `accumulation`: how many micro-steps the probe really takes
         in an optimizer step, where those are not all."""
-        sharding = spec.shared
+        sharding = spec.parsed_sharding
         if not sharding.in_group:
             return cls()
         from autotune.training.distributed import disk_problem, overrides

@@ -37,10 +37,10 @@ class ReferenceOnce:
         different = sorted(set(places))
         parent: Any = super()
         logps = parent._precompute_ref_logps(dataset.select(different), name, batch_size)
-        at = {place: n for n, place in enumerate(different)}
+        index_of = {place: n for n, place in enumerate(different)}
         for column in set(columns) & set(logps.column_names):
             values = logps[column][:]
-            dataset = dataset.add_column(column, [values[at[place]] for place in places])
+            dataset = dataset.add_column(column, [values[index_of[place]] for place in places])
         return dataset
 
     def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
@@ -53,5 +53,7 @@ class ReferenceOnce:
 
     def reference_s_per_token(self) -> float:
         """Seconds for each real token; the first micro-batch is left out, it warms up."""
-        timed = self.reference_steps[1:] or self.reference_steps
-        return sum(s for _, s in timed) / sum(n for n, _ in timed) if timed else 0.0
+        timed_steps = self.reference_steps[1:] or self.reference_steps
+        return (
+            sum(s for _, s in timed_steps) / sum(n for n, _ in timed_steps) if timed_steps else 0.0
+        )

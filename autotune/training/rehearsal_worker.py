@@ -26,7 +26,7 @@ from autotune.training.rehearsal import (
     RehearsalReply,
     RehearsalRequest,
 )
-from autotune.training.rollout_plan import Rollout, dealt, rollout_plan
+from autotune.training.rollout_plan import Rollout, dealt_order, rollout_plan
 
 
 def rehearsal(path: Path) -> None:
@@ -83,7 +83,7 @@ def _order(
     lengths = [rows.longest[index] for index in usable]
     longest = sorted(usable, key=lambda index: -rows.longest[index])
 
-    def spread(count: int) -> list[int]:
+    def spread_indices(count: int) -> list[int]:
         return [usable[n] for n in spread_over_lengths(lengths, count)]
 
     worst_rows = _fill(longest, micro) * request.processes
@@ -92,15 +92,22 @@ def _order(
         mean = sum(cut_lengths(lengths, batching.max_length)) / len(lengths)
         steps = UNTIMED_STEPS + request.timed_steps
         rows_needed = int(1.2 * steps * size * batching.max_length / mean)
-        return _fill(spread(rows_needed), rows_needed), test
+        return _fill(spread_indices(rows_needed), rows_needed), test
     count = request.timed_steps * size
-    timed = _fill(spread(count), count)
-    random.Random(batching.seed).shuffle(timed)
+    timed_indices = _fill(spread_indices(count), count)
+    random.Random(batching.seed).shuffle(timed_indices)
     if batching.grouped:
-        keyed = [{"input_ids": [0] * rows.longest[i], "index": [i]} for i in timed]
-        timed = [batch["index"][0] for batch in grouped_by_length(keyed, size, request.rows_total)]
-    warm = _fill(spread(size), size)
-    return [*warm, *warm[: size - len(worst_rows)], *worst_rows, *timed], test
+        keyed_rows = [{"input_ids": [0] * rows.longest[i], "index": [i]} for i in timed_indices]
+        timed_indices = [
+            batch["index"][0] for batch in grouped_by_length(keyed_rows, size, request.rows_total)
+        ]
+    warm_up_indices = _fill(spread_indices(size), size)
+    return [
+        *warm_up_indices,
+        *warm_up_indices[: size - len(worst_rows)],
+        *worst_rows,
+        *timed_indices,
+    ], test
 
 
 def _prompts(
@@ -120,7 +127,7 @@ def _prompts(
         tokens=cycles * plan.tokens * request.processes,
     )
     test = _fill(plan.longest, max(request.eval_batch // rollout.group, 1))
-    return dealt(order, rollout, request.processes), test, reply
+    return dealt_order(order, rollout, request.processes), test, reply
 
 
 def _fill(indices: list[int], count: int) -> list[int]:

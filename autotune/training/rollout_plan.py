@@ -30,7 +30,7 @@ class Rollout:
     """How a candidate generates and trains; completions are counted on one device.
 
     Attributes:
-        together: completions of one generation.
+        completions: completions of one generation.
         group: completions of one prompt.
         length: tokens of a completion.
         iterations: how often the completions of a generation are trained on.
@@ -40,7 +40,7 @@ class Rollout:
 
     micro_batch: int
     accumulation: int
-    together: int
+    completions: int
     group: int
     length: int
     iterations: int
@@ -51,12 +51,12 @@ class Rollout:
     @property
     def prompts(self) -> int:
         """Prompts of one generation; a group may be divided among devices."""
-        return -(-self.together // self.group)
+        return -(-self.completions // self.group)
 
     @property
     def micro_steps(self) -> int:
         """Micro-steps of one round."""
-        return self.together // self.micro_batch * self.iterations * self.epochs
+        return self.completions // self.micro_batch * self.iterations * self.epochs
 
     @property
     def rounds(self) -> int:
@@ -76,7 +76,7 @@ class Rollout:
     @property
     def generations(self) -> int:
         """Calls of generation in a round."""
-        return -(-self.together // self.chunk) if self.chunk else 1
+        return -(-self.completions // self.chunk) if self.chunk else 1
 
 
 def completion_length(config: Mapping[str, Any]) -> int:
@@ -92,7 +92,7 @@ def rollout_of(config: Mapping[str, Any], *, devices: int, seed: int) -> Rollout
     return Rollout(
         micro_batch=config[MICRO_BATCH],
         accumulation=config[ACCUMULATION],
-        together=config[GENERATION_BATCH] // devices,
+        completions=config[GENERATION_BATCH] // devices,
         group=config[GROUP],
         length=completion_length(config),
         iterations=config.get("num_iterations") or 1,
@@ -102,16 +102,16 @@ def rollout_of(config: Mapping[str, Any], *, devices: int, seed: int) -> Rollout
 
 def _ppo_rollout(config: Mapping[str, Any], seed: int) -> Rollout:
     micro, accumulation = config[MICRO_BATCH], config[ACCUMULATION]
-    together = micro * accumulation
+    completions = micro * accumulation
     return Rollout(
         micro_batch=micro,
         accumulation=accumulation,
-        together=together,
+        completions=completions,
         group=1,
         length=completion_length(config),
         iterations=1,
         epochs=config["num_ppo_epochs"],
-        chunk=min(config[ROLLOUT_CHUNK], together),
+        chunk=min(config[ROLLOUT_CHUNK], completions),
         seed=seed,
     )
 
@@ -141,17 +141,19 @@ def rollout_plan(lengths: Sequence[int], rollout: Rollout, rows_total: int) -> R
         rows_total: prompts of the whole data.
     """
     count = rollout.prompts * rollout.rounds
-    spread = spread_over_lengths(lengths, count)
-    timed = [spread[n % len(spread)] for n in range(count)]
-    random.Random(rollout.seed).shuffle(timed)
+    sample = spread_over_lengths(lengths, count)
+    timed_indices = [sample[n % len(sample)] for n in range(count)]
+    random.Random(rollout.seed).shuffle(timed_indices)
     ranked = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     longest = [ranked[n % len(ranked)] for n in range(rollout.prompts)]
     per_prompt = rollout.group * rollout.length
-    shared = rollout.together / rollout.prompts
+    completions_a_prompt = rollout.completions / rollout.prompts
     return RolloutPlan(
-        timed=timed,
+        timed=timed_indices,
         longest=longest,
-        tokens=round(sum(shared * (lengths[index] + rollout.length) for index in timed)),
+        tokens=round(
+            sum(completions_a_prompt * (lengths[index] + rollout.length) for index in timed_indices)
+        ),
         tokens_per_epoch=rows_total * (rollout.group * fmean(lengths) + per_prompt),
     )
 
@@ -160,14 +162,14 @@ def padded_tokens(plan: RolloutPlan, rollout: Rollout, lengths: Sequence[int]) -
     """Tokens of a timed cycle with the padding of its rounds."""
     rounds = range(0, len(plan.timed), rollout.prompts)
     longest = [max(lengths[i] for i in plan.timed[n : n + rollout.prompts]) for n in rounds]
-    return sum(rollout.together * (prompt + rollout.length) for prompt in longest)
+    return sum(rollout.completions * (prompt + rollout.length) for prompt in longest)
 
 
-def dealt(order: Sequence[int], rollout: Rollout, processes: int) -> list[int]:
+def dealt_order(order: Sequence[int], rollout: Rollout, processes: int) -> list[int]:
     """The prompts of one device's rounds as those of all: each device gets the same ones, where a
     group is divided among devices the same one."""
     if processes == 1:
         return list(order)
-    count = -(-processes * rollout.together // rollout.group)
+    count = -(-processes * rollout.completions // rollout.group)
     rounds = (order[n : n + rollout.prompts] for n in range(0, len(order), rollout.prompts))
     return [block[n % len(block)] for block in rounds for n in range(count)]

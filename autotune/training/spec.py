@@ -34,6 +34,6 @@ class TrainerSpec(Message):
     deepspeed: dict[str, Any] | None = None
 
     @property
-    def shared(self) -> Sharding:
-        """How the training is spread over processes."""
+    def parsed_sharding(self) -> Sharding:
+        """How the training is sharded over processes, of the plain fields in `sharding`."""
         return Sharding(**self.sharding)

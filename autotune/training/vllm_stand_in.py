@@ -51,8 +51,8 @@ class StandIn(VLLMGeneration):
         completions = self._halved(prompts)
         self.parts = max(self.parts, self._calls)
         torch.cuda.empty_cache()
-        even = -math.log(self.model.config.get_text_config().vocab_size)
-        return prompts, completions, [[[even]] * len(ids) for ids in completions], None
+        even_logp = -math.log(self.model.config.get_text_config().vocab_size)
+        return prompts, completions, [[[even_logp]] * len(ids) for ids in completions], None
 
     def _halved(self, prompts: Ids) -> Ids:
         """All at once; where that does not fit, half of them after the other half.

@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from autotune.facts import Facts  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
-from autotune.probe.measure import measure_candidate  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
+from autotune.probe.measure import measure_candidate  # noqa: E402
 from autotune.probe.survey import memory_limit, survey  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402

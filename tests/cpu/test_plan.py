@@ -12,7 +12,7 @@ import pytest
 from autotune.facts.stack import fused_head
 from autotune.plan.engines import FIRST
 from autotune.run.past_run import reopen
-from autotune.space.sharding.sharding import STRATEGY_KNOBS
+from autotune.space.sharding.sharding import SHARDING_KNOBS
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.test_run import write_job
 
@@ -279,7 +279,7 @@ def test_of_many_engines_those_of_the_fastest_candidates_are_traced(plans: Plans
 
 
 def strategy_of(candidate: Any) -> Any:
-    return [candidate["knobs"].get(name) for name in STRATEGY_KNOBS]
+    return [candidate["knobs"].get(name) for name in SHARDING_KNOBS]
 
 
 def method_of(candidate: Any) -> Any:

@@ -206,9 +206,9 @@ def _kto() -> Case:
 
 def _online(method: str, tuning: str, **values: Any) -> Case:
     """A case of a trainer that generates; its knobs are those of its own search space."""
-    shared = ("gradient_checkpointing", "attn_implementation", "optim", "expandable_segments")
+    common = ("gradient_checkpointing", "attn_implementation", "optim", "expandable_segments")
     full = _candidate()
-    knobs = {k: v for k, v in full.values.items() if k in (*shared, "per_device_train_batch_size")}
+    knobs = {k: v for k, v in full.values.items() if k in (*common, "per_device_train_batch_size")}
     group_knobs = {"generation_batch_size": 8, "num_generations": 4, "max_completion_length": 64}
     candidate = Candidate(values={**knobs, **group_knobs, **values}, gradient_accumulation_steps=4)
     job = {"model": "/models/small", "dataset": "/data/prompts", "method": method}
@@ -243,10 +243,10 @@ def _grpo_server() -> Case:
 
 def _grpo_split() -> Case:
     """Four of eight GPUs train, two generate, two are idle."""
-    divided = {"num_processes": 4, "vllm_tensor_parallel_size": 2, "generation_batch_size": 16}
-    divided |= {"distributed_type": "DEEPSPEED", "zero_stage": 3}
+    split_values = {"num_processes": 4, "vllm_tensor_parallel_size": 2, "generation_batch_size": 16}
+    split_values |= {"distributed_type": "DEEPSPEED", "zero_stage": 3}
     server = {"vllm_mode": "server", "vllm_gpu_memory_utilization": 0.9}
-    case = _online("grpo", "full", use_vllm=True, **server, **divided)
+    case = _online("grpo", "full", use_vllm=True, **server, **split_values)
     facts = make_facts("cuda", source="/data/prompts")
     devices = case.job.devices.model_copy(update={"kind": "cuda", "count": 8})
     return replace(

@@ -70,10 +70,10 @@ def test_another_candidate_gives_other_bytes():
     old = case.recommendation.chosen
     candidate = replace(old, candidate=replace(old.candidate, gradient_accumulation_steps=5))
     other_case = replace(case, recommendation=replace(case.recommendation, chosen=candidate))
-    changed = {name for name, text in other_case.files().items() if text != case.files()[name]}
-    assert changed == {"sft_config.yaml", "recommendation.json", "README.md"}
+    names = {name for name, text in other_case.files().items() if text != case.files()[name]}
+    assert names == {"sft_config.yaml", "recommendation.json", "README.md"}
 
 
 def test_a_value_that_is_used_twice_is_written_twice():
-    shared = ["x"]
-    assert "&" not in trainer_config({"one": shared, "two": shared}, SFT)
+    shared_list = ["x"]
+    assert "&" not in trainer_config({"one": shared_list, "two": shared_list}, SFT)

@@ -114,10 +114,10 @@ def test_files_written_by_hand_are_told_apart_by_what_they_hold(tmp_path):
     (tmp_path / "other.yaml").write_text("- a list\n", encoding="utf-8")
     assert check(tmp_path).stdout == "train.yaml, mine.yml, zero.json: agree\n"
     (tmp_path / "second.yaml").write_text("learning_rate: 1\n", encoding="utf-8")
-    several = check(tmp_path)
-    assert several.exit_code == 2
-    assert "second.yaml, train.yaml" in several.stderr
-    assert "--trainer FILE" in several.stderr
+    completed = check(tmp_path)
+    assert completed.exit_code == 2
+    assert "second.yaml, train.yaml" in completed.stderr
+    assert "--trainer FILE" in completed.stderr
     assert check(tmp_path, "--trainer", "train.yaml").exit_code == 0
     groups = check(tmp_path, "--trainer", "train.yaml", "--method", "grpo")
     assert groups.exit_code == 0  # 32 completions, groups of 8

@@ -174,8 +174,8 @@ def test_data_may_be_one_file(form, tmp_path, nasty_dir):
     script = bundle(tmp_path / "bundle", "no_data")
     folder = str(tmp_path / "bundle" / "one_file")
     (tmp_path / "old.json").touch()
-    again = Path(folder) / "train.jsonl"
-    for data_path in (tmp_path / "old.json", data, again):  # the last one only
+    second_path = Path(folder) / "train.jsonl"
+    for data_path in (tmp_path / "old.json", data, second_path):  # the last one only
         arguments = [argument.format(data_path) for argument in form]
         argv = launch(script, "--run_name", "x", *arguments, cwd=tmp_path, PYTHON=str(spy))["argv"]
     assert argv[-len(form) - 2 :] == [

@@ -85,8 +85,8 @@ def test_the_server_takes_no_gpu_that_trains(tmp_path):
     case = CASES["grpo_server"]()
     devices = case.job.devices.model_copy(update={"count": 4})
     ranked = case.recommendation.chosen
-    several = {"distributed_type": "MULTI_GPU", "generation_batch_size": 16}
-    values = {**ranked.candidate.values, **several}
+    values_of_four = {"distributed_type": "MULTI_GPU", "generation_batch_size": 16}
+    values = {**ranked.candidate.values, **values_of_four}
     candidate = replace(ranked.candidate, values=values, gradient_accumulation_steps=1)
     script = bundle(
         tmp_path / "bundle",

@@ -24,10 +24,10 @@ from autotune.space.knobs import (
     Candidate,
     value_label,
 )
-from autotune.space.sharding.sharding import DEEPSPEED, FSDP, STRATEGY_KNOBS, sharding_of
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP, SHARDING_KNOBS, sharding_of
 from autotune.units import format_bytes, format_seconds
 
-_SPREAD = (NUM_PROCESSES, *STRATEGY_KNOBS)
+_SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS)
 """Knobs that `_spread` has words of its own for."""
 
 

@@ -109,7 +109,9 @@ class RolloutEstimates(Retracing):
             self._replayed(events, point).as_reply_fields(), point, live_at(events, GENERATION)
         )
         padded = padded_tokens(plan, rollout, self._lengths)
-        longest_tokens = rollout.rounds * rollout.together * (max(self._lengths) + rollout.length)
+        longest_tokens = (
+            rollout.rounds * rollout.completions * (max(self._lengths) + rollout.length)
+        )
         return PointReply(
             **fields,
             sample=[(plan.tokens, padded, 1)],
@@ -145,9 +147,9 @@ class RolloutEstimates(Retracing):
         }
         if self._request.method != "ppo":
             return fields | {
-                "generation_batch_size": rollout.together,
+                "generation_batch_size": rollout.completions,
                 # A group that is divided among devices: here its part is a group.
-                "num_generations": math.gcd(rollout.group, rollout.together),
+                "num_generations": math.gcd(rollout.group, rollout.completions),
             }
         # Each epoch is like the first; a mini-batch lets go of what its last micro-step kept.
         parts = self._request.config["num_mini_batches"]
@@ -188,7 +190,7 @@ class RolloutEstimates(Retracing):
                 Rollout(
                     micro_batch=group,
                     accumulation=1,
-                    together=group,
+                    completions=group,
                     group=group,
                     length=TOKENS,
                     iterations=1,

@@ -20,12 +20,17 @@ from autotune.space.knobs import (
     Candidate,
 )
 from autotune.space.sharding.processes import process_counts
-from autotune.space.sharding.sharding import DEEPSPEED, OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, STRATEGY
+from autotune.space.sharding.sharding import (
+    DEEPSPEED,
+    DISTRIBUTED_TYPE,
+    OPTIMIZER_OFFLOAD,
+    PARAM_OFFLOAD,
+)
 from autotune.space.vllm.colocated import SLEEP, USE
 
 MOST_DEVICES = 8
 """Of one machine."""
-_ZERO_2 = {STRATEGY: DEEPSPEED, "zero_stage": 2, OPTIMIZER_OFFLOAD: "cpu"}
+_ZERO_2 = {DISTRIBUTED_TYPE: DEEPSPEED, "zero_stage": 2, OPTIMIZER_OFFLOAD: "cpu"}
 _OFFLOADED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("the optimizer", _ZERO_2),
     ("optimizer and weights", {**_ZERO_2, "zero_stage": 3, PARAM_OFFLOAD: "cpu"}),

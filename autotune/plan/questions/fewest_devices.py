@@ -15,7 +15,7 @@ from autotune.space.sharding.processes import shares_with_server
 from autotune.space.sharding.sharding import (
     OPTIMIZER_OFFLOAD,
     PARAM_OFFLOAD,
-    STRATEGY_KNOBS,
+    SHARDING_KNOBS,
     ZERO_FIELDS,
 )
 
@@ -116,4 +116,4 @@ def _only_dividing(job: Job) -> tuple[str, ...]:
     kept = [asked.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
     if any(one not in (None, "none", ["none"]) for one in kept):
         return ()
-    return tuple(name for name in (*STRATEGY_KNOBS, *ZERO_FIELDS) if name in asked)
+    return tuple(name for name in (*SHARDING_KNOBS, *ZERO_FIELDS) if name in asked)

@@ -24,7 +24,7 @@ from autotune.probe import worker
 from autotune.probe.extensions import keep_extensions_in_run
 from autotune.probe.protocol import ProbeRequest
 from autotune.probe.ranks.files import SILENT, rank_folder
-from autotune.probe.ranks.worst import merged
+from autotune.probe.ranks.worst import merged_reply
 from autotune.process.descendants import die_with_parent
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.rank import Place
@@ -48,8 +48,8 @@ def probe(path: Path) -> None:
     """Measure the candidate of `path/request.json`, in as many processes as it asks for."""
     folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
-    count = request.shared.num_processes
-    if not request.shared.in_group:
+    count = request.parsed_sharding.num_processes
+    if not request.parsed_sharding.in_group:
         worker.probe(folder, request)
         return
     keep_extensions_in_run(request)
@@ -62,7 +62,7 @@ def probe(path: Path) -> None:
     folders = [rank_folder(path, rank) for rank in range(count)]
     failure = _first_failure(_start(folder, folders, request), folders)
     if failure is None:
-        write_json(folder.reply, merged([read_json(files.reply) or {} for files in folders]))
+        write_json(folder.reply, merged_reply([read_json(files.reply) or {} for files in folders]))
     elif failure.reply is not None:
         write_json(folder.reply, {**failure.reply, "failed_rank": failure.rank})
     else:

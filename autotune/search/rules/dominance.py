@@ -97,10 +97,12 @@ def saves_memory_that_is_there(
         return None
     if measurement.outcome != "ok" or (excess_bytes(measurement, allowed_bytes) or 0) > 0:
         return None
-    changed = candidate.differences(record.candidate)
-    if not changed or any(name not in SAVES_MEMORY_ONLY or not on for name, on in changed.items()):
+    changed_knobs = candidate.differences(record.candidate)
+    if not changed_knobs or any(
+        name not in SAVES_MEMORY_ONLY or not value for name, value in changed_knobs.items()
+    ):
         return None
-    reason = ", and ".join(SAVES_MEMORY_ONLY[name] for name in sorted(changed))
+    reason = ", and ".join(SAVES_MEMORY_ONLY[name] for name in sorted(changed_knobs))
     return f"probe {record.number} fits without it, and {reason}"
 
 
@@ -126,8 +128,8 @@ def only_its_server_is_another(
     knobs, probed_knobs = candidate.knobs, record.candidate.knobs
     if not server_devices(knobs) or knobs.keys() != probed_knobs.keys():
         return None
-    changed = candidate.differences(record.candidate).keys()
-    if changed and changed <= left_to_the_server(knobs):
+    changed_names = candidate.differences(record.candidate).keys()
+    if changed_names and changed_names <= left_to_the_server(knobs):
         return f"probe {record.number} trained the same, beside a server of another size"
     return None
 
@@ -155,11 +157,15 @@ def dominated(
         speeds: expected tokens per second, by the candidates' keys, where they are known.
     """
     records = list(records)
-    telling = [r for r in records if r.measurement is not None and r.measurement.outcome in _TELL]
-    probed = {r.candidate.key for r in records if counts_as_probe(r)}
+    telling = [
+        r
+        for r in records
+        if r.measurement is not None and r.measurement.outcome in _TELLING_OUTCOMES
+    ]
+    probed_keys = {r.candidate.key for r in records if counts_as_probe(r)}
     reasons: dict[str, str] = {}
     for candidate in candidates:
-        if candidate.key in probed:
+        if candidate.key in probed_keys:
             continue
         reasons_against = chain(
             (rule(candidate, record, allowed_bytes) for record in telling for rule in RULES),
@@ -174,4 +180,4 @@ def dominated(
     return reasons
 
 
-_TELL = ("ok", "oom", "host_oom", "unsupported")
+_TELLING_OUTCOMES = ("ok", "oom", "host_oom", "unsupported")

@@ -17,7 +17,7 @@ from autotune.space.sharding.sharding import (
     DEEPSPEED,
     FSDP,
     NONE,
-    STRATEGY_KNOBS,
+    SHARDING_KNOBS,
     Sharding,
     engine_name,
     sharding_of,
@@ -37,19 +37,22 @@ def divides_more_than_it_must(
     Args:
         speeds: expected tokens per second of candidates, by their keys.
     """
-    measurement, probed = record.measurement, record.candidate
+    measurement, probed_candidate = record.measurement, record.candidate
     assert measurement is not None
     if measurement.outcome != "ok" or (excess_bytes(measurement, allowed_bytes) or 0) > 0:
         return None
-    changed = candidate.differences(probed).keys() | probed.differences(candidate).keys()
-    if not changed or not changed <= set(STRATEGY_KNOBS):
+    changed_names = (
+        candidate.differences(probed_candidate).keys()
+        | probed_candidate.differences(candidate).keys()
+    )
+    if not changed_names or not changed_names <= set(SHARDING_KNOBS):
         return None
-    if not saves_more(_spread(candidate.values), _spread(probed.values)):
+    if not saves_more(_sharding(candidate.values), _sharding(probed_candidate.values)):
         return None
-    speed, probed_speed = speeds.get(candidate.key), speeds.get(probed.key)
+    speed, probed_speed = speeds.get(candidate.key), speeds.get(probed_candidate.key)
     if speed is None or probed_speed is None or speed >= probed_speed:
         return None
-    name = engine_name(_spread(probed.values))
+    name = engine_name(_sharding(probed_candidate.values))
     return (
         f"probe {record.number} fits with {name}; more sharding or offloading is estimated slower"
     )
@@ -68,14 +71,16 @@ def saves_more(first: Sharding, second: Sharding) -> bool:
 def _steps(sharding: Sharding) -> tuple[int, int, int, float]:
     """How much is divided, how far away the optimizer and the weights are kept, and among how many
     processes weights are held once more: the more the less, and none least of all."""
-    divided = sharding.zero_stage
+    stage = sharding.zero_stage
     if sharding.distributed_type == FSDP:
-        divided = 3 if sharding.fsdp_reshard_after_forward else 2
-    away = (sharding.offload_optimizer_device, sharding.offload_param_device)
-    again = math.inf if sharding.zero_hpz_partition_size == 1 else sharding.zero_hpz_partition_size
-    holders = again if divided == 3 else 0
-    return divided, _FARTHER.index(away[0]), _FARTHER.index(away[1]), holders
+        stage = 3 if sharding.fsdp_reshard_after_forward else 2
+    places = (sharding.offload_optimizer_device, sharding.offload_param_device)
+    group_size = (
+        math.inf if sharding.zero_hpz_partition_size == 1 else sharding.zero_hpz_partition_size
+    )
+    holders = group_size if stage == 3 else 0
+    return stage, _FARTHER.index(places[0]), _FARTHER.index(places[1]), holders
 
 
-def _spread(values: Mapping[str, Any]) -> Sharding:
+def _sharding(values: Mapping[str, Any]) -> Sharding:
     return sharding_of(values, 2)

@@ -45,7 +45,7 @@ class FeasibleSampler(BesideCandidates):
         lean: `feasible` ordered by how little memory each is expected to take; used as long as
             nothing has fitted.
         seed: of all randomness.
-        inner: what proposes; None: `feasible` in its order.
+        sampler: what proposes; None: `feasible` in its order.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class FeasibleSampler(BesideCandidates):
         if FIXED in trial.system_attrs:
             return {}  # a trial that was enqueued has its parameters
         trials = study.get_trials(deepcopy=False)
-        probed = [t.params for t in trials if _counts(t) and t.number != trial.number]
-        excluded = {key_of(params) for params in (*probed, *self._left_out)}
-        new = [params for params in self._feasible if key_of(params) not in excluded]
+        probed_params = [t.params for t in trials if _counts(t) and t.number != trial.number]
+        excluded_keys = {key_of(params) for params in (*probed_params, *self._left_out)}
+        new = [params for params in self._feasible if key_of(params) not in excluded_keys]
         if not new:
             raise RuntimeError("every candidate has been probed")
         for params in self._opening:
@@ -93,9 +93,9 @@ class FeasibleSampler(BesideCandidates):
             return dict(new[0])
         if best_stable_value(study) is None:
             return dict(next(params for params in self._lean if params in new))
-        return dict(self._proposed(self._sampler, study, trial, new))
+        return dict(self._proposal(self._sampler, study, trial, new))
 
-    def _proposed(
+    def _proposal(
         self, sampler: BaseSampler, study: optuna.Study, trial: FrozenTrial, new: list[Params]
     ) -> Params:
         proposal: dict[str, Any] = {}

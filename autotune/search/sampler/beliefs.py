@@ -74,8 +74,8 @@ class Beliefs:
         """
         if self.best is None:
             return np.asarray(np.exp(self.mean - self.mean.max()) * self.fits * self.runs)
-        ahead = self.mean - self.best
-        gain = np.array([expected_gain(*belief) for belief in zip(ahead, self.sd, strict=True)])
+        lead = self.mean - self.best
+        gain = np.array([expected_gain(*belief) for belief in zip(lead, self.sd, strict=True)])
         return np.asarray(gain * self.fits * self.runs)
 
 
@@ -148,12 +148,12 @@ class Believer:
         pairs = [(trial, math.log(trial.peak_bytes)) for trial in trials if trial.peak_bytes]
         readings = [(trial.index, log, PEAK_NOISE) for trial, log in pairs if not trial.at_least]
         mean, sd = self._memory.posterior(readings)
-        beyond = [
+        peaks_beyond = [
             (trial.index, log, LEAST_NOISE)
             for trial, log in pairs
             if trial.at_least and log > mean[trial.index]
         ]
-        return self._memory.posterior([*readings, *beyond]) if beyond else (mean, sd)
+        return self._memory.posterior([*readings, *peaks_beyond]) if peaks_beyond else (mean, sd)
 
     def _fits(self, trials: Sequence[TrialReading]) -> tuple[Array, Array]:
         """(probability to fit, what orders candidates by it also where it is as good as 0 or 1)."""
@@ -167,11 +167,13 @@ class Believer:
     def _runs(self, trials: Sequence[TrialReading]) -> Array:
         """A candidate runs as often as the knob value of its that failed most: a value that was
         only ever seen to fail is doubted, one that ran with other values is not."""
-        failing = [self._params[trial.index] for trial in trials if trial.failed]
-        if not failing:
+        failing_params = [self._params[trial.index] for trial in trials if trial.failed]
+        if not failing_params:
             return np.ones(len(self._params))
-        stable = [self._params[trial.index] for trial in trials if not trial.failed]
-        return np.array([_least_chance(params, stable, failing) for params in self._params])
+        stable_params = [self._params[trial.index] for trial in trials if not trial.failed]
+        return np.array(
+            [_least_chance(params, stable_params, failing_params) for params in self._params]
+        )
 
 
 def _speed_point(params: Params, expected: Expected) -> Point:
@@ -200,10 +202,14 @@ def memory_scales(residual: Residual) -> Scales:
     )
 
 
-def _least_chance(params: Params, stable: Sequence[Params], failing: Sequence[Params]) -> float:
+def _least_chance(
+    params: Params, stable_params: Sequence[Params], failing_params: Sequence[Params]
+) -> float:
     chances = [1.0]
     for name, value in params.items():
-        good, bad = (sum(p.get(name) == value for p in group) for group in (stable, failing))
+        good, bad = (
+            sum(p.get(name) == value for p in group) for group in (stable_params, failing_params)
+        )
         chances.append((good + 1) / (good + bad + 1))
     return min(chances)
 

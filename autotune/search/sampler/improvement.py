@@ -8,13 +8,13 @@ def normal(z: float) -> float:
     return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
-def expected_gain(ahead: float, sd: float) -> float:
+def expected_gain(lead: float, sd: float) -> float:
     """How far a normal value is expected to come out above 0, where below counts as 0.
 
     Args:
-        ahead: its mean.
+        lead: its mean.
         sd: its standard deviation, above 0, in the same unit.
     """
-    z = ahead / sd
+    z = lead / sd
     density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    return max(ahead * normal(z) + sd * density, 0.0)
+    return max(lead * normal(z) + sd * density, 0.0)

@@ -112,14 +112,14 @@ class EstimateGuidedSampler(BesideCandidates):
         self._believer = Believer(
             self._candidates, self._expected, residual or Residual(), allowed_bytes, history
         )
-        self._out: set[int] = set()
+        self._out_indices: set[int] = set()
         self._lock = threading.Lock()
         self._proposed: dict[tuple[str, int], int] = {}
         """What trials got whose parameters are not stored yet, by study and number."""
 
     def leave_out(self, params: Sequence[Params]) -> None:
         """Propose these no more, from now on (and only these)."""
-        self._out = {self._index[key_of(p)] for p in params}
+        self._out_indices = {self._index[key_of(p)] for p in params}
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
         """What the trials of `study` say of all candidates."""
@@ -183,11 +183,13 @@ class EstimateGuidedSampler(BesideCandidates):
     def _new(self, study: optuna.Study, own_number: int | None = None) -> list[int]:
         taken_indices = set()
         for trial in study.get_trials(deepcopy=False):
-            if trial.number != own_number and trial.state in _TAKEN:
+            if trial.number != own_number and trial.state in _TAKEN_STATES:
                 proposed_index = self._proposed.get((study.study_name, trial.number))
                 taken_indices |= {proposed_index, self._index_of(trial)}
         return [
-            n for n in range(len(self._candidates)) if n not in taken_indices and n not in self._out
+            n
+            for n in range(len(self._candidates))
+            if n not in taken_indices and n not in self._out_indices
         ]
 
     def _index_of(self, trial: FrozenTrial) -> int | None:
@@ -228,4 +230,4 @@ def _log(value: float | None, sign: float) -> float | None:
     return sign * math.log(value)
 
 
-_TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+_TAKEN_STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)

@@ -100,16 +100,16 @@ class Surrogate:
         prior = self._prior([log for _, log, _ in readings])
         if not readings:
             return prior[: self._count], np.sqrt(variance)
-        which = [index for index, _, _ in readings]
-        rows = np.stack([self._row(index) for index in which])
+        indices = [index for index, _, _ in readings]
+        rows = np.stack([self._row(index) for index in indices])
         noise = np.diag([max(sd, 1e-4) ** 2 for _, _, sd in readings])
-        root = np.linalg.cholesky(rows[:, which] + noise)
-        off = np.array([log for _, log, _ in readings]) - prior[which]
-        weights = np.linalg.solve(root.T, np.linalg.solve(root, off))
-        across = rows[:, : self._count]
-        explained = np.linalg.solve(root, across)
+        root = np.linalg.cholesky(rows[:, indices] + noise)
+        deviations = np.array([log for _, log, _ in readings]) - prior[indices]
+        weights = np.linalg.solve(root.T, np.linalg.solve(root, deviations))
+        covariances = rows[:, : self._count]
+        explained = np.linalg.solve(root, covariances)
         remainder = np.maximum(variance - (explained**2).sum(axis=0), 1e-10)
-        return prior[: self._count] + weights @ across, np.sqrt(remainder)
+        return prior[: self._count] + weights @ covariances, np.sqrt(remainder)
 
 
 class _Features:
@@ -135,11 +135,11 @@ class _Features:
         knobs, product = np.zeros(len(self._own_sigma)), np.ones(len(self._own_sigma))
         for values, ordered in self._columns:
             distance = values - values[index]
-            like = np.where(distance == 0, 1.0, UNLIKE)
+            likeness = np.where(distance == 0, 1.0, UNLIKE)
             if ordered:
-                like = np.exp(-0.5 * (distance / DOUBLINGS) ** 2)
-            knobs += like
-            product *= like
+                likeness = np.exp(-0.5 * (distance / DOUBLINGS) ** 2)
+            knobs += likeness
+            product *= likeness
         shares = self._shares @ self._shares[index]
         own_part = self._own_sigma * self._own_sigma[index] * product
         return np.asarray(self._scales.shared**2 + shares + self._scales.knob**2 * knobs + own_part)

@@ -22,8 +22,8 @@ from autotune.space.knobs import (
     TENSOR_PARALLEL,
     VLLM_SHARE,
 )
-from autotune.space.loading.overrides import OWNED, Draft
-from autotune.space.loading.problems import as_yaml, explain, merged
+from autotune.space.loading.overrides import OWNERS, Draft
+from autotune.space.loading.problems import as_yaml, details_by_path, explain
 from autotune.space.loading.unused_pins import pin_problems
 from autotune.space.value_words import COUNTS, COUNTS_FROM_ZERO, counts
 from autotune.space.vllm.colocated import MODE, USE
@@ -40,7 +40,7 @@ REWARDS = (
     "import path, or give a `reward_model_path`"
 )
 OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "stop_strings"}
-_WHOLE = (*COUNTS, ACCUMULATION, "lora_r", "num_iterations", "num_ppo_epochs")
+_WHOLE_NUMBERS = (*COUNTS, ACCUMULATION, "lora_r", "num_iterations", "num_ppo_epochs")
 """Knobs that are whole numbers above 0."""
 
 
@@ -122,8 +122,8 @@ class _Loading(Draft):
             refusal = self._method.refusals.get(str(name))
             if refusal is not None and training[name] not in (None, False, *refusal[0]):
                 self._report(("training", name), f"`{name}: {as_yaml(training[name])}`", refusal[1])
-            elif name in OWNED:
-                self._report(("training", name), f"`{name}` belongs to {OWNED[name]} of the job")
+            elif name in OWNERS:
+                self._report(("training", name), f"`{name}` belongs to {OWNERS[name]} of the job")
             elif name not in self._fields and missing(self._method.name) is None:
                 self._report(
                     ("training", name),
@@ -201,7 +201,7 @@ class _Loading(Draft):
         try:
             return Job.model_validate(self._data)
         except ValidationError as error:
-            for path, detail in merged(error):
+            for path, detail in details_by_path(error):
                 self._report(path, *explain(detail, path))
                 self._unsound.add(str(path[0]))
         sound = {k: v for k, v in self._data.items() if str(k) not in self._unsound}
@@ -253,7 +253,7 @@ class _Loading(Draft):
             for name, value in getattr(job, section).items():
                 values = value if section == "recipe" else [value]
                 never = [None] if (section, name) == ("recipe", "max_length") else []
-                if name not in (*_WHOLE, *COUNTS_FROM_ZERO):
+                if name not in (*_WHOLE_NUMBERS, *COUNTS_FROM_ZERO):
                     continue
                 if not all(counts(name, v) or v in never for v in values):
                     minimum = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
@@ -274,17 +274,17 @@ class _Loading(Draft):
             self._report(path, problem.what, problem.hint)
 
     def _with_paths(self, job: Job) -> Job:
-        changes: dict[str, Any] = {"model": resolve_path(job.model, self._base)}
+        fields: dict[str, Any] = {"model": resolve_path(job.model, self._base)}
         if isinstance(job.dataset, str):
-            changes["dataset"] = resolve_path(job.dataset, self._base)
+            fields["dataset"] = resolve_path(job.dataset, self._base)
         if job.reward_model_path is not None:
-            changes["reward_model_path"] = resolve_path(job.reward_model_path, self._base)
+            fields["reward_model_path"] = resolve_path(job.reward_model_path, self._base)
         if job.search_space is not None:
-            changes["search_space"] = absolute_path(job.search_space, self._base)
+            fields["search_space"] = absolute_path(job.search_space, self._base)
         if isinstance(job.training.get("output_dir"), str):
             output = absolute_path(job.training["output_dir"], self._base)
-            changes["training"] = {**job.training, "output_dir": output}
-        resolved = job.model_copy(update=changes)
+            fields["training"] = {**job.training, "output_dir": output}
+        resolved = job.model_copy(update=fields)
         for field in ("model", "dataset", "search_space", "reward_model_path"):
             path = getattr(resolved, field)
             if isinstance(path, str) and path.startswith("/") and not exists(path):

@@ -13,7 +13,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import ACCUMULATION
 from autotune.space.loading.problems import as_yaml
 
-OWNED = {
+OWNERS = {
     "max_length": "`max_length`",
     "bf16": "`precision`",
     "fp16": "`precision`",
@@ -155,7 +155,7 @@ class Draft:
             return
         for name in list(training):
             knob = canonical_name(str(name))
-            if knob in OWNED or (definition.knob(knob) is None and knob != ACCUMULATION):
+            if knob in OWNERS or (definition.knob(knob) is None and knob != ACCUMULATION):
                 continue
             pins = self._section("fixed")
             if knob in pins and pins[knob] != training[name]:

@@ -11,18 +11,18 @@ from autotune.job.job import Budget, Devices, Job, Lengths, NoData
 _UNION_TAGS = {"bool", "int", "float", "str", "list[str]"}
 
 
-def merged(error: ValidationError) -> list[tuple[tuple[str | int, ...], Any]]:
+def details_by_path(error: ValidationError) -> list[tuple[tuple[str | int, ...], Any]]:
     """Pydantic's errors with their paths; those of the members of one union as one."""
-    merged: dict[tuple[str | int, ...], Any] = {}
+    details: dict[tuple[str | int, ...], Any] = {}
     for detail in error.errors():
         path = tuple(p for p in detail["loc"] if p not in {"name", "no_data", "[key]"})
         tag = next((n for n, part in enumerate(path) if n and part in _UNION_TAGS), None)
         if tag is not None:
             form = "a number, a word, true, false, null or a list of words"
-            merged.setdefault(path[:tag], {**detail, "type": "union", "msg": form})
+            details.setdefault(path[:tag], {**detail, "type": "union", "msg": form})
         else:
-            merged[path] = detail
-    return list(merged.items())
+            details[path] = detail
+    return list(details.items())
 
 
 def explain(detail: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:

@@ -7,13 +7,13 @@ from autotune.job.job import Job
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Knob, condition_holds
 from autotune.space.loading.problems import as_yaml
-from autotune.space.sharding.processes import may_be_spread
+from autotune.space.sharding.processes import may_be_sharded
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
+    DISTRIBUTED_TYPE,
     NVME_PATH,
     OPTIMIZER_OFFLOAD,
     PARAM_OFFLOAD,
-    STRATEGY,
     ZERO_FIELDS,
 )
 
@@ -50,11 +50,11 @@ def without_effect(job: Job, definition: SpaceDefinition) -> list[tuple[str, str
     for section in ("fixed", "recipe"):
         for name in getattr(job, section):
             knob = definition.knob(name)
-            lacking = _lacking(knob, context) if knob is not None else None
-            if lacking is None and knob is not None and name in ZERO_FIELDS:
-                lacking = _not_offloaded(name, job, definition)
-            if lacking is not None:
-                pins.append((section, name, lacking))
+            condition = _lacking_condition(knob, context) if knob is not None else None
+            if condition is None and knob is not None and name in ZERO_FIELDS:
+                condition = _not_offloaded(name, job, definition)
+            if condition is not None:
+                pins.append((section, name, condition))
     return pins
 
 
@@ -70,7 +70,7 @@ def _decided_context(job: Job, definition: SpaceDefinition) -> dict[str, Any]:
     return {**pinned, "job.tuning": job.tuning}
 
 
-def _lacking(knob: Knob, context: dict[str, Any]) -> str | None:
+def _lacking_condition(knob: Knob, context: dict[str, Any]) -> str | None:
     for name, condition in knob.only_if.items():
         if name not in context or condition_holds(condition, context[name], context):
             continue
@@ -83,14 +83,14 @@ def _lacking(knob: Knob, context: dict[str, Any]) -> str | None:
 
 def _not_offloaded(name: str, job: Job, definition: SpaceDefinition) -> str | None:
     """What a field of DeepSpeed's needs where the job never comes to use it."""
-    spread = may_be_spread(job)
+    is_sharded = may_be_sharded(job)
     if name not in _OFFLOADS:
-        return None if spread else _pin(STRATEGY, DEEPSPEED)
+        return None if is_sharded else _pin(DISTRIBUTED_TYPE, DEEPSPEED)
     places, stage, place = _OFFLOADS[name]
     offloads = [_tried_values(knob, job, definition) for knob in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
-    if spread and any(place in places for values in offloads for place in values):
+    if is_sharded and any(place in places for values in offloads for place in values):
         return None
-    example = f"{STRATEGY}: {DEEPSPEED}, zero_stage: {stage}, {OPTIMIZER_OFFLOAD}: {place}"
+    example = f"{DISTRIBUTED_TYPE}: {DEEPSPEED}, zero_stage: {stage}, {OPTIMIZER_OFFLOAD}: {place}"
     return f"fixed: {{{example}}}"
 
 

@@ -162,8 +162,8 @@ def _fp16(enabled: bool) -> dict[str, Any]:
 
 def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
     """What is sharded, and in which pieces it is exchanged (elements, not bytes)."""
-    requested = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
-    sizes = {BUCKET_SIZE: requested[0], PREFETCHED: requested[1]}
+    requested_sizes = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
+    sizes = {BUCKET_SIZE: requested_sizes[0], PREFETCHED: requested_sizes[1]}
     sizes[PERSISTENCE] = sharding.stage3_param_persistence_threshold
     chosen_sizes = {
         n: as_transformers(n, hidden_size) if v is None else v for n, v in sizes.items()
@@ -176,8 +176,8 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
         BUCKET_SIZE: chosen_sizes[BUCKET_SIZE],
     }
     if sharding.zero_stage < 3:
-        even = chosen_sizes[BUCKET_SIZE] + chosen_sizes[BUCKET_SIZE] % 2  # it refuses odd ones
-        return {**zero, "allgather_partitions": True, "allgather_bucket_size": even}
+        even_size = chosen_sizes[BUCKET_SIZE] + chosen_sizes[BUCKET_SIZE] % 2  # it refuses odd ones
+        return {**zero, "allgather_partitions": True, "allgather_bucket_size": even_size}
     return {
         **zero,
         "sub_group_size": SUB_GROUP,

@@ -24,7 +24,7 @@ def fsdp_environment(sharding: Sharding, **environment: Any) -> dict[str, str]:
     """The variables that `accelerate launch` makes of these fields.
 
     Args:
-        own: fields that are to be others.
+        environment: fields that are to be others.
     """
     fields = {**fsdp_fields(sharding), **environment}
     texts = {name.upper(): _text(value) for name, value in fields.items()}

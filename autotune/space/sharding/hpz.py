@@ -32,9 +32,9 @@ def group_sizes(job: Job) -> list[int]:
 
 def groups_problem(job: Job) -> Problem | None:
     """A size that was asked for, which divides no number of processes of the job."""
-    requested = job.recipe.get(HPZ, [job.fixed.get(HPZ, 1)])
+    sizes = job.recipe.get(HPZ, [job.fixed.get(HPZ, 1)])
     counts = process_counts(job)
-    for size in requested:
+    for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             continue  # the loader speaks of it
         if any(_divides(size, count) for count in counts):

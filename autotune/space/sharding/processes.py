@@ -15,7 +15,7 @@ from autotune.space.knobs import (
     VLLM_SERVER,
     Candidate,
 )
-from autotune.space.sharding.sharding import HPZ, STRATEGY_KNOBS
+from autotune.space.sharding.sharding import HPZ, SHARDING_KNOBS
 
 
 def processes_of(values: Mapping[str, Any], job: Job) -> int:
@@ -47,12 +47,12 @@ def process_counts(job: Job) -> list[int]:
     return [n for n in divisors(math.gcd(*batches) or 1) if n < job.devices.total][::-1]
 
 
-def may_be_spread(job: Job) -> bool:
+def may_be_sharded(job: Job) -> bool:
     """Whether a job has the knobs of `search_spaces/sharding.yaml`: with several devices always,
     with one where it asks for one of them, because ZeRO offloads for a single process, too. (Groups
     that hold weights once more are of several devices only.)"""
     names = job.fixed.keys() | job.recipe.keys()
-    return job.devices.total > 1 or bool(names & (set(STRATEGY_KNOBS) - {HPZ}))
+    return job.devices.total > 1 or bool(names & (set(SHARDING_KNOBS) - {HPZ}))
 
 
 def shares_with_server(job: Job) -> bool:
@@ -100,14 +100,14 @@ def _machines_problem(job: Job) -> Problem | None:
             what=f"vLLM is planned on one machine, and devices.nodes is {nodes}",
             hint="leave one of them out",
         )
-    odd = [n for n in process_counts(job) if n % nodes]
-    if not odd:
+    uneven_counts = [n for n in process_counts(job) if n % nodes]
+    if not uneven_counts:
         return None
-    near = nearest_values(odd[0], [nodes * n for n in range(1, job.devices.count + 1)])
+    nearest = nearest_values(uneven_counts[0], [nodes * n for n in range(1, job.devices.count + 1)])
     return Problem(
         where=NUM_PROCESSES,
-        what=f"{odd[0]} processes cannot be spread evenly over {nodes} machines",
-        hint=f"choose {' or '.join(str(n) for n in near)}",
+        what=f"{uneven_counts[0]} processes cannot be spread evenly over {nodes} machines",
+        hint=f"choose {' or '.join(str(n) for n in nearest)}",
     )
 
 

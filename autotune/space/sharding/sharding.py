@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from autotune.space.knobs import NUM_PROCESSES
 
-STRATEGY = "distributed_type"
+DISTRIBUTED_TYPE = "distributed_type"
 NONE, DEEPSPEED, FSDP = "NO", "DEEPSPEED", "FSDP"
 DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU")
 """torch's DistributedDataParallel: every process has a whole copy."""
@@ -17,9 +17,9 @@ PERSISTENCE = "stage3_param_persistence_threshold"
 HPZ = "zero_hpz_partition_size"
 ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory", "nvme_path")
 """Fields of DeepSpeed's own file."""
-STRATEGY_KNOBS = (STRATEGY, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD, HPZ)
+SHARDING_KNOBS = (DISTRIBUTED_TYPE, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD, HPZ)
 """What is divided, and where it is kept."""
-KNOBS = (NUM_PROCESSES, *STRATEGY_KNOBS, *ZERO_FIELDS)
+KNOBS = (NUM_PROCESSES, *SHARDING_KNOBS, *ZERO_FIELDS)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
 
 NVME_PATH = "/local_nvme"
@@ -90,10 +90,10 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
     Args:
         devices: of the job: one process on each, where no knob says otherwise.
     """
-    names = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
+    names = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(DISTRIBUTED_TYPE) == DEEPSPEED]
     fields = {name: values[name] for name in names if values.get(name) is not None}
-    shared = Sharding(**{NUM_PROCESSES: devices, **fields})
-    return shared if shared.in_group else Sharding()
+    sharding = Sharding(**{NUM_PROCESSES: devices, **fields})
+    return sharding if sharding.in_group else Sharding()
 
 
 def heaviest_ranks(sharding: Sharding) -> tuple[int, ...]:
@@ -122,8 +122,8 @@ def engine_name(sharding: Sharding) -> str:
 
 def zero_name(stage: int, optimizer: str, weights: str) -> str:
     """The name of a DeepSpeed sharding, by its stage and where optimizer states and weights are."""
-    away = [("optimizer", optimizer), ("weights", weights)]
-    places = [f"{what} on {device}" for what, device in away if device != "none"]
+    offloads = [("optimizer", optimizer), ("weights", weights)]
+    places = [f"{what} on {device}" for what, device in offloads if device != "none"]
     return ", ".join([f"ZeRO-{stage}", *places])
 
 

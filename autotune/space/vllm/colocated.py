@@ -110,8 +110,8 @@ def cache_bytes(model: ModelFacts, tokens: int, size: int) -> int | None:
     may be fewer than devices. None: it is not known how much a token takes."""
     if model.cache_bytes_per_token is None:
         return None
-    divided = min(size, model.key_value_heads or size)
-    return -(-tokens * model.cache_bytes_per_token // divided)
+    parts = min(size, model.key_value_heads or size)
+    return -(-tokens * model.cache_bytes_per_token // parts)
 
 
 def other_bytes(model: ModelFacts, size: int, tokens: int = PROFILED_TOKENS) -> int:
@@ -151,8 +151,8 @@ def share_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | No
     share, completion = values[VLLM_SHARE], values[COMPLETION]
     size = values.get(TENSOR_PARALLEL) or 1
     if VLLM_SHARE not in job.fixed:
-        together = values[GENERATION_BATCH] // processes_of(values, job)
-        smallest_share = needed_share(job, facts, max(together, 1), completion, size)
+        sequences = values[GENERATION_BATCH] // processes_of(values, job)
+        smallest_share = needed_share(job, facts, max(sequences, 1), completion, size)
         if share != (TRL_SHARE if smallest_share is None else smallest_share):
             return "vLLM gets as much memory as the completions of a generation need"
     if share > 1:

@@ -112,8 +112,8 @@ def division_note(job: Job, facts: Facts) -> str | None:
 
 def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:
     """Knobs that the server is told, not the trainer."""
-    served = values.get(USE) and values.get(MODE) == SERVER
-    return frozenset((TENSOR_PARALLEL, VLLM_SHARE) if served else ())
+    uses_server = values.get(USE) and values.get(MODE) == SERVER
+    return frozenset((TENSOR_PARALLEL, VLLM_SHARE) if uses_server else ())
 
 
 def server_share(job: Job, facts: Facts) -> float:

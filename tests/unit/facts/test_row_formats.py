@@ -79,9 +79,9 @@ def test_a_longer_row_is_as_long_as_it_is_to_be_and_none_gets_shorter(
 ):
     kind = ROW_KINDS[method]
     (row,) = kind.of_lengths([length_before] * METHODS[method].sequences, 0.5)
-    grown = kind.lengthened(row, length)
-    assert min(kind.lengths(grown)) == max(length_before, length)
-    assert grown.keys() == row.keys()
+    longer_row = kind.lengthened(row, length)
+    assert min(kind.lengths(longer_row)) == max(length_before, length)
+    assert longer_row.keys() == row.keys()
 
 
 def test_an_odd_number_of_sequences_is_no_pairs():

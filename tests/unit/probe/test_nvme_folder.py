@@ -32,7 +32,7 @@ def test_the_folder_is_its_own_and_goes_with_it(nasty_dir, weights):
     with pytest.raises(ZeroDivisionError), own_folder(original) as request_in_folder:
         (inside,) = nasty_dir.glob("*")
         assert paths(request_in_folder) == {str(inside)}
-        assert request_in_folder.shared == original.shared
+        assert request_in_folder.parsed_sharding == original.parsed_sharding
         (inside / "states").write_text("x")
         raise ZeroDivisionError
     assert not list(nasty_dir.glob("*"))

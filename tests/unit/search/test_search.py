@@ -75,9 +75,9 @@ def test_every_candidate_is_probed_once_and_then_none_is_left(nasty_dir):
 
 def test_candidates_that_are_left_out_are_neither_asked_nor_counted(tmp_path):
     study = open_study(tmp_path, opening=SPACE.candidates[:2])
-    out = frozenset(candidate.key for candidate in SPACE.candidates[::2])
-    study.leave_out(out)
-    keys = [candidate.key for candidate in SPACE.candidates if candidate.key not in out]
+    left_out_keys = frozenset(candidate.key for candidate in SPACE.candidates[::2])
+    study.leave_out(left_out_keys)
+    keys = [candidate.key for candidate in SPACE.candidates if candidate.key not in left_out_keys]
     proposals = []
     for count in range(len(keys), 0, -1):
         assert study.candidates_left() == count
@@ -127,8 +127,8 @@ def test_each_outcome_ends_its_trial_and_its_candidate_as_documented(tmp_path, o
     not_running = outcome in ("timeout", "crash", "unstable", "unsupported")
     assert plain_trial.constraints.get("runs") == (NEVER_RUNS if not_running else None)
     assert ("memory" in plain_trial.constraints) == (outcome in ("ok", "oom"))
-    again = study.ask()[1]
-    assert (again == candidate) == silent
+    next_candidate = study.ask()[1]
+    assert (next_candidate == candidate) == silent
 
 
 @pytest.mark.parametrize(

@@ -43,18 +43,18 @@ def test_a_global_batch_that_the_devices_do_not_divide_has_no_micro_batch():
 
 @given(st.integers(-5, 60), st.lists(st.integers(1, 50), unique=True).map(sorted))
 def test_the_nearest_values_are_the_neighbours(value, valid):
-    near = nearest_values(value, valid)
-    assert set(near) <= set(valid) - {value}
+    nearest = nearest_values(value, valid)
+    assert set(nearest) <= set(valid) - {value}
     for second in set(valid) - {value}:
-        same_side = [n for n in near if (n < value) == (second < value)]
+        same_side = [n for n in nearest if (n < value) == (second < value)]
         assert abs(same_side[0] - value) <= abs(second - value)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**4))
 def test_the_nearest_token_batches_are_whole_rows_around_the_wish(tokens, max_length):
-    near = nearest_token_batches(tokens, max_length)
-    assert near
-    for count in near:
+    nearest = nearest_token_batches(tokens, max_length)
+    assert nearest
+    for count in nearest:
         assert count > 0
         assert count % max_length == 0
         assert abs(count - tokens) <= max_length

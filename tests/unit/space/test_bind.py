@@ -105,8 +105,8 @@ def test_the_candidates_are_the_product_less_what_rules_forbid(case):
 def test_every_combination_is_a_candidate_or_counted_as_excluded(case):
     job, facts = case
     space = make_space(job, facts)
-    excluded = sum(exclusion.count for exclusion in space.exclusions)
-    assert len(space.candidates) + excluded == len(every_combination(job, facts))
+    excluded_count = sum(exclusion.count for exclusion in space.exclusions)
+    assert len(space.candidates) + excluded_count == len(every_combination(job, facts))
     assert all(exclusion.count > 0 and exclusion.reason for exclusion in space.exclusions)
 
 
@@ -119,8 +119,8 @@ def test_the_global_batch_is_exact_for_every_candidate(case):
 
 
 def test_candidates_are_distinct_stable_and_come_back_from_their_record(case):
-    space, again = make_space(*case), make_space(*case)
-    assert space == again
+    space, second_space = make_space(*case), make_space(*case)
+    assert space == second_space
     assert len({candidate.key for candidate in space.candidates}) == len(space.candidates)
     assert all(from_knobs(candidate.knobs) == candidate for candidate in space.candidates)
 

@@ -37,27 +37,27 @@ def test_what_is_generated_within_a_step_is_whole_groups_that_divide_it(batch, g
 
 
 @given(st.integers(1, 48), st.integers(1, 96), st.integers(1, 12), st.integers(2, 8))
-def test_a_generation_is_whole_groups_micro_batches_and_steps(batch, together, per_step, group):
-    divides = together % group == 0 and together % per_step == 0
-    fits = batch % together == 0 or together % batch == 0
-    problem = generation_problem(together, global_batch=batch, per_step=per_step, group=group)
+def test_a_generation_is_whole_groups_micro_batches_and_steps(batch, generation, per_step, group):
+    divides = generation % group == 0 and generation % per_step == 0
+    fits = batch % generation == 0 or generation % batch == 0
+    problem = generation_problem(generation, global_batch=batch, per_step=per_step, group=group)
     assert (problem is None) == (divides and fits)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_space_holds_every_exact_way_of_making_up_the_batch(devices):
     job = grpo(global_batch_size=24, fixed={**PINNED, GROUP: 4})
-    several = job.devices.model_copy(update={"count": devices})
-    job = job.model_copy(update={"devices": several})
+    several_devices = job.devices.model_copy(update={"count": devices})
+    job = job.model_copy(update={"devices": several_devices})
     space = bind(load_definition("grpo"), job, grpo_facts())
     ways = {(c.micro_batch, c[GENERATION_BATCH]) for c in space.candidates}
     assert ways == {
-        (micro, together)
-        for micro, together in product(range(1, 25), range(1, 25))
+        (micro, generation)
+        for micro, generation in product(range(1, 25), range(1, 25))
         if 24 % (micro * devices) == 0
-        and 24 % together == 0
-        and together % 4 == 0
-        and together % (micro * devices) == 0
+        and 24 % generation == 0
+        and generation % 4 == 0
+        and generation % (micro * devices) == 0
     }
     assert space.default()[GENERATION_BATCH] == 24
 

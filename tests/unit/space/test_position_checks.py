@@ -52,8 +52,8 @@ def test_rows_are_as_long_as_the_data_has_them_and_max_length_allows(changes, le
 
 
 def test_rows_that_are_wrapped_are_full_whatever_the_data():
-    wrapped = {"packing_strategy": "wrapped"}
-    for training, lengths in (({}, {512, 1500}), (wrapped, {512})):
+    wrapping = {"packing_strategy": "wrapped"}
+    for training, lengths in (({}, {512, 1500}), (wrapping, {512})):
         job = make_job(
             recipe={"max_length": [512, 1500]}, fixed={"packing": True}, training=training
         )

@@ -54,8 +54,8 @@ def test_an_update_is_divided_into_whole_parts(batch, data):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_space_holds_every_exact_way_of_making_up_an_update(devices):
     job = ppo(global_batch_size=24, fixed={**PINNED, MINI_BATCHES: 3})
-    several = job.devices.model_copy(update={"count": devices})
-    space = space_of(job.model_copy(update={"devices": several}))
+    several_devices = job.devices.model_copy(update={"count": devices})
+    space = space_of(job.model_copy(update={"devices": several_devices}))
     local = 24 // devices
     assert {(c.micro_batch, c[ROLLOUT_CHUNK]) for c in space.candidates} == {
         (micro, chunk)

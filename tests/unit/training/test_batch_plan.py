@@ -131,10 +131,10 @@ def test_every_row_is_truncated_and_the_epoch_counts_what_is_left():
 def test_the_sample_spreads_evenly_over_the_lengths():
     lengths = list(range(1, 10_001))
     random.Random(0).shuffle(lengths)
-    sampled = sorted(lengths[index] for index in spread_over_lengths(lengths, 100))
-    gaps = {longer - shorter for shorter, longer in zip(sampled, sampled[1:], strict=False)}
+    sample = sorted(lengths[index] for index in spread_over_lengths(lengths, 100))
+    gaps = {longer - shorter for shorter, longer in zip(sample, sample[1:], strict=False)}
     assert gaps == {100}
-    assert sum(sampled) / 100 == pytest.approx(sum(lengths) / len(lengths), rel=0.01)
+    assert sum(sample) / 100 == pytest.approx(sum(lengths) / len(lengths), rel=0.01)
     assert sorted(spread_over_lengths([5, 3, 4], 9)) == [0, 1, 2]
 
 

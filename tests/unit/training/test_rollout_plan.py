@@ -14,7 +14,7 @@ def rollout(**changes):
     fields = {
         "micro_batch": 2,
         "accumulation": 4,
-        "together": 8,
+        "completions": 8,
         "group": 4,
         "length": 10,
         "iterations": 1,
@@ -27,11 +27,11 @@ def rollout(**changes):
     ("changes", "rounds", "steps"),
     [
         ({}, 1, 1),
-        ({"together": 4}, 2, 1),
-        ({"together": 16}, 1, 2),
-        ({"together": 8, "iterations": 3}, 1, 3),
-        ({"together": 4, "iterations": 2}, 1, 1),
-        ({"together": 4, "iterations": 4}, 1, 2),
+        ({"completions": 4}, 2, 1),
+        ({"completions": 16}, 1, 2),
+        ({"completions": 8, "iterations": 3}, 1, 3),
+        ({"completions": 4, "iterations": 2}, 1, 1),
+        ({"completions": 4, "iterations": 4}, 1, 2),
     ],
 )
 def test_a_cycle_ends_where_generation_and_steps_meet(changes, rounds, steps):
@@ -41,8 +41,8 @@ def test_a_cycle_ends_where_generation_and_steps_meet(changes, rounds, steps):
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.sampled_from([4, 8, 16]))
-def test_a_plan_counts_every_token_of_a_cycle(lengths, together):
-    cycle = rollout(together=together)
+def test_a_plan_counts_every_token_of_a_cycle(lengths, completions):
+    cycle = rollout(completions=completions)
     plan = rollout_plan(lengths, cycle, rows_total=100)
     assert len(plan.timed) == cycle.prompts * cycle.rounds
     assert plan.tokens == sum(4 * (lengths[i] + 10) for i in plan.timed)
@@ -53,7 +53,7 @@ def test_a_plan_counts_every_token_of_a_cycle(lengths, together):
 
 
 def test_a_group_may_be_divided_among_devices():
-    cycle = rollout(together=2, micro_batch=1, accumulation=2)
+    cycle = rollout(completions=2, micro_batch=1, accumulation=2)
     plan = rollout_plan([5, 9], cycle, rows_total=2)
     assert (cycle.prompts, len(plan.longest)) == (1, 1)
     assert plan.tokens == 2 * (9 + 10)

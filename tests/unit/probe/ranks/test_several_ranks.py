@@ -10,13 +10,13 @@ from autotune.errors import UserError
 from autotune.probe.protocol import Measurement
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.group import RankEnding, first_of
-from autotune.probe.ranks.worst import behind, merged
+from autotune.probe.ranks.worst import lagging_ranks, merged_reply
 from autotune.probe.survey import refuse_untried
 from autotune.process.messages import ChildFolder
 from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
 from autotune.space.memory_order import expected_leanness
 from autotune.space.sharding.sharding import KNOBS, Sharding, engine_name, sharding_of
-from autotune.training.rollout_plan import Rollout, dealt
+from autotune.training.rollout_plan import Rollout, dealt_order
 from tests.unit.builders import make_facts, make_job, make_space
 
 
@@ -28,7 +28,7 @@ def reply(**fields):
 def test_the_slowest_rank_and_the_highest_peaks_count():
     fast = reply(tokens_per_s=90.0, step_time_s=1.0, peak_memory_bytes=7, update_peak_bytes=2)
     slow = reply(tokens_per_s=80.0, step_time_s=1.1, peak_memory_bytes=5, update_peak_bytes=4)
-    result = merged([fast, slow])
+    result = merged_reply([fast, slow])
     assert (result["tokens_per_s"], result["step_time_s"]) == (80.0, 1.1)
     assert (result["peak_memory_bytes"], result["update_peak_bytes"]) == (7, 4)
     assert result["reserved_peak_bytes"] is None
@@ -40,8 +40,8 @@ def test_the_slowest_rank_and_the_highest_peaks_count():
 
 
 def test_a_rank_above_its_limit_makes_all_of_it_too_much():
-    beyond = reply(outcome="oom", tokens_per_s=90.0, peak_memory_bytes=9, missing_bytes=1)
-    result = merged([reply(tokens_per_s=80.0, peak_memory_bytes=5), beyond])
+    oom_reply = reply(outcome="oom", tokens_per_s=90.0, peak_memory_bytes=9, missing_bytes=1)
+    result = merged_reply([reply(tokens_per_s=80.0, peak_memory_bytes=5), oom_reply])
     assert (result["outcome"], result["missing_bytes"], result["peak_memory_bytes"]) == (
         "oom",
         1,
@@ -50,10 +50,10 @@ def test_a_rank_above_its_limit_makes_all_of_it_too_much():
 
 
 @pytest.mark.parametrize(
-    ("steps", "late"), [([5, 5], []), ([5, 4], [1]), ([3, 5, 4], [0, 2]), ([], [])]
+    ("steps", "late_ranks"), [([5, 5], []), ([5, 4], [1]), ([3, 5, 4], [0, 2]), ([], [])]
 )
-def test_who_is_behind(steps, late):
-    assert behind(steps) == late
+def test_who_is_behind(steps, late_ranks):
+    assert lagging_ranks(steps) == late_ranks
 
 
 def ending(rank, folders, *, reply=None, when=0, **fields):
@@ -68,27 +68,27 @@ def ending(rank, folders, *, reply=None, when=0, **fields):
 
 def test_the_first_failure_is_a_silent_death_or_the_earliest_reply(tmp_path: Path):
     folders = [ChildFolder(path=tmp_path / str(rank)) for rank in range(3)]
-    late = ending(0, folders, reply={"outcome": "crash"}, when=20)
+    late_ending = ending(0, folders, reply={"outcome": "crash"}, when=20)
     early = ending(1, folders, reply={"outcome": "unstable"}, when=10)
-    assert first_of([late, early], folders) is early
+    assert first_of([late_ending, early], folders) is early
     silent = ending(2, folders, signal=9)
-    assert first_of([late, early, silent], folders) is silent
+    assert first_of([late_ending, early, silent], folders) is silent
 
 
 def rollout(**changes):
-    usual = {"micro_batch": 2, "accumulation": 2, "together": 8, "group": 4, "length": 5}
+    usual = {"micro_batch": 2, "accumulation": 2, "completions": 8, "group": 4, "length": 5}
     return Rollout(**{**usual, "iterations": 1, "seed": 0, **changes})
 
 
 def test_each_rank_gets_the_same_prompts():
     # Two prompts a round and device: a generation has those of all devices one behind the other.
-    assert dealt([1, 2, 3, 4], rollout(), 1) == [1, 2, 3, 4]
-    assert dealt([1, 2, 3, 4], rollout(), 2) == [1, 2, 1, 2, 3, 4, 3, 4]
+    assert dealt_order([1, 2, 3, 4], rollout(), 1) == [1, 2, 3, 4]
+    assert dealt_order([1, 2, 3, 4], rollout(), 2) == [1, 2, 1, 2, 3, 4, 3, 4]
     # A group of eight, four completions of it on each of two devices: one prompt for both.
-    divided = rollout(together=4, group=8)
-    assert divided.prompts == 1
-    assert dealt([1, 2], divided, 2) == [1, 2]
-    assert dealt([1, 2], divided, 4) == [1, 1, 2, 2]
+    rollout_of_a_device = rollout(completions=4, group=8)
+    assert rollout_of_a_device.prompts == 1
+    assert dealt_order([1, 2], rollout_of_a_device, 2) == [1, 2]
+    assert dealt_order([1, 2], rollout_of_a_device, 4) == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_the_leanest_candidate_divides_and_offloads_most(pins, name):
 
 
 def test_spaces_take_the_knobs_of_several_devices_in():
-    shared = shared_part(INCLUDES[0])
-    assert [knob.name for knob in shared.knobs] == list(KNOBS)
+    shared_definition = shared_part(INCLUDES[0])
+    assert [knob.name for knob in shared_definition.knobs] == list(KNOBS)
     for method in ("sft", "reward", "dpo", "kto", "grpo", "rloo"):
         definition = load_definition(method)
-        assert all(knob in definition.knobs for knob in shared.knobs), method
-        assert all(rule in definition.rules for rule in shared.rules), method
+        assert all(knob in definition.knobs for knob in shared_definition.knobs), method
+        assert all(rule in definition.rules for rule in shared_definition.rules), method
     knobs = {knob.name: knob for knob in load_definition("ppo").knobs if knob.name in KNOBS}
     assert set(knobs) == {"num_processes", "distributed_type"}
     assert knobs["distributed_type"].values == {
@@ -145,17 +145,17 @@ def test_one_process_shares_nothing():
     assert sharding_of({"distributed_type": "MULTI_GPU"}, 1) == Sharding()
     values = {"distributed_type": "DEEPSPEED", "zero_stage": 3}
     assert not sharding_of(values, 1).offloads  # which is all that DeepSpeed is for there
-    several = sharding_of(values, 4)
-    assert (several.num_processes, several.zero_stage) == (4, 3)
-    assert not several.offloads
+    sharding = sharding_of(values, 4)
+    assert (sharding.num_processes, sharding.zero_stage) == (4, 3)
+    assert not sharding.offloads
 
 
 def test_several_machines_are_refused():
     job = make_job()
     refuse_untried(job)
-    several = job.devices.model_copy(update={"count": 2, "nodes": 2})
+    two_machines = job.devices.model_copy(update={"count": 2, "nodes": 2})
     with pytest.raises(UserError, match="probes run on one machine"):
-        refuse_untried(job.model_copy(update={"devices": several}))
+        refuse_untried(job.model_copy(update={"devices": two_machines}))
 
 
 def test_memory_that_ran_out_counts_before_what_died_of_it(tmp_path: Path):
@@ -170,7 +170,7 @@ def test_the_rank_that_ends_furthest_above_its_limit_is_named():
         reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=8, missing_bytes=1),
         reply(outcome="oom", tokens_per_s=1.0, peak_memory_bytes=9, missing_bytes=2),
     ]
-    result = merged(replies)
+    result = merged_reply(replies)
     assert (result["failed_rank"], result["missing_bytes"]) == (1, 2)
 
 

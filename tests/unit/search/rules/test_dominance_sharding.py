@@ -28,9 +28,9 @@ AGAIN = way(stage=3, zero_hpz_partition_size=4)
 FAST, SLOW = 100.0, 90.0
 
 
-def reason_against(candidate, probed, measurement=None, *, speeds=(SLOW, FAST)):
-    speeds_by_key = dict(zip((candidate.key, probed.key), speeds, strict=True))
-    probe = record(3, measurement or ok(100, GIB), probed)
+def reason_against(candidate, probed_candidate, measurement=None, *, speeds=(SLOW, FAST)):
+    speeds_by_key = dict(zip((candidate.key, probed_candidate.key), speeds, strict=True))
+    probe = record(3, measurement or ok(100, GIB), probed_candidate)
     return dominated([candidate], [probe], 10 * GIB, speeds_by_key).get(candidate.key)
 
 
@@ -96,8 +96,8 @@ def test_of_a_whole_space_one_probe_rules_out_all_that_save_memory_only():
     space = make_space(job, make_facts("cuda"))
     plain = next(c for c in space.candidates if c["distributed_type"] == "MULTI_GPU")
     speeds = {candidate.key: FAST if candidate is plain else SLOW for candidate in space.candidates}
-    out = dominated(space.candidates, [record(3, ok(100, GIB), plain)], 10 * GIB, speeds)
-    ruled_out = [key for key, reason in out.items() if reason == SAYS.format("DDP")]
+    reasons_by_key = dominated(space.candidates, [record(3, ok(100, GIB), plain)], 10 * GIB, speeds)
+    ruled_out = [key for key, reason in reasons_by_key.items() if reason == SAYS.format("DDP")]
     # ZeRO-1 and 2 with and without an offloaded optimizer, ZeRO-3 with either place of each of
     # two, FSDP2 resharded or not.
     assert len(ruled_out) == 2 * 2 + 4 + 2

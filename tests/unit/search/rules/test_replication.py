@@ -184,11 +184,11 @@ def test_a_stubbed_noisy_device_yields_a_tie_and_the_one_with_more_memory_left()
     assert [candidate.candidate for candidate in answer.ties] == [hungry]
     assert "takes 1 GiB less memory" in answer.reasons[0]
     recommendation = recommended(*records[:4])
-    again = contenders(
+    to_measure_again = contenders(
         sorted(
             [recommendation.chosen, *recommendation.ties, *recommendation.runners_up], key=speed
         ),
         0.03,
     )
-    keys = {candidate.candidate.key for candidate in again}
+    keys = {candidate.candidate.key for candidate in to_measure_again}
     assert keys == {lean.key, hungry.key}  # two readings each do not tell

@@ -96,9 +96,9 @@ def test_the_leanest_come_next_until_something_fits():
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
 def test_what_is_left_out_is_never_proposed(state):
     study = make_study([FEASIBLE[0], FEASIBLE[1]])
-    out = [FEASIBLE[0], *FEASIBLE[4:8]]
-    study.sampler.leave_out(out)
-    allowed_params = [params for params in FEASIBLE if params not in out]
+    left_out_params = [FEASIBLE[0], *FEASIBLE[4:8]]
+    study.sampler.leave_out(left_out_params)
+    allowed_params = [params for params in FEASIBLE if params not in left_out_params]
     proposals = run(study, len(allowed_params), lambda params: state)
     assert proposals[0] == FEASIBLE[1]
     assert sorted(map(str, proposals)) == sorted(map(str, allowed_params))
@@ -115,8 +115,8 @@ def test_what_is_no_longer_left_out_is_proposed_again():
 
 
 def test_the_same_seed_gives_the_same_sequence():
-    first, again, third = (run(make_study(seed=seed), 15) for seed in (1, 1, 2))
-    assert first == again
+    first, repetition, third = (run(make_study(seed=seed), 15) for seed in (1, 1, 2))
+    assert first == repetition
     assert first != third
 
 
@@ -129,12 +129,12 @@ def test_a_failed_trial_may_be_proposed_again():
 
 
 def test_once_it_has_seen_enough_it_looks_where_it_is_good():
-    late = []
+    late_params = []
     for seed in range(8):
         study = make_study(seed=seed)
         proposals = run(study, 10)
-        late += proposals[STARTUP_TRIALS + 1 :]
-    share = sum(params["micro"] == 8 for params in late) / len(late)
+        late_params += proposals[STARTUP_TRIALS + 1 :]
+    share = sum(params["micro"] == 8 for params in late_params) / len(late_params)
     assert share > 1.3 * sum(params["micro"] == 8 for params in FEASIBLE) / len(FEASIBLE)
 
 

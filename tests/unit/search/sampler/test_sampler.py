@@ -90,8 +90,11 @@ def test_measurements_correct_what_was_expected_of_like_candidates():
 
 
 def test_what_fits_for_certain_is_preferred_to_what_may_not():
-    near = [Expected(speed=120.0, peak_bytes=995.0), Expected(speed=110.0, peak_bytes=500.0)]
-    sampler = make_sampler(CANDIDATES[:2], expected=near)
+    expected = [
+        Expected(speed=120.0, peak_bytes=995.0),
+        Expected(speed=110.0, peak_bytes=500.0),
+    ]
+    sampler = make_sampler(CANDIDATES[:2], expected=expected)
     assert ask(make_study(sampler))[1] == CANDIDATES[1]
 
 
@@ -233,8 +236,8 @@ def test_a_candidate_that_failed_once_is_not_the_best_any_more():
     tell(study, first)
     assert study.sampler.beliefs(study).best is not None
     study.enqueue_trial(params)
-    again, _ = ask(study)
-    tell(study, again, peak=2 * ALLOWED)
+    next_params, _ = ask(study)
+    tell(study, next_params, peak=2 * ALLOWED)
     assert study.sampler.beliefs(study).best is None
 
 

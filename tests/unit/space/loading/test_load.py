@@ -29,9 +29,9 @@ fixed: {packing: true}
 
 def test_a_resolved_job_reads_back_as_the_same_job(folder):
     job = load(folder, "global_batch_size: 4096 tokens\nbudget: 7\nmax_length: 512\n")
-    again = folder / "again.yaml"
-    again.write_text(yaml.safe_dump(job.plain()), encoding="utf-8")
-    assert load_job(again)[0] == job
+    second_file = folder / "again.yaml"
+    second_file.write_text(yaml.safe_dump(job.plain()), encoding="utf-8")
+    assert load_job(second_file)[0] == job
 
 
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(folder):

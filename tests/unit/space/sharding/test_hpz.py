@@ -46,10 +46,16 @@ def test_only_stage_3_with_its_weights_on_the_device_has_groups():
         for candidate in space.candidates
     }
     assert {(0, "none"), (2, "none"), (3, "none"), (3, "cpu")} <= ways
-    again = [candidate for candidate in space.candidates if candidate[HPZ] == 2]
-    grouped = {(candidate["zero_stage"], candidate["offload_param_device"]) for candidate in again}
+    grouped_candidates = [candidate for candidate in space.candidates if candidate[HPZ] == 2]
+    grouped = {
+        (candidate["zero_stage"], candidate["offload_param_device"])
+        for candidate in grouped_candidates
+    }
     assert grouped == {(3, "none")}
-    assert {strategy(candidate) for candidate in again} == {"ZeRO-3+hpz-2", "ZeRO-3+adam-cpu+hpz-2"}
+    assert {strategy(candidate) for candidate in grouped_candidates} == {
+        "ZeRO-3+hpz-2",
+        "ZeRO-3+adam-cpu+hpz-2",
+    }
 
 
 def test_other_sizes_are_asked_for():
@@ -73,8 +79,8 @@ def test_one_process_is_no_group_of_several():
 
 def test_a_group_without_stage_3_or_beside_offloaded_weights_is_refused():
     refusals("Only ZeRO-3 divides weights", fixed={**ZERO, "zero_stage": 2, HPZ: 4})
-    away = {**THREE, "offload_param_device": "cpu", HPZ: 4}
-    refusals("the second copy of weights where it offloads", fixed=away)
+    offloaded_values = {**THREE, "offload_param_device": "cpu", HPZ: 4}
+    refusals("the second copy of weights where it offloads", fixed=offloaded_values)
 
 
 def test_a_second_model_is_refused_as_deepspeed_refuses_it():

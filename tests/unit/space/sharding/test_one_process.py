@@ -115,7 +115,7 @@ def test_the_probe_and_the_estimate_are_told_of_a_group_of_one(tmp_path):
     facts = make_facts()
     candidate = make_space(job, facts).candidates[0]
     request = probe_request(job, facts, candidate, rows=tmp_path, output_dir="out", limit=None)
-    assert request.shared.in_group and engine_name(request.shared) == NAME
+    assert request.parsed_sharding.in_group and engine_name(request.parsed_sharding) == NAME
     assert request.deepspeed["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert request.config["use_cpu"] is False and request.global_batch == 16
     (task,) = variant_tasks(job, facts, [candidate], rows=tmp_path, limit=GIB, cache=None)
@@ -167,8 +167,8 @@ def test_what_offloads_is_proposed_for_a_single_gpu():
 
 def test_it_is_proposed_to_nobody_else():
     assert not list(offloading(make_job(), "cpu"))
-    several = make_job(devices={"kind": "cuda", "count": 2})
-    assert not list(offloading(several, "cuda")), "there it is searched"
+    two_devices = make_job(devices={"kind": "cuda", "count": 2})
+    assert not list(offloading(two_devices, "cuda")), "there it is searched"
     ppo = make_job(method="ppo", max_length=None, devices={"kind": "cuda"})
     assert not list(offloading(ppo, "cuda"))
     assert not any(

@@ -101,7 +101,7 @@ def test_the_devices_that_train_are_the_first_ones(tmp_path):
         gpus = settings(job, facts, candidate, "out").environment["CUDA_VISIBLE_DEVICES"].split(",")
         assert gpus == [str(1 + n) for n in range(count)]
         request = probe_request(job, facts, candidate, rows=tmp_path, output_dir="out", limit=None)
-        assert (request.shared.num_processes, request.global_batch) == (count, 16)
+        assert (request.parsed_sharding.num_processes, request.global_batch) == (count, 16)
 
 
 def test_another_device_is_no_way_out_where_the_number_is_pinned():

@@ -156,12 +156,12 @@ def test_the_trainer_is_not_told_what_the_server_is():
 def test_colocated_processes_share_a_model_by_request():
     job = grpo(vllm_mode="colocate", zero_stage=3)
     default = space_of(job).default()
-    shared = grpo(vllm_mode="colocate", zero_stage=3, vllm_tensor_parallel_size=4)
-    parts = space_of(shared).default()
+    colocated_job = grpo(vllm_mode="colocate", zero_stage=3, vllm_tensor_parallel_size=4)
+    parts = space_of(colocated_job).default()
     assert (default["vllm_tensor_parallel_size"], parts["vllm_tensor_parallel_size"]) == (1, 4)
     difference = default["vllm_gpu_memory_utilization"] - parts["vllm_gpu_memory_utilization"]
     assert difference * 80 * GIB == pytest.approx(0.75 * 2 * QWEN_7B["parameters"], abs=2e9)
-    config = settings(shared, facts(), parts, "out").config
+    config = settings(colocated_job, facts(), parts, "out").config
     assert config["vllm_tensor_parallel_size"] == 4
     with pytest.raises(UserError, match="8 processes cannot be split into vLLM's groups of 3"):
         space_of(grpo(vllm_mode="colocate", vllm_tensor_parallel_size=3))

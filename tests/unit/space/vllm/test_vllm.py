@@ -60,9 +60,9 @@ def space_of(job, facts_of_model):
 
 def test_the_share_holds_weights_and_all_completions_of_a_generation():
     job, machine_facts = grpo(), facts(gib=100)
-    for together in (4, 16):
-        share = needed_share(job, machine_facts, together, 500)
-        cache = together * 1500 * 2**20
+    for completions in (4, 16):
+        share = needed_share(job, machine_facts, completions, 500)
+        cache = completions * 1500 * 2**20
         weights = 2 * 10**9
         assert cache + weights < share * 100 * GIB < cache + weights + 3 * GIB
     assert needed_share(job, facts(cache=None), 4, 500) is None
@@ -73,7 +73,7 @@ def test_each_generation_batch_has_the_share_that_it_needs():
     pairs = {
         (c["generation_batch_size"], c["vllm_gpu_memory_utilization"]) for c in space.candidates
     }
-    assert len(pairs) == len({together for together, _ in pairs}) == 3
+    assert len(pairs) == len({completions for completions, _ in pairs}) == 3
     assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[1])
 
 
@@ -103,9 +103,9 @@ def test_where_not_all_prompts_are_known_vllm_is_told_no_length():
 
 def test_a_sample_of_the_data_leaves_vllm_ready_for_all_that_the_model_takes():
     """2048 positions in place of 1500 tokens; so too where the job evaluates on other prompts."""
-    all_rows, sampled = facts(gib=100), facts(gib=100, sampled=True)
+    all_rows, sampled_rows = facts(gib=100), facts(gib=100, sampled=True)
     sure, unsure = (
-        least_share(grpo(), facts_of_data, 500) for facts_of_data in (all_rows, sampled)
+        least_share(grpo(), facts_of_data, 500) for facts_of_data in (all_rows, sampled_rows)
     )
     assert unsure - sure == pytest.approx(548 / 1024 / 100, abs=0.011)
     evaluates = grpo().model_copy(update={"training": {"eval_strategy": "steps"}})
@@ -211,13 +211,13 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
 
 
 @pytest.mark.parametrize(
-    ("parts", "processes", "together"),
+    ("parts", "processes", "completions"),
     [(1, 1, None), (2, 1, 8), (4, 1, 4), (64, 1, 4), (4, 4, 8), (1, 4, None)],
 )
-def test_a_launch_generates_as_few_together_as_fitted(parts, processes, together):
+def test_a_launch_generates_as_few_together_as_fitted(parts, processes, completions):
     config = {"generation_batch_size": 16, "per_device_train_batch_size": 2, "num_generations": 4}
     fewer = _fewer_together(config, parts, processes)
-    assert fewer == ({} if together is None else {"generation_batch_size": together})
+    assert fewer == ({} if completions is None else {"generation_batch_size": completions})
 
 
 def test_a_server_takes_nothing_of_the_device_that_trains():
