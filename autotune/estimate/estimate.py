@@ -178,7 +178,7 @@ def estimated(
     parts = {name: size for name, size in point.parts.items() if size}
     reserved, offloaded = point.peak_reserved_bytes, 0
     if "activation_offloading" in replaced:
-        parts, reserved, offloaded = _offloaded(point, layers)
+        parts, reserved, offloaded = _offload_parts(point, layers)
     allocated = sum(parts.values())
     parts[FRAGMENTATION] = reserved - allocated
     # What vLLM has is what it is given: nothing is learned of it, and nothing unsure.
@@ -214,7 +214,7 @@ def estimated(
     )
 
 
-def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int, int]:
+def _offload_parts(point: PointReply, layers: int) -> tuple[dict[str, int], int, int]:
     """Parts and reserved bytes with all activations but those of two layers on the host, and the
     bytes that go there.
 

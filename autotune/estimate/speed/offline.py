@@ -111,9 +111,9 @@ class VariantSpeed:
 
 
 def _curves(times: _Times) -> dict[bool, ShapeTimes]:
-    richest = ShapeTimes.fitted(max(times.values(), key=len))
+    richest = ShapeTimes.fit(max(times.values(), key=len))
     return {
-        masked: ShapeTimes.fitted(points)
+        masked: ShapeTimes.fit(points)
         if len(points) >= ENOUGH_FOR_CURVES
         else replace(richest, points=points)
         for masked, points in times.items()

@@ -6,7 +6,7 @@ Runs in a child only.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autotune.estimate.formula.ddp import on_several
+from autotune.estimate.formula.ddp import on_devices
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.records.events import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.records.first_step import with_first_step, with_smaller_batches
@@ -59,14 +59,14 @@ class Traces:
         self.have_layers = reply.layers
         self.policy = reply.policy
         self._steps = {}
-        divided: Steps = divide([tuple(event) for event in reply.events])
+        steps_of_trace: Steps = divide([tuple(event) for event in reply.events])
         self.optimizer_work = [work_from_plain(row) for row in reply.optimizer_work]
-        self._opening = divided.opening
+        self._opening = steps_of_trace.opening
         for index, key in enumerate(keys):
             self._steps[key] = Shape(
                 size=key[0],
                 chunks=reply.chunks[index + 1],
-                events=divided.steps[index],
+                events=steps_of_trace.steps[index],
                 work=[work_from_plain(row) for row in reply.micro_work[index + 1]],
             )
 
@@ -114,7 +114,7 @@ class Traces:
             first = with_smaller_batches(step, opening, first_shares) if first_shares else step
             opening = with_first_step(opening, first)
         record = whole_record(opening, step, self.have_layers, self._layers())
-        return on_several(record, self.request)
+        return on_devices(record, self.request)
 
     def work(
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int
