@@ -218,8 +218,10 @@ def _offload_parts(point: PointReply, layers: int) -> tuple[dict[str, int], int,
     """Parts and reserved bytes with all activations but those of two layers on the host, and the
     bytes that go there.
 
-    A closed form, not a trace. The peaks of other phases, where no activations live, stay; where
-    the peak is in one of those, what a micro-step has above the weights counts as activations.
+    A closed form, not a trace: of activations A of L layers, A (1 - 2 / L) go to the host. The
+    peaks of other phases, where no activations live, stay; where the peak is in one of those, what
+    a micro-step has above the weights counts as activations. Its error is not measured: it is
+    taken for `GUESSED_SIGMA`.
     """
     parts = {name: size for name, size in point.parts.items() if size}
     activations = parts.get(ACTIVATIONS, 0)

@@ -102,7 +102,7 @@ class RolloutTraceReply(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceReply(Message):
-    """What a trace came to: the events (`record.py`), and the work of each step."""
+    """What a trace came to: the events (`records/events.py`), and the work of each step."""
 
     events: list[Any]
     layers: int

@@ -165,7 +165,7 @@ class ShapeFamily:
         ]
         return with_chunks(out, CHUNKS, chunks) if self.shapes[0].chunks else out
 
-    def work(self, size: int, chunks: int, have_layers: int, layers: int) -> Counter[Work]:
+    def work(self, size: int, chunks: int, traced_layers: int, layers: int) -> Counter[Work]:
         """The work of one micro-step at `size`: each operator, and how often. Regions are left out.
 
         Raises:
@@ -176,7 +176,7 @@ class ShapeFamily:
             only = self.shapes[0]
             resized = chunks != only.chunks and min(chunks, only.chunks) >= CHUNKS
             for work in _work_of_few_chunks(only) if resized else only.work:
-                times = _layer_times(work.region, have_layers, layers)
+                times = _layer_times(work.region, traced_layers, layers)
                 times *= _chunk_times(work.region, chunks) if resized else 1
                 total[replace(work, region=NOWHERE)] += times
             return +total
@@ -188,7 +188,7 @@ class ShapeFamily:
             if len({work.signature for work in counterparts}) != 1:
                 raise Irregular("the traced shapes have different operators")
             region = counterparts[0].region
-            times = _layer_times(region, have_layers, layers) * _chunk_times(region, chunks)
+            times = _layer_times(region, traced_layers, layers) * _chunk_times(region, chunks)
             total[_interpolate_work(counterparts, weights)] += times
         return +total
 
@@ -240,12 +240,12 @@ def _slots(works: list[Work]) -> Iterator[tuple[int, object, int]]:
             yield runs[region], name, times[name]
 
 
-def _layer_times(region: int, have_layers: int, layers: int) -> int:
+def _layer_times(region: int, traced_layers: int, layers: int) -> int:
     """How often an operator of a trace of few layers is run in the whole model."""
-    if region <= 0 or have_layers == layers:
+    if region <= 0 or traced_layers == layers:
         return 1
     index = region - 1
-    if index < ENDS or index >= have_layers - ENDS:
+    if index < ENDS or index >= traced_layers - ENDS:
         return 1
     return layers - 2 * ENDS if index == ENDS else 0
 
@@ -281,7 +281,7 @@ def _interpolate_work(counterparts: tuple[Work, ...], weights: Weights) -> Work:
 
 
 def whole_record(
-    opening: list[Event], step: list[Event], have_layers: int, layers: int
+    opening: list[Event], step: list[Event], traced_layers: int, layers: int
 ) -> list[Event]:
     """Opening and step together, with all the model's layers.
 
@@ -289,6 +289,6 @@ def whole_record(
         Irregular: the layers are not alike.
     """
     record = [*opening, *step]
-    if have_layers == layers or not have_layers:
+    if traced_layers == layers or not traced_layers:
         return record
-    return with_layers(record, have_layers, layers)
+    return with_layers(record, traced_layers, layers)

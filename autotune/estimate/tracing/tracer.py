@@ -5,7 +5,7 @@ and real tensors is put right here or in `patches.py`:
 
 - autograd accumulates gradients in place for real tensors and never for fake ones; the copies are
   merged again (`finish`);
-- values that decide the way through the program are carried along (`known_values.py`);
+- values that decide what the program does are carried along (`known_values.py`);
 - scratch that kernels allocate inside C++ is put in (`cuda.py`, `cpu.py`).
 """
 

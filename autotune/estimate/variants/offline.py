@@ -195,7 +195,7 @@ class OfflineEstimates(Retracing):
         )
 
     def _method(self, direct: bool) -> str:
-        all_layers = self.traces.have_layers in (0, self._request.layers)
+        all_layers = self.traces.traced_layers in (0, self._request.layers)
         return "trace" if direct and all_layers else "scaled trace"
 
     def _replayed(self, point: Point, worst: Worst, padded: bool) -> Replay:

@@ -33,7 +33,7 @@ class Traces:
     optimizer_work: list[Work] = field(default_factory=list)
     _steps: dict[tuple[int, int, bool], Shape] = field(default_factory=dict)
     _opening: list[Event] = field(default_factory=list)
-    have_layers: int = 0
+    traced_layers: int = 0
 
     def make(
         self,
@@ -56,7 +56,7 @@ class Traces:
         reply = self._traced(steps, layers, last_once=only_work is not None)
         if layers is not None and reply.layers != layers:
             raise Irregular("it cannot be told where the model's layers are")
-        self.have_layers = reply.layers
+        self.traced_layers = reply.layers
         self.policy = reply.policy
         self._steps = {}
         steps_of_trace: Steps = divide([tuple(event) for event in reply.events])
@@ -113,7 +113,7 @@ class Traces:
         if self.request.cuda is not None:  # elsewhere nothing is cached
             first = with_smaller_batches(step, opening, first_shares) if first_shares else step
             opening = with_first_step(opening, first)
-        record = whole_record(opening, step, self.have_layers, self._layers())
+        record = whole_record(opening, step, self.traced_layers, self._layers())
         return on_devices(record, self.request)
 
     def work(
@@ -121,15 +121,15 @@ class Traces:
     ) -> list[tuple[Work, int]]:
         """The work of one micro-step of the whole model."""
         family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
-        return list(family.work(size, chunks, self.have_layers, self._layers()).items())
+        return list(family.work(size, chunks, self.traced_layers, self._layers()).items())
 
     def growth(self) -> float:
         """Trainable bytes of the whole model over those of the traced one."""
-        deep_record = whole_record(self._opening, [], self.have_layers, self._layers())
+        deep_record = whole_record(self._opening, [], self.traced_layers, self._layers())
         return gradient_bytes(deep_record) / gradient_bytes(self._opening)
 
     def _layers(self) -> int:
-        return self.request.layers if self.have_layers else 0
+        return self.request.layers if self.traced_layers else 0
 
     def _traced(
         self, steps: list[MicroBatch], layers: int | None, *, last_once: bool
