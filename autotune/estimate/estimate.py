@@ -25,7 +25,7 @@ MIB = 2**20
 CUDA_PRIOR = Residual(
     offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02, bias_sigma=0.02
 )
-"""Before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+"""The prior before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
 NCCL_BYTES, NCCL_SIGMA = 400 * MIB, 200 * MIB
 """What NCCL takes for its channels outside the allocator; assumed, not measured."""
 CPU_SIGMA = 0.08
@@ -71,7 +71,7 @@ class Estimate:
     step_time_s: float | None = None
     tokens_per_s: float | None = None
     time_parts: TimeParts | None = None
-    """Of the optimizer step: what calibration corrects."""
+    """Parts of the optimizer step's time, which calibration corrects."""
     at_most: bool = False
     """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0

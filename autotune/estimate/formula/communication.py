@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding
 
 ADAM_BYTES = 28
-"""That an update of one float32 parameter reads and writes: weight, gradient, two moments."""
+"""Bytes that an update of one float32 parameter reads and writes: weight, gradient, two moments."""
 HOST_BYTES_PER_S = 5e10
 """Assumed share of the host's memory bandwidth that one process updates with."""
 STATE_BYTES = 16
-"""Of one parameter on a disk, read and written once a step: weight, two moments, and the gradient
-that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
+"""Bytes of one parameter on a disk, read and written once a step: weight, two moments, and the
+gradient that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
 DISK_READS, DISK_WRITES = 6.5e9, 3.5e9
 """Bytes per second of a machine's disk, assumed to be one of PCIe 4.0 with four lanes (Samsung
 PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share it."""

@@ -32,7 +32,7 @@ OWN_OF_FIRST = 1 << 42
 EMPTY_CACHE: Event = (FREE, -1, NOWHERE)
 _END = ("end", 0)
 _Place = tuple[object, ...]
-"""Of a phase its name and how often it was met; of other events also what they are, and which."""
+"""Name and count of a phase; for other events also what they are, and the how-many-th."""
 
 
 def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Event]:

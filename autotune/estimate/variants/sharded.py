@@ -31,7 +31,7 @@ from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import Sharding
 
 MOST_SIZES = 3
-"""So many micro-batches of a kind are traced as they are."""
+"""The most micro-batches of a kind that are traced as they are."""
 _Kind = tuple[bool, bool, int]
 """Padded or not, flat or not, tokens of the longest row where they are not flat."""
 

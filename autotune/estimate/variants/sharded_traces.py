@@ -40,7 +40,7 @@ from autotune.estimate.variants.sizes import Worst
 from autotune.job.methods import METHODS
 
 GAPS = 0.06
-"""Of what comes with more layers: as much is lost between blocks of fixed segments (the 7B shape
+"""Share of what more layers bring that is lost between blocks of fixed segments (the 7B shape
 with 20 layers: 5 to 13% under FSDP2 and ZeRO, nothing with the optimizer offloaded)."""
 SIGMA = 0.07
 """How far reserved bytes are off that follow from few layers (`benchmarks/virtual_gpu`)."""
