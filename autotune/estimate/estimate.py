@@ -25,7 +25,7 @@ MIB = 2**20
 CUDA_PRIOR = Residual(
     offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02, bias_sigma=0.02
 )
-"""Before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+"""The prior before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
 NCCL_BYTES, NCCL_SIGMA = 400 * MIB, 200 * MIB
 """What NCCL takes for its channels outside the allocator; assumed, not measured."""
 CPU_SIGMA = 0.08
@@ -71,7 +71,7 @@ class Estimate:
     step_time_s: float | None = None
     tokens_per_s: float | None = None
     time_parts: TimeParts | None = None
-    """Of the optimizer step: what calibration corrects."""
+    """Parts of the optimizer step's time, which calibration corrects."""
     at_most: bool = False
     """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0
@@ -178,7 +178,7 @@ def estimated(
     parts = {name: size for name, size in point.parts.items() if size}
     reserved, offloaded = point.peak_reserved_bytes, 0
     if "activation_offloading" in replaced:
-        parts, reserved, offloaded = _offloaded(point, layers)
+        parts, reserved, offloaded = _offload_parts(point, layers)
     allocated = sum(parts.values())
     parts[FRAGMENTATION] = reserved - allocated
     # What vLLM has is what it is given: nothing is learned of it, and nothing unsure.
@@ -214,12 +214,14 @@ def estimated(
     )
 
 
-def _offloaded(point: PointReply, layers: int) -> tuple[dict[str, int], int, int]:
+def _offload_parts(point: PointReply, layers: int) -> tuple[dict[str, int], int, int]:
     """Parts and reserved bytes with all activations but those of two layers on the host, and the
     bytes that go there.
 
-    A closed form, not a trace. The peaks of other phases, where no activations live, stay; where
-    the peak is in one of those, what a micro-step has above the weights counts as activations.
+    A closed form, not a trace: of activations A of L layers, A (1 - 2 / L) go to the host. The
+    peaks of other phases, where no activations live, stay; where the peak is in one of those, what
+    a micro-step has above the weights counts as activations. Its error is not measured: it is
+    taken for `GUESSED_SIGMA`.
     """
     parts = {name: size for name, size in point.parts.items() if size}
     activations = parts.get(ACTIVATIONS, 0)

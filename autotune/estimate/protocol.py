@@ -102,14 +102,14 @@ class RolloutTraceReply(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceReply(Message):
-    """What a trace came to: the events (`record.py`), and the work of each step."""
+    """What a trace came to: the events (`records/events.py`), and the work of each step."""
 
     events: list[Any]
     layers: int
     chunks: list[int] = field(default_factory=list)
     """Chunks of the loss in a micro-step of each optimizer step; 0 where it is not chunked."""
     micro_work: list[Any] = field(default_factory=list)
-    """Of each optimizer step: the work of its last micro-step."""
+    """The work of the last micro-step of each optimizer step."""
     optimizer_work: list[Any] = field(default_factory=list)
     """The work of the last optimizer step."""
     policy: dict[str, int] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class EstimateReply(Message):
     points: list[PointReply]
     shapes: list[ShapeWork]
     optimizer_work: dict[str, list[Any]]
-    """By optimizer, the variant's own under the empty name."""
+    """Work of the step by optimizer, the variant's own under the empty name."""
     process_bytes: int
     """What a process with the training stack holds before any model."""
     policy: dict[str, int]

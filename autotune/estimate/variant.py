@@ -59,7 +59,7 @@ LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 AT_MOST = ("torch_compile", "use_liger_kernel")
-"""Of these what is traced is an upper bound: no estimate says that a candidate cannot fit."""
+"""What is traced of these is an upper bound: no estimate says that a candidate cannot fit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.formula.ddp import zero_of_request
-from autotune.estimate.formula.zero_of_reply import divided_point
+from autotune.estimate.formula.zero_of_reply import sharded_point
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.plan.exchange import is_wide, trained_parameters
 from autotune.plan.variants import Member, VariantTask
@@ -100,7 +100,7 @@ def _by_formula(reply: EstimateReply, task: VariantTask) -> EstimateReply:
     width = 4 if is_wide(request.config) else 2
     gradients = width * trained_parameters(chosen.job, chosen.facts, request.config)
     points = [
-        divided_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
+        sharded_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
         for point, answer in zip(request.points, reply.points, strict=True)
     ]
     return dataclasses.replace(reply, points=points, by_formula=True)

@@ -37,14 +37,14 @@ def compare(path: Path) -> None:
     folder = ChildFolder(path=path)
     request = asked_of(folder)
     unmerged: list[int] = []
-    merge = tracer.merged
+    merge = tracer.merge_accumulation
 
-    def merged(events: list[Any]) -> list[Any]:
+    def merge_accumulation(events: list[Any]) -> list[Any]:
         unmerged.append(record.live_bytes(e for e in events if e[0] != "i").peak_bytes)
         return merge(events)
 
     began = time.perf_counter()
-    with replaced(tracer, "merged", merged):
+    with replaced(tracer, "merge_accumulation", merge_accumulation):
         reply = trace_steps(request)
     traced = time.perf_counter()
     use = record.live_bytes(reply.events)

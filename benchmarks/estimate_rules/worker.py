@@ -53,7 +53,7 @@ def compare(path: Path) -> None:
         **memory_errors(replies, truth),
         **work_errors(estimates, request, worst, truth),
         "method": replies[0].method,
-        "whole": estimates.traces.have_layers == case.layers,
+        "whole": estimates.traces.traced_layers == case.layers,
         "shapes": estimates.traces.traced(),
         "size": worst.size,
         "tokens": sum(worst.lengths),

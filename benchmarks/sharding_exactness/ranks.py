@@ -32,7 +32,7 @@ import transformers.training_args as arguments  # noqa: E402
 from autotune.estimate.formula.ddp import with_buckets  # noqa: E402
 from autotune.estimate.protocol import TraceRequest  # noqa: E402
 from autotune.estimate.records.events import live_bytes  # noqa: E402
-from autotune.estimate.records.host import divided_by_place, since_training  # noqa: E402
+from autotune.estimate.records.host import since_training, split_by_place  # noqa: E402
 from autotune.estimate.tracing.engines.process_group import rank_environment, sharded_config  # noqa: E402
 from autotune.estimate.tracing.trace import (  # noqa: E402
     feed,
@@ -118,7 +118,7 @@ def _traced(request: TraceRequest, rank: int) -> dict[str, Any]:
     reply = trace_steps(TraceRequest.from_plain(told))
     events = [tuple(event) for event in reply.events]
     events = since_training(events if spread else with_buckets(events))
-    use, host = live_bytes(events), live_bytes(divided_by_place(events)[1])
+    use, host = live_bytes(events), live_bytes(split_by_place(events)[1])
     return {
         "estimate_bytes": use.peak_bytes,
         "host_bytes": host.peak_bytes,

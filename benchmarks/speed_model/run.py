@@ -135,7 +135,7 @@ def estimate(
         if chunks:
             padded = rows * length
             loss[_logits(traced, padded, padded), 1] = time_of(chunks)
-    body, head = ShapeTimes.fitted(rest), ShapeTimes.fitted(loss or {(1, 1): TimeParts()})
+    body, head = ShapeTimes.fit(rest), ShapeTimes.fit(loss or {(1, 1): TimeParts()})
     micro = [
         body.at(rows, padded // rows).plus(head.at(_logits(traced, tokens, padded), 1))
         for tokens, padded in traced["sample"]

@@ -126,7 +126,7 @@ def compare(path: Path) -> None:
             whole = replayed(truth.events, None, expandable_segments=expandable)
         figures = (found.peak_allocated_bytes, found.peak_reserved_bytes)
         pairs.append([figures, (whole.use.peak_bytes, whole.reserved_bytes), found.method])
-    layers = [estimates.traces.have_layers, truth.layers]
+    layers = [estimates.traces.traced_layers, truth.layers]
     sigmas = [estimates.point(point).sigma for point in request.points[:2]]
     found = {
         "pairs": pairs,

@@ -19,7 +19,7 @@ SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 """Segment of the large pool for requests below 10 MiB, and its page (large_segment_size)."""
 OWN_SEGMENT_REQUEST = 10 * MIB
-"""From this on, a request gets a segment of its own size (kMinLargeAlloc)."""
+"""The least request that gets a segment of its own size (kMinLargeAlloc)."""
 LARGE_ROUNDING = 2 * MIB
 """... rounded up to a multiple of this (kRoundLarge)."""
 

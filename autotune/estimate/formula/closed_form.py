@@ -33,7 +33,7 @@ KNOWN_ERROR = "by formula: 0.91 to 1.41 (at most 2.4) of a trace on the 7B shape
 PER_TOKEN, PER_SCORE = 43, 5
 """Bytes for each token, layer and hidden unit; and for each score of eager attention."""
 TILE = (4096, 32768)
-"""Of TRL's fused head: `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE`."""
+"""The tile of TRL's fused head: `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE`."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STATES = {"adafactor": 0, "sgd": 0, "adamw_8bit": 2, "paged_adamw_8bit": 2}
 """Bytes of optimizer state for each trained weight; Adam keeps two moments in the weights' type."""

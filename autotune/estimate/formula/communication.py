@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding
 
 ADAM_BYTES = 28
-"""That an update of one float32 parameter reads and writes: weight, gradient, two moments."""
+"""Bytes that an update of one float32 parameter reads and writes: weight, gradient, two moments."""
 HOST_BYTES_PER_S = 5e10
 """Assumed share of the host's memory bandwidth that one process updates with."""
 STATE_BYTES = 16
-"""Of one parameter on a disk, read and written once a step: weight, two moments, and the gradient
-that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
+"""Bytes of one parameter on a disk, read and written once a step: weight, two moments, and the
+gradient that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
 DISK_READS, DISK_WRITES = 6.5e9, 3.5e9
 """Bytes per second of a machine's disk, assumed to be one of PCIe 4.0 with four lanes (Samsung
 PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share it."""
@@ -60,7 +60,16 @@ class Exchange:
 
 
 def sent_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """What each device sends to others in one optimizer step, but inside its group."""
+    """What each of n devices sends to others in one optimizer step, but inside its group.
+
+    With W and G bytes of weights and gradients, `a` micro-steps, s = 1 - 1/n:
+
+        DDP, ZeRO-1   2 s G
+        ZeRO-2        s (a + 1) G
+        ZeRO-3        s a (2 W - still gathered + G)
+        ZeRO-3 hpZ    s (a + 1) G, and `group_bytes` inside the group
+        FSDP2         s (a g W + G), g = 2 where weights are gathered again for the backward pass
+    """
     share = 1 - 1 / sharding.num_processes
     if sharding.distributed_type == FSDP:
         gathers = 2 if sharding.fsdp_reshard_after_forward else 1
@@ -81,8 +90,10 @@ def sent_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> flo
 
 
 def group_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """What each device sends to others of the group that holds all weights once more among them,
-    in one optimizer step."""
+    """What each device sends inside the group of m that holds all weights once more.
+
+    In one optimizer step (1 - 1/m) (a (2 W - still gathered) - G), at least 0.
+    """
     if sharding.zero_hpz_partition_size == 1:
         return 0.0
     share = 1 - 1 / sharding.zero_hpz_partition_size
@@ -95,7 +106,11 @@ def _gathered(exchange: Exchange) -> float:
 
 
 def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Seconds of one optimizer step for what is kept on the host: copies, and the update there."""
+    """Seconds of one optimizer step for what is kept on the host: copies, and the update there.
+
+    optimizer   (b + 1) G / n / host rate + 28 T / n / 5e10, b = `a` in stages 2 and 3, else 1
+    weights     2 a W / n / host rate
+    """
     share = 1 / sharding.num_processes
     seconds = 0.0
     if sharding.offload_optimizer_device != "none":
@@ -108,8 +123,11 @@ def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
 
 
 def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Seconds of one optimizer step for what is kept on disk: states and gradients there and back
-    once; weights read for each pass, and written once."""
+    """Seconds of one optimizer step for what is kept on the disks of the machines.
+
+    states      16 T (1 / read rate + 1 / write rate) / machines
+    weights     (2 a W / read rate + W / write rate) / machines
+    """
     reads = writes = 0.0
     if sharding.offload_optimizer_device == "nvme":
         reads = writes = STATE_BYTES * exchange.trained

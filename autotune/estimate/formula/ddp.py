@@ -12,7 +12,7 @@ first step, in the order in which gradients came.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from autotune.estimate.formula.zero import Zero, divided, zero_of
+from autotune.estimate.formula.zero import Zero, sharded_record, zero_of
 from autotune.estimate.protocol import EstimateRequest
 from autotune.estimate.records.events import (
     ALLOCATE,
@@ -35,13 +35,13 @@ BROADCAST, IN_FLIGHT = 250 << 20, 2
 _FIRST_ID = 1 << 43
 
 
-def on_several(events: list[Event], request: EstimateRequest) -> list[Event]:
+def on_devices(events: list[Event], request: EstimateRequest) -> list[Event]:
     """The record of one device as that of one of those that a request is about."""
     if request.devices == 1:
         return events
     if Sharding(**request.sharding or {}).distributed_type not in (DEEPSPEED, FSDP):
         return with_buckets(events)
-    return divided(events, zero_of_request(request))
+    return sharded_record(events, zero_of_request(request))
 
 
 def zero_of_request(request: EstimateRequest) -> Zero:
@@ -66,7 +66,7 @@ def broadcast(sizes: Iterable[int]) -> list[Event]:
     """How weights of these sizes are sent; one that fills its bucket alone is sent as it is."""
     ids = [_FIRST_ID - 1 - n for n in range(IN_FLIGHT)]
     events: list[Event] = []
-    gathered = [sum(part) for part in divided_into(sizes, [BROADCAST]) if len(part) > 1]
+    gathered = [sum(part) for part in in_parts(sizes, [BROADCAST]) if len(part) > 1]
     for n, size in enumerate(gathered):
         if n >= IN_FLIGHT:
             events.append((FREE, ids[n % IN_FLIGHT], NOWHERE))
@@ -92,10 +92,10 @@ def gradient_sizes(events: Iterable[Event]) -> list[int]:
 
 def buckets(sizes: Iterable[int]) -> list[int]:
     """Bytes of the buckets that gradients of these sizes are gathered in."""
-    return [sum(part) for part in divided_into(sizes, [FIRST_BUCKET, BUCKET])]
+    return [sum(part) for part in in_parts(sizes, [FIRST_BUCKET, BUCKET])]
 
 
-def divided_into(sizes: Iterable[int], limits: Sequence[int]) -> list[list[int]]:
+def in_parts(sizes: Iterable[int], limits: Sequence[int]) -> list[list[int]]:
     """The sizes in order, a part closed once it reaches its limit; the last limit counts on."""
     parts: list[list[int]] = [[]]
     for size in sizes:

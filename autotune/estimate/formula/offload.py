@@ -46,7 +46,12 @@ class OffloadedTraining:
 
 
 def offloaded_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
-    """What one process keeps on the host."""
+    """What one of n processes keeps on the host, with T of P weights trained, of w bytes each.
+
+    optimizer   (8 + 8 + w) T / n: moments, copy and gradient in float32, the buffer
+                + w x largest in stages 1 and 2, + w T / n in stage 2 with accumulation
+    weights     w P / n
+    """
     total = 0.0
     if sharding.offload_optimizer_device == "cpu":
         total += MOMENTS * WIDE * training.trained / sharding.num_processes

@@ -116,7 +116,7 @@ def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden:
     )
 
 
-def divided(events: list[Event], zero: Zero) -> list[Event]:
+def sharded_record(events: list[Event], zero: Zero) -> list[Event]:
     """The record of one device as that of one of several."""
     part_of = _lasting_parts(events)
     factors = zero.factors()

@@ -8,7 +8,7 @@ step, what a micro-step has may be taken for up to all gradients more.
 
 from dataclasses import replace
 
-from autotune.estimate.formula.zero import LASTING, Zero, divided
+from autotune.estimate.formula.zero import LASTING, Zero, sharded_record
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import (
     ACTIVATIONS,
@@ -28,7 +28,7 @@ from autotune.estimate.records.events import (
 )
 
 
-def divided_point(
+def sharded_point(
     point: PointReply, zero: Zero, *, gradients: int, accumulates: bool
 ) -> PointReply:
     """What a point takes of each device where the training is divided.
@@ -38,7 +38,7 @@ def divided_point(
         gradients: bytes of all gradients there.
         accumulates: whether they are in memory during the worst micro-batch.
     """
-    use = live_bytes(divided(_stand_in_events(point, gradients, accumulates), zero))
+    use = live_bytes(sharded_record(_stand_in_events(point, gradients, accumulates), zero))
     reserved_ratio = point.peak_reserved_bytes / max(point.peak_allocated_bytes, 1)
     return replace(
         point,

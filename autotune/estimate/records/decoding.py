@@ -49,17 +49,17 @@ def with_all_tokens(
     fresh = 1 + max((e[1] for e in events if e[0] != PHASE), default=0)
     start = 0
     for passes in _generations(events, tokens - 1):
-        continued = _ContinuedGeneration(
+        generation = _ContinuedGeneration(
             [_Pass.of(events[slice(*bounds)]) for bounds in passes[-4:]], length - tokens, fresh
         )
         cached_tokens = prompt + tokens - 2  # tokens whose keys are cached after the model pass
-        continued.fill({n: size - cached_tokens for n, size in enumerate(windows) if size})
+        generation.fill({n: size - cached_tokens for n, size in enumerate(windows) if size})
         last = passes[-1]
-        out += [continued.as_continued(event) for event in events[start : last[0]]]
-        out += continued.copies()
-        out += continued.ending()
-        start, fresh = last[1], continued.fresh
-        events = [*events[:start], *map(continued.as_continued, events[start:])]
+        out += [generation.as_continued(event) for event in events[start : last[0]]]
+        out += generation.copies()
+        out += generation.ending()
+        start, fresh = last[1], generation.fresh
+        events = [*events[:start], *map(generation.as_continued, events[start:])]
     return out + list(events[start:])
 
 

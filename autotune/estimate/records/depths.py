@@ -16,7 +16,7 @@ from autotune.space.sharding.sharding import Sharding
 
 _ALL = 10**15
 FEWEST, APART, MOST_APART = 6, 2, 8
-"""From six layers on there are all kinds of stretches."""
+"""Six layers have all kinds of stretches."""
 
 
 def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...]:

@@ -25,14 +25,14 @@ from autotune.estimate.records.events import (
     Event,
     training_start,
 )
-from autotune.estimate.records.shapes import optimizer_part, passing_of_step, renumbered
+from autotune.estimate.records.shapes import optimizer_part, passing_of_step, renumber
 
 OWN_OF_FIRST = 1 << 42
 """Ids from here on are of the first step's own storages; those below of other parts of a record."""
 EMPTY_CACHE: Event = (FREE, -1, NOWHERE)
 _END = ("end", 0)
 _Place = tuple[object, ...]
-"""Of a phase its name and how often it was met; of other events also what they are, and which."""
+"""Name and count of a phase; for other events also what they are, and the how-many-th."""
 
 
 def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Event]:
@@ -45,7 +45,7 @@ def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Eve
     start = training_start(opening)
     building, short_step = list(opening[:start]), list(opening[start:])
     states = {event[1] for event in optimizer_part(short_step) if event[0] == ALLOCATE}
-    first = list(_placed(_without_optimizer(renumbered(list(step), OWN_OF_FIRST))))
+    first = list(_with_places(_without_optimizer(renumber(list(step), OWN_OF_FIRST))))
     lasting_events = _lasting_events(
         short_step, _lasting(building, short_step) - states, {place for place, _ in first}
     )
@@ -106,7 +106,7 @@ def _lasting_events(
     """What the short step does to lasting storages, by the place that follows in the other step."""
     lasting_events: dict[_Place, list[Event]] = {}
     passing = [event for event in short_step if event[0] == PHASE or event[1] not in lasting]
-    places = _placed(passing)
+    places = _with_places(passing)
     pending: list[Event] = []
     for event in short_step:
         if event[0] != PHASE and event[1] in lasting:
@@ -132,7 +132,7 @@ def _add_at(
     lasting_events.setdefault(target, []).extend(events)
 
 
-def _placed(events: Sequence[Event]) -> Iterator[tuple[_Place, Event]]:
+def _with_places(events: Sequence[Event]) -> Iterator[tuple[_Place, Event]]:
     """Each event with its place."""
     phases, times = Counter[object](), Counter[object]()
     phase: _Place = ("", 0)

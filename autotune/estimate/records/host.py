@@ -37,7 +37,7 @@ def on_host(events: Iterable[Event]) -> set[int]:
     return allocated | {e[1] for e in events if e[0] == MOVE and e[2] == HOST}
 
 
-def divided_by_place(events: list[Event]) -> tuple[list[Event], list[Event]]:
+def split_by_place(events: list[Event]) -> tuple[list[Event], list[Event]]:
     """(The events on the device, those on the host); phases are in both."""
     host = on_host(events)
     host_events = [event for event in events if event[0] == PHASE or event[1] in host]

@@ -119,12 +119,12 @@ def _sweeps(runs: Sequence[int]) -> list[list[int]]:
         if not layer:
             continue
         if last and layer != last:
-            turned = 1 if layer > last else -1
-            if direction and turned != direction:
+            turn = 1 if layer > last else -1
+            if direction and turn != direction:
                 sweeps.append([])
                 direction = 0
             else:
-                direction = turned
+                direction = turn
         if not sweeps:
             sweeps.append([])
         sweeps[-1].append(n)
@@ -145,10 +145,13 @@ def peaks_at(traced: Sequence[Peaks], weights: Weights, limits: LiveLimits | Non
         return traced[0]
     if any(peaks.keys() != traced[0].keys() for peaks in traced[1:]):
         raise Irregular("the traces do not have the same stretches")
-    return {key: _mixed([peaks[key] for peaks in traced], weights, limits) for key in traced[-1]}
+    return {
+        key: _interpolate_peak([peaks[key] for peaks in traced], weights, limits)
+        for key in traced[-1]
+    }
 
 
-def _mixed(peaks: Sequence[Peak], weights: Weights, limits: LiveLimits | None) -> Peak:
+def _interpolate_peak(peaks: Sequence[Peak], weights: Weights, limits: LiveLimits | None) -> Peak:
     total = weights.interpolate([peak.live_bytes for peak in peaks])
     parts = {part: weights.interpolate([peak.parts[part] for peak in peaks]) for part in PARTS}
     if limits is not None:

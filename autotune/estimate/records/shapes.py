@@ -55,7 +55,7 @@ def divide(events: Sequence[Event]) -> Steps:
         if not steps:  # the batch and the loss of the first step die in the second
             left_behind = [e for e in part if e[0] == FREE and e[1] not in own_ids]
         own_events = [event for event in part if event[0] == PHASE or event[1] in own_ids]
-        steps.append(renumbered(_without_passing_rows(own_events)))
+        steps.append(renumber(_without_passing_rows(own_events)))
     return Steps(opening=[*opening, *left_behind], steps=steps)
 
 
@@ -67,7 +67,7 @@ def _without_passing_rows(step: list[Event]) -> list[Event]:
     return [e for n, e in enumerate(step) if n >= end or e[0] == PHASE or e[1] not in passing]
 
 
-def renumbered(step: list[Event], first: int | None = None) -> list[Event]:
+def renumber(step: list[Event], first: int | None = None) -> list[Event]:
     """The step's own storages numbered in their order: steps of one variant are alike then."""
     new: dict[int, int] = {}
     for event in step:
@@ -96,7 +96,7 @@ def with_optimizer_step(step: list[Event], donor: list[Event]) -> list[Event]:
     Both may be openings, too: then the state that is made there stays, and comes first.
     """
     highest = max((event[1] for event in step if event[0] == ALLOCATE), default=0)
-    donor_events = renumbered(passing_of_step(donor), OWN_OF_OTHER + highest)
+    donor_events = renumber(passing_of_step(donor), OWN_OF_OTHER + highest)
     part = optimizer_part(step)
     own_ids = {event[1] for event in _passing(part)}
     lasting = [event for event in part if event[1] not in own_ids]
@@ -159,10 +159,13 @@ class ShapeFamily:
         resized_events = [_few_chunks(shape) for shape in self.shapes]
         if len({len(events) for events in resized_events}) != 1:
             raise Irregular("the traced shapes have different numbers of events")
-        out = [_mixed(counterparts, weights) for counterparts in zip(*resized_events, strict=True)]
+        out = [
+            _interpolate_event(counterparts, weights)
+            for counterparts in zip(*resized_events, strict=True)
+        ]
         return with_chunks(out, CHUNKS, chunks) if self.shapes[0].chunks else out
 
-    def work(self, size: int, chunks: int, have_layers: int, layers: int) -> Counter[Work]:
+    def work(self, size: int, chunks: int, traced_layers: int, layers: int) -> Counter[Work]:
         """The work of one micro-step at `size`: each operator, and how often. Regions are left out.
 
         Raises:
@@ -173,7 +176,7 @@ class ShapeFamily:
             only = self.shapes[0]
             resized = chunks != only.chunks and min(chunks, only.chunks) >= CHUNKS
             for work in _work_of_few_chunks(only) if resized else only.work:
-                times = _layer_times(work.region, have_layers, layers)
+                times = _layer_times(work.region, traced_layers, layers)
                 times *= _chunk_times(work.region, chunks) if resized else 1
                 total[replace(work, region=NOWHERE)] += times
             return +total
@@ -185,8 +188,8 @@ class ShapeFamily:
             if len({work.signature for work in counterparts}) != 1:
                 raise Irregular("the traced shapes have different operators")
             region = counterparts[0].region
-            times = _layer_times(region, have_layers, layers) * _chunk_times(region, chunks)
-            total[_mixed_work(counterparts, weights)] += times
+            times = _layer_times(region, traced_layers, layers) * _chunk_times(region, chunks)
+            total[_interpolate_work(counterparts, weights)] += times
         return +total
 
 
@@ -195,7 +198,7 @@ def _few_chunks(shape: Shape) -> list[Event]:
         return shape.events
     if shape.chunks < CHUNKS:
         raise Irregular(f"{shape.chunks} chunks are too few")
-    return renumbered(with_chunks(shape.events, shape.chunks, CHUNKS))
+    return renumber(with_chunks(shape.events, shape.chunks, CHUNKS))
 
 
 def _work_of_few_chunks(shape: Shape) -> list[Work]:
@@ -237,12 +240,12 @@ def _slots(works: list[Work]) -> Iterator[tuple[int, object, int]]:
             yield runs[region], name, times[name]
 
 
-def _layer_times(region: int, have_layers: int, layers: int) -> int:
+def _layer_times(region: int, traced_layers: int, layers: int) -> int:
     """How often an operator of a trace of few layers is run in the whole model."""
-    if region <= 0 or have_layers == layers:
+    if region <= 0 or traced_layers == layers:
         return 1
     index = region - 1
-    if index < ENDS or index >= have_layers - ENDS:
+    if index < ENDS or index >= traced_layers - ENDS:
         return 1
     return layers - 2 * ENDS if index == ENDS else 0
 
@@ -252,7 +255,7 @@ def _chunk_times(region: int, chunks: int) -> int:
     return max(chunks - 2 * ENDS, 1) if region < 0 and -region - 1 == ENDS else 1
 
 
-def _mixed(counterparts: tuple[Event, ...], weights: Weights) -> Event:
+def _interpolate_event(counterparts: tuple[Event, ...], weights: Weights) -> Event:
     first = counterparts[0]
     if any(event[0] != first[0] or event[1] != first[1] for event in counterparts[1:]):
         raise Irregular("the traced shapes have different events")
@@ -263,7 +266,7 @@ def _mixed(counterparts: tuple[Event, ...], weights: Weights) -> Event:
     return (*first[:2], weights.interpolate([event[2] for event in counterparts]), *first[3:])
 
 
-def _mixed_work(counterparts: tuple[Work, ...], weights: Weights) -> Work:
+def _interpolate_work(counterparts: tuple[Work, ...], weights: Weights) -> Work:
     first = counterparts[0]
     return replace(
         first,
@@ -278,7 +281,7 @@ def _mixed_work(counterparts: tuple[Work, ...], weights: Weights) -> Work:
 
 
 def whole_record(
-    opening: list[Event], step: list[Event], have_layers: int, layers: int
+    opening: list[Event], step: list[Event], traced_layers: int, layers: int
 ) -> list[Event]:
     """Opening and step together, with all the model's layers.
 
@@ -286,6 +289,6 @@ def whole_record(
         Irregular: the layers are not alike.
     """
     record = [*opening, *step]
-    if have_layers == layers or not have_layers:
+    if traced_layers == layers or not traced_layers:
         return record
-    return with_layers(record, have_layers, layers)
+    return with_layers(record, traced_layers, layers)

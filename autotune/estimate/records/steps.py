@@ -16,11 +16,11 @@ def step_records(events: Sequence[Event]) -> list[list[Event]]:
     bounds = [n for n, event in enumerate(record) if event[0] == PHASE and event[1] == DATA]
     opening = record[: bounds[1]]
     live = live_after(record[: bounds[1]], {})
-    records, now = [], live
+    records, live_now = [], live
     for start, end in zip(bounds[1:], bounds[2:], strict=False):
         step = record[start:end]
-        records.append([*opening, step[0], *_bridge(live, now), *step[1:]])
-        now = live_after(step, now)
+        records.append([*opening, step[0], *_bridge(live, live_now), *step[1:]])
+        live_now = live_after(step, live_now)
     return records
 
 

@@ -26,7 +26,7 @@ def work_at_depth(works_of_traces: Sequence[Sequence[Work]], weights: Weights) -
         total[work] = weights.interpolate([count[work] for count in counts])
     remainders = [_by_kind((w, n) for w, n in count.items() if w not in total) for count in counts]
     for kind in dict.fromkeys(kind for remainder in remainders for kind in remainder):
-        total += _grown([remainder.get(kind, []) for remainder in remainders], weights)
+        total += _mean_sized([remainder.get(kind, []) for remainder in remainders], weights)
     return +total
 
 
@@ -37,7 +37,9 @@ def _by_kind(works: Iterable[tuple[Work, int]]) -> dict[object, list[tuple[Work,
     return by_kind
 
 
-def _grown(counterparts: Sequence[Sequence[tuple[Work, int]]], weights: Weights) -> Counter[Work]:
+def _mean_sized(
+    counterparts: Sequence[Sequence[tuple[Work, int]]], weights: Weights
+) -> Counter[Work]:
     """Operators of one kind that are of another size in each trace, as one of their mean size."""
     times = weights.interpolate([sum(n for _, n in works) for works in counterparts])
     if not times:

@@ -157,7 +157,7 @@ class Ceilings:
         table = next((tables[wish] for wish in wishes if wish in tables), None)
         points = table or next(iter(tables.values()))
         shortest = min(measured_length for measured_length, _ in points)
-        return interpolated(points, length) * min(length / shortest, 1.0) ** 2
+        return interpolate(points, length) * min(length / shortest, 1.0) ** 2
 
     def bytes_per_s(self, operator: str, dtype: str, moved_bytes: int) -> float:
         """Rate of an operator that is bound by bandwidth.
@@ -167,7 +167,7 @@ class Ceilings:
         """
         if operator.endswith("_"):
             moved_bytes = min(moved_bytes, IN_PLACE_BYTES)
-        plain = interpolated(self.bandwidth, moved_bytes)
+        plain = interpolate(self.bandwidth, moved_bytes)
         rates = self._operators.get(operator)
         if rates is None:
             return plain
@@ -209,7 +209,7 @@ class Ceilings:
         return max(row.bytes_per_s for row in self.bandwidth)
 
 
-def interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
     """y at x, straight in log-log between the points, constant beyond them."""
     ordered = sorted(points)
     if x <= ordered[0][0]:

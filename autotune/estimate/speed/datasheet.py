@@ -8,22 +8,24 @@ _SIZES = tuple(4**n for n in range(2, 9))
 _LENGTHS = tuple(4**n for n in range(3, 9))
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MATMUL_SHARE = 0.8
-"""Of the peak, for large matmuls: 788 of 989 TFLOP/s measured on an H200 (8192^3, bf16)."""
+"""Share of the peak that large matmuls reach: 788 of 989 TFLOP/s measured on an H200 (8192^3,
+bf16)."""
 BANDWIDTH_SHARE = 0.85
-"""Of the specified bandwidth: 4.3 of 4.8 TB/s measured for a copy on an H200, less for others."""
+"""Share of the specified bandwidth: 4.3 of 4.8 TB/s measured for a copy on an H200, less for
+others."""
 KERNEL_S = 2e-6
 """Seconds by which a kernel takes longer than its work at full rate, to fill and drain a GPU.
 A guess; it decides what small operators reach."""
 ATTENTION_SHARE = {False: 0.55, True: 0.45}
-"""Of the peak, for long rows, forward and backward. FlashAttention-2 (arXiv 2307.08691) reports 50
-to 73% of an A100's peak forward, less backward, at head sizes of 64 and 128."""
+"""Share of the peak for long rows, forward and backward. FlashAttention-2 (arXiv 2307.08691)
+reports 50 to 73% of an A100's peak forward, less backward, at head sizes of 64 and 128."""
 _HALF_LENGTH = 256
 """Length at which attention reaches half of that, read off the same paper's plots (rough)."""
 MASKED_SHARE = 0.5
 """What the kernels that take a mask reach of those that do not. A guess."""
 OVERHEAD_S = 6e-6
-"""Of the host for one dispatched operator. Accounts of PyTorch's way from Python to the launch of
-a kernel say 5 to 25 us; views, a third of the operators of a training step, launch none and take
+"""The host's time for one dispatched operator. Accounts of PyTorch's way from Python to the launch
+of a kernel say 5 to 25 us; views, a third of the operators of a training step, launch none and take
 less."""
 HOST_SHARE = 0.8
 

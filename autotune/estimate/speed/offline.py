@@ -15,9 +15,9 @@ from autotune.job.methods import METHODS
 UNKNOWN_HOST_RATE = 2e10
 """Bytes/s between host and device where that is not known: PCIe 4.0 x16, less a fifth."""
 ENOUGH_FOR_CURVES = 3
-"""From so few shapes no curve can be told; those of the other shapes are corrected by them."""
+"""Fewer shapes give no curve; those of the other shapes are corrected by them."""
 _Times = dict[bool, dict[tuple[int, int], TimeParts]]
-"""Of micro-steps by their shape, and by whether rows are padded."""
+"""Times of micro-steps by whether rows are padded, and by their shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +111,9 @@ class VariantSpeed:
 
 
 def _curves(times: _Times) -> dict[bool, ShapeTimes]:
-    richest = ShapeTimes.fitted(max(times.values(), key=len))
+    richest = ShapeTimes.fit(max(times.values(), key=len))
     return {
-        masked: ShapeTimes.fitted(points)
+        masked: ShapeTimes.fit(points)
         if len(points) >= ENOUGH_FOR_CURVES
         else replace(richest, points=points)
         for masked, points in times.items()

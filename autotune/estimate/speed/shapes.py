@@ -28,7 +28,7 @@ class ShapeTimes:
     curves: Mapping[str, tuple[float, ...]]
 
     @classmethod
-    def fitted(cls, points: Mapping[Shape, TimeParts]) -> Self:
+    def fit(cls, points: Mapping[Shape, TimeParts]) -> Self:
         """The curves through the times at some shapes."""
         if not points:
             raise ValueError("no shape was traced")

@@ -68,11 +68,11 @@ def tiles(vocabulary: int | None, slice_width: int) -> frozenset[int]:
 
 
 def _as_logits(tracer: Tracer, fold: Callable[..., None]) -> Callable[..., None]:
-    def folded(tile: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def fold_and_count(tile: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         tracer.count_as(tile, events.LOGITS)
         fold(tile, *args, **kwargs)
 
-    return folded
+    return fold_and_count
 
 
 def _marked(tracer: Tracer, starts: range) -> Iterator[int]:

@@ -15,7 +15,7 @@ _BETWEEN = (__file__, "estimate/tracing/tracer.py", "_dynamo", "_compile.py", "_
 """Files of the frames between an operator and whoever called it: ours, and torch's wrappers."""
 
 
-def merged(events: list[Event]) -> list[Event]:
+def merge_accumulation(events: list[Event]) -> list[Event]:
     """The events without the marks, merged storages under the id of the first."""
     alias: dict[int, int] = {}
     dropped: set[int] = set()

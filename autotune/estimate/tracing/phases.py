@@ -25,7 +25,7 @@ class StepPhases(transformers.TrainerCallback):
         self.optimizer_work: list[events.Work] = []
         self._micro_steps = 0
         self._label_gradients(trainer.model)
-        self._wrapped = trainer.training_step
+        self._training_step_of_trainer = trainer.training_step
         trainer.training_step = self._training_step
         trainer.add_callback(self)
 
@@ -38,7 +38,7 @@ class StepPhases(transformers.TrainerCallback):
 
     def _training_step(self, *args: Any, **kwargs: Any) -> Any:
         self.begin()
-        loss = self._wrapped(*args, **kwargs)
+        loss = self._training_step_of_trainer(*args, **kwargs)
         self.end("clip")
         return loss
 

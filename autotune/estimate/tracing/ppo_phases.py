@@ -46,7 +46,7 @@ class PpoPhases(Phases):
     def _train(self, train: Any) -> Any:
         batches, part = ppo_trainer.batch_generation, ppo_trainer.generate
 
-        def generated(model: Any, queries: Any, size: int, *args: Any) -> Any:
+        def generate_in_phases(model: Any, queries: Any, size: int, *args: Any) -> Any:
             self._parts, self._part = -(-len(queries) // size), -1
             self._tracer.enter_phase(GENERATION)
             completions = batches(model, queries, size, *args)
@@ -61,15 +61,15 @@ class PpoPhases(Phases):
             logits = torch.empty((len(queries), self._length, self._vocabulary))
             return torch.cat([queries, self._tokens_of(queries, self._length)], 1), logits
 
-        def trained() -> None:
+        def train_in_phases() -> None:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(replaced(ppo_trainer, "batch_generation", generated))
+                stack.enter_context(replaced(ppo_trainer, "batch_generation", generate_in_phases))
                 stack.enter_context(replaced(ppo_trainer, "generate", of_a_part))
                 stack.enter_context(replaced(ppo_trainer, "forward", self._reference()))
                 stack.enter_context(replaced(ppo_trainer, "get_reward", self._judges()))
                 train()
 
-        return trained
+        return train_in_phases
 
     @property
     def _left_out(self) -> bool:
@@ -80,7 +80,7 @@ class PpoPhases(Phases):
     def _reference(self) -> Any:
         forward = ppo_trainer.forward
 
-        def referred(model: Any, responses: Any, *args: Any) -> Any:
+        def refer_in_phase(model: Any, responses: Any, *args: Any) -> Any:
             if self._tracer.phase != SCORING:
                 return forward(model, responses, *args)
             self._part += 1
@@ -93,12 +93,12 @@ class PpoPhases(Phases):
             self._logits = output.logits.dtype, output.logits.shape[-1]
             return output
 
-        return referred
+        return refer_in_phase
 
     def _judges(self) -> Any:
         get_reward = ppo_trainer.get_reward
 
-        def judged(model: Any, responses: Any, *args: Any) -> Any:
+        def judge_in_phase(model: Any, responses: Any, *args: Any) -> Any:
             if self._left_out:
                 per_token, per_row = (*responses.shape, 1), (len(responses),)
                 return *(
@@ -109,7 +109,7 @@ class PpoPhases(Phases):
             self._score = scores[0].dtype
             return scores
 
-        return judged
+        return judge_in_phase
 
     @contextlib.contextmanager
     def _judging(self) -> Iterator[None]:
@@ -119,11 +119,11 @@ class PpoPhases(Phases):
         self._tracer.works = outer_works
 
     def _generation(self, generate: Any) -> Any:
-        def generated(generation_config: Any, **kwargs: Any) -> Any:
+        def generate_in_phases(generation_config: Any, **kwargs: Any) -> Any:
             self._rows = len(kwargs["input_ids"])
             few_tokens_config = copy.deepcopy(generation_config)
             few_tokens_config.max_new_tokens = few_tokens_config.min_new_tokens = self._tokens
-            with self._decoding(self._trainer.policy_model):
+            with self._decode_in_phases(self._trainer.policy_model):
                 completions = generate(generation_config=few_tokens_config, **kwargs)
             self._tracer.enter_phase(GENERATION)
             self._note("scoring")
@@ -137,7 +137,7 @@ class PpoPhases(Phases):
                 completions.sequences = torch.cat([completions.sequences, missing_tokens], 1)
             return completions
 
-        return generated
+        return generate_in_phases
 
     def _tokens_of(self, rows: Any, count: int) -> Any:
         return torch.full((len(rows), count), self._tracer.token, dtype=rows.dtype)
@@ -150,17 +150,17 @@ class PpoPhases(Phases):
 
     def _accumulated(self, accumulate: Any) -> Any:
         @contextlib.contextmanager
-        def accumulated(*models: Any) -> Iterator[None]:
+        def accumulate_in_phase(*models: Any) -> Iterator[None]:
             self._step_phases.begin()
             with accumulate(*models):
                 yield
             self._step_phases.end("metrics")
             self._micro_step += 1
 
-        return accumulated
+        return accumulate_in_phase
 
     def _optimizer(self, step: Any) -> Any:
-        def stepped(*args: Any, **kwargs: Any) -> Any:
+        def step_in_phase(*args: Any, **kwargs: Any) -> Any:
             if not self._trainer.accelerator.sync_gradients:
                 return step(*args, **kwargs)
             update, self._tracer.works = self._tracer.works, []
@@ -171,4 +171,4 @@ class PpoPhases(Phases):
             self._tracer.works = update
             return result
 
-        return stepped
+        return step_in_phase

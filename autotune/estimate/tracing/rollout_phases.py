@@ -64,7 +64,7 @@ class Phases(ABC):
         """Make what the tokens that are not decoded would have left behind."""
 
     @contextlib.contextmanager
-    def _decoding(self, model: Any) -> Iterator[None]:
+    def _decode_in_phases(self, model: Any) -> Iterator[None]:
         """Give each forward pass a phase and a list of work while `model` generates."""
 
         def forward(_: Any, __: Any, arguments: dict[str, Any]) -> None:
@@ -105,20 +105,22 @@ class GroupPhases(Phases):
             return DataLoader([rows] * micro_steps, batch_size=None, collate_fn=lambda batch: batch)
 
         trainer.get_train_dataloader = loader
-        trainer._tokenize_prompts = self._tokenized
-        judged = self._judged
-        trainer.reward_processing_classes = [judged for _ in trainer.reward_processing_classes]
+        trainer._tokenize_prompts = self._tokenize
+        judge_inputs = self._judge_inputs
+        trainer.reward_processing_classes = [
+            judge_inputs for _ in trainer.reward_processing_classes
+        ]
         trainer._generate_single_turn = self._generation(trainer._generate_single_turn)
         trainer._generate_and_score_completions = self._scoring(
             trainer._generate_and_score_completions
         )
         trainer.training_step = self._step(trainer.training_step)
 
-    def _tokenized(self, prompts: Any) -> Any:
+    def _tokenize(self, prompts: Any) -> Any:
         lengths = self._request.prompts
         return [[self._tracer.token] * lengths[int(prompt)] for prompt in prompts], None, {}
 
-    def _judged(self, text: list[str], **_: Any) -> dict[str, Any]:
+    def _judge_inputs(self, text: list[str], **_: Any) -> dict[str, Any]:
         """What a reward model reads: whole prompts and completions, whatever its tokenizer makes
         of the text."""
         group = self._trainer.num_generations
@@ -131,28 +133,28 @@ class GroupPhases(Phases):
     def _generation(self, generate: Any) -> Any:
         length, token = self._length, self._tracer.token
 
-        def generated(*args: Any, **kwargs: Any) -> Any:
+        def generate_in_phases(*args: Any, **kwargs: Any) -> Any:
             tokens = dict.fromkeys(("max_new_tokens", "min_new_tokens"), self._tokens)
             self._trainer.generation_kwargs |= tokens
             self._trainer.generation_config.update(**tokens)
             outer_phase = self._tracer.phase
-            with self._decoding(self._trainer.model):
+            with self._decode_in_phases(self._trainer.model):
                 completions = generate(*args, **kwargs)
             self._tracer.enter_phase(outer_phase)
             self._note("scoring")
             # GRPO answers with log-probabilities beside them, which only vLLM has.
             if not isinstance(completions, tuple):
-                return _filled(completions, token, length)
+                return _fill(completions, token, length)
             ids, scores = completions
-            scores = scores and _filled(scores, scores[0][0], length)
-            return _filled(ids, token, length), scores
+            scores = scores and _fill(scores, scores[0][0], length)
+            return _fill(ids, token, length), scores
 
-        return generated
+        return generate_in_phases
 
     def _scoring(self, score: Any) -> Any:
         args, config = self._trainer.args, self._request.config
 
-        def scored(*arguments: Any, **kwargs: Any) -> Any:
+        def score_in_phase(*arguments: Any, **kwargs: Any) -> Any:
             update = self._tracer.works
             self._tracer.enter_phase(SCORING)
             self._note("scoring")
@@ -164,7 +166,7 @@ class GroupPhases(Phases):
             self._tracer.works = update
             return output
 
-        return scored
+        return score_in_phase
 
     def _step(self, training_step: Any) -> Any:
         trainer, request = self._trainer, self._request
@@ -185,5 +187,5 @@ def _windows(cache: Any) -> list[int]:
     return [getattr(layer, "sliding_window", None) or 0 for layer in getattr(cache, "layers", ())]
 
 
-def _filled(rows: list[list[Any]], value: Any, length: int) -> list[list[Any]]:
+def _fill(rows: list[list[Any]], value: Any, length: int) -> list[list[Any]]:
     return [[*row, *[value] * (length - len(row))] for row in rows]

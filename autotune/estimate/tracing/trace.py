@@ -26,7 +26,7 @@ from autotune.estimate.tracing.engines.process_group import fake_world, sharded_
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
 from autotune.estimate.tracing.kernels.liger import liger_installed
-from autotune.estimate.tracing.kernels.quantized_model import quantized, without_bitsandbytes
+from autotune.estimate.tracing.kernels.quantized_model import quantize, without_bitsandbytes
 from autotune.estimate.tracing.layers import chunks_watched, signatures, watch_layers
 from autotune.estimate.tracing.patches import fake_run
 from autotune.estimate.tracing.phases import StepPhases
@@ -110,7 +110,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
 
     def build() -> Models:
         models = family(request.method).models(trainer_spec(request), training, model, "meta")
-        return quantized(models, model, on_cuda=request.cuda is not None)
+        return quantize(models, model, on_cuda=request.cuda is not None)
 
     with _fewer_layers(request.layers):
         models = build()

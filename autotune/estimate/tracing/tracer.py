@@ -5,7 +5,7 @@ and real tensors is put right here or in `patches.py`:
 
 - autograd accumulates gradients in place for real tensors and never for fake ones; the copies are
   merged again (`finish`);
-- values that decide the way through the program are carried along (`known_values.py`);
+- values that decide what the program does are carried along (`known_values.py`);
 - scratch that kernels allocate inside C++ is put in (`cuda.py`, `cpu.py`).
 """
 
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.estimate.records import events
-from autotune.estimate.tracing.inplace_gradients import called_by_engine, merged
+from autotune.estimate.tracing.inplace_gradients import called_by_engine, merge_accumulation
 from autotune.estimate.tracing.kernels import cpu
 from autotune.estimate.tracing.kernels.cpu_scratch import CpuScratch
 from autotune.estimate.tracing.kernels.cuda import CudaRules
@@ -113,9 +113,9 @@ class Tracer(TorchDispatchMode):
 
     def finish(self) -> list[events.Event]:
         """The events, with autograd's in-place accumulation as it is for real tensors."""
-        return [self._placed(event) for event in merged(self.events)]
+        return [self._with_region(event) for event in merge_accumulation(self.events)]
 
-    def _placed(self, event: events.Event) -> events.Event:
+    def _with_region(self, event: events.Event) -> events.Event:
         """Which layer a weight belongs to is told only after it was made."""
         if event[0] == events.PHASE or event[-1] != events.NOWHERE:
             return event
@@ -156,7 +156,7 @@ class Tracer(TorchDispatchMode):
         self._storages[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
         return key
 
-    def resized(self, tensor: torch.Tensor) -> None:
+    def note_resize(self, tensor: torch.Tensor) -> None:
         """The tensor's storage has another size now, or none; no operator has told of it."""
         storage = local(tensor).untyped_storage()
         entry = self._storages.pop(storage, None)
@@ -271,11 +271,11 @@ class Tracer(TorchDispatchMode):
         if backward and new_key is not None:  # last: what is merged dies right after the mark
             self._note_in_place(func, args, new_key)
         if name.startswith("c10d::"):
-            self._exchanged(tensors_in(args))
+            self._note_exchange(tensors_in(args))
         if self.works is not None and not name.startswith("prim::"):
             self.works.append(work_of(func, name, args, kwargs, outs, self.region))
 
-    def _exchanged(self, tensors: list[torch.Tensor]) -> None:
+    def _note_exchange(self, tensors: list[torch.Tensor]) -> None:
         """A collective read or wrote them: what is nothing else was made for that."""
         for tensor in tensors:
             key = self._key(tensor)

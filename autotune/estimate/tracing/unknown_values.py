@@ -53,13 +53,13 @@ class UnknownValues:
             return aten.empty.memory_format, (self._nonzero_shape(args[0]),), {"dtype": torch.int64}
         if func is aten.masked_select.default:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-            count = self._selected(args[1].expand(shape))
+            count = self._count_selected(args[1].expand(shape))
             return aten.new_empty.default, (args[0], [count]), {}
         if func is aten.index.Tensor and any(i is not None and i.dtype in _MASKS for i in args[1]):
             indices: list[Any] = []
             for index in args[1]:
                 if index is not None and index.dtype in _MASKS:
-                    count = self._selected(index)
+                    count = self._count_selected(index)
                     indices += [torch.empty(count, dtype=torch.int64) for _ in range(index.ndim)]
                 else:
                     indices.append(index)
@@ -70,7 +70,7 @@ class UnknownValues:
                 return func, args, {**kwargs, "output_size": sum(times)}
         return func, args, kwargs
 
-    def _selected(self, mask: torch.Tensor) -> int:
+    def _count_selected(self, mask: torch.Tensor) -> int:
         value = self.known_values.of(mask)
         if value is None:
             self.policy["everything selected"] += 1
@@ -79,4 +79,4 @@ class UnknownValues:
             return int(value.count_nonzero())
 
     def _nonzero_shape(self, mask: torch.Tensor) -> list[int]:
-        return [self._selected(mask), mask.ndim]
+        return [self._count_selected(mask), mask.ndim]

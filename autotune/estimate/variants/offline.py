@@ -150,7 +150,7 @@ class OfflineEstimates(Retracing):
         Padded ones where there are any: what rows without padding take at other lengths follows
         from the same curves (`speed/offline.py`).
         """
-        added = None
+        last_key = None
         length = max(self._length // 4, 8)
         padded = True in self._keys
         direct, scaled = self._keys[padded]
@@ -158,8 +158,8 @@ class OfflineEstimates(Retracing):
         for size in sizes + ([1] if sizes and 1 in direct and not padded else []):
             key = (size, length, padded)
             if key not in batches:
-                added, batches[key] = key, self._micro_batch(*key)
-        return added
+                last_key, batches[key] = key, self._micro_batch(*key)
+        return last_key
 
     # -- answers
 
@@ -195,7 +195,7 @@ class OfflineEstimates(Retracing):
         )
 
     def _method(self, direct: bool) -> str:
-        all_layers = self.traces.have_layers in (0, self._request.layers)
+        all_layers = self.traces.traced_layers in (0, self._request.layers)
         return "trace" if direct and all_layers else "scaled trace"
 
     def _replayed(self, point: Point, worst: Worst, padded: bool) -> Replay:

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from autotune.estimate.allocator.replay import Replay, on_cpu, replayed
-from autotune.estimate.formula.ddp import on_several
+from autotune.estimate.formula.ddp import on_devices
 from autotune.estimate.protocol import (
     EstimateRequest,
     Point,
@@ -104,7 +104,7 @@ class RolloutEstimates(Retracing):
         if traced_layers not in (0, layers):
             events = with_layers(events, traced_layers, layers)
         growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
-        events = on_several(events, self._request)
+        events = on_devices(events, self._request)
         fields = with_vllm(
             self._replayed(events, point).as_reply_fields(), point, live_at(events, GENERATION)
         )

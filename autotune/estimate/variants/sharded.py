@@ -1,9 +1,9 @@
 """What the points of one variant take where DeepSpeed or FSDP shard it. Runs in a child only.
 
 The engine itself is traced: of a deep model with a few layers at two depths, and of many
-micro-batches only the smallest and the largest. The others, and all layers, follow moment by moment
-(`peaks_by_depth.py`). Where layers or traces are not alike, all layers are traced; then each
-micro-batch.
+micro-batches only the smallest and the largest. The others, and all layers, follow stretch by
+stretch (`peaks_by_depth.py`). Where layers or traces are not alike, all layers are traced; then
+each micro-batch.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import Sharding
 
 MOST_SIZES = 3
-"""So many micro-batches of a kind are traced as they are."""
+"""The most micro-batches of a kind that are traced as they are."""
 _Kind = tuple[bool, bool, int]
 """Padded or not, flat or not, tokens of the longest row where they are not flat."""
 

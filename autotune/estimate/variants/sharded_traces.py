@@ -21,7 +21,7 @@ from autotune.estimate.records.events import (
     work_from_plain,
 )
 from autotune.estimate.records.first_step import with_smaller_batches
-from autotune.estimate.records.host import divided_by_place
+from autotune.estimate.records.host import split_by_place
 from autotune.estimate.records.interpolation import Weights
 from autotune.estimate.records.layers import Irregular
 from autotune.estimate.records.peaks_by_depth import (
@@ -40,7 +40,7 @@ from autotune.estimate.variants.sizes import Worst
 from autotune.job.methods import METHODS
 
 GAPS = 0.06
-"""Of what comes with more layers: as much is lost between blocks of fixed segments (the 7B shape
+"""Share of what more layers bring that is lost between blocks of fixed segments (the 7B shape
 with 20 layers: 5 to 13% under FSDP2 and ZeRO, nothing with the optimizer offloaded)."""
 SIGMA = 0.07
 """How far reserved bytes are off that follow from few layers (`benchmarks/virtual_gpu`)."""
@@ -165,7 +165,7 @@ def _smaller_opening(record: list[Event], share: float) -> list[Event]:
 def _step(events: list[Event], work: list[Work], *, on_cuda: bool) -> Step:
     if not on_cuda:
         return Step(device=events, host=[], granule=CPU_GRANULE, work=work)
-    device, host = divided_by_place(events)
+    device, host = split_by_place(events)
     return Step(device=device, host=host, granule=CUDA_GRANULE, work=work)
 
 

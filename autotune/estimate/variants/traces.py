@@ -6,7 +6,7 @@ Runs in a child only.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autotune.estimate.formula.ddp import on_several
+from autotune.estimate.formula.ddp import on_devices
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.records.events import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.records.first_step import with_first_step, with_smaller_batches
@@ -33,7 +33,7 @@ class Traces:
     optimizer_work: list[Work] = field(default_factory=list)
     _steps: dict[tuple[int, int, bool], Shape] = field(default_factory=dict)
     _opening: list[Event] = field(default_factory=list)
-    have_layers: int = 0
+    traced_layers: int = 0
 
     def make(
         self,
@@ -56,17 +56,17 @@ class Traces:
         reply = self._traced(steps, layers, last_once=only_work is not None)
         if layers is not None and reply.layers != layers:
             raise Irregular("the model's layers cannot be found")
-        self.have_layers = reply.layers
+        self.traced_layers = reply.layers
         self.policy = reply.policy
         self._steps = {}
-        divided: Steps = divide([tuple(event) for event in reply.events])
+        steps_of_trace: Steps = divide([tuple(event) for event in reply.events])
         self.optimizer_work = [work_from_plain(row) for row in reply.optimizer_work]
-        self._opening = divided.opening
+        self._opening = steps_of_trace.opening
         for index, key in enumerate(keys):
             self._steps[key] = Shape(
                 size=key[0],
                 chunks=reply.chunks[index + 1],
-                events=divided.steps[index],
+                events=steps_of_trace.steps[index],
                 work=[work_from_plain(row) for row in reply.micro_work[index + 1]],
             )
 
@@ -113,23 +113,23 @@ class Traces:
         if self.request.cuda is not None:  # elsewhere nothing is cached
             first = with_smaller_batches(step, opening, first_shares) if first_shares else step
             opening = with_first_step(opening, first)
-        record = whole_record(opening, step, self.have_layers, self._layers())
-        return on_several(record, self.request)
+        record = whole_record(opening, step, self.traced_layers, self._layers())
+        return on_devices(record, self.request)
 
     def work(
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int
     ) -> list[tuple[Work, int]]:
         """The work of one micro-step of the whole model."""
         family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
-        return list(family.work(size, chunks, self.have_layers, self._layers()).items())
+        return list(family.work(size, chunks, self.traced_layers, self._layers()).items())
 
     def growth(self) -> float:
         """Trainable bytes of the whole model over those of the traced one."""
-        deep_record = whole_record(self._opening, [], self.have_layers, self._layers())
+        deep_record = whole_record(self._opening, [], self.traced_layers, self._layers())
         return gradient_bytes(deep_record) / gradient_bytes(self._opening)
 
     def _layers(self) -> int:
-        return self.request.layers if self.have_layers else 0
+        return self.request.layers if self.traced_layers else 0
 
     def _traced(
         self, steps: list[MicroBatch], layers: int | None, *, last_once: bool

@@ -67,7 +67,7 @@ class CudaClock(Clock):
         self._square = torch.rand(4096, 4096, device=device)
         self._plugs = 1
         self._plug()
-        self._plugs = max(1, round(PLUG_S / self._timed(self._plug)))
+        self._plugs = max(1, round(PLUG_S / self._elapsed_s(self._plug)))
 
     @property
     def name(self) -> str:
@@ -82,9 +82,9 @@ class CudaClock(Clock):
         """The mean time of a call on the device, over about `enough_s`."""
         call()
         # Few enough that the host has dispatched all of them before the plug is through.
-        count = max(2, min(50, round(enough_s / self._timed(call))))
+        count = max(2, min(50, round(enough_s / self._elapsed_s(call))))
         self._plug()
-        return self._timed(lambda: [call() for _ in range(count)]) / count
+        return self._elapsed_s(lambda: [call() for _ in range(count)]) / count
 
     def synchronize(self) -> None:
         """Wait until all that was dispatched has been computed."""
@@ -105,7 +105,7 @@ class CudaClock(Clock):
         for _ in range(self._plugs):
             torch.mm(self._square, self._square)
 
-    def _timed(self, call: Callable[[], Any]) -> float:
+    def _elapsed_s(self, call: Callable[[], Any]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()

@@ -117,11 +117,11 @@ def measure(path: Path) -> None:
         bench = Bench(CudaClock(torch.device("cuda", 0)), replace(CUDA, **sizes))
     else:
         bench = Bench(Clock(torch.device("cpu")), replace(CPU, **sizes))
-    began, waited = time.monotonic(), processor_wait_seconds()
+    began, wait_before = time.monotonic(), processor_wait_seconds()
     ceilings = bench.ceilings().plain()
     share = None
-    if waited is not None and (waited_after := processor_wait_seconds()) is not None:
-        share = (waited_after - waited) / (time.monotonic() - began) / request["threads"]
+    if wait_before is not None and (wait_after := processor_wait_seconds()) is not None:
+        share = (wait_after - wait_before) / (time.monotonic() - began) / request["threads"]
     write_json(folder.reply, {"ceilings": ceilings, "processor_wait_share": share})
 
 
@@ -233,7 +233,7 @@ class Bench:
             if masked:
                 square = torch.full((length, length), -math.inf, device=self._clock.device)
                 mask = square.triu(1).to(inputs[0].dtype).expand(batch, 1, length, length)
-            forward = partial(_attended, mask)
+            forward = partial(_attend, mask)
             flops = 4 * math.prod(shape) * length * (1.0 if masked else 0.5)
             seconds = self._seconds(forward, partial(tuple, inputs))
             yield AttentionRate(dtype, length, False, masked, flops / seconds)
@@ -254,7 +254,7 @@ class Bench:
                 yield OperatorRate(func.name(), dtype, rate)
 
 
-def _attended(mask: torch.Tensor | None, *inputs: torch.Tensor) -> Any:
+def _attend(mask: torch.Tensor | None, *inputs: torch.Tensor) -> Any:
     """Attention over what a model hands in: heads behind the tokens in memory."""
     attention: Any = F.scaled_dot_product_attention
     heads = (tensor.transpose(1, 2) for tensor in inputs)

@@ -144,8 +144,8 @@ def _fsdp_on_fake_tensors(tracer: Tracer, processes: int) -> Iterator[None]:
         for name in _RESIZING:
             resize = _noting_resize(tracer, getattr(fsdp_param, name))
             stack.enter_context(replaced(fsdp_param, name, resize))
-        unseen = _unseen(tracer, getattr(ShardingPropagator, _SHAPES))
-        stack.enter_context(replaced(ShardingPropagator, _SHAPES, unseen))
+        untraced = _without_tracing(tracer, getattr(ShardingPropagator, _SHAPES))
+        stack.enter_context(replaced(ShardingPropagator, _SHAPES, untraced))
         stack.enter_context(replaced(FakeTensor, "data_ptr", _address, absent_too=True))
         if hasattr(fsdp_wrapper, _DEFAULT_MESH):  # it would be of GPUs where there are some
             mesh = cache(lambda: init_device_mesh("cpu", (processes,)))
@@ -167,19 +167,19 @@ def _noting_resize(tracer: Tracer, resize: Callable[..., None]) -> Callable[[tor
         old_bytes = tensor.untyped_storage().nbytes()
         resize(tensor)
         if tensor.untyped_storage().nbytes() != old_bytes:
-            tracer.resized(tensor)
+            tracer.note_resize(tensor)
 
     return resize_and_note
 
 
-def _unseen(tracer: Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
+def _without_tracing(tracer: Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
     """DTensor finds shapes on fake tensors of its own, also where those that it holds are real."""
 
-    def unseen(*args: Any) -> Any:
+    def untraced(*args: Any) -> Any:
         tracer.paused = True
         try:
             return function(*args)
         finally:
             tracer.paused = False
 
-    return unseen
+    return untraced

@@ -15,11 +15,13 @@ from autotune.estimate.tracing.tracer import Tracer
 from autotune.space.sharding.sharding import Sharding
 
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
-"""Of DeepSpeed's optimizers (stages 1 and 2; 3): this rank's part of what is trained, float32."""
+"""Fields of DeepSpeed's optimizers (stages 1, 2; 3): this rank's part of what is trained,
+float32."""
 _FLAT_GRADIENTS = ("averaged_gradients", "grad_partitions_flat_buffer")
 _HOST_GRADIENTS = ("accumulated_grads_in_cpu", "temp_grad_buffer_for_cpu_offload")
 _RETURNING = ("param_buffer_of_bit16_for_cpu_offload_groups",)
-"""Of stages 1 and 2 with the optimizer elsewhere: new weights on their way back to the device."""
+"""Fields of stages 1 and 2 with the optimizer elsewhere: new weights on their way back to the
+device."""
 
 
 class ShardedStepPhases(StepPhases):

@@ -46,7 +46,7 @@ class CpuScratch:
         operators that are not asked about."""
         if operator not in _KERNELS:
             return None
-        key = (operator, *map(_described, args), *sorted(kwargs))
+        key = (operator, *map(_signature, args), *sorted(kwargs))
         if key not in self._bytes_by_shape:
             work = work_of(operator, operator.name(), args, kwargs, tensors_in(out), NOWHERE)
             cheap = work.flops < MOST_FLOPS and work.moved_bytes < MOST_BYTES
@@ -54,7 +54,7 @@ class CpuScratch:
         return self._bytes_by_shape[key]
 
 
-def _described(value: Any) -> Any:
+def _signature(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.stride()
     return repr(value)

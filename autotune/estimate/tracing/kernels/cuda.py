@@ -22,7 +22,7 @@ _MATMULS = (
     *(aten.addmm.default, aten.addmm_.default, aten.baddbmm.default),
 )
 _UNSORTED_IDS = 3072
-"""As many ids, and no more, a gradient of an embedding is summed without sorting them."""
+"""The most ids whose gradients of an embedding are summed without sorting them."""
 _ROWS_PER_PARTIAL = 10
 _HALF = (torch.float16, torch.bfloat16)
 _BLOCK = 128

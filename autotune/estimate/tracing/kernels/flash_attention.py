@@ -23,7 +23,7 @@ IMPLEMENTATIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
 """What `attn_implementation` calls them, and transformers' number of each."""
 _UTILS = "transformers.modeling_flash_attention_utils"
 _MULTIPLE = 8
-"""Of a head's size: others are padded to it (flash_attn_interface.py)."""
+"""Sizes of heads are padded to a multiple of this (flash_attn_interface.py)."""
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from autotune.training.patching import replaced
 
 BLOCK, SMALLEST, PAGED = 256, 4096, 10**5
 MOMENTS = {"adam": 2, "lion": 1, "rmsprop": 1}
-"""By a word in the optimizer's name."""
+"""Moments that an optimizer keeps, by a word in its name."""
 
 
 def moments_of(optim: str) -> int | None:

@@ -49,7 +49,7 @@ class Linear4bit(torch.nn.Linear):
         _like(self, source, shape)
         count = shape[0] * shape[1]
         blocks = -(-count // BLOCK)
-        self.weight = _frozen(torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device="meta"))
+        self.weight = _freeze(torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device="meta"))
         self.compute_dtype = compute
         self._shape, self._kind, self._nested = shape, source.weight.dtype, nested
         self._on_cuda = on_cuda
@@ -110,7 +110,7 @@ class Linear8bitLt(torch.nn.Linear):
     def __init__(self, source: Any, shape: tuple[int, int], *, on_cuda: bool) -> None:
         """Stand in for `source`, of `shape` (out, in)."""
         _like(self, source, shape)
-        self.weight = _frozen(torch.empty(shape, dtype=torch.int8, device="meta"))
+        self.weight = _freeze(torch.empty(shape, dtype=torch.int8, device="meta"))
         _keep(self, "scales", shape[0], torch.float32)
         self._product = _Product8bitCuda if on_cuda else _Product8bit
 
@@ -152,7 +152,7 @@ class _Product8bitCuda(torch.autograd.Function):
         if x.ndim == 3:
             x = x.reshape(-1, x.shape[-1])
         packed, scales = _quantized_rows(x.to(torch.float16))
-        product = _multiplied(packed, layer.weight)
+        product = _int_product(packed, layer.weight)
         output = torch.empty_like(product, dtype=torch.float16)
         if bias is not None and bias.dtype != torch.float16:
             output.add_(bias)
@@ -173,7 +173,7 @@ def _quantized_rows(x: Any) -> tuple[Any, Any]:
     return packed, scales
 
 
-def _multiplied(packed: Any, weight: Any) -> Any:
+def _int_product(packed: Any, weight: Any) -> Any:
     """The product in int32."""
     return torch._int_mm(packed, weight.t())
 
@@ -181,12 +181,12 @@ def _multiplied(packed: Any, weight: Any) -> Any:
 def _like(layer: Any, source: Any, shape: tuple[int, int]) -> None:
     torch.nn.Module.__init__(layer)
     layer.out_features, layer.in_features = shape
-    layer.bias = None if source.bias is None else _frozen(source.bias.data)
+    layer.bias = None if source.bias is None else _freeze(source.bias.data)
 
 
 def _keep(layer: Any, name: str, size: Any, dtype: torch.dtype) -> None:
     layer.register_buffer(name, torch.empty(size, dtype=dtype, device="meta"), persistent=False)
 
 
-def _frozen(tensor: Any) -> Any:
+def _freeze(tensor: Any) -> Any:
     return torch.nn.Parameter(tensor, requires_grad=False)

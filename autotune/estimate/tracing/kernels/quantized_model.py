@@ -24,7 +24,7 @@ from autotune.training.patching import replaced
 from autotune.training.quantized import is_quantized
 
 
-def quantized(models: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
+def quantize(models: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
     """Models without storage, the linear layers of the policy, and of a reference of its own,
     replaced where `model` says so."""
     if is_quantized(model):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.estimate.formula.zero import GATHERED, Zero, divided, zero_of
+from autotune.estimate.formula.zero import GATHERED, Zero, sharded_record, zero_of
 from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, live_bytes
 from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS
 from autotune.space.sharding.sharding import Sharding
@@ -43,7 +43,7 @@ def record():
 def use_of(stage, devices=8, config=None, hidden=1024, **fields):
     config = {"dtype": "float32"} if config is None else config
     sharding = replace(zero_stage(stage), **fields)
-    return live_bytes(divided(record(), zero_of(config, sharding, devices, hidden)))
+    return live_bytes(sharded_record(record(), zero_of(config, sharding, devices, hidden)))
 
 
 def test_each_stage_divides_more():
@@ -88,7 +88,7 @@ def test_the_step_is_that_of_a_device_s_part():
     zero = zero_of({"dtype": "float32"}, zero_stage(2), 8, 1024)
     lasting = use_of(2).parts
     del lasting["activations"]
-    step = live_bytes([e for e in divided(events, zero) if e[1] != 5]).phases["step"]
+    step = live_bytes([e for e in sharded_record(events, zero) if e[1] != 5]).phases["step"]
     assert step == sum(lasting.values()) + 3 * WEIGHTS // 8
 
 
@@ -120,6 +120,6 @@ def test_generation_needs_all_weights_at_once():
 def test_of_a_large_model_only_so_many_weights_stay_gathered():
     events = [(ALLOCATE, 1, 40 * 2**30, "weights", "init", 0), (PHASE, "data", 0)]
     zero = Zero(stage=3, devices=8, bucket=1000, half=True, wide=False)
-    parts = live_bytes(divided(events, zero)).parts
+    parts = live_bytes(sharded_record(events, zero)).parts
     gathered = 2 * GATHERED * MAX_LIVE_PARAMETERS
     assert parts == {"weights": 5 * 2**30, "communication": gathered + 2 * 1000}

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.estimate.formula.zero import divided, zero_of
-from autotune.estimate.formula.zero_of_reply import divided_point
+from autotune.estimate.formula.zero import sharded_record, zero_of
+from autotune.estimate.formula.zero_of_reply import sharded_point
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import ALLOCATE, FREE, PHASE, live_bytes
 from autotune.space.sharding.sharding import Sharding
@@ -64,8 +64,10 @@ SIZES = st.integers(1, 2000).map(lambda n: n * MIB)
 def test_it_is_what_the_whole_record_divided_comes_to(activations, logits, accumulates, stage):
     shape = {"accumulates": accumulates}
     copies = point_of(record(activations, logits, **shape))
-    point_reply = divided_point(copies, zero(stage), gradients=WEIGHTS, accumulates=accumulates)
-    use = live_bytes(divided(record(activations, logits, **shape, buckets=False), zero(stage)))
+    point_reply = sharded_point(copies, zero(stage), gradients=WEIGHTS, accumulates=accumulates)
+    use = live_bytes(
+        sharded_record(record(activations, logits, **shape, buckets=False), zero(stage))
+    )
     assert point_reply.phases["step"] == use.phases["step"]
     estimated_bytes = point_reply.peak_allocated_bytes
     if copies.phase == "micro-step" or accumulates:
@@ -77,6 +79,6 @@ def test_it_is_what_the_whole_record_divided_comes_to(activations, logits, accum
 def test_what_is_offloaded_is_not_on_the_device():
     events = record(10 * MIB, MIB, accumulates=True)
     away = zero(2, offload_optimizer_device="cpu")
-    point_reply = divided_point(point_of(events), away, gradients=WEIGHTS, accumulates=True)
+    point_reply = sharded_point(point_of(events), away, gradients=WEIGHTS, accumulates=True)
     assert "optimizer" not in point_reply.parts
     assert point_reply.peak_allocated_bytes < 2 * WEIGHTS

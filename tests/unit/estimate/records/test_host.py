@@ -1,7 +1,7 @@
 """A record in two: the device's and the host's part; and without what comes before the training."""
 
 from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, live_bytes
-from autotune.estimate.records.host import divided_by_place, since_training
+from autotune.estimate.records.host import since_training, split_by_place
 
 RECORD = [
     (ALLOCATE, 1, 100, "weights", "init", 0),  # the whole model, before an engine divides it
@@ -30,7 +30,7 @@ def test_a_record_that_has_no_training_stays_whole():
 
 
 def test_what_is_on_the_host_at_last_always_was():
-    device, host = divided_by_place(since_training(RECORD))
+    device, host = split_by_place(since_training(RECORD))
     assert live_bytes(device).peak_bytes == 80
     assert live_bytes(host).peak_bytes == 60
     assert live_bytes(host).phase == "step"
@@ -41,8 +41,8 @@ def test_what_is_on_the_host_at_last_always_was():
 
 def test_a_record_without_offloading_is_all_on_the_device():
     events = RECORD[:9]
-    assert divided_by_place(events)[0] == events
-    assert live_bytes(divided_by_place(events)[1]).peak_bytes == 0
+    assert split_by_place(events)[0] == events
+    assert live_bytes(split_by_place(events)[1]).peak_bytes == 0
 
 
 def test_what_an_engine_lets_go_of_at_last_is_left_in_the_cache():

@@ -13,7 +13,7 @@ from autotune.estimate.records.events import (
     TEMPORARIES,
     live_bytes,
 )
-from autotune.estimate.tracing.inplace_gradients import merged
+from autotune.estimate.tracing.inplace_gradients import merge_accumulation
 
 ACCUMULATE = "i"
 
@@ -33,36 +33,36 @@ def accumulate(old, new, size=100):
 
 def test_a_sum_takes_the_place_of_a_gradient_that_dies_of_it():
     events = [make(0), make(1), *accumulate(0, 2), free(0), free(1), free(2)]
-    assert merged(events) == [make(0), make(1), free(1), free(0)]
-    assert live_bytes(merged(events)).peak_bytes == 200
+    assert merge_accumulation(events) == [make(0), make(1), free(1), free(0)]
+    assert live_bytes(merge_accumulation(events)).peak_bytes == 200
 
 
 def test_a_gradient_that_somebody_else_still_holds_is_left_alone():
     events = [make(0), make(1), *accumulate(0, 2), free(1), make(3), free(0), free(2), free(3)]
     remaining = [event for event in events if event[0] != ACCUMULATE]
-    assert merged(events) == remaining
+    assert merge_accumulation(events) == remaining
     assert live_bytes(remaining).peak_bytes == 300
 
 
 def test_a_gradient_that_outlives_the_trace_is_left_alone():
-    assert merged([make(0), *accumulate(0, 1)]) == [make(0), make(1)]
+    assert merge_accumulation([make(0), *accumulate(0, 1)]) == [make(0), make(1)]
 
 
 def test_a_phase_between_sum_and_death_keeps_them_apart():
     events = [make(0), *accumulate(0, 1), (PHASE, "clip", 0), free(0)]
-    assert merged(events) == [make(0), make(1), (PHASE, "clip", 0), free(0)]
+    assert merge_accumulation(events) == [make(0), make(1), (PHASE, "clip", 0), free(0)]
 
 
 def test_three_gradients_of_one_tensor_need_one_sum():
     events = [make(0), make(1), *accumulate(0, 2), free(0), free(1)]
     events += [make(3), *accumulate(2, 4), free(2), free(3), free(4)]
-    assert merged(events) == [make(0), make(1), free(1), make(3), free(3), free(0)]
+    assert merge_accumulation(events) == [make(0), make(1), free(1), make(3), free(3), free(0)]
 
 
 def test_what_is_said_of_the_sum_is_said_of_the_first_storage():
     events = [make(0), *accumulate(0, 1), (MOVE, 1, GRADIENTS, 3), free(0), make(2)]
-    assert merged(events) == [make(0), (MOVE, 0, GRADIENTS, 3), make(2)]
-    assert live_bytes(merged(events)).parts == {GRADIENTS: 100, TEMPORARIES: 100}
+    assert merge_accumulation(events) == [make(0), (MOVE, 0, GRADIENTS, 3), make(2)]
+    assert live_bytes(merge_accumulation(events)).parts == {GRADIENTS: 100, TEMPORARIES: 100}
 
 
 @st.composite
@@ -99,7 +99,7 @@ def programs(draw):
 def test_merging_only_takes_away_what_was_never_allocated(program):
     events, in_place = program
     raw = [event for event in events if event[0] != ACCUMULATE]
-    result = merged(events)
+    result = merge_accumulation(events)
     count = {kind: sum(event[0] == kind for event in raw) for kind in (ALLOCATE, FREE, MOVE, PHASE)}
     counts = {kind: sum(event[0] == kind for event in result) for kind in count}
     assert counts == {**count, ALLOCATE: count[ALLOCATE] - in_place, FREE: count[FREE] - in_place}
@@ -109,7 +109,7 @@ def test_merging_only_takes_away_what_was_never_allocated(program):
 @given(programs())
 def test_every_merged_storage_is_born_once_and_dies_at_most_once_after_that(program):
     live, born = set(), set()
-    for event in merged(program[0]):
+    for event in merge_accumulation(program[0]):
         if event[0] == ALLOCATE:
             assert event[1] not in born
             live.add(event[1])
@@ -131,4 +131,4 @@ def test_the_same_bytes_are_live_at_the_end(program):
                 del sizes[event[1]]
         return sum(sizes.values())
 
-    assert live_at_end(merged(program[0])) == live_at_end(program[0])
+    assert live_at_end(merge_accumulation(program[0])) == live_at_end(program[0])

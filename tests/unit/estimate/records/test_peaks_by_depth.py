@@ -1,4 +1,4 @@
-"""Records of few layers continued to many, moment by moment; and what their steps and works are."""
+"""Records of few layers continued to many, stretch by stretch; their steps and works."""
 
 import pytest
 
@@ -113,7 +113,7 @@ def test_a_part_that_shrinks_is_never_less_than_nothing() -> None:
     assert (peak.peak_bytes, peak.parts) == (120, {"gradients": 120})
 
 
-def test_traces_whose_highest_moments_have_nothing_in_common_are_refused() -> None:
+def test_traces_whose_highest_stretches_have_nothing_in_common_are_refused() -> None:
     other_record = [
         (PHASE, "micro-step", 0),
         (PHASE, "more", 0),

@@ -12,7 +12,7 @@ from autotune.estimate.speed.ceilings import (
     Ceilings,
     MatmulRate,
     OperatorRate,
-    interpolated,
+    interpolate,
 )
 from autotune.estimate.speed.datasheet import ceilings_of_kind
 from autotune.facts.device_kinds import device_kinds, find_kind
@@ -124,10 +124,10 @@ def test_without_float32_the_first_known_dtype_stands_in():
 @given(st.floats(1.0, 1e12))
 def test_interpolation_passes_through_its_points_and_stays_between_them(x):
     points = [(10.0, 5.0), (1000.0, 50.0), (1e6, 20.0)]
-    assert 5.0 * 0.999 <= interpolated(points, x) <= 50.0 * 1.001
+    assert 5.0 * 0.999 <= interpolate(points, x) <= 50.0 * 1.001
     for point_x, value in points:
-        assert interpolated(points, point_x) == pytest.approx(value)
-    assert interpolated(points, 100.0) == pytest.approx(math.sqrt(250))
+        assert interpolate(points, point_x) == pytest.approx(value)
+    assert interpolate(points, 100.0) == pytest.approx(math.sqrt(250))
 
 
 # -- devices one does not have

@@ -197,7 +197,7 @@ def curve(rows, length, a, b, c):
 @given(st.floats(0, 1e-2), st.floats(0, 1e-5), st.floats(0, 1e-8), st.sampled_from(TERMS))
 def test_a_cost_of_the_known_form_is_recovered_at_every_shape(a, b, c, term):
     points = {shape: TimeParts(**{term: curve(*shape, a, b, c)}) for shape in SHAPES}
-    times = ShapeTimes.fitted(points)
+    times = ShapeTimes.fit(points)
     for shape in [(2, 64), (32, 512), (1, 2048)]:
         seconds = getattr(times.at(*shape), term)
         assert seconds == pytest.approx(curve(*shape, a, b, c), rel=1e-3, abs=1e-12)
@@ -209,7 +209,7 @@ def test_at_the_traced_shapes_times_are_exact_and_nowhere_negative(seconds, over
         shape: TimeParts(memory_s=time, overlapped=overlapped)
         for shape, time in zip(SHAPES, seconds, strict=True)
     }
-    times = ShapeTimes.fitted(points)
+    times = ShapeTimes.fit(points)
     assert all(times.at(*shape) == parts for shape, parts in points.items())
     for rows, length in itertools.product((1, 3, 64), (1, 100, 4096)):
         assert times.at(rows, length).memory_s >= 0
@@ -218,12 +218,12 @@ def test_at_the_traced_shapes_times_are_exact_and_nowhere_negative(seconds, over
 
 def test_near_a_traced_shape_times_are_near_its_own():
     points = {shape: TimeParts(memory_s=1e-6 * n**1.3) for n, shape in enumerate(SHAPES, 1)}
-    near = ShapeTimes.fitted(points).at(8, 257).memory_s
+    near = ShapeTimes.fit(points).at(8, 257).memory_s
     assert near == pytest.approx(points[8, 256].memory_s, rel=0.02)
 
 
 def test_one_traced_shape_is_enough():
-    times = ShapeTimes.fitted({(2, 100): TimeParts(matmul_s=2.0, overhead_s=1.0)})
+    times = ShapeTimes.fit({(2, 100): TimeParts(matmul_s=2.0, overhead_s=1.0)})
     assert times.at(2, 100) == TimeParts(matmul_s=2.0, overhead_s=1.0)
     # Twice the tokens are twice the work, but dispatched as often.
     assert times.at(4, 100) == TimeParts(matmul_s=4.0, overhead_s=1.0)
@@ -232,7 +232,7 @@ def test_one_traced_shape_is_enough():
 
 def test_no_traced_shape_is_refused():
     with pytest.raises(ValueError, match="no shape was traced"):
-        ShapeTimes.fitted({})
+        ShapeTimes.fit({})
 
 
 def test_a_fit_never_takes_a_negative_coefficient():
