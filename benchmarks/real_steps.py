@@ -17,7 +17,7 @@ from autotune.estimate.tracing.kernels.profiler import peak_bytes, phase_peaks
 from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.rollout import as_trace, free_rewards, phases_of, prompt_dataset
 from autotune.estimate.tracing.rollout_phases import STEPS
-from autotune.estimate.tracing.trace import feed, probe_request, row_dataset, trace_config
+from autotune.estimate.tracing.trace import feed, row_dataset, trace_config, trainer_spec
 from autotune.training.registry import family
 
 
@@ -31,7 +31,7 @@ def real_peak_bytes(request: TraceRequest) -> int:
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = trains.trainer(probe_request(request), training, model, row_dataset(request))
+        trainer = trains.trainer(trainer_spec(request), training, model, row_dataset(request))
         feed(trainer, request)
         trainer.train()
         del trainer
@@ -50,10 +50,10 @@ def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
         trains = family(request.method)
         _, training, model = trains.parse(trace_config(asked, Path(scratch)), Path(scratch))
         training.max_steps = STEPS
-        made = trains.models(probe_request(asked), training, model, "cpu")
+        made = trains.models(trainer_spec(asked), training, model, "cpu")
         made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
         rows = prompt_dataset(request)
-        trainer = trains.trainer(probe_request(asked), training, model, rows, made)
+        trainer = trains.trainer(trainer_spec(asked), training, model, rows, made)
         del made
         watch = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
         phases_of(tracer, trainer, request, watch).install()

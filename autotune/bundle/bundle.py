@@ -173,7 +173,7 @@ def recommendation_plain(
     verification: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """`recommendation.json` as data."""
-    precision, why = resolve_precision(job, facts.device)
+    precision, reason = resolve_precision(job, facts.device)
     return {
         "schema": SCHEMA,
         "method": job.method,
@@ -181,15 +181,15 @@ def recommendation_plain(
         "weights_probed": facts.model.weights,
         "device": facts.device.name,
         "versions": facts.stack.versions,
-        "precision": {"value": precision, "reason": why},
+        "precision": {"value": precision, "reason": reason},
         "assumed": list(job.assumed),
         "chosen": _ranked(recommendation.chosen),
         "reasons": list(recommendation.reasons),
-        "ties": [_ranked(one) for one in recommendation.ties],
-        "runners_up": [_ranked(one) for one in recommendation.runners_up],
-        "rejected": {why: list(numbers) for why, numbers in recommendation.rejected.items()},
+        "ties": [_ranked(candidate) for candidate in recommendation.ties],
+        "runners_up": [_ranked(candidate) for candidate in recommendation.runners_up],
+        "rejected": {reason: list(numbers) for reason, numbers in recommendation.rejected.items()},
         "allowed_bytes": recommendation.allowed_bytes,
-        "passed_over": {str(n): why for n, why in recommendation.passed_over.items()},
+        "passed_over": {str(n): reason for n, reason in recommendation.passed_over.items()},
         "verified": bool(verification and verification["verified"]),
         "verification": verification,
     }
@@ -199,9 +199,9 @@ def _json(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _ranked(one: Ranked) -> dict[str, Any]:
+def _ranked(candidate: Ranked) -> dict[str, Any]:
     return {
-        "probe": one.number,
-        "knobs": one.candidate.knobs,
-        "measurement": asdict(one.measurement),
+        "probe": candidate.number,
+        "knobs": candidate.candidate.knobs,
+        "measurement": asdict(candidate.measurement),
     }

@@ -86,10 +86,10 @@ export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${{devices[*]:0:{first}}}")"
 
 def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
     """What a launch has to be told besides the configuration."""
-    asked = ["dataset_name"]
+    fields = ["dataset_name"]
     if method.online and not method.rewards_by_functions:
-        asked.append(method.reward_model)
-    return tuple(name for name in asked if not config.get(name))
+        fields.append(method.reward_model)
+    return tuple(name for name in fields if not config.get(name))
 
 
 def flags(missing: Sequence[str]) -> str:
@@ -108,9 +108,9 @@ def asks(missing: Sequence[str]) -> str:
     """What refuses a launch that is not told all it has to be: all of it at once."""
     if not missing:
         return ""
-    each = [_NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing]
+    needs = [_NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing]
     file = _ONE_FILE if "dataset_name" in missing else ""
-    return "".join(["missing=()\n", *each, _REFUSES, file])
+    return "".join(["missing=()\n", *needs, _REFUSES, file])
 
 
 def _devices(environment: Mapping[str, str], processes: int, split: Split | None) -> str:
@@ -119,20 +119,20 @@ def _devices(environment: Mapping[str, str], processes: int, split: Split | None
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
     if split is not None:
-        own, first = " ".join(map(str, split.generating)), len(split.training)
-        return _OF_THE_JOB.format(first=first, all=first + len(split.generating), own=own)
+        server_gpus, first = " ".join(map(str, split.generating)), len(split.training)
+        return _OF_THE_JOB.format(first=first, all=first + len(split.generating), own=server_gpus)
     if processes > 1:
         return enough_devices(str(processes))
     return 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device\n'
 
 
-def enough_devices(wanted: str) -> str:
+def enough_devices(count: str) -> str:
     """What refuses a launch with fewer visible GPUs than processes.
 
     Args:
         wanted: how many processes a machine has, as bash computes it.
     """
-    return _ENOUGH_DEVICES.format(wanted=wanted)
+    return _ENOUGH_DEVICES.format(wanted=count)
 
 
 def exports(environment: Mapping[str, str]) -> str:
@@ -188,7 +188,7 @@ def launch_script(
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
     if sharding.in_group:
         flags.append('--main_process_port "${MASTER_PORT:-0}"')
-    told = "".join(f"    {flag} \\\n" for flag in flags)
+    lines = "".join(f"    {flag} \\\n" for flag in flags)
     first = asks(missing) + disk(sharding) + exports(environment)
     return f"""\
 #!/usr/bin/env bash
@@ -200,6 +200,6 @@ python={shlex.quote(python)}
 {first}{_devices(environment, sharding.num_processes, split)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
-{told}\
+{lines}\
     {trains(method)}
 """

@@ -57,17 +57,17 @@ def nodes_script(
             can share the processes. `NODES` overrides it.
     """
     several = machines if machines > 1 else _fewest(sharding.num_processes, 2)
-    another = "the other one" if several == 2 else "the second, and so on"
+    machine = "the other one" if several == 2 else "the second, and so on"
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
-    told = "".join(f"    {flag} \\\n" for flag in flags)
-    kept = {n: v for n, v in environment.items() if n != "CUDA_VISIBLE_DEVICES" or not v}
+    lines = "".join(f"    {flag} \\\n" for flag in flags)
+    variables = {n: v for n, v in environment.items() if n != "CUDA_VISIBLE_DEVICES" or not v}
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: trains with {method.config_file} on several machines. Copy this folder to the
 # same place on each (or share it), fill in the two lines below or set their variables, and start
 # the script on each machine:
 #   NODES={several} MACHINE_RANK=0 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on 10.0.0.1
-#   NODES={several} MACHINE_RANK=1 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on {another}
+#   NODES={several} MACHINE_RANK=1 MAIN_ADDRESS=10.0.0.1 bash {NODES_SCRIPT}    # on {machine}
 # Arguments are passed on to TRL.
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
@@ -77,10 +77,10 @@ main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the fir
 nodes="${{NODES:-{several}}}"
 processes={sharding.num_processes}  # of all machines together: the batch was tuned for so many
 {_REFUSALS}\
-{asks(missing)}{disk(sharding)}{exports(kept)}{_own_devices(environment)}\
+{asks(missing)}{disk(sharding)}{exports(variables)}{_own_devices(environment)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
-{told}\
+{lines}\
     --num_machines "$nodes" \\
     --num_processes "$processes" \\
     --machine_rank "$machine_rank" \\
@@ -94,8 +94,8 @@ def _own_devices(environment: Mapping[str, str]) -> str:
     """Each machine's first GPUs, as many as it has processes."""
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
-    own = "$(seq -s, 0 $((processes / nodes - 1)))"
-    visible = f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES-{own}}}"\n'
+    gpus = "$(seq -s, 0 $((processes / nodes - 1)))"
+    visible = f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES-{gpus}}}"\n'
     return visible + enough_devices("$((processes / nodes))")
 
 
@@ -106,8 +106,8 @@ def slurm_script(*, method: Method, device_kind: str, processes: int, machines: 
         machines: of the job; where it has one, the fewest of `GPUS_OF_A_MACHINE` are asked for.
     """
     nodes = machines if machines > 1 else _fewest(processes, -(-processes // GPUS_OF_A_MACHINE))
-    each = processes // nodes
-    gpus = f"#SBATCH --gpus-per-node={each}\n" if device_kind == "cuda" else ""
+    per_node = processes // nodes
+    gpus = f"#SBATCH --gpus-per-node={per_node}\n" if device_kind == "cuda" else ""
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: {NODES_SCRIPT} as a Slurm job. Submit it from this folder, which all machines
@@ -133,6 +133,6 @@ srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
 """
 
 
-def _fewest(processes: int, least: int) -> int:
+def _fewest(processes: int, minimum: int) -> int:
     """The fewest machines, and no less than some, over which processes can be spread evenly."""
-    return next(n for n in range(least, processes + 1) if processes % n == 0)
+    return next(n for n in range(minimum, processes + 1) if processes % n == 0)

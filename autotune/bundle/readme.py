@@ -36,19 +36,19 @@ def readme(
         processes: that train, one for each device.
         split: which of the job's GPUs train, and which are that script's.
     """
-    chosen = recommendation.chosen
+    winner = recommendation.chosen
     lines = [
         f"# {model}: recommended configuration",
         "",
         f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
-        *_how_to_launch(chosen, missing, first, processes, split),
-        *(f"Not measured: {one}." for one in assumed),
+        *_how_to_launch(winner, missing, first, processes, split),
+        *(f"Not measured: {assumption}." for assumption in assumed),
         *("", "## Why this one", ""),
         *[f"- {reason}" for reason in recommendation.reasons],
         "",
         "## What to expect",
         "",
-        *_expectations(chosen, work),
+        *_expectations(winner, work),
         "",
         "## Verified",
         "",
@@ -56,22 +56,22 @@ def readme(
         "",
         "## The knobs",
         "",
-        *_knobs(chosen),
+        *_knobs(winner),
     ]
     for knob, values in costs.items():
         lines += ["", f"## What each `{knob}` costs", "", *_costs(values)]
-    lines += _others(recommendation)
+    lines += _alternatives(recommendation)
     return "\n".join(lines) + "\n"
 
 
-def _knobs(chosen: Ranked) -> list[str]:
-    knobs = chosen.candidate.knobs
+def _knobs(winner: Ranked) -> list[str]:
+    knobs = winner.candidate.knobs
     rows = [f"| `{name}` | `{value_label(knobs[name])}` |" for name in sorted(knobs)]
     return ["| knob | value |", "|---|---|", *rows]
 
 
 def _how_to_launch(
-    chosen: Ranked,
+    winner: Ranked,
     missing: Sequence[str],
     first: str | None,
     processes: int,
@@ -84,45 +84,45 @@ def _how_to_launch(
     several += "`autotune check FOLDER` says whether the files still agree after you changed one."
     where = "on other GPUs (it says how)"
     if split is not None:
-        trains, generates = (_listed(gpus) for gpus in (split.training, split.generating))
+        trains, generates = (_gpu_list(gpus) for gpus in (split.training, split.generating))
         where = f"in a shell of its own: it generates on {generates}, while {trains} train"
         where += "s" if len(split.training) == 1 else ""
     return [
         *([f"Start `{first}` first, {where}."] if first else []),
-        *([NEEDS_VLLM] if chosen.candidate.values.get("use_vllm") else []),
+        *([NEEDS_VLLM] if winner.candidate.values.get("use_vllm") else []),
         f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
         *data_kinds(missing),
         *([several] if processes > 1 else []),
     ]
 
 
-def _listed(gpus: Sequence[int]) -> str:
+def _gpu_list(gpus: Sequence[int]) -> str:
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
-def _others(recommendation: Recommendation) -> list[str]:
+def _alternatives(recommendation: Recommendation) -> list[str]:
     """What was measured besides, and what cannot be."""
     lines: list[str] = []
-    others = [*recommendation.ties, *recommendation.runners_up][:5]
-    if others:
-        lines += ["", "## Runners-up", "", *_runners_up(recommendation.chosen, others)]
+    alternatives = [*recommendation.ties, *recommendation.runners_up][:5]
+    if alternatives:
+        lines += ["", "## Runners-up", "", *_runners_up(recommendation.chosen, alternatives)]
     if recommendation.rejected:
         lines += ["", "## Rejected", ""]
-        for why, numbers in sorted(recommendation.rejected.items(), key=lambda one: one[1]):
-            lines.append(f"- {why}: probe {', '.join(map(str, numbers))}")
+        for reason, numbers in sorted(recommendation.rejected.items(), key=lambda item: item[1]):
+            lines.append(f"- {reason}: probe {', '.join(map(str, numbers))}")
     return lines
 
 
-def _expectations(chosen: Ranked, work: Work) -> list[str]:
-    measurement = chosen.measurement
-    epochs = chosen.candidate.values.get("num_ppo_epochs")
+def _expectations(winner: Ranked, work: Work) -> list[str]:
+    measurement = winner.measurement
+    epochs = winner.candidate.values.get("num_ppo_epochs")
     step = f"update ({epochs} optimizer steps)" if epochs else "optimizer step"
     noise, vllm = measurement.relative_uncertainty, measurement.vllm_bytes
     lines = [
-        f"- {chosen.tokens_per_s:.0f} real tokens/s"
+        f"- {winner.tokens_per_s:.0f} real tokens/s"
         + (f" (+-{100 * noise:.1f}%)" if noise is not None else ""),
         f"- {format_seconds(measurement.step_time_s or 0)} per {step}",
-        f"- peak memory {format_bytes(chosen.peak_memory_bytes)}, on the worst batch of the data"
+        f"- peak memory {format_bytes(winner.peak_memory_bytes)}, on the worst batch of the data"
         + (f" ({format_bytes(vllm)} of it vLLM's, by its settings)" if vllm else ""),
     ]
     seconds = work.seconds(measurement)
@@ -144,23 +144,21 @@ def _verified(verification: dict[str, Any] | None) -> list[str]:
 
 def _costs(values: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["| value | best tokens/s | peak | probe |", "|---|---|---|---|"]
-    for one in values:
+    for value in values:
         lines.append(
-            f"| {value_label(one['value'])} | {one['tokens_per_s']:.0f} "
-            f"| {format_bytes(one['peak_memory_bytes'])} | {one['probe']} |"
+            f"| {value_label(value['value'])} | {value['tokens_per_s']:.0f} "
+            f"| {format_bytes(value['peak_memory_bytes'])} | {value['probe']} |"
         )
     return lines
 
 
-def _runners_up(chosen: Ranked, others: Sequence[Ranked]) -> list[str]:
+def _runners_up(winner: Ranked, alternatives: Sequence[Ranked]) -> list[str]:
     lines = ["| probe | tokens/s | peak | what differs |", "|---|---|---|---|"]
-    for one in others:
+    for candidate in alternatives:
         differs = ", ".join(
             f"{name}={value_label(value)}"
-            for name, value in sorted(one.candidate.differences(chosen.candidate).items())
+            for name, value in sorted(candidate.candidate.differences(winner.candidate).items())
         )
-        lines.append(
-            f"| {one.number} | {one.tokens_per_s:.0f} | {format_bytes(one.peak_memory_bytes)} "
-            f"| {differs} |"
-        )
+        peak = format_bytes(candidate.peak_memory_bytes)
+        lines.append(f"| {candidate.number} | {candidate.tokens_per_s:.0f} | {peak} | {differs} |")
     return lines

@@ -14,16 +14,16 @@ def recipe_costs(
     costs: dict[str, list[dict[str, Any]]] = {}
     for knob in sorted(recipe_knobs):
         best: dict[str, Ranked] = {}
-        for one in sorted(ranked, key=lambda one: -one.tokens_per_s):
-            best.setdefault(value_label(one.candidate[knob]), one)
+        for candidate in sorted(ranked, key=lambda candidate: -candidate.tokens_per_s):
+            best.setdefault(value_label(candidate.candidate[knob]), candidate)
         if len(best) > 1:
             costs[knob] = [
                 {
-                    "value": one.candidate[knob],
-                    "probe": one.number,
-                    "tokens_per_s": one.tokens_per_s,
-                    "peak_memory_bytes": one.peak_memory_bytes,
+                    "value": candidate.candidate[knob],
+                    "probe": candidate.number,
+                    "tokens_per_s": candidate.tokens_per_s,
+                    "peak_memory_bytes": candidate.peak_memory_bytes,
                 }
-                for one in best.values()
+                for candidate in best.values()
             ]
     return costs

@@ -94,9 +94,9 @@ def _head(facts: Facts, split: Split | None) -> str:
     if split is None:
         free = _free(facts)
         return _OTHERS.format(free=free, next=free + 1)
-    own = _listed(split.generating, " ")
-    word = f"{own} generate" if len(split.generating) > 1 else f"{own} generates"
-    return _OWN.format(trains=_listed(split.training, " "), own=word)
+    server_gpus = _gpu_list(split.generating, " ")
+    word = f"{server_gpus} generate" if len(split.generating) > 1 else f"{server_gpus} generates"
+    return _OWN.format(trains=_gpu_list(split.training, " "), own=word)
 
 
 def _gpus(facts: Facts, split: Split | None) -> str:
@@ -104,11 +104,11 @@ def _gpus(facts: Facts, split: Split | None) -> str:
     if split is None:
         device = facts.device
         trains = (device.index, *device.peers) if device.kind == "cuda" else ()
-        return _NAMED.format(free=_free(facts), trains=_listed(trains, " "))
+        return _NAMED.format(free=_free(facts), trains=_gpu_list(trains, " "))
     first, size = len(split.training), len(split.generating)
     return _DIVIDED.format(
-        own=_listed(split.generating, ","),
-        trains=_listed(split.training, " "),
+        own=_gpu_list(split.generating, ","),
+        trains=_gpu_list(split.training, " "),
         first=first,
         size=size,
         all=first + size,
@@ -120,8 +120,8 @@ def _free(facts: Facts) -> int:
     return max(facts.device.index, *facts.device.peers) + 1 if facts.device.peers else 1
 
 
-def _listed(gpus: tuple[int, ...], between: str) -> str:
-    return between.join(map(str, gpus))
+def _gpu_list(gpus: tuple[int, ...], separator: str) -> str:
+    return separator.join(map(str, gpus))
 
 
 def _flags(config: Mapping[str, Any], split: Split | None) -> list[str]:

@@ -35,7 +35,7 @@ def command(
 
     if method is not None and method not in METHODS:
         raise user_error(
-            f"no such method: {method}", where="--method", hint=nearest(method, METHODS)
+            f"there is no method `{method}`", where="--method", hint=nearest(method, METHODS)
         )
     files = read_launch(
         bundle, trainer=trainer, accelerate=accelerate, deepspeed=deepspeed, method=method

@@ -38,7 +38,7 @@ UNTRACEABLE = {
     "activation_offloading": (False, "activations are subtracted, but for those of two layers"),
     "torch_compile": (
         False,
-        "traced uncompiled; compiled code keeps fewer activations, and is faster than told",
+        "traced uncompiled; compiled code keeps fewer activations, and is faster than estimated",
     ),
     "zero_stage": (
         False,
@@ -52,7 +52,7 @@ UNTRACEABLE = {
         False,
         "what is offloaded is taken from the device by formula, never held against real ranks",
     ),
-    "use_liger_kernel": (False, "traced without Liger, which needs less, and is faster than told"),
+    "use_liger_kernel": (False, "traced without Liger; it needs less and is faster than estimated"),
 }
 LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 """Types of models whose Liger kernels are traced, by SFTTrainer: the same four for each."""

@@ -13,13 +13,13 @@ from pathlib import Path
 from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point, PointReply
 from autotune.estimate.variant import engine_is_traced
 from autotune.job.methods import METHODS
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import Progress
 
 
 def estimate(path: Path) -> None:
     """Answer `path/request.json` with an `EstimateReply`."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     tempfile.tempdir = str(path)  # what a killed child leaves is removed with its folder
     plain = read_json(folder.request) or {}
     points = [Point.from_plain(point) for point in plain["points"]]

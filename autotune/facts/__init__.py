@@ -29,7 +29,7 @@ class Facts:
 def facts_from_plain(data: dict[str, Any]) -> Facts:
     """The way back from `Facts.plain`."""
     device = dict(data["device"])
-    device["processes"] = tuple(DeviceProcess(**one) for one in device["processes"])
+    device["processes"] = tuple(DeviceProcess(**process) for process in device["processes"])
     device["peers"] = tuple(device.get("peers", ()))
     if device["capability"] is not None:
         device["capability"] = tuple(device["capability"])
@@ -39,5 +39,5 @@ def facts_from_plain(data: dict[str, Any]) -> Facts:
         data=DataFacts(**data["data"]),
         device=DeviceFacts(**device),
         stack=StackFacts(**stack),
-        host=HostFacts(**found) if (found := data.get("host")) else None,
+        host=HostFacts(**host) if (host := data.get("host")) else None,
     )

@@ -83,14 +83,14 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
         raw = train.shuffle(seed=request.seed).select(range(SAMPLE_ROWS))
     check_rows(method, raw, request.training.get("dataset_text_field", "text"))
     check_template(method, raw, tokenizer, request.training)
-    drawn, raw = len(raw), as_trained(method, raw)
+    sampled_rows, raw = len(raw), as_trained(method, raw)
     rows = tokenize(method, raw, tokenizer, request.training, folder / "scratch")
     rows = described(method, rows)
     rows.save_to_disk(folder / "rows")
     raw.save_to_disk(folder / RAW)
     test = splits.get(request.test_split)
     kind = form(method, set(raw.column_names))
-    total = len(train) * len(raw) // drawn
+    total = len(train) * len(raw) // sampled_rows
     return _facts(request.dataset, kind, total, rows, len(test) if test else 0)
 
 
@@ -133,22 +133,22 @@ def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
 
     lengths: dict[str, Any] = request.lengths
     generator = random.Random(request.seed)
-    drawn = draw_lengths(lengths, min(int(lengths["rows"] or 1), 2000))
-    generator.shuffle(drawn)
+    drawn_lengths = draw_lengths(lengths, min(int(lengths["rows"] or 1), 2000))
+    generator.shuffle(drawn_lengths)
     if request.method == "sft":
         ids = [
             [generator.randrange(min(2, len(tokenizer) - 1), len(tokenizer)) for _ in range(length)]
-            for length in drawn
+            for length in drawn_lengths
         ]
         return None, Dataset.from_dict({"input_ids": ids, "labels": ids})
     if METHODS[request.method].online:
-        made = prompts_of_lengths(drawn, tokenizer)
+        texts = prompts_of_lengths(drawn_lengths, tokenizer)
     elif request.method == "kto":
-        made = labelled_of_lengths(drawn, tokenizer)
+        texts = labelled_of_lengths(drawn_lengths, tokenizer)
     else:
-        others = [max(1, round(n * generator.uniform(0.6, 1.0))) for n in drawn]
-        made = pairs_of_lengths(list(zip(drawn, others, strict=True)), tokenizer)
-    raw = Dataset.from_list(made)
+        rejected_lengths = [max(1, round(n * generator.uniform(0.6, 1.0))) for n in drawn_lengths]
+        texts = pairs_of_lengths(list(zip(drawn_lengths, rejected_lengths, strict=True)), tokenizer)
+    raw = Dataset.from_list(texts)
     return raw, tokenize(request.method, raw, tokenizer, request.training, scratch)
 
 
@@ -165,10 +165,10 @@ def draw_lengths(lengths: dict[str, int | None], count: int) -> list[int]:
         high = max(median, round(math.sqrt(median * longest)))
     low = max(1, median * median // max(high, 1))
     knots = [(0.0, max(1, low // 2)), (0.01, low), (0.5, median), (0.99, high), (1.0, longest)]
-    return [_between(knots, index / max(count - 1, 1)) for index in range(count)]
+    return [_interpolated(knots, index / max(count - 1, 1)) for index in range(count)]
 
 
-def _between(knots: list[tuple[float, int]], share: float) -> int:
+def _interpolated(knots: list[tuple[float, int]], share: float) -> int:
     for (x0, y0), (x1, y1) in zip(knots, knots[1:], strict=False):
         if share <= x1:
             part = (share - x0) / (x1 - x0)

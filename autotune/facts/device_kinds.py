@@ -99,11 +99,11 @@ def find_kind(text: str) -> DeviceKind:
     key, equals, size = text.partition("=")
     if equals and key.strip().lower() == "memory":
         return _of_memory(size.strip())
-    wanted = _plain(text)
+    name = _plain(text)
     for kind in device_kinds():
-        if wanted in (*kind.aliases, *_plain_names(kind)):
+        if name in (*kind.aliases, *_plain_names(kind)):
             return kind
-    raise _unknown(text, wanted)
+    raise _unknown_kind(text, name)
 
 
 def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
@@ -139,8 +139,8 @@ def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRul
     """
     rules = _table()["rules"]
     by_release = {_release(name): row for name, row in rules["by_torch"].items()}
-    known = [release for release in by_release if release <= _release(torch_version)]
-    row = by_release[max(known, default=min(by_release))]
+    releases = [release for release in by_release if release <= _release(torch_version)]
+    row = by_release[max(releases, default=min(by_release))]
     workspace = row["cublas_workspace_bytes"]
     large = capability[0] in workspace["large_majors"]
     separate = row["cublaslt_workspace"] == "separate"
@@ -200,7 +200,7 @@ def _of_memory(size: str) -> DeviceKind:
         raise user_error(str(error), where="device", hint="write `memory=24GiB`") from None
     if memory < _LEAST_MEMORY:
         raise user_error(
-            f"no GPU has as little memory as {format_bytes(memory)}",
+            f"{format_bytes(memory)} is too little for a GPU",
             where="device",
             hint="write `memory=24GiB`, with its unit",
         )
@@ -214,15 +214,15 @@ def _of_memory(size: str) -> DeviceKind:
     )
 
 
-def _unknown(text: str, wanted: str) -> UserError:
+def _unknown_kind(text: str, name: str) -> UserError:
     kinds = device_kinds()
-    close = nearest(wanted, [alias for kind in kinds for alias in kind.aliases])
-    known = ", ".join(kind.aliases[0] for kind in kinds)
-    listed = f"the kinds are {known}; or `memory=24GiB`"
+    close = nearest(name, [alias for kind in kinds for alias in kind.aliases])
+    aliases = ", ".join(kind.aliases[0] for kind in kinds)
+    choices = f"the kinds are {aliases}; or `memory=24GiB`"
     return user_error(
-        f"`{text}` is no known kind of GPU",
+        f"`{text}` is not a known kind of GPU",
         where="device",
-        hint=f"{close} {listed}" if close else listed,
+        hint=f"{close} {choices}" if close else choices,
     )
 
 

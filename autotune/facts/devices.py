@@ -44,7 +44,7 @@ class DeviceFacts:
     """Of several GPUs the numbers of the others."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether other processes compute on this GPU."""
         return bool(self.processes)
 
@@ -64,34 +64,34 @@ def detect(kind: str, index: int, count: int = 1) -> DeviceFacts:
         return cpu(count)
     if index + count > len(visible):
         raise _no_such_gpu(index, count, len(visible))
-    first, *others = (gpu(number) for number in visible[index : index + count])
+    first, *peers = (gpu(number) for number in visible[index : index + count])
     return dataclasses.replace(
         first,
-        free_bytes=min(one.free_bytes for one in (first, *others)),
-        processes=tuple(process for one in (first, *others) for process in one.processes),
-        peers=tuple(one.index for one in others),
+        free_bytes=min(device.free_bytes for device in (first, *peers)),
+        processes=tuple(process for device in (first, *peers) for process in device.processes),
+        peers=tuple(device.index for device in peers),
     )
 
 
 def _no_such_gpu(index: int, count: int, visible: int) -> MachineError:
     """What is asked for, what is there, and what to do."""
     gpus = gpu_count()
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    asked = f"GPU {index} is asked for" if count == 1 else f"{count} GPUs are asked for"
+    environment = os.environ.get("CUDA_VISIBLE_DEVICES")
+    request = f"GPU {index} is asked for" if count == 1 else f"{count} GPUs are asked for"
     if count > 1 and index:
-        asked += f", from GPU {index} on"
-    there = f"this machine has {gpus}, numbered from 0"
+        request += f", from GPU {index} on"
+    machine = f"this machine has {gpus}, numbered from 0"
     hint = "lower `devices.count` or `devices.index` (`nvidia-smi -L` lists what is there)"
     if not gpus:
-        there = "no NVIDIA GPU is found on this machine, or no driver for one"
+        machine = "this machine has no NVIDIA GPU, or no driver for one"
         hint = (
             "use `devices.kind: cpu`, or install NVIDIA's driver (`nvidia-smi -L` lists its GPUs)"
         )
-    elif listed is not None:
-        there += f", of which CUDA_VISIBLE_DEVICES={listed} shows {visible}"
+    elif environment is not None:
+        machine += f", of which CUDA_VISIBLE_DEVICES={environment} shows {visible}"
         hint = f"set CUDA_VISIBLE_DEVICES to others, or {hint}"
     return machine_error(
-        f"{asked}, but {there}",
+        f"{request}, but {machine}",
         where="devices.kind" if not visible else "devices.count" if count > 1 else "devices.index",
         hint=hint,
     )
@@ -146,17 +146,19 @@ def visible_gpus() -> tuple[int, ...]:
     Raises:
         MachineError: CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG).
     """
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    environment = os.environ.get("CUDA_VISIBLE_DEVICES")
     with _nvml() as nvml:
         if nvml is None:
             return ()
         handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-        if listed is None:
+        if environment is None:
             return tuple(range(len(handles)))
-        return read_visible(listed, [_text(nvml.nvmlDeviceGetUUID(one)) for one in handles])
+        return read_visible(
+            environment, [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        )
 
 
-def read_visible(listed: str, uuids: Sequence[str]) -> tuple[int, ...]:
+def read_visible(environment: str, uuids: Sequence[str]) -> tuple[int, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES lists, by their place in `uuids`.
 
     Read as CUDA does: an entry is a number or how a UUID begins; the first that names no GPU ends
@@ -166,12 +168,12 @@ def read_visible(listed: str, uuids: Sequence[str]) -> tuple[int, ...]:
     Raises:
         MachineError: an entry is a slice of a GPU (MIG).
     """
-    found: list[int] = []
-    for entry in (part.strip() for part in listed.split(",")):
+    indices: list[int] = []
+    for entry in (part.strip() for part in environment.split(",")):
         if entry.startswith("MIG-"):
             raise machine_error(
-                f"CUDA_VISIBLE_DEVICES={listed} names a slice of a GPU (MIG), and autotune only "
-                "knows whole ones",
+                f"CUDA_VISIBLE_DEVICES={environment} names a slice of a GPU (MIG), and autotune "
+                "only knows whole ones",
                 where="devices",
                 hint="name a whole GPU, or use `devices.kind: cpu`",
             )
@@ -182,10 +184,10 @@ def read_visible(listed: str, uuids: Sequence[str]) -> tuple[int, ...]:
             matching = [int(digits[1])] if digits and int(digits[1]) < len(uuids) else []
         if len(matching) != 1:
             break
-        if matching[0] in found:
+        if matching[0] in indices:
             return ()
-        found += matching
-    return tuple(found)
+        indices += matching
+    return tuple(indices)
 
 
 def gpu(index: int) -> DeviceFacts:
@@ -193,7 +195,7 @@ def gpu(index: int) -> DeviceFacts:
     one left out."""
     with _nvml() as nvml:
         if nvml is None:
-            raise machine_error("NVML finds no driver any more", where="devices")
+            raise machine_error("NVML no longer finds a driver", where="devices")
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -231,10 +233,10 @@ def _processes(nvml: Any, handle: Any) -> Iterator[DeviceProcess]:
         name = None
         with contextlib.suppress(nvml.NVMLError, UnicodeDecodeError):
             name = _text(nvml.nvmlSystemGetProcessName(process.pid))
-        yield DeviceProcess(pid=int(process.pid), used_bytes=_known(process), name=name)
+        yield DeviceProcess(pid=int(process.pid), used_bytes=_nvml_bytes(process), name=name)
 
 
-def _known(process: Any) -> int | None:
+def _nvml_bytes(process: Any) -> int | None:
     used = process.usedGpuMemory
     return None if used is None else int(used)
 
@@ -255,7 +257,7 @@ def gpu_process_bytes(index: int, pid: int) -> int | None:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         for process in _running(nvml, handle):
             if process.pid == pid:
-                return _known(process)
+                return _nvml_bytes(process)
     return None
 
 

@@ -29,21 +29,21 @@ def host() -> HostFacts:
     return HostFacts(total_bytes=total, free_bytes=free)
 
 
-def host_limit(job: Job, device_kind: str, found: HostFacts | None) -> int | None:
+def host_limit(job: Job, device_kind: str, host: HostFacts | None) -> int | None:
     """What all processes of a job may take of the host together; None: there is no such limit.
 
     On a CPU the device is the host, and each process has a limit of its own: there only what the
-    job says counts. Of a machine that is not here (`found` is None) nothing else is known.
+    job says counts. Of a machine that is not here (`host` is None) nothing else is known.
     """
-    if job.devices.host_memory is not None or found is None or device_kind == "cpu":
+    if job.devices.host_memory is not None or host is None or device_kind == "cpu":
         return job.devices.host_memory
-    return int(found.free_bytes * (1 - KEPT_FREE))
+    return int(host.free_bytes * (1 - KEPT_FREE))
 
 
 def _meminfo() -> Iterator[tuple[str, int]]:
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        name, _, rest = line.partition(":")
-        yield name, int(rest.split()[0]) * 1024
+        name, _, amount = line.partition(":")
+        yield name, int(amount.split()[0]) * 1024
 
 
 def _cgroup_limits() -> Iterator[tuple[int, int]]:

@@ -90,7 +90,7 @@ def survey_model(
     heads = getattr(text, "num_attention_heads", None)
     model = build_on_meta(config, method)
     attention, linear = _linear_modules(model)
-    positions, fixed = _positions(model)
+    positions, fixed_positions = _positions(model)
     return ModelFacts(
         name=name,
         path=path,
@@ -107,7 +107,7 @@ def survey_model(
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
         flash_attention=bool(getattr(model, "_supports_flash_attn", False)),
         cache_bytes_per_token=_cache_bytes(text),
-        fixed_positions=fixed,
+        fixed_positions=fixed_positions,
         attention_heads=heads,
         key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         unquantised=unquantised_weights(model),
@@ -155,14 +155,14 @@ def _folder_of_config(config: Path, folder: Path) -> Path:
     return folder
 
 
-def _weights(wanted: str, path: str, revision: str | None) -> str:
-    if wanted == "random":
+def _weights(weights: str, path: str, revision: str | None) -> str:
+    if weights == "random":
         return "random"
     if Path(path).is_dir():
         present = _has_weights(Path(path))
     else:
         present = _hub_weights_cached(path, revision)
-    if wanted == "real" and not present:
+    if weights == "real" and not present:
         raise ValueError(
             f"`weights: real` was asked for, but {path} has no weights on this machine"
         )
@@ -201,7 +201,7 @@ def check_labels(path: str, **kinds: Any) -> None:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(path, **kinds)
-    classifier = any("ForSequenceClassification" in one for one in config.architectures or [])
+    classifier = any("ForSequenceClassification" in name for name in config.architectures or [])
     if classifier and config.num_labels != 1:
         raise user_error(
             f"a reward model has one label, but {path} has {config.num_labels}: TRL loads it with "
@@ -236,10 +236,10 @@ def model_class(config: Any, method: str) -> Any:
                 "reward model is"
             )
         return classes[type(config)]
-    named = (config.architectures or [None])[0]
-    found = getattr(transformers, named, None) if named else None
-    if found is not None:
-        return found
+    name = (config.architectures or [None])[0]
+    architecture = getattr(transformers, name, None) if name else None
+    if architecture is not None:
+        return architecture
     return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
@@ -248,18 +248,20 @@ def _positions(model: Any) -> tuple[int | None, bool]:
     import torch
 
     config = model.config.get_text_config()
-    most = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    if most is None:
+    positions = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "max_seq_len", None
+    )
+    if positions is None:
         return None, False
     words = model.get_input_embeddings()
     for module in model.modules():
         if not isinstance(module, torch.nn.Embedding) or module is words:
             continue
-        if module.num_embeddings - getattr(module, "offset", 0) == most:
+        if module.num_embeddings - getattr(module, "offset", 0) == positions:
             # RoBERTa's kin count from behind the padding's own position.
-            before = 0 if module.padding_idx is None else module.padding_idx + 1
-            return most - before, True
-    return most, config.model_type in _TABLES_WITHOUT_WEIGHTS
+            offset = 0 if module.padding_idx is None else module.padding_idx + 1
+            return positions - offset, True
+    return positions, config.model_type in _TABLES_WITHOUT_WEIGHTS
 
 
 def _linear_modules(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

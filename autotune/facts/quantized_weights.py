@@ -17,18 +17,20 @@ def quantised_layers(model: Any) -> Iterator[tuple[str, Any]]:
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    whole = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    excluded_names = HfQuantizer.get_modules_to_not_convert(
+        model, None, model._keep_in_fp32_modules
+    )
     for name, module in list(model.named_modules()):
         plain = type(module) is torch.nn.Linear or isinstance(module, Conv1D)
-        if plain and should_convert_module(name, whole):
+        if plain and should_convert_module(name, excluded_names):
             yield name, module
 
 
 def unquantised_weights(model: Any) -> dict[str, int]:
     """How many weights stay as they are, by the last two parts of their names, most first."""
     packed = {id(layer.weight) for _, layer in quantised_layers(model)}
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if id(parameter) not in packed:
-            found[".".join(name.split(".")[-2:]).removesuffix(".weight")] += parameter.numel()
-    return dict(found.most_common())
+            sizes[".".join(name.split(".")[-2:]).removesuffix(".weight")] += parameter.numel()
+    return dict(sizes.most_common())

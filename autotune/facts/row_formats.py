@@ -68,7 +68,7 @@ class TextRows(RowKind):
 
     def first_label(self, row: Row) -> int:
         labels = row["labels"]
-        return next((n for n, one in enumerate(labels) if n > 0 and one != -100), len(labels))
+        return next((n for n, label in enumerate(labels) if n > 0 and label != -100), len(labels))
 
     def labelled(self, row: Row, cut_to: int | None) -> int:
         # The first token of a row is predicted by nothing, so a label on it alone does not count.
@@ -82,17 +82,17 @@ class TextRows(RowKind):
         return first_label < end
 
     def cut(self, row: Row, cut_to: int | None, keep_end: bool) -> Row:
-        kept = slice(-cut_to, None) if keep_end and cut_to else slice(None, cut_to)
-        return {name: values[kept] for name, values in row.items()}
+        span = slice(-cut_to, None) if keep_end and cut_to else slice(None, cut_to)
+        return {name: values[span] for name, values in row.items()}
 
     def lengthened(self, row: Row, length: int) -> Row:
-        have = len(row["input_ids"])
-        if have >= length:
+        tokens = len(row["input_ids"])
+        if tokens >= length:
             return row
         names = [name for name in ("input_ids", "labels") if name in row]
         grown: Row = {name: repeated(row[name], length) for name in names}
         if "seq_lengths" in row:
-            grown["seq_lengths"] = [*row["seq_lengths"], length - have]
+            grown["seq_lengths"] = [*row["seq_lengths"], length - tokens]
         return grown
 
     def of_lengths(self, lengths: Sequence[int], labelled: float) -> list[Row]:
@@ -217,12 +217,12 @@ class LabelledRows(RowKind):
         rows = []
         for length in lengths:
             completion = max(round(length * labelled), 1)
-            wanted: Any = False
+            label: Any = False
             rows.append(
                 {
                     "prompt_ids": [A_TOKEN] * (length - completion),
                     "completion_ids": [A_TOKEN] * completion,
-                    "label": wanted,
+                    "label": label,
                 }
             )
         return rows
@@ -259,7 +259,7 @@ def _pairs(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """The sequences two by two, as collators lay them: all the chosen ones first."""
     half = len(lengths) // 2
     if len(lengths) % 2:
-        raise ValueError(f"{len(lengths)} sequences are no pairs")
+        raise ValueError(f"{len(lengths)} sequences cannot be paired")
     return list(zip(lengths[:half], lengths[half:], strict=True))
 
 

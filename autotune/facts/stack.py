@@ -105,12 +105,14 @@ def _source(package: str, file: str) -> str:
 @functools.cache
 def training_fields(method: str = SFT.name) -> frozenset[str]:
     """The fields of a method's training arguments and of ModelConfig in the installed versions."""
-    own = ("trl", METHODS[method].source, METHODS[method].config)
-    shared = [(package, *one) for package, some in _CONFIG_SOURCES.items() for one in some]
+    method_source = ("trl", METHODS[method].source, METHODS[method].config)
+    shared = [
+        (package, *source) for package, sources in _CONFIG_SOURCES.items() for source in sources
+    ]
     if METHODS[method].own_script:
         name = METHODS[method].config.replace("Config", "ScriptArguments")
         shared.append(("autotune", f"training/{METHODS[method].own_script}", name))
-    return frozenset(field for source in (own, *shared) for field in _fields_of(*source))
+    return frozenset(field for source in (method_source, *shared) for field in _fields_of(*source))
 
 
 def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
@@ -131,19 +133,19 @@ def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
 def field_types(method: str | None = None) -> Mapping[str, str]:
     """What a file of the trainer may hold: field -> its type, as the installed versions write it
     (`int | None`); without a method the fields that all share."""
-    shared = [(package, *one) for package, some in _CONFIG_SOURCES.items() for one in some]
+    shared = [(package, *file) for package, files in _CONFIG_SOURCES.items() for file in files]
     sources = [*shared, ("trl", "scripts/utils.py", "ScriptArguments")]
     if method is not None:
-        own = METHODS[method]
-        sources.append(("trl", own.source, own.config))
+        entry = METHODS[method]
+        sources.append(("trl", entry.source, entry.config))
         sources.append(("trl", f"scripts/{method}.py", f"{method.upper()}ScriptArguments"))
-        if own.own_script:
-            name = own.config.replace("Config", "ScriptArguments")
-            sources.append(("autotune", f"training/{own.own_script}", name))
-    found: dict[str, str] = {}
+        if entry.own_script:
+            name = entry.config.replace("Config", "ScriptArguments")
+            sources.append(("autotune", f"training/{entry.own_script}", name))
+    types: dict[str, str] = {}
     for source in sources:  # a later class narrows what an earlier one says
-        found |= _fields_of(*source)
-    return found
+        types |= _fields_of(*source)
+    return types
 
 
 def missing(method: str) -> str | None:
@@ -152,7 +154,7 @@ def missing(method: str) -> str | None:
         return "TRL is not installed"
     if _source("trl", METHODS[method].source):
         return None
-    return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].gone}"
+    return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].removal}"
 
 
 def field_name(name: str, fields: frozenset[str]) -> str:

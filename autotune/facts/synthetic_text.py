@@ -38,8 +38,8 @@ def labelled_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str
     """
     pairs = pairs_of_lengths([(length, length) for length in lengths], tokenizer)
     return [
-        {"prompt": one["prompt"], "completion": one["chosen"], "label": index % 2 == 0}
-        for index, one in enumerate(pairs)
+        {"prompt": pair["prompt"], "completion": pair["chosen"], "label": index % 2 == 0}
+        for index, pair in enumerate(pairs)
     ]
 
 
@@ -56,9 +56,9 @@ def prompts_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str,
 def one_token_word(tokenizer: Any) -> tuple[str, int]:
     """(a word that is one token wherever it comes, tokens that the tokenizer adds to a text)."""
     for word in WORDS:
-        few, many = (len(tokenizer(" ".join([word] * n))["input_ids"]) for n in (5, 40))
-        if many - few == 35:
-            return word, few - 5
+        short, long = (len(tokenizer(" ".join([word] * n))["input_ids"]) for n in (5, 40))
+        if long - short == 35:
+            return word, short - 5
     raise ValueError(
         "no text of a known number of tokens could be made for this tokenizer; give data in place "
         "of `lengths`"

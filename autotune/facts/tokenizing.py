@@ -31,9 +31,11 @@ def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], sc
     import trl
 
     if METHODS[method].online:
-        given = {"tokenizer": tokenizer, "given": training}
-        return raw.map(_prompt_ids, fn_kwargs=given, batched=True, remove_columns=raw.column_names)
-    chosen = {name: training[name] for name in FIELDS if name in training}
+        map_arguments = {"tokenizer": tokenizer, "training": training}
+        return raw.map(
+            _prompt_ids, fn_kwargs=map_arguments, batched=True, remove_columns=raw.column_names
+        )
+    fields = {name: training[name] for name in FIELDS if name in training}
     arguments = getattr(trl, METHODS[method].config)(
         output_dir=str(scratch),
         max_length=None,
@@ -42,25 +44,25 @@ def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], sc
         report_to="none",
         disable_tqdm=True,
         **({"packing": False, "loss_type": "nll"} if method == "sft" else {}),
-        **chosen,
+        **fields,
     )
-    more = {"ref_model": _tiny(method, len(tokenizer))} if METHODS[method].reference else {}
+    reference = {"ref_model": _tiny(method, len(tokenizer))} if METHODS[method].reference else {}
     trainer = getattr(trl, METHODS[method].trainer)(
         model=_tiny(method, len(tokenizer)),
         args=arguments,
         train_dataset=raw,
         processing_class=tokenizer,
-        **more,
+        **reference,
     )
     return trainer.train_dataset.select_columns(list(METHODS[method].columns))
 
 
-def _prompt_ids(rows: Any, tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _prompt_ids(rows: Any, tokenizer: Any, training: dict[str, Any]) -> dict[str, Any]:
     """Token ids of prompts, as TRL's online trainers make them."""
     prompts = rows["prompt"]
     if isinstance(prompts[0], str):
         return {"prompt_ids": tokenizer(text=prompts)["input_ids"]}
-    kwargs = given.get("chat_template_kwargs") or {}
+    kwargs = training.get("chat_template_kwargs") or {}
     ids = tokenizer.apply_chat_template(
         prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **kwargs
     )
@@ -98,33 +100,33 @@ def _tiny(method: str, vocabulary: int) -> Any:
 def described(method: str, rows: Any) -> Any:
     """The rows with `lengths`, of their sequences, and `first_label` (see `row_formats.py`)."""
     kind = ROW_KINDS[method]
-    told = [(kind.lengths(row), kind.first_label(row)) for row in rows]
-    rows = rows.add_column("lengths", [lengths for lengths, _ in told])
-    return rows.add_column("first_label", [first for _, first in told])
+    descriptions = [(kind.lengths(row), kind.first_label(row)) for row in rows]
+    rows = rows.add_column("lengths", [lengths for lengths, _ in descriptions])
+    return rows.add_column("first_label", [first for _, first in descriptions])
 
 
 def check_rows(method: str, rows: Any, text_field: str) -> None:
     """Say in our words what TRL would stumble over."""
     columns = set(rows.column_names)
     if method == "sft":
-        wanted: tuple[set[str], ...] = ({text_field}, {"messages"}, {"conversations"})
-        wanted += ({"prompt"}, {"input_ids"})
+        column_sets: tuple[set[str], ...] = ({text_field}, {"messages"}, {"conversations"})
+        column_sets += ({"prompt"}, {"input_ids"})
     elif method == "kto":
-        wanted = ({"prompt", "completion", "label"}, {"chosen", "rejected"})
+        column_sets = ({"prompt", "completion", "label"}, {"chosen", "rejected"})
     elif METHODS[method].online:
-        wanted = ({"prompt"},)
+        column_sets = ({"prompt"},)
     else:
-        wanted = ({"chosen", "rejected"},)
-    if not any(one <= columns for one in wanted):
+        column_sets = ({"chosen", "rejected"},)
+    if not any(names <= columns for names in column_sets):
         raise ValueError(_what_is_missing(method, rows.column_names, text_field))
-    read = {text_field, "prompt", "completion"}
+    text_columns = {text_field, "prompt", "completion"}
     if method != "sft":
-        read = {"prompt", "completion", "chosen", "rejected", "label"}
+        text_columns = {"prompt", "completion", "chosen", "rejected", "label"}
     if METHODS[method].online:
-        read = {"prompt"}
-    for name in read & columns:
+        text_columns = {"prompt"}
+    for name in text_columns & columns:
         if None in rows[name][:]:
-            raise ValueError(f"row {rows[name][:].index(None)} has no `{name}` (null)")
+            raise ValueError(f"`{name}` of row {rows[name][:].index(None)} is null")
     if METHODS[method].online:
         _check_prompts(rows["prompt"][:])
 
@@ -157,7 +159,7 @@ def _check_prompts(prompts: list[Any]) -> None:
     """Something must be there to go on from."""
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str | list):
-            raise ValueError(f"the `prompt` of row {index} is no text and no list of messages")
+            raise ValueError(f"the `prompt` of row {index} is neither text nor a list of messages")
     if not any(prompts):
         raise ValueError("every `prompt` is empty")
 

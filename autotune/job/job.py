@@ -58,8 +58,8 @@ class Lengths(_Strict):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        known = [value for value in (self.p50, self.p99, self.max) if value is not None]
-        if known != sorted(known):
+        values = [value for value in (self.p50, self.p99, self.max) if value is not None]
+        if values != sorted(values):
             raise ValueError(
                 f"`p50 <= p99 <= max` must hold, but got (p50={self.p50}, p99={self.p99}, "
                 f"max={self.max})"
@@ -228,7 +228,7 @@ class Job(_Strict):
     @classmethod
     def _values(cls, recipe: dict[str, list[KnobValue]]) -> dict[str, list[KnobValue]]:
         if "global_batch_size" in recipe:
-            batches: list[KnobValue] = [as_batch(one) for one in recipe["global_batch_size"]]
+            batches: list[KnobValue] = [as_batch(batch) for batch in recipe["global_batch_size"]]
             recipe = {**recipe, "global_batch_size": batches}
         for name, values in recipe.items():
             if not values:
@@ -267,9 +267,13 @@ class Job(_Strict):
         if METHODS[self.method].value_model and self.reward_model_path is None:
             return ("reward and value model are taken to be of the policy's shape",)
         if self.fixed.get("use_vllm"):
-            taken = "; its memory is what its settings give it"
-            own = taken if self.fixed.get("vllm_mode", "colocate") == "colocate" else ""
-            return (f"probes do not run vLLM, times are with transformers' generation{own}",)
+            memory_note = "; its memory is what its settings give it"
+            server_note = (
+                memory_note if self.fixed.get("vllm_mode", "colocate") == "colocate" else ""
+            )
+            return (
+                f"probes do not run vLLM, times are with transformers' generation{server_note}",
+            )
         return ()
 
     def plain(self) -> dict[str, Any]:

@@ -24,13 +24,13 @@ class Method:
         value_model: whether a second model is trained along, and a third one judges.
         rewards_by_functions: whether functions can, too.
         evaluates: whether the trainer measures its loss on the test split.
-        gone: where newer versions of TRL have it no more, what is said of that.
+        removal: where newer versions of TRL have it no more, what is said of that.
         own_script: the bundle's file that trains, where TRL has no script that does.
         loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
             rows has other operators.
         defaults: what TRL does unless told otherwise, made explicit where it differs by method.
         lora_defaults: the same of adapters.
-        refused: training fields that the trainer has and cannot do: the values that it can, and
+        refusals: training fields that the trainer has and cannot do: the values that it can, and
             why not others.
     """
 
@@ -48,12 +48,12 @@ class Method:
     value_model: bool = False
     rewards_by_functions: bool = False
     evaluates: bool = True
-    gone: str = ""
+    removal: str = ""
     own_script: str = ""
     loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)
-    refused: Mapping[str, tuple[tuple[str | int, ...], str]] = field(default_factory=dict)
+    refusals: Mapping[str, tuple[tuple[str | int, ...], str]] = field(default_factory=dict)
 
     @property
     def trainer(self) -> str:
@@ -92,7 +92,7 @@ _GROUPS: Mapping[str, Any] = {
     "knobs": ("generation_batch_size", "num_generations", "max_completion_length"),
     "reward_model": "reward_model_name_or_path",
     "rewards_by_functions": True,
-    "refused": _ONLINE_REFUSES,
+    "refusals": _ONLINE_REFUSES,
 }
 _COMPUTED = ((), "PPOTrainer computes it from the batch and the devices")
 _PPO_REFUSES: Mapping[str, tuple[tuple[str | int, ...], str]] = {
@@ -136,7 +136,7 @@ _ALL = (
         defaults={"learning_rate": 1e-4, "disable_dropout": True},
         # Else the new head on top would not be trained.
         lora_defaults={"lora_task_type": "SEQ_CLS"},
-        refused={"train_sampling_strategy": _CANNOT_GROUP},
+        refusals={"train_sampling_strategy": _CANNOT_GROUP},
     ),
     Method(
         name="dpo",
@@ -152,7 +152,7 @@ _ALL = (
         },
         reference=("ref_chosen_logps", "ref_rejected_logps"),
         loops_over_rows=True,
-        refused={
+        refusals={
             "train_sampling_strategy": _CANNOT_GROUP,
             "padding_free": ((), "TRL's DPOTrainer takes it and pads all the same"),
         },
@@ -170,7 +170,7 @@ _ALL = (
         },
         reference=("ref_logps", "ref_KL_logps"),
         loops_over_rows=True,
-        refused={
+        refusals={
             "train_sampling_strategy": (
                 ("sequential",),
                 "TRL's KTOTrainer compares rows with their neighbours, so it wants `sequential`",
@@ -207,7 +207,7 @@ _ALL = (
         reward_model="reward_model_path",
         value_model=True,
         evaluates=False,
-        gone=": 1.12 is the last that has it",
+        removal=": 1.12 is the last that has it",
         own_script="train_ppo.py",
         defaults={
             "learning_rate": 3e-6,
@@ -223,7 +223,7 @@ _ALL = (
             "num_sample_generations": 10,
             "max_grad_norm": None,
         },
-        refused=_PPO_REFUSES,
+        refusals=_PPO_REFUSES,
     ),
 )
 METHODS = {method.name: method for method in _ALL}

@@ -84,24 +84,24 @@ def _walk(
 ) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here = (*path, str(key.value))
+            key_path = (*path, str(key.value))
             if key.tag not in _KEY_TAGS:
                 problems.append(
                     Problem(
                         where=f"{name}:{key.start_mark.line + 1}",
-                        what=f"`{key.value}` is no name of a field; names are words",
+                        what=f"`{key.value}` cannot be the name of a field: names are words",
                     )
                 )
-            elif here in lines:
+            elif key_path in lines:
                 problems.append(
                     Problem(
                         where=f"{name}:{key.start_mark.line + 1}",
-                        what=f"`{'.'.join(map(str, here))}` is given twice",
-                        hint=f"the first one is on line {lines[here]}; keep one",
+                        what=f"`{'.'.join(map(str, key_path))}` is given twice",
+                        hint=f"the first one is on line {lines[key_path]}; keep one",
                     )
                 )
-            lines.setdefault(here, key.start_mark.line + 1)
-            _walk(value, here, lines, problems, name)
+            lines.setdefault(key_path, key.start_mark.line + 1)
+            _walk(value, key_path, lines, problems, name)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines[(*path, index)] = value.start_mark.line + 1

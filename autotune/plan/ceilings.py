@@ -9,8 +9,8 @@ from autotune.facts.device_kinds import DeviceKind
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import LIMITS, Servers
 from autotune.plan.progress import Progress
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from autotune.space.settings import threads
 
 CEILINGS_WORKER = "autotune.estimate.speed.measuring.worker:measure"
@@ -39,11 +39,11 @@ def ceilings_of(
     if known is not None:
         return known
     progress.measuring()
-    return _measured(facts, cache, servers.first, ProbeFolder(path=folder))
+    return _measured(facts, cache, servers.first, ChildFolder(path=folder))
 
 
 def _measured(
-    facts: Facts, cache: PlanCache, server: ProbeServer, folder: ProbeFolder
+    facts: Facts, cache: PlanCache, server: ChildServer, folder: ChildFolder
 ) -> Ceilings | None:
     folder.path.mkdir(parents=True, exist_ok=True)
     request = {

@@ -13,8 +13,8 @@ from autotune.plan.cache import reply_from_plain
 from autotune.plan.progress import Count, Progress, TaskCount
 from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 
 WORKER = "autotune.estimate.worker:estimate"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
@@ -31,7 +31,7 @@ class Servers:
         running: those that run already; they are left running.
     """
 
-    def __init__(self, folder: Path, *running: ProbeServer) -> None:
+    def __init__(self, folder: Path, *running: ChildServer) -> None:
         self._folder, self._stack = folder, contextlib.ExitStack()
         self._running = dict(enumerate(running))
 
@@ -42,15 +42,15 @@ class Servers:
         self._stack.close()
 
     @property
-    def first(self) -> ProbeServer:
+    def first(self) -> ChildServer:
         """The one that does what needs a single one."""
         return self.at(0)
 
-    def at(self, number: int) -> ProbeServer:
+    def at(self, number: int) -> ChildServer:
         """The server of this number; it is started where it does not run yet."""
         if number not in self._running:
             self._folder.mkdir(parents=True, exist_ok=True)
-            server = ProbeServer(self._folder / f"server-{number}.log")
+            server = ChildServer(self._folder / f"server-{number}.log")
             self._running[number] = self._stack.enter_context(server)
         return self._running[number]
 
@@ -102,9 +102,9 @@ def traced_in_children(
 
 
 def _in_child(
-    task: VariantTask, server: ProbeServer, path: Path, count: TaskCount
+    task: VariantTask, server: ChildServer, path: Path, count: TaskCount
 ) -> EstimateReply:
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())
     ending = server.run(folder, WORKER, LIMITS, count.watch)
@@ -118,7 +118,7 @@ def _in_child(
     return reply_from_plain(reply)
 
 
-def _last_words(folder: ProbeFolder) -> str:
+def _last_words(folder: ChildFolder) -> str:
     with contextlib.suppress(OSError):
         text = folder.stderr.read_text(encoding="utf-8", errors="replace").strip()
         if text:

@@ -155,6 +155,6 @@ def with_server(estimate: Estimate, chosen: Settings) -> Estimate:
         return estimate
     notes = estimate.notes
     if needs.cache_bytes is None:
-        notes = (*notes, "what the server's caches take is not known of this architecture")
+        notes = (*notes, "the size of the server's caches is not known for this architecture")
     fits = estimate.fits and needs.missing_bytes is None
     return dataclasses.replace(estimate, server=needs, fits=fits, notes=notes)

@@ -8,11 +8,11 @@ ever (torch's `FileBaton`). What cannot be compiled stays for the probe to say s
 import os
 from pathlib import Path
 
+from autotune.probe.protocol import ProbeRequest
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import DEEPSPEED
-from autotune.training.spec import ProbeRequest
 
 WORKER = "autotune.probe.extensions:compile_extensions"
 LIMITS = Limits(wall_s=900.0, stall_s=900.0)
@@ -30,12 +30,12 @@ def extensions_of(request: ProbeRequest) -> list[str]:
     return [*exchange, *update, *disk]
 
 
-def compile_before(server: ProbeServer, request: ProbeRequest) -> None:
+def compile_before(server: ChildServer, request: ProbeRequest) -> None:
     """Have all that compiled which a probe of `request` needs, once a run."""
     names = extensions_of(request)
     if not names:
         return
-    folder = ProbeFolder(
+    folder = ChildFolder(
         path=compiled_folder(Path(request.rows)) / "-".join([request.device_kind, *names])
     )
     if folder.reply.exists():
@@ -54,7 +54,7 @@ def compiled_folder(tokenized: Path) -> Path:
 
 def compile_extensions(path: Path) -> None:
     """Compile what the request in `path/request.json` needs. A child's work."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     keep_extensions_in_run(request)
     os.environ.update(request.environment)  # its devices alone: DeepSpeed asks what they can

@@ -14,17 +14,16 @@ from autotune.facts.host import host_limit
 from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.nvme_folder import own_folder
-from autotune.probe.protocol import Measurement
+from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.worst import behind
 from autotune.process.host_memory import HostMeter, HostUse
 from autotune.process.limits import Ending, Limits, Watcher, signal_name
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
-from autotune.training.spec import ProbeRequest
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks.group:probe"
@@ -64,22 +63,22 @@ def probe_request(
 
 
 def measure(
-    server: ProbeServer,
-    folder: ProbeFolder,
+    server: ChildServer,
+    folder: ChildFolder,
     request: ProbeRequest,
     limits: Limits,
     watch: Watcher | None = None,
 ) -> Measurement:
     """Run the probe of `request` in `folder` and say how it ended; never raises for a child."""
-    busy = _busy(request)
-    if busy is not None:
-        return busy
+    occupied = _busy_measurement(request)
+    if occupied is not None:
+        return occupied
     compile_before(server, request)
     folder.path.mkdir(parents=True, exist_ok=True)
     clear_ranks(folder.path)
     kills_before = kernel_oom_kills()
-    with own_folder(request) as asked:
-        write_json(folder.request, asked.plain())
+    with own_folder(request) as request_in_folder:
+        write_json(folder.request, request_in_folder.plain())
         ending = server.run(folder, WORKER, limits, watch, host_meter(request))
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -108,8 +107,8 @@ def host_meter(request: ProbeRequest) -> HostMeter | None:
 
 
 def measure_candidate(
-    server: ProbeServer,
-    folder: ProbeFolder,
+    server: ChildServer,
+    folder: ChildFolder,
     job: Job,
     facts: Facts,
     candidate: Candidate,
@@ -133,13 +132,13 @@ def measure_candidate(
     return measure(server, folder, request, limits, watch)
 
 
-def _busy(request: ProbeRequest) -> Measurement | None:
+def _busy_measurement(request: ProbeRequest) -> Measurement | None:
     """Other processes that compute on the GPU: seen before the start, not measured around."""
     if request.device_kind != "cuda":
         return None
     for index in (request.device_index, *request.peers):
         gpu = devices.gpu(index)
-        if gpu.busy:
+        if gpu.is_busy:
             return Measurement(
                 outcome="busy",
                 reason=describe_processes(gpu),
@@ -150,30 +149,30 @@ def _busy(request: ProbeRequest) -> Measurement | None:
 
 def describe_processes(gpu: devices.DeviceFacts) -> str:
     """Who else computes on a GPU, with pids and memory."""
-    each = ", ".join(
+    processes = ", ".join(
         f"pid {p.pid}"
         + (f" ({p.name})" if p.name else "")
         + (f" holds {format_bytes(p.used_bytes)}" if p.used_bytes is not None else "")
         for p in gpu.processes
     )
-    return f"GPU {gpu.index} is in use by {each}"
+    return f"GPU {gpu.index} is in use by {processes}"
 
 
-def naming_the_rank(measurement: Measurement, folder: ProbeFolder, count: int) -> Measurement:
+def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -> Measurement:
     """A failure of one rank of several, with which of them it was, where that is known."""
-    failed, reason = measurement.failed_rank, measurement.reason
-    if failed is None and (silent := read_json(folder.path / SILENT)) is not None:
-        failed = int(silent["rank"])
-    if failed is None and measurement.outcome in ("timeout", "oom"):  # oom: where it hung
-        done = [ProgressReader(rank_folder(folder.path, n).progress) for n in range(count)]
-        late = behind([len(one.new_events()) for one in done])
+    rank, reason = measurement.failed_rank, measurement.reason
+    if rank is None and (silent := read_json(folder.path / SILENT)) is not None:
+        rank = int(silent["rank"])
+    if rank is None and measurement.outcome in ("timeout", "oom"):  # oom: where it hung
+        readers = [ProgressReader(rank_folder(folder.path, n).progress) for n in range(count)]
+        late = behind([len(reader.new_events()) for reader in readers])
         if late:
-            failed, names = late[0], " and ".join(map(str, late))
+            rank, names = late[0], " and ".join(map(str, late))
             reason = f"{reason} (behind the others: {names})"
-    if failed is None:
+    if rank is None:
         return measurement
     return dataclasses.replace(
-        measurement, failed_rank=failed, reason=f"rank {failed} of {count}: {reason}"
+        measurement, failed_rank=rank, reason=f"rank {rank} of {count}: {reason}"
     )
 
 
@@ -184,7 +183,7 @@ def name_outcome(
     if ending.why == "host":
         return _beyond_host(ending.host, request)
     if ending.why == "stopped":
-        return _stopped(ending)
+        return _stopped_measurement(ending)
     if ending.why == "wall":
         return Measurement(outcome="timeout", reason=f"still running after {ending.seconds:.0f} s")
     if ending.why == "stall":
@@ -206,11 +205,11 @@ def replied(reply: dict[str, Any]) -> Measurement:
         return Measurement(outcome="crash", reason=f"the worker wrote an invalid reply: {error}")
     figures = (measurement.tokens_per_s, measurement.peak_memory_bytes)
     if measurement.outcome == "ok" and None in figures:
-        return Measurement(outcome="crash", reason="its reply calls it ok, but has no figures")
+        return Measurement(outcome="crash", reason="the worker's reply says ok, but has no figures")
     return measurement
 
 
-def _stopped(ending: Ending) -> Measurement:
+def _stopped_measurement(ending: Ending) -> Measurement:
     estimates = [event for event in ending.events if event.get("event") == "estimate"]
     return Measurement(
         outcome="stopped",
@@ -222,22 +221,22 @@ def _stopped(ending: Ending) -> Measurement:
 
 def _beyond_host(use: HostUse, request: ProbeRequest) -> Measurement:
     count = request.shared.num_processes
-    who = f"{count} processes" if count > 1 else "the process"
-    held, limit = format_bytes(use.peak_bytes or 0), format_bytes(use.limit_bytes or 0)
+    subject = f"{count} processes" if count > 1 else "the process"
+    peak, limit = format_bytes(use.peak_bytes or 0), format_bytes(use.limit_bytes or 0)
     return Measurement(
         outcome="host_oom",
-        reason=f"{who} took {held} of the host's memory while {use.when}; the limit is {limit}",
+        reason=f"{subject} took {peak} of the host's memory while {use.when}; the limit is {limit}",
         memory_limit_bytes=request.memory_limit_bytes,
         missing_bytes=use.missing_bytes,
     )
 
 
 def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
-    held, limit = ending.rss_at_stop_bytes, request.process_limit_bytes
-    if request.device_kind == "cpu" and held and limit and held >= NEAR_LIMIT * limit:
+    resident, limit = ending.rss_at_stop_bytes, request.process_limit_bytes
+    if request.device_kind == "cpu" and resident and limit and resident >= NEAR_LIMIT * limit:
         return Measurement(
             outcome="oom",
-            reason=f"hung while holding {format_bytes(held)} of {format_bytes(limit)}",
+            reason=f"hung while holding {format_bytes(resident)} of {format_bytes(limit)}",
             memory_limit_bytes=request.memory_limit_bytes,
             inferred=True,
         )
@@ -249,18 +248,19 @@ def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
 def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
     """A child that ended without a whole reply."""
     if ending.signal is None:
-        return Measurement(
-            outcome="crash", reason=f"ended with exit code {ending.exit_code} and no whole reply"
-        )
+        reason = f"ended with exit code {ending.exit_code} before its reply was complete"
+        return Measurement(outcome="crash", reason=reason)
     name = signal_name(ending.signal)
-    limit, held = request.process_limit_bytes, ending.max_rss_bytes
-    near = request.device_kind == "cpu" and limit and held and held >= NEAR_LIMIT * limit
+    limit, resident = request.process_limit_bytes, ending.max_rss_bytes
+    near = request.device_kind == "cpu" and limit and resident and resident >= NEAR_LIMIT * limit
     # A refused allocation in a thread of C++ ends in abort() or worse, without a word.
     if (name == "SIGKILL" and kernel_killed) or (near and name in _DEATHS_BY_MEMORY):
-        who = "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
+        circumstance = (
+            "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
+        )
         return Measurement(
             outcome="host_oom" if request.device_kind == "cuda" else "oom",
-            reason=f"{name} {who}, holding {format_bytes(held or 0)}",
+            reason=f"{name} {circumstance}, holding {format_bytes(resident or 0)}",
             memory_limit_bytes=request.memory_limit_bytes,
             inferred=True,
         )

@@ -60,7 +60,7 @@ class CpuMemory:
         self._forget_peak()
         return peak
 
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """What the process holds now."""
         return process_status("VmRSS") + self._unmapped
 
@@ -101,21 +101,21 @@ class CudaMemory:
         free, total = torch.cuda.mem_get_info()
         self._limit = min(limit_bytes or total, total)
         outside = self._outside_bytes()
-        allowed = max(min(self._limit - outside, free), 1)
-        torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0))
-        self._allowed = allowed
+        allowed_bytes = max(min(self._limit - outside, free), 1)
+        torch.cuda.set_per_process_memory_fraction(min(allowed_bytes / total, 1.0))
+        self._allowed_bytes = allowed_bytes
         self._peak_allocated = self._peak_reserved = 0
 
     def _outside_bytes(self) -> int:
         """What the process holds on the GPU besides the allocator's reserved memory."""
         reserved = int(self._torch.cuda.memory_reserved())
-        own = devices.gpu_process_bytes(self._index, os.getpid())
-        if own is None:
+        own_bytes = devices.gpu_process_bytes(self._index, os.getpid())
+        if own_bytes is None:
             used = devices.gpu_used_bytes(self._index)
             if used is None or self._used_before is None:
                 return 0
-            own = used - self._used_before
-        return max(own - reserved, 0)
+            own_bytes = used - self._used_before
+        return max(own_bytes - reserved, 0)
 
     def _note_peaks(self) -> None:
         allocated = int(self._torch.cuda.max_memory_allocated())
@@ -135,7 +135,7 @@ class CudaMemory:
         self._torch.cuda.reset_peak_memory_stats()
         return allocated
 
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """What the process holds now, without the allocator's cache."""
         return int(self._torch.cuda.memory_allocated()) + self._outside_bytes()
 
@@ -156,10 +156,12 @@ class CudaMemory:
         match = _CUDA_WANTED.search(str(error))
         if match is None:
             return None
-        wanted = _size(match)
-        told = _CUDA_HELD.search(str(error))
-        held = _size(told) if told else int(self._torch.cuda.memory_allocated())
-        return int(max(held + wanted - self._allowed, 1))
+        request_bytes = _size(match)
+        match_of_held = _CUDA_HELD.search(str(error))
+        held_bytes = (
+            _size(match_of_held) if match_of_held else int(self._torch.cuda.memory_allocated())
+        )
+        return int(max(held_bytes + request_bytes - self._allowed_bytes, 1))
 
     def lift(self) -> None:
         """Nothing to do: the reply needs no GPU memory."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.training.spec import ProbeRequest
+from autotune.probe.protocol import ProbeRequest
 
 _NAME = "autotune-probe-"
 
@@ -30,7 +30,7 @@ def own_folder(request: ProbeRequest) -> Iterator[ProbeRequest]:
         folder.mkdir(exist_ok=True)
     try:
         yield (
-            dataclasses.replace(request, deepspeed=_moved(request.deepspeed, str(folder)))
+            dataclasses.replace(request, deepspeed=_with_folder(request.deepspeed, str(folder)))
             if folder.is_dir()
             else request
         )
@@ -38,7 +38,7 @@ def own_folder(request: ProbeRequest) -> Iterator[ProbeRequest]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _moved(deepspeed: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _with_folder(deepspeed: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """DeepSpeed's file with another folder on disk."""
     zero = dict(deepspeed["zero_optimization"])
     for name, section in zero.items():

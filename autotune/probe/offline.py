@@ -3,20 +3,21 @@
 from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.throughput import Before, Throughput, passes
-from autotune.probe.trainer_setup import configured, told
-from autotune.process.messages import ProbeFolder
-from autotune.training.spec import ProbeRequest, Unsupported
+from autotune.probe.protocol import ProbeRequest
+from autotune.probe.throughput import Preparation, Throughput, passes
+from autotune.probe.trainer_setup import configured, reply_fields
+from autotune.process.messages import ChildFolder
+from autotune.training.spec import Unsupported
 
 
 def train_offline(
-    request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
+    request: ProbeRequest, folder: ChildFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], Throughput]:
     """Train a few steps of the candidate: fields of a measurement, and its speed."""
     from autotune.probe.step_meter import Schedule, StepMeter
     from autotune.process.progress import Progress
     from autotune.training.batch_plan import Rows, as_dataset, batching_of, plan
-    from autotune.training.ranks import Sharing
+    from autotune.training.ranks import Ranks
     from autotune.training.registry import family
 
     progress = Progress(folder.progress)
@@ -24,42 +25,44 @@ def train_offline(
     trains = family(request.method)
     accumulation = request.config["gradient_accumulation_steps"]
     # Gradients are in memory during the worst micro-batch exactly if there is one before it.
-    shown = min(accumulation, 2)
-    sharing = Sharing.of(request, shown)
+    micro_steps = min(accumulation, 2)
+    ranks = Ranks.of(request, micro_steps)
     training, model = configured(
-        trains, request, sharing, folder.scratch, gradient_accumulation_steps=shown
+        trains, request, ranks, folder.scratch, gradient_accumulation_steps=micro_steps
     )
     batching = batching_of(
         request.method, request.config, global_batch=request.global_batch, seed=request.seed
     )
     rows = Rows(request.rows, request.method)
     steps = plan(rows, batching, request.rows_total, sampled=request.rows_sampled)
-    schedule = Schedule(steps, shown)
+    schedule = Schedule(steps, micro_steps)
     training.max_steps = schedule.steps
     progress.tell("planned", micro_batches=len(schedule.order))
     stages.enter("build")
-    batches = sharing.for_all_ranks(schedule.batches(steps))
+    batches = ranks.for_all_ranks(schedule.batches(steps))
     trainer = trains.trainer(request, training, model, as_dataset(batches))
     problem = trains.problem(trainer, batching)
     if problem is not None:
         raise Unsupported(problem)
     progress.tell("built")
-    before = _before(request, trains.before_training_s(trainer))
+    preparation = _preparation(request, trains.before_training_s(trainer))
     to_beat = request.to_beat_tokens_per_s
-    meter = StepMeter(steps, schedule, batching, accumulation, progress, to_beat, before, sharing)
+    meter = StepMeter(
+        steps, schedule, batching, accumulation, progress, to_beat, preparation, ranks
+    )
     meter.attach(trainer)
     stages.enter("train")
     trainer.train()
     assert meter.result is not None
     return {
-        **told(meter, sharing, trainer),
+        **reply_fields(meter, ranks, trainer),
         "micro_steps_measured": len(meter.steps),
         "tokens_per_epoch": steps.tokens_per_epoch,
-        "before_training_s_per_token": before.seconds_per_token or None,
+        "before_training_s_per_token": preparation.seconds_per_token or None,
     }, meter.result
 
 
-def _before(request: ProbeRequest, seconds_per_token: float) -> Before:
+def _preparation(request: ProbeRequest, seconds_per_token: float) -> Preparation:
     """What is done once before the training, and how often the job goes over the data after it."""
     often = passes(request.config, request.global_batch, request.rows_total)
-    return Before(seconds_per_token / request.shared.num_processes, often)
+    return Preparation(seconds_per_token / request.shared.num_processes, often)

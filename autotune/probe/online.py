@@ -3,36 +3,36 @@
 from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.protocol import ProbeRequest
 from autotune.probe.rollout_throughput import RolloutSpeed
-from autotune.probe.trainer_setup import configured, told
-from autotune.process.messages import ProbeFolder
-from autotune.training.spec import ProbeRequest
+from autotune.probe.trainer_setup import configured, reply_fields
+from autotune.process.messages import ChildFolder
 
 
 def train_online(
-    request: ProbeRequest, folder: ProbeFolder, memory: CpuMemory | CudaMemory, stages: Any
+    request: ProbeRequest, folder: ChildFolder, memory: CpuMemory | CudaMemory, stages: Any
 ) -> tuple[dict[str, Any], RolloutSpeed]:
     """Generate and train a few cycles of the candidate: fields of a measurement, and its speed."""
     from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
     from autotune.process.progress import Progress
     from autotune.training.batch_plan import Rows, raw_rows
-    from autotune.training.ranks import Sharing
+    from autotune.training.ranks import Ranks
     from autotune.training.registry import family
     from autotune.training.rollout_plan import dealt, rollout_of, rollout_plan
 
     progress = Progress(folder.progress)
     stages.enter("plan")
     trains = family(request.method)
-    sharing = Sharing.of(request)
-    rollout = rollout_of(request.config, devices=sharing.processes, seed=request.seed)
+    ranks = Ranks.of(request)
+    rollout = rollout_of(request.config, devices=ranks.processes, seed=request.seed)
     lengths = Rows(request.rows, request.method).longest
     plan = rollout_plan(lengths, rollout, request.rows_total)
     order = plan.timed + plan.longest * rollout.rounds + plan.timed * MAX_CYCLES
-    training, model = configured(trains, request, sharing, folder.scratch)
+    training, model = configured(trains, request, ranks, folder.scratch)
     training.max_steps = rollout.steps * (WARM_UP_CYCLES + MAX_CYCLES)
     progress.tell("planned", rounds=len(order) // rollout.prompts)
     stages.enter("build")
-    rows = raw_rows(request.rows).select(dealt(order, rollout, sharing.processes))
+    rows = raw_rows(request.rows).select(dealt(order, rollout, ranks.processes))
     trainer = trains.trainer(request, training, model, rows)
     progress.tell("built")
     meter = RolloutMeter(
@@ -42,14 +42,14 @@ def train_online(
         progress,
         request.to_beat_tokens_per_s,
         elsewhere=bool(request.config.get("use_vllm")),
-        sharing=sharing,
+        ranks=ranks,
     )
     stages.enter("train")
     with meter.follow(trains, trainer):
         trains.train(trainer)
     assert meter.result is not None
     return {
-        **told(meter, sharing, trainer),
+        **reply_fields(meter, ranks, trainer),
         "micro_steps_measured": meter.micro_steps,
         "tokens_per_epoch": plan.tokens_per_epoch,
         "generation_parts": getattr(getattr(trainer, "vllm_generation", None), "parts", None),

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from autotune.process.messages import Message, matches
+from autotune.space.vllm.memory import VllmShare
+from autotune.training.spec import TrainerSpec
 
 OUTCOMES = (
     "ok",
@@ -25,6 +27,45 @@ OUTCOMES = (
 )
 """How a probe can end. `oom`: the device's memory ran out, `host_oom`: the host's. `stopped`: it
 could not win any more. `interrupted`: the run was ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest(TrainerSpec):
+    """Train a candidate for a few steps and measure.
+
+    Attributes:
+        rows: folder of the tokenized rows.
+        to_beat_tokens_per_s: the fastest so far: a candidate that comes near is measured longer.
+        vllm_bytes: what vLLM will have of the device while it generates; it is not run.
+        vllm_asleep_bytes: what it will have while the training computes; None: the same.
+        peers: NVML's numbers of the GPUs of the other ranks.
+        host_limit_bytes: what all processes may take of the host's memory; None: any amount.
+    """
+
+    environment: dict[str, str]
+    device_index: int
+    memory_limit_bytes: int | None
+    threads: int
+    rows: str
+    rows_total: int
+    rows_sampled: bool
+    global_batch: int
+    seed: int
+    to_beat_tokens_per_s: float | None = None
+    vllm_bytes: int = 0
+    vllm_asleep_bytes: int | None = None
+    peers: list[int] = field(default_factory=list)
+    host_limit_bytes: int | None = None
+
+    @property
+    def process_limit_bytes(self) -> int | None:
+        """What the training may take beside it."""
+        return None if (limit := self.memory_limit_bytes) is None else self.vllm.left_of(limit)
+
+    @property
+    def vllm(self) -> VllmShare:
+        """What vLLM will have; nothing where it has no bytes."""
+        return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +177,8 @@ class Measurement(Message):
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
-            raise ValueError(f"`{self.outcome}` is no outcome; choose from {', '.join(OUTCOMES)}")
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if not matches(value, one.type):
-                raise ValueError(f"`{one.name}` cannot be {reprlib.repr(value)}")
+            raise ValueError(f"`{self.outcome}` is not one of the outcomes {', '.join(OUTCOMES)}")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not matches(value, entry.type):
+                raise ValueError(f"`{entry.name}` cannot be {reprlib.repr(value)}")

@@ -21,7 +21,7 @@ from autotune.probe.rollout_throughput import PHASES, CycleTime, RolloutSpeed, r
 from autotune.probe.step_meter import NotFinite, enough, gradient_norm
 from autotune.process import clock
 from autotune.process.progress import Progress
-from autotune.training.ranks import ALONE, Sharing
+from autotune.training.ranks import SINGLE_RANK, Ranks
 from autotune.training.rollout_plan import Rollout, RolloutPlan
 
 WARM_UP_CYCLES = 2
@@ -41,20 +41,20 @@ class RolloutMeter(TrainerCallback):
         to_beat: float | None,
         *,
         elsewhere: bool = False,
-        sharing: Sharing = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ):
         """`elsewhere`: whether something else will generate, and not this program."""
         self._plan, self._rollout, self._progress = plan, rollout, progress
         self._memory, self._to_beat = memory, to_beat
-        self._elsewhere, self._resident, self._sharing = elsewhere, 0, sharing
+        self._elsewhere, self._resident, self._ranks = elsewhere, 0, ranks
         self._phase, self._since = OPTIMIZER, 0.0
-        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._peaks: defaultdict[str, int] = defaultdict(int)
         self._cycles: list[CycleTime] = []
         self._cycle_began = 0.0
         self._measuring_since = 0.0
         self._waited: clock.WaitedFor | None = None
-        self._done = 0
+        self._count = 0
         self.micro_steps = 0
         """Timed ones."""
         self.last_loss: float | None = None
@@ -68,15 +68,15 @@ class RolloutMeter(TrainerCallback):
 
     def enter(self, phase: str) -> str:
         """What is done from here on belongs to `phase`; the one before."""
-        now, before = clock.now(), self._phase
+        now, previous = clock.now(), self._phase
         # What something else will generate with is not this program's.
-        counts = before != GENERATION or not self._elsewhere
-        self._peaks[before] = max(self._peaks[before], self._memory.phase_peak(counts=counts))
+        counts = previous != GENERATION or not self._elsewhere
+        self._peaks[previous] = max(self._peaks[previous], self._memory.phase_peak(counts=counts))
         if phase == GENERATION:
-            self._resident = max(self._resident, self._memory.held())
-        self._spent[before] += now - self._since
+            self._resident = max(self._resident, self._memory.held_bytes())
+        self._seconds[previous] += now - self._since
         self._phase, self._since = phase, now
-        return before
+        return previous
 
     def generated(self, rows: int, length: int) -> None:
         """The completions must be as long as was planned.
@@ -98,9 +98,9 @@ class RolloutMeter(TrainerCallback):
         """
         self.last_loss = float(loss)
         if not math.isfinite(self.last_loss):
-            raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._done}")
-        self._done += 1
-        self._progress.tell("micro_step", n=self._done)
+            raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._count}")
+        self._count += 1
+        self._progress.tell("micro_step", n=self._count)
 
     def before_step(self, model: Any, *, lenient: bool) -> None:
         """In the first step, look at the gradients."""
@@ -113,7 +113,7 @@ class RolloutMeter(TrainerCallback):
         self._begin_cycle(clock.now())
 
     def _begin_cycle(self, now: float) -> None:
-        self._spent.clear()
+        self._seconds.clear()
         self._cycle_began = self._since = now
 
     def on_pre_optimizer_step(
@@ -124,8 +124,8 @@ class RolloutMeter(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A whole optimizer step is done: a cycle may be, and the probe with it."""
-        cycle, rest = divmod(state.global_step, self._rollout.steps)
-        if rest:
+        cycle, steps_over = divmod(state.global_step, self._rollout.steps)
+        if steps_over:
             return
         now = clock.now()
         if cycle > WARM_UP_CYCLES:
@@ -138,18 +138,18 @@ class RolloutMeter(TrainerCallback):
         self._begin_cycle(clock.now())
 
     def _note_cycle(self, seconds: float) -> None:
-        spent = {f"{phase}_s": self._spent[phase] for phase in PHASES}
-        rest = max(seconds - sum(spent.values()), 0.0)
+        phase_seconds = {f"{phase}_s": self._seconds[phase] for phase in PHASES}
+        optimizer_s = max(seconds - sum(phase_seconds.values()), 0.0)
         self.micro_steps += self._rollout.rounds * self._rollout.micro_steps
-        self._cycles.append(CycleTime(seconds=seconds, optimizer_s=rest, **spent))
+        self._cycles.append(CycleTime(seconds=seconds, optimizer_s=optimizer_s, **phase_seconds))
 
     def _estimate(self, now: float, control: Any) -> None:
         rollout, number = self._rollout, len(self._cycles)
         self.result = rollout_speed(
             self._cycles,
             steps=rollout.steps,
-            tokens=self._plan.tokens * self._sharing.processes,
-            completions=rollout.together * rollout.rounds * self._sharing.processes,
+            tokens=self._plan.tokens * self._ranks.processes,
+            completions=rollout.together * rollout.rounds * self._ranks.processes,
         )
         result = self.result
         self._progress.tell(
@@ -159,13 +159,13 @@ class RolloutMeter(TrainerCallback):
             optimistic_tokens_per_s=result.optimistic_tokens_per_s,
             relative_uncertainty=result.relative_uncertainty,
         )
-        ended = number >= MIN_CYCLES and enough(
+        precise = number >= MIN_CYCLES and enough(
             result.tokens_per_s,
             result.relative_uncertainty,
             now - self._measuring_since,
             self._to_beat,
         )
-        if number >= MAX_CYCLES or self._sharing.agreed(ended):
+        if number >= MAX_CYCLES or self._ranks.all_agree(precise):
             control.should_training_stop = True
 
     @property

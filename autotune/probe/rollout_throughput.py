@@ -55,15 +55,15 @@ def rollout_speed(
         tokens: of the prompts and completions of a cycle.
         completions: of a cycle.
     """
-    seconds = mean(one.seconds for one in cycles)
+    seconds = mean(cycle.seconds for cycle in cycles)
     return RolloutSpeed(
         tokens_per_s=tokens / seconds,
         completions_per_s=completions / seconds,
         step_time_s=seconds / steps,
-        generation_s=mean(one.generation_s for one in cycles) / steps,
-        scoring_s=mean(one.scoring_s for one in cycles) / steps,
-        update_s=mean(one.update_s for one in cycles) / steps,
-        optimizer_step_time_s=mean(one.optimizer_s for one in cycles) / steps,
+        generation_s=mean(cycle.generation_s for cycle in cycles) / steps,
+        scoring_s=mean(cycle.scoring_s for cycle in cycles) / steps,
+        update_s=mean(cycle.update_s for cycle in cycles) / steps,
+        optimizer_step_time_s=mean(cycle.optimizer_s for cycle in cycles) / steps,
         tokens_per_step=tokens / steps,
-        relative_uncertainty=relative_uncertainty({0: [one.seconds for one in cycles]}),
+        relative_uncertainty=relative_uncertainty({0: [cycle.seconds for cycle in cycles]}),
     )

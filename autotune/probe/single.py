@@ -8,7 +8,7 @@ from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, memory_limit, refuse_untried, survey
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
@@ -20,7 +20,7 @@ def probe_once(
     """Measure the job's default candidate (pinned knobs as pinned)."""
     refuse_untried(job)
     run = RunFolder(path=scratch)
-    with ProbeServer(run.log) as server:
+    with ChildServer(run.log) as server:
         facts = survey(job, run, server)
         limit = memory_limit(job, facts.device)
         check_host_memory(job, facts)
@@ -41,6 +41,6 @@ def probe_once(
 def bound_space(job: Job, definition: SpaceDefinition, scratch: Path) -> tuple[SearchSpace, Facts]:
     """The space of a job on this machine, and the facts it is bound to."""
     run = RunFolder(path=scratch)
-    with ProbeServer(run.log) as server:
+    with ChildServer(run.log) as server:
         facts = survey(job, run, server)
     return bind(definition, job, facts), facts

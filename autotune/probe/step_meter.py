@@ -21,16 +21,16 @@ from transformers import TrainerCallback
 
 from autotune.facts.row_formats import Row
 from autotune.probe.throughput import (
-    NOTHING_BEFORE,
-    Before,
+    NO_PREPARATION,
     MicroStep,
+    Preparation,
     Throughput,
     throughput,
 )
 from autotune.process import clock
 from autotune.process.progress import Progress
 from autotune.training.batch_plan import Batching, Plan, batch_size
-from autotune.training.ranks import ALONE, Sharing
+from autotune.training.ranks import SINGLE_RANK, Ranks
 
 WARM_UP_STEPS = 2
 MIN_ROUNDS, MAX_ROUNDS = 2, 8
@@ -51,8 +51,8 @@ def enough(
     """Whether a probe has measured enough: it knows its speed, or has measured for long; twice as
     well, or twice as long, where it comes near the one to beat."""
     care = 2.0 if to_beat is not None and tokens_per_s >= (1 - CLOSE) * to_beat else 1.0
-    known = uncertainty is not None and uncertainty <= GOAL / care
-    return known or seconds > care * ENOUGH_SECONDS
+    precise = uncertainty is not None and uncertainty <= GOAL / care
+    return precise or seconds > care * ENOUGH_SECONDS
 
 
 def gradient_norm(model: Any, *, lenient: bool) -> float | None:
@@ -110,14 +110,14 @@ class StepMeter(TrainerCallback):
         accumulation: int,
         progress: Progress,
         to_beat: float | None = None,
-        before: Before = NOTHING_BEFORE,
-        sharing: Sharing = ALONE,
+        preparation: Preparation = NO_PREPARATION,
+        ranks: Ranks = SINGLE_RANK,
     ):
-        self._sharing = sharing
-        self._to_beat, self._before = to_beat, before
+        self._ranks = ranks
+        self._to_beat, self._preparation = to_beat, preparation
         self._plan, self._schedule, self._batching = plan, schedule, batching
         self._accumulation, self._progress = accumulation, progress
-        self._done = 0
+        self._count = 0
         self._mark = 0.0
         self._measuring_since = 0.0
         self._waited: clock.WaitedFor | None = None
@@ -135,36 +135,36 @@ class StepMeter(TrainerCallback):
 
     def _timed(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
         def step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            position = self._schedule.order[self._done]
+            position = self._schedule.order[self._count]
             rows = self._plan.worst if position < 0 else self._plan.timed[position]
             tokens, padded = batch_size(rows, self._batching)
             if inputs["input_ids"].numel() != padded:
                 raise RuntimeError(
-                    f"micro-batch {self._done} was planned with {padded} tokens, but the trainer "
-                    f"formed one of {inputs['input_ids'].numel()}"
+                    f"micro-batch {self._count} was planned with {padded} tokens, but the "
+                    f"trainer formed one of {inputs['input_ids'].numel()}"
                 )
             loss = training_step(model, inputs, *args, **kwargs)
             now = clock.now()
             seconds, self._mark = now - self._mark, now
             self.last_loss = float(loss)
             if not math.isfinite(self.last_loss):
-                raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._done}")
+                raise NotFinite(f"the loss is {self.last_loss} at micro-step {self._count}")
             if self._measuring:
                 self.steps.append(
                     MicroStep(
                         position=position, tokens=tokens, padded_tokens=padded, seconds=seconds
                     )
                 )
-            self._done += 1
-            told = {"seconds": seconds, "padded_tokens": padded, "loss": self.last_loss}
-            self._progress.tell("micro_step", n=self._done, **told)
+            self._count += 1
+            event = {"seconds": seconds, "padded_tokens": padded, "loss": self.last_loss}
+            self._progress.tell("micro_step", n=self._count, **event)
             return loss
 
         return step
 
     @property
     def _measuring(self) -> bool:
-        return self._done >= WARM_UP_STEPS * self._schedule.accumulation
+        return self._count >= WARM_UP_STEPS * self._schedule.accumulation
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The wait for the first batch begins."""
@@ -191,12 +191,14 @@ class StepMeter(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A whole optimizer step is done: a round may be, and the probe with it."""
         now = clock.now()
-        rounds, rest = divmod(state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round)
+        rounds, steps_over = divmod(
+            state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round
+        )
         if state.global_step > WARM_UP_STEPS:
             self.optimizer_s.append(now - self._mark)
             if rounds >= 1:  # each planned micro-batch has been timed
                 self._estimate(state.global_step - WARM_UP_STEPS)
-            if rest == 0:
+            if steps_over == 0:
                 self._end_of_round(rounds, now, control)
         else:
             self._progress.tell("warm_up", step=state.global_step)
@@ -219,8 +221,8 @@ class StepMeter(TrainerCallback):
             self.wait_s,
             self._plan.sample,
             self._accumulation,
-            self._before,
-            self._sharing.processes,
+            self._preparation,
+            self._ranks.processes,
         )
         self._progress.tell(
             "estimate",
@@ -232,11 +234,11 @@ class StepMeter(TrainerCallback):
 
     def _end_of_round(self, rounds: int, now: float, control: Any) -> None:
         assert self.result is not None
-        ended = rounds >= MIN_ROUNDS and enough(
+        precise = rounds >= MIN_ROUNDS and enough(
             self.result.tokens_per_s,
             self.result.relative_uncertainty,
             now - self._measuring_since,
             self._to_beat,
         )
-        if rounds >= MAX_ROUNDS or self._sharing.agreed(ended):
+        if rounds >= MAX_ROUNDS or self._ranks.all_agree(precise):
             control.should_training_stop = True

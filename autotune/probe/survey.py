@@ -15,7 +15,7 @@ from autotune.probe.protocol import SurveyRequest
 from autotune.process.limits import Limits
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.settings import device_environment
 from autotune.units import format_bytes
 
@@ -23,7 +23,7 @@ WORKER = "autotune.probe.survey_worker:survey"
 WALL_S = 3600.0
 
 
-def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
+def survey(job: Job, run: RunFolder, server: ChildServer) -> Facts:
     """Facts of the job's model, data, device and stack; kept in the run folder.
 
     A run that goes on keeps what it found of model and data; the device is looked at afresh.
@@ -32,13 +32,13 @@ def survey(job: Job, run: RunFolder, server: ProbeServer) -> Facts:
         UserError: the model, the data or a training field cannot be used.
         MachineError: the device that was asked for is not there.
     """
-    gone = stack.missing(job.method)
-    if gone is not None:
-        raise user_error(gone, where="method", hint="pip install trl==1.12.0, or another method")
+    problem = stack.missing(job.method)
+    if problem is not None:
+        raise user_error(problem, where="method", hint="pip install trl==1.12.0, or another method")
     device = devices.detect(job.devices.kind, job.devices.index, job.devices.count)
-    stored = read_json(run.facts)
-    if stored is not None and run.rows.is_dir():
-        facts = facts_from_plain(stored)
+    plain_facts = read_json(run.facts)
+    if plain_facts is not None and run.rows.is_dir():
+        facts = facts_from_plain(plain_facts)
         # Measurements of one study share one limit: the free memory of the start stands.
         device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
         return dataclasses.replace(facts, device=device, host=facts.host or host())
@@ -66,7 +66,7 @@ def refuse_untried(job: Job) -> None:
 
 
 def _survey_in_child(
-    job: Job, run: RunFolder, server: ProbeServer, device: devices.DeviceFacts
+    job: Job, run: RunFolder, server: ChildServer, device: devices.DeviceFacts
 ) -> tuple[ModelFacts, DataFacts]:
     folder = run.survey
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def memory_limit(job: Job, device: devices.DeviceFacts) -> int:
     Raises:
         MachineError: the device is busy, or has less free than the job counts on.
     """
-    if device.busy:
+    if device.is_busy:
         raise machine_error(
             describe_processes(device), where="devices", hint="end them, or name another GPU"
         )
@@ -176,11 +176,11 @@ def check_host_memory(job: Job, facts: Facts) -> None:
     Raises:
         MachineError: it has less free.
     """
-    wanted, found = job.devices.host_memory, facts.host
-    if wanted is not None and found is not None and wanted > found.free_bytes:
+    requested, host = job.devices.host_memory, facts.host
+    if requested is not None and host is not None and requested > host.free_bytes:
         raise machine_error(
-            f"{format_bytes(wanted)} of the host's memory were asked for, but only "
-            f"{format_bytes(found.free_bytes)} of {format_bytes(found.total_bytes)} are free",
+            f"{format_bytes(requested)} of the host's memory were asked for, but only "
+            f"{format_bytes(host.free_bytes)} of {format_bytes(host.total_bytes)} are free",
             where="devices.host_memory",
             hint="lower it, or free memory first",
         )

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.errors import UserError, user_error
 from autotune.job.methods import METHODS
 from autotune.probe.protocol import SurveyRequest
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 
 MEANT_TO_BE_READ = (ValueError, OSError, ImportError)
 """Errors whose messages are sentences: a KeyError's is no more than the key."""
@@ -27,7 +27,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*",
 def survey(path: Path) -> None:
     """Answer `request.json` with `{"model", "data"}`, or with `{"problems": [...]}`, of which each
     is `[where, what, hint or null]`."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = SurveyRequest.from_plain(read_json(folder.request) or {})
     os.environ.update(request.environment)  # transformers takes the first GPU that it sees
     problems: list[tuple[str, str, str | None]] = []
@@ -49,14 +49,16 @@ def survey(path: Path) -> None:
     except MemoryError:
         raise
     except UserError as error:
-        problems += [(one.where or where, one.what, one.hint) for one in error.problems]
+        problems += [
+            (problem.where or where, problem.what, problem.hint) for problem in error.problems
+        ]
     except Exception as error:
         traceback.print_exc()
-        problems.append((where, said(error), None))
+        problems.append((where, sentence_of(error), None))
     write_json(folder.reply, reply)
 
 
-def said(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     """An error as a sentence; with the name of its class where that tells more."""
     message, name = " ".join(str(error).split())[:600], type(error).__name__
     if not message:
@@ -69,13 +71,13 @@ def _check_training(request: SurveyRequest, scratch: Path) -> None:
     """Let TRL itself judge the user's fields."""
     from autotune.training.registry import family
 
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(output):
             config = {"output_dir": str(scratch), "bf16": False, **request.training}
             family(request.method).parse(config, scratch)
     except SystemExit:  # argparse, which has printed why
-        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
+        raise ValueError(output.getvalue().strip().splitlines()[-1]) from None
 
 
 def _check_rewards(request: SurveyRequest) -> None:
@@ -135,13 +137,13 @@ def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any
 
     folder = Path(path)
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
-        made = Path(request.run_folder) / "model"
-        if request.lengths is None or folder != made:
+        built_folder = Path(request.run_folder) / "model"
+        if request.lengths is None or folder != built_folder:
             raise OSError(
                 f"{folder} holds no tokenizer, needed to read the data; put one beside the "
                 "config, or give `dataset: {lengths: ...}`"
             )
-        return make_tokenizer(made, vocabulary or 256)
+        return make_tokenizer(built_folder, vocabulary or 256)
     return transformers.AutoTokenizer.from_pretrained(
         path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
     )
@@ -152,9 +154,9 @@ def make_tokenizer(folder: Path, vocabulary: int) -> Any:
     import transformers
 
     _word_level(vocabulary).save_pretrained(folder)
-    made = transformers.AutoTokenizer.from_pretrained(folder)
-    if made("<3>")["input_ids"]:
-        return made
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if tokenizer("<3>")["input_ids"]:
+        return tokenizer
     # Of some types (Qwen2) transformers keeps the vocabulary and reads it as bytes and merges.
     _byte_level(vocabulary - 1).save_pretrained(folder)  # transformers adds a word
     return transformers.AutoTokenizer.from_pretrained(folder)
@@ -166,9 +168,9 @@ def _word_level(vocabulary: int) -> Any:
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
     words = {"<pad>": 0, "<eos>": 1} | {f"<{n}>": n for n in range(2, vocabulary)}
-    made = Tokenizer(WordLevel(words, unk_token="<eos>"))
-    made.pre_tokenizer = WhitespaceSplit()
-    return _with_ends(made)
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return _with_ends(tokenizer)
 
 
 def _byte_level(vocabulary: int) -> Any:
@@ -180,18 +182,18 @@ def _byte_level(vocabulary: int) -> Any:
 
     space = "\u0120"
     alphabet = sorted(set(ByteLevel.alphabet()) - {"a", space})
-    known = ["<pad>", "<eos>", "a", space, f"{space}a", *alphabet][:vocabulary]
-    words = {word: n for n, word in enumerate(known)}
+    tokens = ["<pad>", "<eos>", "a", space, f"{space}a", *alphabet][:vocabulary]
+    words = {word: n for n, word in enumerate(tokens)}
     words |= {f"<{n}>": n for n in range(len(words), vocabulary)}
-    made = Tokenizer(BPE(words, [(space, "a")]))
-    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), Decoder()
-    return _with_ends(made)
+    tokenizer = Tokenizer(BPE(words, [(space, "a")]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), Decoder()
+    return _with_ends(tokenizer)
 
 
-def _with_ends(made: Any) -> Any:
+def _with_ends(tokenizer: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
 def _data(request: SurveyRequest, tokenizer: Any) -> Any:

@@ -30,7 +30,7 @@ class MicroStep:
 
 
 @dataclass(frozen=True)
-class Before:
+class Preparation:
     """What is done once before the training: seconds for each real token of the data, and how often
     the training goes over the data afterwards."""
 
@@ -38,7 +38,7 @@ class Before:
     passes: float
 
 
-NOTHING_BEFORE = Before(0.0, 1.0)
+NO_PREPARATION = Preparation(0.0, 1.0)
 
 
 def passes(config: Mapping[str, Any], global_batch: int, rows: int) -> float:
@@ -88,7 +88,7 @@ def throughput(
     wait_s: Sequence[float],
     sample: Sequence[tuple[int, int]],
     accumulation: int,
-    before: Before = NOTHING_BEFORE,
+    preparation: Preparation = NO_PREPARATION,
     processes: int = 1,
 ) -> Throughput:
     """Throughput at `accumulation` micro-steps per optimizer step.
@@ -115,7 +115,7 @@ def throughput(
     optimizer, wait = median(optimizer_s), median(wait_s)
     step_time = accumulation * (micro + wait) + optimizer
     tokens_per_step = processes * accumulation * mean(tokens for tokens, _ in sample)
-    beforehand = tokens_per_step * before.seconds_per_token / before.passes
+    beforehand = tokens_per_step * preparation.seconds_per_token / preparation.passes
     return Throughput(
         tokens_per_s=tokens_per_step / (step_time + beforehand),
         step_time_s=step_time,

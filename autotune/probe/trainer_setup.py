@@ -3,28 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-from autotune.training.spec import ProbeRequest
+from autotune.probe.protocol import ProbeRequest
 
 
 def configured(
-    trains: Any, request: ProbeRequest, sharing: Any, scratch: Path, **own: Any
+    trains: Any, request: ProbeRequest, ranks: Any, scratch: Path, **fields: Any
 ) -> tuple[Any, Any]:
     """The arguments of the method and of its model, as a rank of the probe has them.
 
     Args:
         trains: the method's `Family`.
-        sharing: the rank's `Sharing`.
+        ranks: the rank's `Ranks`.
         own: fields that this probe sets.
     """
-    overrides = {**trains.overrides, **sharing.overrides, **own, "output_dir": str(scratch)}
+    overrides = {**trains.overrides, **ranks.overrides, **fields, "output_dir": str(scratch)}
     _, training, model = trains.parse({**request.config, **overrides}, scratch)
     return training, model
 
 
-def told(meter: Any, sharing: Any, trainer: Any) -> dict[str, Any]:
+def reply_fields(meter: Any, ranks: Any, trainer: Any) -> dict[str, Any]:
     """Fields of a measurement that a meter of any method knows."""
     return {
-        "engine": sharing.checked_engine(trainer),
+        "engine": ranks.checked_engine(trainer),
         "last_loss": meter.last_loss,
         "gradient_norm": meter.gradient_norm,
         "processor_wait_share": meter.processor_wait_share,

@@ -14,11 +14,11 @@ from autotune.job.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.offline import train_offline
 from autotune.probe.online import train_online
-from autotune.probe.protocol import Failure, Measurement
-from autotune.process.messages import ProbeFolder, write_json
+from autotune.probe.protocol import Failure, Measurement, ProbeRequest
+from autotune.process.messages import ChildFolder, write_json
 from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
 from autotune.process.rank import Place
-from autotune.training.spec import ProbeRequest, Unsupported
+from autotune.training.spec import Unsupported
 from autotune.units import format_bytes
 
 
@@ -37,7 +37,7 @@ class Stages:
         self.current, self._since = name, now
 
 
-def probe(folder: ProbeFolder, request: ProbeRequest, place: Place | None = None) -> None:
+def probe(folder: ChildFolder, request: ProbeRequest, place: Place | None = None) -> None:
     """Train a candidate for a few steps and write the reply; `place`: as one of several ranks."""
     os.environ.update(request.environment)
     memory: CpuMemory | CudaMemory | None = None
@@ -48,7 +48,7 @@ def probe(folder: ProbeFolder, request: ProbeRequest, place: Place | None = None
     except BaseException as error:
         if memory is not None:
             memory.lift()
-        measurement = _failed(request, memory, stages, error)
+        measurement = _failed_measurement(request, memory, stages, error)
     stages.enter("end")
     data = {**measurement.plain(), "stages_s": stages.seconds}
     write_json(folder.reply, data)
@@ -68,7 +68,7 @@ def _memory(request: ProbeRequest, place: Place | None) -> CpuMemory | CudaMemor
 
 def _measure(
     request: ProbeRequest,
-    folder: ProbeFolder,
+    folder: ChildFolder,
     memory: CpuMemory | CudaMemory,
     stages: Stages,
     place: Place | None,
@@ -83,16 +83,16 @@ def _measure(
         stages.enter("join")
         join(place, request.shared, cuda=request.device_kind == "cuda")
     train = train_online if METHODS[request.method].online else train_offline
-    told, speed = train(request, folder, memory, stages)
-    figures = with_vllm(memory.figures(), request, told.get("resident_bytes"))
+    fields, speed = train(request, folder, memory, stages)
+    figures = with_vllm(memory.figures(), request, fields.get("resident_bytes"))
     beyond = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
-    outcome, remark = ended(beyond, figures["allocator_retries"] or 0)
+    outcome, remark = outcome_and_remark(beyond, figures["allocator_retries"] or 0)
     return Measurement(
         outcome=outcome,
-        reason=f"measured {told['micro_steps_measured']} micro-steps{remark}",
+        reason=f"measured {fields['micro_steps_measured']} micro-steps{remark}",
         memory_limit_bytes=request.memory_limit_bytes,
         missing_bytes=beyond or None,
-        **told,
+        **fields,
         **asdict(speed),
         **figures,
     )
@@ -109,8 +109,8 @@ def with_vllm(
     if not request.vllm_bytes:
         return figures
     peak = figures["peak_memory_bytes"]
-    beside = request.vllm.beside(peak, resident_bytes or 0)
-    return {**figures, "peak_memory_bytes": peak + beside, "vllm_bytes": beside}
+    vllm_bytes = request.vllm.added_peak(peak, resident_bytes or 0)
+    return {**figures, "peak_memory_bytes": peak + vllm_bytes, "vllm_bytes": vllm_bytes}
 
 
 def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
@@ -124,7 +124,7 @@ def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
     return max(peak_bytes - limit_bytes, 0)
 
 
-def ended(beyond_bytes: int, retries: int) -> tuple[str, str]:
+def outcome_and_remark(beyond_bytes: int, retries: int) -> tuple[str, str]:
     """The outcome of a training that came to its end, and what its reason says of that.
 
     An allocator that had to give its cache back to find memory will be at its limit again in the
@@ -138,7 +138,7 @@ def ended(beyond_bytes: int, retries: int) -> tuple[str, str]:
     return "ok", ""
 
 
-def _failed(
+def _failed_measurement(
     request: ProbeRequest,
     memory: CpuMemory | CudaMemory | None,
     stages: Stages,

@@ -21,13 +21,13 @@ class WaitedFor:
     """From when it is made: the part of the time in which the threads waited for a core."""
 
     def __init__(self) -> None:
-        self._since, self._before = time.perf_counter(), processor_wait_seconds()
+        self._since, self._waited_before = time.perf_counter(), processor_wait_seconds()
 
     @property
     def share(self) -> float | None:
         """None where the kernel does not tell."""
         waited = processor_wait_seconds()
-        if waited is None or self._before is None:
+        if waited is None or self._waited_before is None:
             return None
         timed = time.perf_counter() - self._since
-        return max(waited - self._before, 0.0) / (timed * int(torch.get_num_threads()))
+        return max(waited - self._waited_before, 0.0) / (timed * int(torch.get_num_threads()))

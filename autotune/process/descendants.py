@@ -46,8 +46,8 @@ def end_children(spared: Collection[int] = ()) -> int:
     how many were still running. Gives up after 5 s."""
     running = 0
     deadline = time.monotonic() + _END_S
-    while left := own_children().difference(spared):
-        for pid in left:
+    while children := own_children().difference(spared):
+        for pid in children:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 running += 1
                 with contextlib.suppress(ProcessLookupError):

@@ -169,3 +169,4 @@ def _become_fresh(worker: str, folder: str, preload: list[str]) -> None:
 
 if __name__ == "__main__":
     ForkServer().serve(sys.argv[1:])
+    os._exit(0)  # to take the imported stack apart would take a second

@@ -12,17 +12,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.process.messages import ProbeFolder, read_json
+from autotune.process.messages import ChildFolder, read_json
 from autotune.process.run_worker import run_worker
 from autotune.process.template import name_template
 
 
 def main(worker: str, path: Path, preload: Sequence[str]) -> int:
     """Run the worker; its exit code."""
-    request = read_json(ProbeFolder(path=path).request)
-    wanted = request if isinstance(request, dict) else {}
-    os.environ.update(wanted.get("environment") or {})
-    if wanted.get("device_kind") != "cuda":
+    request = read_json(ChildFolder(path=path).request)
+    fields = request if isinstance(request, dict) else {}
+    os.environ.update(fields.get("environment") or {})
+    if fields.get("device_kind") != "cuda":
         for name in preload:
             importlib.import_module(name)
     name_template(os.getpid())

@@ -43,8 +43,8 @@ class HostUse:
     @property
     def peak_bytes(self) -> int | None:
         """Of the whole probe."""
-        known = [one for one in (self.loading_bytes, self.training_bytes) if one is not None]
-        return max(known, default=None)
+        peaks = [peak for peak in (self.loading_bytes, self.training_bytes) if peak is not None]
+        return max(peaks, default=None)
 
     @property
     def missing_bytes(self) -> int | None:
@@ -82,12 +82,12 @@ class HostMeter:
             limit_bytes=self._limit,
         )
 
-    def heard(self, event: dict[str, Any]) -> None:
-        """Be told of an event of the probe's progress."""
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take note of an event of the probe's progress."""
         if not self._loaded and event.get("event") in LOADED:
             self._loaded, self._resident = True, 0.0  # each part has a peak of its own
 
-    def passed(self, leader: int) -> bool:
+    def over_limit(self, leader: int) -> bool:
         """Look at the session of `leader`, unless the last look was a moment ago; whether its
         processes have taken more than they may."""
         if time.monotonic() >= self._next:
@@ -101,8 +101,8 @@ class HostMeter:
         if resident <= GROWN * self._resident:
             return
         self._resident = resident
-        held = sum(own_bytes(pid) for pid in members)
-        self._peaks[self._loaded] = max(self._peaks.get(self._loaded, 0), held)
+        total = sum(own_bytes(pid) for pid in members)
+        self._peaks[self._loaded] = max(self._peaks.get(self._loaded, 0), total)
 
 
 def own_bytes(pid: int) -> int:
@@ -111,11 +111,11 @@ def own_bytes(pid: int) -> int:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
         return resident_bytes(pid) or 0
-    found = dict.fromkeys(_COUNTED, 0)
+    sizes = dict.fromkeys(_COUNTED, 0)
     for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name in found:
+        name, _, amount = line.partition(":")
+        if name in sizes:
             with contextlib.suppress(ValueError, IndexError):
-                found[name] = int(rest.split()[0]) * 1024
+                sizes[name] = int(amount.split()[0]) * 1024
     # Before Linux 5.4 it does not tell files and shared memory apart.
-    return sum(found.values()) if "Pss_File:" in text else resident_bytes(pid) or 0
+    return sum(sizes.values()) if "Pss_File:" in text else resident_bytes(pid) or 0

@@ -52,11 +52,11 @@ def cuda_started() -> bool:
         return False
     pid = os.fork()
     if pid == 0:
-        lost = True
+        broken = True
         try:
-            lost = torch.cuda._is_in_bad_fork() or _driver_refuses()
+            broken = torch.cuda._is_in_bad_fork() or _driver_refuses()
         finally:
-            os._exit(int(lost))
+            os._exit(int(broken))
     return os.waitpid(pid, 0)[1] != 0
 
 
@@ -108,15 +108,15 @@ class Questions:
 
     def _answer(self) -> None:
         try:
-            found = [devices.gpu(index) for index in devices.visible_gpus()]
+            gpus = [devices.gpu(index) for index in devices.visible_gpus()]
         except MachineError:  # NVML has no answer: a slice of a GPU, or one that is broken
             return
         cuda = self._torch.cuda
-        self._replace(cuda, "is_available", self._while_open(lambda: bool(found)))
-        self._replace(cuda, "device_count", self._while_open(lambda: len(found)))
-        if found:
+        self._replace(cuda, "is_available", self._while_open(lambda: bool(gpus)))
+        self._replace(cuda, "device_count", self._while_open(lambda: len(gpus)))
+        if gpus:
             self._replace(cuda, "current_device", self._while_open(lambda: 0))
-        self._replace(cuda, "get_device_properties", lambda real: self._properties(found, real))
+        self._replace(cuda, "get_device_properties", lambda real: self._properties(gpus, real))
 
     def _while_open(
         self, answer: Callable[[], Any]
@@ -124,7 +124,7 @@ class Questions:
         return lambda real: lambda: answer() if self._open else real()
 
     def _properties(
-        self, found: Sequence[devices.DeviceFacts], real: Callable[..., Any]
+        self, gpus: Sequence[devices.DeviceFacts], real: Callable[..., Any]
     ) -> Callable[..., Any]:
         index_of = self._torch.cuda._utils._get_device_index
 
@@ -133,8 +133,8 @@ class Questions:
                 return real(device)
             index = 0 if device is None else index_of(device, optional=True)
             return (
-                _Properties(found[index], lambda: real(index))
-                if 0 <= index < len(found)
+                _Properties(gpus[index], lambda: real(index))
+                if 0 <= index < len(gpus)
                 else real(device)
             )
 
@@ -149,12 +149,12 @@ class _Properties(SimpleNamespace):
         super().__init__(
             name=device.name, major=major, minor=minor, total_memory=device.total_bytes
         )
-        self._read = real
+        self._real = real
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._read(), name)
+        return getattr(self._real(), name)
 
 
 def _module_at_import(frame: FrameType | None) -> str | None:

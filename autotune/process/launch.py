@@ -52,7 +52,7 @@ def launch(
         output = _Output(process.stdout.fileno(), file, began)
         timed_out = False
         try:
-            while not _ended(process.pid) and not timed_out:
+            while not _has_ended(process.pid) and not timed_out:
                 output.read(_POLL_S)
                 meter.sample(process.pid)
                 timed_out = time.monotonic() - began > timeout_s
@@ -94,8 +94,8 @@ class _Output:
         chunk = os.read(self._source, 65536)
         self._open = bool(chunk)
         self._log.write(chunk)
-        *whole, self._buffer = (self._buffer + chunk).split(b"\n")
-        self._add(whole)
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        self._add(lines)
         return self._open
 
     def drain(self) -> None:
@@ -131,25 +131,25 @@ class _Meter:
             return
         self._next = time.monotonic() + _POLL_S
         self._sampled = max(self._sampled, session_peak_bytes(leader))
-        for gpu, before in self._gpus.items():
+        for gpu, baseline in self._gpus.items():
             used = devices.gpu_used_bytes(gpu)
-            if used is not None and before is not None:
-                self.peak_gpu = max(self.peak_gpu or 0, used - before)
+            if used is not None and baseline is not None:
+                self.peak_gpu = max(self.peak_gpu or 0, used - baseline)
 
     def peak_resident(self, accounted: int) -> int:
         """The peak of a command for which the kernel accounted so much."""
-        ours = 1.1 * process_status("VmHWM")
-        return accounted if accounted > ours or not self._sampled else self._sampled
+        own_peak = 1.1 * process_status("VmHWM")
+        return accounted if accounted > own_peak or not self._sampled else self._sampled
 
 
-def _ended(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
     """End the guard and all it has under it. A command that still runs is asked first: it may know
     how to end what it started. Then the guard is told to, which finds also what left the group."""
-    if not _ended(process.pid):
+    if not _has_ended(process.pid):
         _signal_group(process.pid, signal.SIGTERM)
     if not _ends_within(process.pid, _TERM_S):
         assert process.stdin is not None
@@ -160,9 +160,9 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
 
 def _ends_within(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not _ended(pid) and time.monotonic() < deadline:
+    while not _has_ended(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return _ended(pid)
+    return _has_ended(pid)
 
 
 def _signal_group(pid: int, number: int) -> None:

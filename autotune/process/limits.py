@@ -50,7 +50,7 @@ class LaunchReport:
     lines: tuple[tuple[float, str], ...]
 
 
-def lost(seconds: float) -> Ending:
+def lost_ending(seconds: float) -> Ending:
     """The server itself is gone, and its children with it."""
     return Ending(
         why="lost", exit_code=None, signal=None, max_rss_bytes=None, strays=0, seconds=seconds

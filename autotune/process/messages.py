@@ -15,7 +15,7 @@ from typing import Any, Self, get_args, get_origin
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeFolder:
+class ChildFolder:
     """Owns every path of one probe."""
 
     path: Path
@@ -61,14 +61,14 @@ class Message:
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Self:
         """From JSON data; fields that this version does not know are left out."""
-        known = {one.name for one in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in data.items() if name in known})
+        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in data.items() if name in names})
 
 
 def matches(value: Any, kind: Any) -> bool:
     """Whether a value is of a field's kind; a number must be finite."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    plain = tuple(get_origin(one) or one for one in kinds)
+    plain = tuple(get_origin(kind) or kind for kind in kinds)
     if isinstance(value, bool):
         return bool in plain
     if isinstance(value, float) and not math.isfinite(value):

@@ -32,8 +32,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, ImportError):
         return _UNMAPPED in text or _ENOMEM in text
-    told = (*_CPU_SAYS, "out of memory", _LIBRARIES_SAY)
-    return isinstance(error, RuntimeError | OSError) and any(said in text for said in told)
+    phrases = (*_CPU_SAYS, "out of memory", _LIBRARIES_SAY)
+    return isinstance(error, RuntimeError | OSError) and any(phrase in text for phrase in phrases)
 
 
 def is_of_the_host(error: BaseException) -> bool:
@@ -43,22 +43,22 @@ def is_of_the_host(error: BaseException) -> bool:
     does where a device is full outside torch's allocator: then the call that failed decides.
     """
     text = str(error)
-    if any(said in text for said in _DEVICE_SAYS):
+    if any(phrase in text for phrase in _DEVICE_SAYS):
         return False
-    if isinstance(error, MemoryError) or any(said in text for said in _HOST_SAYS):
+    if isinstance(error, MemoryError) or any(phrase in text for phrase in _HOST_SAYS):
         return True
-    return any(_PINNING in called for called in _last_calls(error))
+    return any(_PINNING in call for call in _last_calls(error))
 
 
 def _last_calls(error: BaseException) -> list[str]:
     """Name and source of the innermost frames; a call may be several lines long."""
-    found = []
+    calls = []
     for frame in traceback.extract_tb(error.__traceback__)[-_INNERMOST:]:
         first = frame.lineno or 0
         numbers = range(first, (frame.end_lineno or first) + 1)
         lines = [linecache.getline(frame.filename, number) for number in numbers]
-        found.append(" ".join([frame.name, *lines]))
-    return found
+        calls.append(" ".join([frame.name, *lines]))
+    return calls
 
 
 def missing_on_host(error: BaseException) -> int | None:

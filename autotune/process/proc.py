@@ -50,8 +50,8 @@ def _session(leader: int) -> Iterator[tuple[int, list[str]]]:
 def session_members(leader: int) -> list[int]:
     """The processes of a session that run the same program as its leader: ranks and what loads
     their data, but no compiler that one of them has started."""
-    own = _program(leader)
-    return [pid for pid, _ in _session(leader) if own is not None and _program(pid) == own]
+    program = _program(leader)
+    return [pid for pid, _ in _session(leader) if program is not None and _program(pid) == program]
 
 
 def _program(pid: int) -> str | None:
@@ -71,8 +71,8 @@ def session_resident_bytes(leader: int) -> int | None:
 
     Of a probe of several ranks that is the fullest rank: its leader only waits for them.
     """
-    held = (resident_bytes(pid) for pid, _ in _session(leader))
-    return max((one for one in held if one is not None), default=None)
+    sizes = (resident_bytes(pid) for pid, _ in _session(leader))
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def session_peak_bytes(leader: int) -> int:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,8 @@ class RunFolder:
         return self.path / "server.log"
 
     @property
-    def survey(self) -> ProbeFolder:
-        return ProbeFolder(path=self.path / "survey")
+    def survey(self) -> ChildFolder:
+        return ChildFolder(path=self.path / "survey")
 
     @property
     def bundle(self) -> Path:
@@ -114,9 +114,9 @@ class RunFolder:
         """Where the real training writes unless the job says otherwise."""
         return self.path / "output"
 
-    def probe(self, number: int) -> ProbeFolder:
+    def probe(self, number: int) -> ChildFolder:
         """The folder of probe `number`."""
-        return ProbeFolder(path=self.path / "probes" / f"{number:04d}")
+        return ChildFolder(path=self.path / "probes" / f"{number:04d}")
 
     def write_text(self, path: Path, text: str) -> None:
         """Write a file of this run whole."""
@@ -155,8 +155,8 @@ class RunFolder:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             hint = "choose another folder"
             if self.exists():
-                own = shlex.quote(str(self.path))
-                hint = f"go on with it by `autotune run --resume {own}`, or {hint}"
+                path = shlex.quote(str(self.path))
+                hint = f"go on with it by `autotune run --resume {path}`, or {hint}"
             raise user_error("the folder is not empty", where=str(self.path), hint=hint)
         self.write_text(self.job, job_yaml)
         write_json(self.run, dict(info))
@@ -168,12 +168,12 @@ class RunFolder:
         Raises:
             UserError: there is no run here, or its study is in another storage.
         """
-        own = self.read(self.run).get("own_storage", True)
-        if own and storage is not None:
+        own_storage = self.read(self.run).get("own_storage", True)
+        if own_storage and storage is not None:
             raise user_error(
                 "the run keeps its study in study.db", where="--storage", hint="omit it"
             )
-        if not own and storage is None:
+        if not own_storage and storage is None:
             raise user_error(
                 "the run keeps its study in a storage of its own",
                 where=str(self.path),

@@ -20,9 +20,9 @@ from typing import Any, Self
 from autotune.errors import machine_error
 from autotune.process.forkserver import CHOICE
 from autotune.process.host_memory import HostMeter, HostUse
-from autotune.process.limits import Ending, Limits, Watcher, lost
+from autotune.process.limits import Ending, Limits, Watcher, lost_ending
 from autotune.process.logs import LogTail
-from autotune.process.messages import ProbeFolder
+from autotune.process.messages import ChildFolder
 from autotune.process.proc import (
     processor_seconds,
     session_processor_seconds,
@@ -45,7 +45,7 @@ _KILL_S = 30.0
 _CLOSE_S = 10.0
 
 
-class ProbeServer:
+class ChildServer:
     """A running forkserver, and the only way to start a child. Use as a context manager."""
 
     def __init__(
@@ -92,7 +92,7 @@ class ProbeServer:
             if late:
                 raise machine_error(
                     f"the training stack was still being imported after {self._ready_s:g} s",
-                    hint="this machine is busy with something else, or its disk is slow: try again",
+                    hint="this machine is busy, or its disk is slow: try again",
                 )
             raise machine_error(
                 "the training stack cannot be imported",
@@ -101,8 +101,8 @@ class ProbeServer:
             )
         if ready["event"] == "cuda":
             self.close()
-            why = f"fresh: importing {ready['starter']} starts CUDA"
-            self._environment = {**self._environment, CHOICE: why}
+            choice = f"fresh: importing {ready['starter']} starts CUDA"
+            self._environment = {**self._environment, CHOICE: choice}
             self._start()
         else:
             self.fresh = ready["fresh"]
@@ -124,7 +124,7 @@ class ProbeServer:
 
     def run(
         self,
-        folder: ProbeFolder,
+        folder: ChildFolder,
         worker: str,
         limits: Limits,
         watch: Watcher | None = None,
@@ -143,11 +143,11 @@ class ProbeServer:
             self._start()
         try:
             self._send({"start": str(folder.path), "worker": worker})
-            started = self._next_event(timeout_s=30.0)
-            if started is None:
+            event = self._next_event(timeout_s=30.0)
+            if event is None:
                 self.close()
-                return lost(0.0)
-            return _Watch(self, folder, int(started["pid"]), limits, watch, host).until_end()
+                return lost_ending(0.0)
+            return _Watch(self, folder, int(event["pid"]), limits, watch, host).until_end()
         except BaseException:
             self.close()  # and the child with it; what it would still say is not for the next run
             raise
@@ -171,8 +171,8 @@ class ProbeServer:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0 or not selector.select(remaining_s):
                     return None
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
@@ -183,7 +183,7 @@ class ProbeServer:
         return event
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the server still runs."""
         return self._process is not None and self._process.poll() is None
 
@@ -193,8 +193,8 @@ class _Watch:
 
     def __init__(
         self,
-        server: ProbeServer,
-        folder: ProbeFolder,
+        server: ChildServer,
+        folder: ChildFolder,
         pid: int,
         limits: Limits,
         watch: Watcher | None,
@@ -205,7 +205,7 @@ class _Watch:
         self._reader = ProgressReader(folder.progress)
         self._logs = (LogTail(folder.stdout), LogTail(folder.stderr))
         self._events: list[dict[str, Any]] = []
-        self._began = self._heard = time.monotonic()
+        self._began = self._heard_at = time.monotonic()
         self._processor_s = 0.0
         self._session_s: float | None = None
         self._kill_by = float("inf")
@@ -220,11 +220,11 @@ class _Watch:
                 break
             if time.monotonic() > self._kill_by:
                 self._server.close()
-            if not self._server.alive:
+            if not self._server.is_alive:
                 # The child dies with the server, but not what the child has started.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
-                return lost(time.monotonic() - self._began)
+                return lost_ending(time.monotonic() - self._began)
             if self._stop is None:
                 self._look()
             for log in self._logs:
@@ -250,16 +250,16 @@ class _Watch:
         reason = self._read_progress(deciding=True)
         processor = processor_seconds(self._pid)
         if processor is not None and processor > self._processor_s + 0.01 * self._limits.stall_s:
-            self._processor_s, self._heard, self._session_s = processor, now, None
-        elif now - self._heard > 0.5 * self._limits.stall_s:
+            self._processor_s, self._heard_at, self._session_s = processor, now, None
+        elif now - self._heard_at > 0.5 * self._limits.stall_s:
             self._hear_session(now)
-        if self._host is not None and self._host.passed(self._pid):
+        if self._host is not None and self._host.over_limit(self._pid):
             self._end("host", None)
         elif reason is not None:
             self._end("stopped", reason)
         elif now - self._began > self._limits.wall_s:
             self._end("wall", None)
-        elif now - self._heard > self._limits.stall_s:
+        elif now - self._heard_at > self._limits.stall_s:
             self._end("stall", None)
 
     def _hear_session(self, now: float) -> None:
@@ -268,15 +268,15 @@ class _Watch:
         if self._session_s is None:
             self._session_s = used
         elif used > self._session_s + 0.01 * self._limits.stall_s:
-            self._heard, self._session_s = now, None
+            self._heard_at, self._session_s = now, None
 
     def _read_progress(self, *, deciding: bool) -> str | None:
         reason = None
         for event in self._reader.new_events():
-            self._heard = time.monotonic()
+            self._heard_at = time.monotonic()
             self._events.append(event)
             if self._host is not None:
-                self._host.heard(event)
+                self._host.hear(event)
             if deciding and reason is None and self._watch is not None:
                 reason = self._watch(event)
         return reason

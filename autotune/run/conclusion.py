@@ -13,7 +13,7 @@ from autotune.plan.questions.advice import Advice, advise_in_run
 from autotune.plan.questions.changes import TriedChange, offloading, single_changes
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
-from autotune.process.messages import ProbeFolder
+from autotune.process.messages import ChildFolder
 from autotune.process.run_folder import RunFolder
 from autotune.run.loop import job_seconds, probe_again, probing_s, ruled_out
 from autotune.run.session import Result, Session
@@ -216,7 +216,7 @@ def _what_if(
     """A probe beside the search: it is not part of the study."""
     return measure_candidate(
         session.server,
-        ProbeFolder(path=session.run.what_if / name),
+        ChildFolder(path=session.run.what_if / name),
         job,
         session.facts,
         candidate,

@@ -13,7 +13,7 @@ from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations, expectations_from_plain, prior_of
 from autotune.space.bind import SearchSpace
 
@@ -23,7 +23,7 @@ def expected(
     facts: Facts,
     space: SearchSpace,
     run: RunFolder,
-    server: ProbeServer,
+    server: ChildServer,
     limit: int,
     progress: Progress,
 ) -> Expectations:

@@ -24,8 +24,8 @@ from autotune.space.settings import settings
 
 MAX_BUSY = 3
 BUSY_WAIT_S = 5.0
-CANNOT_FIT = "its estimate is beyond the memory that is there"
-BEYOND_HOST = "its estimate is beyond the host's memory"
+CANNOT_FIT = "its estimate exceeds the memory limit"
+BEYOND_HOST = "its estimate exceeds the host's memory"
 
 
 def search(session: Session) -> str:

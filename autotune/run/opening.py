@@ -17,7 +17,7 @@ from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, refuse_untried, survey
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations
 from autotune.run.history import History
 from autotune.search import SAMPLERS
@@ -64,7 +64,7 @@ def begin(
     run.begin(to_yaml(job.plain()), info)
 
 
-def facts_of(job: Job, run: RunFolder, server: ProbeServer, progress: Progress) -> Facts:
+def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) -> Facts:
     """What is true of model, data, machine and stack before any probe.
 
     Raises:
@@ -97,7 +97,7 @@ def space_of(definition: SpaceDefinition, job: Job, facts: Facts, run: RunFolder
         write_json(run.space, now)
     elif before != now:
         raise user_error(
-            "the search space is not what it was when this run started",
+            "the search space has changed since this run started",
             where=str(run.path),
             hint="restore the search space file, or start a new run",
         )
@@ -176,7 +176,7 @@ def recover(study: Study, run: RunFolder) -> None:
         if trial.number not in numbers:
             study.abandon(trial)
             continue
-        measurement = Measurement(outcome="interrupted", reason="the run was killed during it")
+        measurement = Measurement(outcome="interrupted", reason="the run was killed while it ran")
         reply = read_json(run.probe(trial.number).reply)
         if isinstance(reply, dict):
             measurement = replied(reply)

@@ -13,9 +13,9 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
-from autotune.process.messages import ProbeFolder, read_json
+from autotune.process.messages import ChildFolder, read_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.conclusion import render
 from autotune.run.expectations import Expectations, expectations_from_plain
 from autotune.run.loop import reasons_against
@@ -75,7 +75,7 @@ class PastRun:
             return found
         what = "nothing stable was measured in this run"
         if pinned is not None:
-            what = f"probe {pinned} is no stable candidate of this run"
+            what = f"probe {pinned} is not a stable candidate of this run"
         raise user_error(
             what, where=str(self.run.path), hint="`autotune report` shows all its probes"
         )
@@ -105,7 +105,7 @@ class PastRun:
         text = auto_deepspeed(self.job, self.facts, recommendation.chosen.candidate)
         if text is None:
             raise user_error(
-                "what is recommended is not trained by DeepSpeed",
+                "the recommended configuration does not train with DeepSpeed",
                 where="--auto",
                 hint="leave --auto out, or name another probe with --probe",
             )
@@ -167,7 +167,7 @@ def _stored(run: RunFolder) -> tuple[str, Facts]:
         return name, facts_from_plain(run.read(file))
     except (KeyError, TypeError):
         raise user_error(
-            f"{file.name} is not as this version of autotune writes it",
+            f"{file.name} was not written by this version of autotune",
             where=str(run.path),
             hint="name a run folder that this version made",
         ) from None
@@ -177,7 +177,7 @@ def verify_again(past: PastRun) -> Verification:
     """Launch the run's recommended bundle again, and write what came out into it."""
     pinned = (past.stored or {}).get("chosen", {}).get("probe")
     recommendation = past.recommendation(pinned)
-    with past.run.locked(), ProbeServer(past.run.log) as server:
+    with past.run.locked(), ChildServer(past.run.log) as server:
         if not past.run.launch.is_file():
             past.run.write_bundle(past.run.bundle, past.files(recommendation, None))
         facts = past.facts
@@ -187,7 +187,7 @@ def verify_again(past: PastRun) -> Verification:
         again = functools.partial(
             measure_candidate,
             server,
-            ProbeFolder(path=past.run.what_if / "again"),
+            ChildFolder(path=past.run.what_if / "again"),
             past.job,
             facts,
             recommendation.chosen.candidate,

@@ -11,7 +11,7 @@ from autotune.plan.questions.advice import Advice
 from autotune.plan.questions.changes import TriedChange
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.estimates import expected
 from autotune.run.expectations import Expectations
 from autotune.run.opening import Options, facts_of, recover, space_of, study_of
@@ -65,7 +65,7 @@ class Session:
     facts: Facts
     space: SearchSpace
     study: Study
-    server: ProbeServer
+    server: ChildServer
     listener: Listener
     limit_bytes: int
     """Memory a probe may take."""
@@ -81,7 +81,7 @@ class Session:
         job: Job,
         definition: SpaceDefinition,
         run: RunFolder,
-        server: ProbeServer,
+        server: ChildServer,
         storage: str | None,
         listener: Listener,
     ) -> Self:

@@ -12,7 +12,7 @@ import time
 from autotune.job.job import Job
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.conclusion import conclude, interrupted
 from autotune.run.history import History
 from autotune.run.loop import search, settle
@@ -45,7 +45,7 @@ def tune(
     began = time.monotonic()
     if not run.exists():
         begin(job, run, storage, options)
-    with run.locked(), ProbeServer(run.log) as server:
+    with run.locked(), ChildServer(run.log) as server:
         run.ending.unlink(missing_ok=True)
         session = None
         try:

@@ -21,9 +21,9 @@ from autotune.probe.extensions import compiled_folder
 from autotune.probe.protocol import Measurement
 from autotune.process.launch import launch
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.run.verdict import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, device_environment, eval_batch, settings
@@ -40,7 +40,7 @@ def verify(
     job: Job,
     facts: Facts,
     chosen: Ranked,
-    server: ProbeServer,
+    server: ChildServer,
     probe_again: Callable[[], Measurement],
 ) -> Verification:
     """Rehearse the bundle in `run.bundle`, which must be the one of `chosen`.
@@ -123,10 +123,10 @@ def _rehearse(
 
 
 def _prepare_data(
-    run: RunFolder, launched: Settings, chosen: Ranked, server: ProbeServer
+    run: RunFolder, launched: Settings, chosen: Ranked, server: ChildServer
 ) -> Any | None:
     job, facts = launched.job, launched.facts
-    folder = ProbeFolder(path=run.verification / "rehearsal")
+    folder = ChildFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
     drawn = facts.model.weights == "random" and Path(facts.model.path).is_dir()
     bare = drawn and not any(Path(facts.model.path).glob("*.safetensors"))

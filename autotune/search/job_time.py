@@ -68,13 +68,13 @@ class Saving:
 
     def sentence(self) -> str:
         """The same for people."""
-        saved = self.default_s - self.job_s
+        seconds = self.default_s - self.job_s
         cost = f"{format_seconds(self.probing_s)} of probing saved"
-        if saved <= 0:
+        if seconds <= 0:
             return f"{cost} nothing: the stack's defaults are as fast"
-        how = "" if self.measured else "an estimated "
+        prefix = "" if self.measured else "an estimated "
         sentence = (
-            f"{cost} {how}{format_seconds(saved)} of the {format_seconds(self.default_s)} that the "
-            "stack's defaults take"
+            f"{cost} {prefix}{format_seconds(seconds)} of the {format_seconds(self.default_s)} "
+            "that the stack's defaults take"
         )
-        return sentence if saved > self.probing_s else f"{sentence}: less than it cost"
+        return sentence if seconds > self.probing_s else f"{sentence}: less than it cost"

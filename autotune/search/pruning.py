@@ -34,4 +34,6 @@ def best_stable_value(study: optuna.Study) -> float | None:
             out.add(key)
         elif trial.state == TrialState.COMPLETE and trial.value is not None:
             values.setdefault(key, []).append(trial.value)
-    return max((fmean(some) for key, some in values.items() if key not in out), default=None)
+    return max(
+        (fmean(readings) for key, readings in values.items() if key not in out), default=None
+    )

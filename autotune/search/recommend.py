@@ -96,18 +96,18 @@ def recommend(
         return _nothing_fits(records, allowed_bytes, rejected)
     fastest = ranked[0]
     # Up to the first that is no tie: a noisy candidate must not win over one known to be faster.
-    group = list(takewhile(lambda one: is_tie(fastest, one), ranked))
-    near = [one for one in group if one.tokens_per_s >= (1 - MAX_TIE) * fastest.tokens_per_s]
-    chosen = min(near, key=lambda one: (one.peak_memory_bytes, -one.tokens_per_s, one.number))
-    if pinned is not None and pinned not in chosen.numbers:
-        return _pinned(ranked, pinned, chosen, rejected, allowed_bytes, passed_over)
-    ties = tuple(one for one in group if one is not chosen)
-    rest = tuple(one for one in ranked if one not in group)
+    group = list(takewhile(lambda c: is_tie(fastest, c), ranked))
+    near = [c for c in group if c.tokens_per_s >= (1 - MAX_TIE) * fastest.tokens_per_s]
+    winner = min(near, key=lambda c: (c.peak_memory_bytes, -c.tokens_per_s, c.number))
+    if pinned is not None and pinned not in winner.numbers:
+        return _pinned(ranked, pinned, winner, rejected, allowed_bytes, passed_over)
+    ties = tuple(candidate for candidate in group if candidate is not winner)
+    slower = tuple(candidate for candidate in ranked if candidate not in group)
     return Recommendation(
-        chosen=chosen,
-        reasons=tuple(_reasons(chosen, fastest, ties, rest, allowed_bytes)),
+        chosen=winner,
+        reasons=tuple(_reasons(winner, fastest, ties, slower, allowed_bytes)),
         ties=ties,
-        runners_up=rest,
+        runners_up=slower,
         rejected=rejected,
         allowed_bytes=allowed_bytes,
         passed_over=passed_over,
@@ -130,7 +130,7 @@ def _standings(records: Sequence[Record]) -> list[Ranked]:
         )
         for group in readings.values()
     ]
-    return sorted(ranked, key=lambda one: -one.tokens_per_s)
+    return sorted(ranked, key=lambda candidate: -candidate.tokens_per_s)
 
 
 def _pinned(
@@ -141,33 +141,33 @@ def _pinned(
     allowed_bytes: int | None,
     passed_over: Mapping[int, str],
 ) -> Recommendation | NothingFits:
-    wanted = next((one for one in ranked if pinned in one.numbers), None)
-    if wanted is None:
+    winner = next((candidate for candidate in ranked if pinned in candidate.numbers), None)
+    if winner is None:
         return NothingFits(
             nearest=None, short_bytes=None, short_is_lower_bound=True, rejected=rejected
         )
-    share = 100 * (wanted.tokens_per_s / natural.tokens_per_s - 1)
+    share = 100 * (winner.tokens_per_s / natural.tokens_per_s - 1)
     reason = (
         f"asked for; {share:+.0f}% tokens/s against probe {natural.number}, the recommended one"
     )
     return Recommendation(
-        chosen=wanted,
+        chosen=winner,
         reasons=(reason,),
         ties=(),
-        runners_up=tuple(one for one in ranked if one is not wanted),
+        runners_up=tuple(candidate for candidate in ranked if candidate is not winner),
         rejected=rejected,
         allowed_bytes=allowed_bytes,
         passed_over=passed_over,
     )
 
 
-def is_tie(fastest: Ranked, other: Ranked) -> bool:
+def is_tie(fastest: Ranked, candidate: Ranked) -> bool:
     """Whether the two differ by no more than their measured noise."""
     noise = math.hypot(
         fastest.measurement.relative_uncertainty or 0.0,
-        other.measurement.relative_uncertainty or 0.0,
+        candidate.measurement.relative_uncertainty or 0.0,
     )
-    return other.tokens_per_s >= fastest.tokens_per_s * (1 - noise)
+    return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - noise)
 
 
 def _rejected(
@@ -177,16 +177,16 @@ def _rejected(
     reasons = {r.number: _why_rejected(r, allowed_bytes, passed_over) for r in records}
     against: dict[str, str] = {}  # what holds for one probe of a candidate holds for all of them
     for record in records:
-        why = reasons[record.number]
-        if why is not None and why not in _SAYS_NOTHING:
-            against.setdefault(record.candidate.key, why)
+        reason = reasons[record.number]
+        if reason is not None and reason not in _SAYS_NOTHING:
+            against.setdefault(record.candidate.key, reason)
     for record in records:
-        why = reasons[record.number]
-        if why is None and record.measurement is not None and record.candidate.key in against:
-            why = f"measured again, it was not as good: {against[record.candidate.key]}"
-        if why is not None:
-            groups.setdefault(why, []).append(record.number)
-    return {why: tuple(numbers) for why, numbers in groups.items()}
+        reason = reasons[record.number]
+        if reason is None and record.measurement is not None and record.candidate.key in against:
+            reason = f"measured again, it was not as good: {against[record.candidate.key]}"
+        if reason is not None:
+            groups.setdefault(reason, []).append(record.number)
+    return {reason: tuple(numbers) for reason, numbers in groups.items()}
 
 
 def _why_rejected(
@@ -209,36 +209,36 @@ _SAYS_NOTHING = ("busy", "interrupted", "stopped")
 
 
 def _reasons(
-    chosen: Ranked,
+    winner: Ranked,
     fastest: Ranked,
     ties: Collection[Ranked],
-    rest: Sequence[Ranked],
+    slower: Sequence[Ranked],
     allowed_bytes: int | None,
 ) -> list[str]:
-    noise = chosen.measurement.relative_uncertainty
-    known = f" (+-{100 * noise:.1f}%)" if noise is not None else ""
-    if chosen.readings > 1:
-        known = f" ({known[2:-1]}, {chosen.readings} probes)"
+    noise = winner.measurement.relative_uncertainty
+    precision = f" (+-{100 * noise:.1f}%)" if noise is not None else ""
+    if winner.readings > 1:
+        precision = f" ({precision[2:-1]}, {winner.readings} probes)"
     reasons = []
-    if chosen is fastest:
-        reasons.append(f"fastest stable candidate: {chosen.tokens_per_s:.0f} tokens/s{known}")
+    if winner is fastest:
+        reasons.append(f"fastest stable candidate: {winner.tokens_per_s:.0f} tokens/s{precision}")
     else:
         reasons.append(
-            f"{chosen.tokens_per_s:.0f} tokens/s{known} is within the noise of the fastest, "
+            f"{winner.tokens_per_s:.0f} tokens/s{precision} is within the noise of the fastest, "
             f"{fastest.tokens_per_s:.0f} tokens/s (probe {fastest.number}), and takes "
-            f"{format_bytes(fastest.peak_memory_bytes - chosen.peak_memory_bytes)} less memory"
+            f"{format_bytes(fastest.peak_memory_bytes - winner.peak_memory_bytes)} less memory"
         )
-    reasons += _phases(chosen.measurement)
-    if ties and chosen is fastest:
-        what = f"{len(ties)} other candidate(s) cannot be told from it within the noise"
-        leaner = min(one.peak_memory_bytes for one in ties) < chosen.peak_memory_bytes
+    reasons += _phases(winner.measurement)
+    if ties and winner is fastest:
+        what = f"{len(ties)} other candidate(s) are within the noise of it"
+        leaner = min(candidate.peak_memory_bytes for candidate in ties) < winner.peak_memory_bytes
         reasons.append(what if leaner else f"{what}, but take more memory")
-    if rest:
-        gain = chosen.tokens_per_s / rest[0].tokens_per_s - 1
-        reasons.append(f"{100 * gain:.0f}% faster than the next best (probe {rest[0].number})")
+    if slower:
+        gain = winner.tokens_per_s / slower[0].tokens_per_s - 1
+        reasons.append(f"{100 * gain:.0f}% faster than the next best (probe {slower[0].number})")
     if allowed_bytes is not None:
         reasons.append(
-            f"its peak of {format_bytes(chosen.peak_memory_bytes)} is within the "
+            f"its peak of {format_bytes(winner.peak_memory_bytes)} is within the "
             f"{format_bytes(allowed_bytes)} that the headroom leaves"
         )
     return reasons
@@ -250,13 +250,13 @@ def _phases(m: Measurement) -> list[str]:
         return []
     phases = {"generation": m.generation_s, "scoring": m.scoring_s, "update": m.update_s}
     phases["the optimizer"] = m.optimizer_step_time_s
-    each = ", ".join(f"{name} {format_seconds(seconds or 0)}" for name, seconds in phases.items())
+    parts = ", ".join(f"{name} {format_seconds(seconds or 0)}" for name, seconds in phases.items())
     peaks = {"generation": m.generation_peak_bytes, "scoring": m.scoring_peak_bytes}
     peaks["update"] = m.update_peak_bytes
     highest = ", ".join(f"{name} {format_bytes(size or 0)}" for name, size in peaks.items())
     return [
         f"{m.completions_per_s:.3g} completions/s, all of full length (those that end early take "
-        f"less); of a step {each}",
+        f"less); of a step {parts}",
         f"peaks: {highest}",
     ]
 
@@ -265,18 +265,18 @@ def _nothing_fits(
     records: Sequence[Record], allowed_bytes: int | None, rejected: Mapping[str, tuple[int, ...]]
 ) -> NothingFits:
     """The candidate that came nearest: one that ran but took too much; else the leanest refused."""
-    short = [
+    failures = [
         (record.measurement.outcome == "oom", excess, record)
         for record in records
         if record.measurement is not None
         and (excess := excess_bytes(record.measurement, allowed_bytes)) is not None
         and excess > 0
     ]
-    ran = [one for one in short if not one[0]]
-    if ran:
-        _, excess, nearest = min(ran, key=lambda one: (one[1], one[2].number))
-    elif short:
-        _, excess, nearest = min(short, key=lambda one: expected_leanness(one[2].candidate))
+    too_large = [failure for failure in failures if not failure[0]]
+    if too_large:
+        _, excess, nearest = min(too_large, key=lambda f: (f[1], f[2].number))
+    elif failures:
+        _, excess, nearest = min(failures, key=lambda f: expected_leanness(f[2].candidate))
     else:
         return NothingFits(
             nearest=None,
@@ -288,6 +288,6 @@ def _nothing_fits(
     return NothingFits(
         nearest=nearest,
         short_bytes=int(excess),
-        short_is_lower_bound=not ran,
+        short_is_lower_bound=not too_large,
         rejected=rejected,
     )

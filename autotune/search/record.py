@@ -45,8 +45,8 @@ def host_shortfall(records: Sequence[Record]) -> str | None:
     out = [(number, m) for number, m in out if m.outcome == "host_oom"]
     if not out:
         return None
-    number, nearest = min(out, key=lambda one: (one[1].missing_bytes or 2**62, one[0]))
+    number, nearest = min(out, key=lambda pair: (pair[1].missing_bytes or 2**62, pair[0]))
     if nearest.missing_bytes is None:
         return f"the host's memory ran out (probe {number})"
-    short = format_bytes(nearest.missing_bytes)
-    return f"the host's memory ran out: nearest was probe {number}, at least {short} short"
+    shortfall = format_bytes(nearest.missing_bytes)
+    return f"the host's memory ran out: nearest was probe {number}, at least {shortfall} short"

@@ -48,17 +48,17 @@ class Repeatability:
 
 def repeatability(records: Iterable[Record]) -> Repeatability:
     """From every candidate that ended ok more than once."""
-    measured = defaultdict(list)
+    by_candidate = defaultdict(list)
     for record in records:
         measurement = record.measurement
         if measurement is not None and measurement.outcome == "ok" and measurement.tokens_per_s:
-            measured[record.candidate.key].append(measurement)
+            by_candidate[record.candidate.key].append(measurement)
     readings = {
-        key: [math.log(one.tokens_per_s or 1.0) for one in quiet(some)]
-        for key, some in measured.items()
+        key: [math.log(measurement.tokens_per_s or 1.0) for measurement in quiet(measurements)]
+        for key, measurements in by_candidate.items()
     }
     squares = sum(
-        (one - fmean(logs)) ** 2 for logs in readings.values() if len(logs) > 1 for one in logs
+        (log - fmean(logs)) ** 2 for logs in readings.values() if len(logs) > 1 for log in logs
     )
     repeats = sum(len(logs) - 1 for logs in readings.values())
     pooled_sd = math.sqrt((squares + PRIOR_WORTH * PRIOR_SD**2) / (repeats + PRIOR_WORTH))
@@ -71,9 +71,7 @@ def repeatability(records: Iterable[Record]) -> Repeatability:
 
 def quiet(measurements: Sequence[Measurement]) -> Sequence[Measurement]:
     """Those during which nobody else took the cores; all, where there are none."""
-    return [one for one in measurements if (one.processor_wait_share or 0.0) <= QUIET] or (
-        measurements
-    )
+    return [m for m in measurements if (m.processor_wait_share or 0.0) <= QUIET] or measurements
 
 
 def error(measurement: Measurement, sd: float) -> float:
@@ -91,20 +89,20 @@ def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
     first = measurements[0]
     if len(measurements) == 1:
         return first
-    told = [one for one in quiet(measurements) if one.tokens_per_s]
-    logs = [math.log(one.tokens_per_s or 1.0) for one in told]
-    weights = [1 / error(one, sd) ** 2 for one in told]
+    readings = [measurement for measurement in quiet(measurements) if measurement.tokens_per_s]
+    logs = [math.log(reading.tokens_per_s or 1.0) for reading in readings]
+    weights = [1 / error(reading, sd) ** 2 for reading in readings]
     centre = fmean(logs, weights)
-    apart = fmean([(log - centre) ** 2 for log in logs], weights) / max(len(logs) - 1, 1)
+    variance = fmean([(log - centre) ** 2 for log in logs], weights) / max(len(logs) - 1, 1)
     mean = math.exp(centre)
     slower = (first.tokens_per_s or mean) / mean
     times = {name: slower * value for name in _TIMES if (value := getattr(first, name)) is not None}
-    retries = [one.allocator_retries for one in measurements if one.allocator_retries is not None]
-    peaks = [one.peak_memory_bytes for one in measurements if one.peak_memory_bytes is not None]
+    retries = [m.allocator_retries for m in measurements if m.allocator_retries is not None]
+    peaks = [m.peak_memory_bytes for m in measurements if m.peak_memory_bytes is not None]
     phases = {
-        name: max(told_peaks)
+        name: max(phase_peaks)
         for name in _PEAKS
-        if (told_peaks := [p for one in measurements if (p := getattr(one, name)) is not None])
+        if (phase_peaks := [p for m in measurements if (p := getattr(m, name)) is not None])
     }
     return replace(
         first,
@@ -113,7 +111,7 @@ def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
         reason=f"{len(measurements)} probes; {first.reason}",
         tokens_per_s=mean,
         completions_per_s=first.completions_per_s and first.completions_per_s / slower,
-        relative_uncertainty=SD_95 * math.sqrt(max(1 / sum(weights), apart)),
+        relative_uncertainty=SD_95 * math.sqrt(max(1 / sum(weights), variance)),
         peak_memory_bytes=max(peaks, default=None),
         allocator_retries=max(retries, default=None),
     )

@@ -65,7 +65,7 @@ class Study:
         sampler: Sampler | None = None,
     ):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._space, self._allowed, self._sampler = space, allowed_bytes, sampler
+        self._space, self._allowed_bytes, self._sampler = space, allowed_bytes, sampler
         self._left_out: frozenset[str] = frozenset()
         self._study = optuna.create_study(
             storage=_storage(database),
@@ -81,7 +81,7 @@ class Study:
         self._left_out = keys
         if self._sampler is not None:
             out = [c for c in self._space.candidates if c.key in keys]
-            self._sampler.leave_out([params_of(self._space, one) for one in out])
+            self._sampler.leave_out([params_of(self._space, candidate) for candidate in out])
 
     def best_value(self) -> float | None:
         """Tokens/s of the fastest probe that fits; None before there is one."""
@@ -130,7 +130,7 @@ class Study:
         if measurement.outcome == "stopped" and measurement.tokens_per_s:
             # What was reported before were upper ends; the last value is what is believed.
             trial.report(measurement.tokens_per_s, AFTER_THE_LAST)
-        excess = excess_bytes(measurement, self._allowed)
+        excess = excess_bytes(measurement, self._allowed_bytes)
         if excess is not None:
             trial.set_constraint("memory", excess)
         if measurement.outcome == "host_oom":
@@ -166,12 +166,12 @@ class Study:
         for trial in self._study.get_trials(deepcopy=False):
             if _CANDIDATE not in trial.user_attrs:
                 continue
-            stored = trial.user_attrs.get(_MEASUREMENT)
+            measurement = trial.user_attrs.get(_MEASUREMENT)
             records.append(
                 Record(
                     number=trial.number,
                     candidate=from_knobs(trial.user_attrs[_CANDIDATE]),
-                    measurement=Measurement.from_plain(stored) if stored else None,
+                    measurement=Measurement.from_plain(measurement) if measurement else None,
                 )
             )
         return records
@@ -194,13 +194,13 @@ class Study:
 
     def candidates_left(self) -> int:
         """Candidates of the space that have not been probed."""
-        told = {
+        probed = {
             record.candidate.key
             for record in self.records()
             if record.measurement is None or record.measurement.outcome not in _SILENT
         }
-        done = told | self._left_out
-        return sum(candidate.key not in done for candidate in self._space.candidates)
+        closed = probed | self._left_out
+        return sum(candidate.key not in closed for candidate in self._space.candidates)
 
 
 def _storage(database: Path | str) -> Any:

@@ -38,10 +38,10 @@ def quarters(number: int, count: int = 2) -> list[int]:
     multiple of TRL's default that."""
     if number > TRL_ROLLOUT_BATCH and number % TRL_ROLLOUT_BATCH == 0:
         return [number, TRL_ROLLOUT_BATCH]
-    found = [number]
-    while len(found) < count and found[-1] > 1:
-        found.append(max((d for d in divisors(number) if 4 * d <= found[-1]), default=1))
-    return found
+    halves = [number]
+    while len(halves) < count and halves[-1] > 1:
+        halves.append(max((d for d in divisors(number) if 4 * d <= halves[-1]), default=1))
+    return halves
 
 
 def generation_problem(
@@ -58,7 +58,7 @@ def generation_problem(
     if generation_batch % per_step:
         return "the completions generated together cannot be split into micro-batches"
     if global_batch % generation_batch and generation_batch % global_batch:
-        return "the completions generated together do not divide the global batch, nor it them"
+        return "neither the completions generated together nor the global batch divides the other"
     return None
 
 
@@ -86,9 +86,9 @@ def update_problem(
 
 def nearest_values(value: int, valid: list[int]) -> list[int]:
     """The valid values just below and just above `value`."""
-    below = [v for v in valid if v < value]
-    above = [v for v in valid if v > value]
-    return below[-1:] + above[:1]
+    smaller = [v for v in valid if v < value]
+    larger = [v for v in valid if v > value]
+    return smaller[-1:] + larger[:1]
 
 
 def nearest_token_batches(tokens: int, max_length: int) -> list[int]:

@@ -38,17 +38,17 @@ def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> l
         groups: every number of completions of one prompt that may be chosen; 1 where none are
             generated.
     """
-    lengths, found = list(lengths), dict[Problem, None]()
+    lengths, problems = list(lengths), dict[Problem, None]()
     for batch, length, group in itertools.product(job.batches, lengths, groups):
-        one = job.with_batch(batch)
-        problem = batch_problem(one, length) or group_problem(one, length, group)
-        problem = problem or update_batch_problem(one, length)
+        batch_job = job.with_batch(batch)
+        problem = batch_problem(batch_job, length) or group_problem(batch_job, length, group)
+        problem = problem or update_batch_problem(batch_job, length)
         if problem is not None:
-            found[problem] = None
-    if not found and METHODS[job.method].value_model:
+            problems[problem] = None
+    if not problems and METHODS[job.method].value_model:
         whitening = whitening_problem(job, lengths)
         return [] if whitening is None else [whitening]
-    return list(found)
+    return list(problems)
 
 
 def batch_problem(job: Job, max_length: Any) -> Problem | None:
@@ -70,38 +70,38 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
     if problem is not None:
         return problem
     valid = sorted({micro for count in counts for micro in micro_batches(sequences, count)})
-    wanted = job.fixed.get(MICRO_BATCH)
-    if isinstance(wanted, int) and wanted not in valid:
-        near = " or ".join(str(n) for n in nearest_values(wanted, valid))
+    micro_batch = job.fixed.get(MICRO_BATCH)
+    if isinstance(micro_batch, int) and micro_batch not in valid:
+        near = " or ".join(str(n) for n in nearest_values(micro_batch, valid))
         return Problem(
             where=MICRO_BATCH,
-            what=f"a micro-batch of {wanted} does not divide {_shared(sequences, counts)}",
-            hint=f"the nearest values that do are {near}",
+            what=f"a micro-batch of {micro_batch} does not divide {_shared(sequences, counts)}",
+            hint=f"the nearest possible values are {near}",
         )
     pinned = job.fixed.get(ACCUMULATION)
-    whole = {m for count in counts for m in divisors(sequences // count)}
-    if isinstance(pinned, int) and pinned not in whole:
-        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(whole)))
+    valid_counts = {m for count in counts for m in divisors(sequences // count)}
+    if isinstance(pinned, int) and pinned not in valid_counts:
+        near = " or ".join(str(n) for n in nearest_values(pinned, sorted(valid_counts)))
         return Problem(
             where=ACCUMULATION,
             what=f"{pinned} micro-batches do not divide {_shared(sequences, counts)}",
-            hint=f"the nearest values that do are {near}",
+            hint=f"the nearest possible values are {near}",
         )
     return None
 
 
 def _shared(sequences: int, counts: Sequence[int]) -> str:
     """What micro-batches have to make up: the global batch, or each process's share of it."""
-    whole = f"the global batch of {sequences}"
+    target = f"the global batch of {sequences}"
     if max(counts) == 1:
-        return whole
+        return target
     shares = " or ".join(
         f"the {sequences // n} sequences of each of {n} processes"
         if n > 1
         else f"all {n * sequences} of one"
         for n in counts
     )
-    return f"{shares} ({whole})"
+    return f"{shares} ({target})"
 
 
 def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
@@ -114,15 +114,15 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
         what = f"must be at least 2, but got {group}: completions of a prompt are compared"
         return Problem(where=GROUP, what=what, hint="generate at least 2 completions of a prompt")
     if sequences % group:
-        whole = math.lcm(group, max(process_counts(job)))
-        less = sequences // whole * whole
-        batches = " or ".join(str(n) for n in (less, less + whole) if n)
+        multiple = math.lcm(group, max(process_counts(job)))
+        smaller = sequences // multiple * multiple
+        batches = " or ".join(str(n) for n in (smaller, smaller + multiple) if n)
         sizes = nearest_values(group, [n for n in divisors(sequences) if n > 1])
         near = " or ".join(str(n) for n in sizes)
         return Problem(
             where=where,
             what=f"{sequences} completions cannot be split into groups of {group}",
-            hint=f"the nearest batches that are: {batches}; the nearest {GROUP}: {near}",
+            hint=f"the nearest possible batches: {batches}; the nearest {GROUP}: {near}",
         )
     return _generation_problem(job, sequences, group)
 
@@ -140,12 +140,12 @@ def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
         (MINI_BATCHES, "mini_batches", steps),
         (ROLLOUT_CHUNK, "chunk", local),
     ):
-        for value in _asked(job, knob, ()):
-            why = problem(**{name: value}) if isinstance(value, int) and value > 0 else None
-            if why is not None:
+        for value in _requested_values(job, knob, ()):
+            reason = problem(**{name: value}) if isinstance(value, int) and value > 0 else None
+            if reason is not None:
                 near = " or ".join(str(n) for n in nearest_values(value, divisors(number)))
-                what = f"{value} cannot be: {why} ({local} completions on a device)"
-                return Problem(where=knob, what=what, hint=f"the nearest values that do: {near}")
+                what = f"{value} is not possible: {reason} ({local} completions on a device)"
+                return Problem(where=knob, what=what, hint=f"the nearest possible values: {near}")
     return None
 
 
@@ -153,7 +153,7 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
     """Where PPO is to whiten rewards: mini-batches that are all too small for it."""
     if not job.training.get("whiten_rewards"):
         return None
-    minis = [n for n in _asked(job, MINI_BATCHES, (1,)) if isinstance(n, int) and n > 0]
+    minis = [n for n in _requested_values(job, MINI_BATCHES, (1,)) if isinstance(n, int) and n > 0]
     sizes = [
         job.with_batch(batch).batch_sequences(length)
         for batch, length in itertools.product(job.batches, lengths)
@@ -164,11 +164,11 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
     if not local or local // parts >= WHITENED:
         return None
     micro, chunk = job.fixed.get(MICRO_BATCH), job.fixed.get(ROLLOUT_CHUNK)
-    whole, together = parts * _count(micro), _count(chunk)
-    enough = itertools.count(-(-WHITENED * parts // whole) * whole, whole)
-    least = next(n for n in enough if n < together or n % together == 0) * count
+    part_rows, together = parts * _count(micro), _count(chunk)
+    enough = itertools.count(-(-WHITENED * parts // part_rows) * part_rows, part_rows)
+    smallest = next(n for n in enough if n < together or n % together == 0) * count
     fewer = [n for n in divisors(local) if local // n >= WHITENED]
-    hint = f"the nearest {GLOBAL_BATCH} that does: {least}; "
+    hint = f"the nearest possible {GLOBAL_BATCH}: {smallest}; "
     if fewer:
         hint += f"the nearest {MINI_BATCHES}: {fewer[-1]}; "
     return Problem(
@@ -179,7 +179,7 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
     )
 
 
-def _asked(job: Job, knob: str, otherwise: Sequence[Any]) -> Sequence[Any]:
+def _requested_values(job: Job, knob: str, otherwise: Sequence[Any]) -> Sequence[Any]:
     """The values of a knob that the job pins or lists."""
     return [job.fixed[knob]] if knob in job.fixed else job.recipe.get(knob, otherwise)
 
@@ -199,10 +199,10 @@ def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
     def problem(number: int) -> str | None:
         return generation_problem(number, global_batch=sequences, per_step=per_step, group=group)
 
-    why = problem(together)
-    if why is None:
+    reason = problem(together)
+    if reason is None:
         return None
-    most = sequences * (together // sequences + 1)
-    valid = [n for n in range(group, most + 1, group) if problem(n) is None]
+    largest = sequences * (together // sequences + 1)
+    valid = [n for n in range(group, largest + 1, group) if problem(n) is None]
     near = " or ".join(str(n) for n in nearest_values(together, valid)) or "none"
-    return Problem(where=GENERATION_BATCH, what=why, hint=f"the nearest values that do: {near}")
+    return Problem(where=GENERATION_BATCH, what=reason, hint=f"the nearest possible values: {near}")

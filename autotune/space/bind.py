@@ -83,11 +83,11 @@ class SearchSpace:
 
     def default(self) -> Candidate:
         """The candidate closest to what the stack does when nobody chooses."""
-        wanted = {knob.name: knob.default for knob in self.knobs}
-        compared = {name: value for name, value in wanted.items() if name not in ALL_AT_ONCE}
+        values = {knob.name: knob.default for knob in self.knobs}
+        compared = {name: value for name, value in values.items() if name not in ALL_AT_ONCE}
 
         def distance(candidate: Candidate) -> tuple[int, int, int]:
-            target = wanted.get(MICRO_BATCH)
+            target = values.get(MICRO_BATCH)
             gap = abs(candidate.micro_batch - target) if isinstance(target, int) else 0
             together = next((v for n in ALL_AT_ONCE if (v := candidate.values.get(n))), None)
             if ROLLOUT_CHUNK in candidate.values and isinstance(together, int):
@@ -129,46 +129,46 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
     """
     _check_sharing(definition, job)
-    known = space_facts(job, facts)
+    fixed_facts = space_facts(job, facts)
     knobs: list[BoundKnob] = []
     for knob in definition.knobs:
         # What knobs have one value only is known as well as any fact.
-        asked = {**known, **{one.name: one.values[0] for one in knobs if len(one.values) == 1}}
-        if all(condition_holds(c, asked.get(n), asked) for n, c in knob.only_if.items()):
-            knobs.append(_bind_knob(knob, job, facts, {one.name: one.values for one in knobs}))
+        context = {**fixed_facts, **{k.name: k.values[0] for k in knobs if len(k.values) == 1}}
+        if all(condition_holds(c, context.get(n), context) for n, c in knob.only_if.items()):
+            knobs.append(_bind_knob(knob, job, facts, {k.name: k.values for k in knobs}))
     _check_batch(knobs, job)
     positions = Positions.of(job, facts)
     _check_positions(knobs, positions)
     defaults = {knob.name: knob.default for knob in knobs}
     rules = tuple(rule.with_defaults(defaults) for rule in definition.rules)
-    enumeration = _Enumeration(knobs, rules, known, job, facts)
+    enumeration = _Enumeration(knobs, rules, fixed_facts, job, facts)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(
         Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
     )
     if not candidates:
-        decided = {**known, **{one.name: one.values[0] for one in knobs if len(one.values) == 1}}
-        reasons = [one.reason for one in exclusions]
+        decided = {**fixed_facts, **{k.name: k.values[0] for k in knobs if len(k.values) == 1}}
+        reasons = [exclusion.reason for exclusion in exclusions]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
     return SearchSpace(
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
         exclusions=exclusions,
-        notes=space_notes(job, facts, positions, [one.values for one in candidates]),
+        notes=space_notes(job, facts, positions, [candidate.values for candidate in candidates]),
     )
 
 
 def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> BoundKnob:
     """The knob with the values that some candidate has."""
-    left = [v for v in knob.values if any(c[knob.name] == v for c in candidates)]
-    default = knob.default if knob.default in left or knob.name == MICRO_BATCH else left[0]
-    return dataclasses.replace(knob, values=tuple(left), default=default)
+    values = [v for v in knob.values if any(c[knob.name] == v for c in candidates)]
+    default = knob.default if knob.default in values or knob.name == MICRO_BATCH else values[0]
+    return dataclasses.replace(knob, values=tuple(values), default=default)
 
 
-def _bind_knob(knob: Knob, job: Job, facts: Facts, bound: Bound) -> BoundKnob:
+def _bind_knob(knob: Knob, job: Job, facts: Facts, bound_values: Bound) -> BoundKnob:
     by_device = isinstance(knob.values, dict)
     word: Any = knob.values[facts.device.kind] if by_device else knob.values
-    values = derived_values(knob.name, word, job, facts, bound)
+    values = derived_values(knob.name, word, job, facts, bound_values)
     default = values[0] if knob.default is None and values else knob.default
     if knob.name in job.fixed:
         values = [job.fixed[knob.name]]
@@ -228,31 +228,31 @@ class _Enumeration:
         self,
         knobs: list[BoundKnob],
         rules: tuple[Rule, ...],
-        known: dict[str, Any],
+        fixed_facts: dict[str, Any],
         job: Job,
         facts: Facts,
     ):
-        self._knobs, self._known, self._job, self._facts = knobs, known, job, facts
+        self._knobs, self._fixed_facts, self._job, self._facts = knobs, fixed_facts, job, facts
         self._positions = Positions.of(job, facts)
         self.excluded: dict[str, int] = {}
         position = {knob.name: depth for depth, knob in enumerate(knobs)}
         self._rules: list[list[Rule]] = [[] for _ in range(len(knobs) + 1)]
         for rule in rules:
-            asked = set(rule.forbid) | {
+            rule_names = set(rule.forbid) | {
                 condition["above"]
                 for condition in rule.forbid.values()
                 if isinstance(condition, Mapping) and isinstance(condition.get("above"), str)
             }
-            self._rules[max((position.get(n, -1) + 1 for n in asked), default=0)].append(rule)
+            self._rules[max((position.get(n, -1) + 1 for n in rule_names), default=0)].append(rule)
 
     def candidates(self) -> Iterator[Candidate]:
         """Every feasible candidate."""
         yield from self._descend(0, {})
 
     def _descend(self, depth: int, values: dict[str, KnobValue]) -> Iterator[Candidate]:
-        known = {**self._known, **values}
+        context = {**self._fixed_facts, **values}
         for rule in self._rules[depth]:
-            if rule.excludes(known):
+            if rule.excludes(context):
                 self._exclude(rule.reason, depth)
                 return
         if depth == len(self._knobs):
@@ -279,16 +279,16 @@ class _Enumeration:
         elif pinned is not None and pinned != count:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
         elif (
-            why := self._positions.problem(values)
-            or completions_problem(self._job, self._known, values, sequences or 0)
+            reason := self._positions.problem(values)
+            or completions_problem(self._job, self._fixed_facts, values, sequences or 0)
             or division_problem(self._job, self._facts, values)
             or share_problem(self._job, self._facts, values)
             or group_problem(self._job, values)
         ) is not None:
-            self._exclude(why, len(self._knobs))
+            self._exclude(reason, len(self._knobs))
         else:
             yield Candidate(values=values, gradient_accumulation_steps=count)
 
     def _exclude(self, reason: str, depth: int) -> None:
-        lost = prod(len(knob.values) for knob in self._knobs[depth:])
-        self.excluded[reason] = self.excluded.get(reason, 0) + lost
+        count = prod(len(knob.values) for knob in self._knobs[depth:])
+        self.excluded[reason] = self.excluded.get(reason, 0) + count

@@ -16,33 +16,33 @@ from autotune.space.sharding.processes import processes_of
 
 
 def completions_problem(
-    job: Job, known: Mapping[str, Any], values: Mapping[str, Any], sequences: int
+    job: Job, context: Mapping[str, Any], values: Mapping[str, Any], sequences: int
 ) -> str | None:
     """Why it cannot; None: it can, or generates none.
 
     Args:
-        known: facts, by the names that rules have for them.
+        known: facts, by the context that rules have for them.
         values: of the candidate's knobs; its micro-batch divides the global batch.
         sequences: of the global batch.
     """
     if GENERATION_BATCH in values:
-        return _groups_problem(job, known, values, sequences)
+        return _groups_problem(job, context, values, sequences)
     if ROLLOUT_CHUNK in values:
-        return _update_problem(job, known, values, sequences)
+        return _update_problem(job, context, values, sequences)
     return None
 
 
 def _groups_problem(
-    job: Job, known: Mapping[str, Any], values: Mapping[str, Any], sequences: int
+    job: Job, context: Mapping[str, Any], values: Mapping[str, Any], sequences: int
 ) -> str | None:
     together = values[GENERATION_BATCH]
-    asked = GENERATION_BATCH in job.fixed or GENERATION_BATCH in job.recipe
-    if together > sequences and not asked:
+    requested = GENERATION_BATCH in job.fixed or GENERATION_BATCH in job.recipe
+    if together > sequences and not requested:
         return (
             "a `generation_batch_size` above the global batch trains on completions of an older "
             "policy: the job must ask for it"
         )
-    if together > known["data.rows"] * values[GROUP]:
+    if together > context["data.rows"] * values[GROUP]:
         return "the data has fewer prompts than are generated from together"
     return generation_problem(
         together,
@@ -53,14 +53,14 @@ def _groups_problem(
 
 
 def _update_problem(
-    job: Job, known: Mapping[str, Any], values: Mapping[str, Any], sequences: int
+    job: Job, context: Mapping[str, Any], values: Mapping[str, Any], sequences: int
 ) -> str | None:
     processes = processes_of(values, job)
     local = sequences // processes
-    asked = ROLLOUT_CHUNK in job.fixed or ROLLOUT_CHUNK in job.recipe
-    if values[ROLLOUT_CHUNK] > local and not asked:
+    requested = ROLLOUT_CHUNK in job.fixed or ROLLOUT_CHUNK in job.recipe
+    if values[ROLLOUT_CHUNK] > local and not requested:
         return "`local_rollout_forward_batch_size` cannot be larger than an update of one device"
-    if sequences > known["data.rows"]:
+    if sequences > context["data.rows"]:
         return "the data has fewer prompts than an update takes"
     if processes > 1 and job.tuning != "full" and not values.get("copy_reference"):
         return "on several devices PPOTrainer needs `fixed: {copy_reference: true}` beside adapters"

@@ -92,31 +92,37 @@ def parse_definition(text: str, name: str) -> SpaceDefinition:
     Raises:
         UserError: with every problem and its line.
     """
-    own = _Part.of(text, name, {"method", "knobs", "rules", "include"})
-    if not isinstance(own.data.get("method"), str):
-        own.report(("method",), "`method` must name the training method")
-    if MICRO_BATCH not in own.entries:
-        own.report(("knobs",), f"`knobs` must be a mapping that holds at least `{MICRO_BATCH}`")
-        raise UserError(*own.problems)
-    parts = [own, *_included(own)]
-    names = [one for part in parts for one in part.entries]
+    main_part = _Part.of(text, name, {"method", "knobs", "rules", "include"})
+    if not isinstance(main_part.data.get("method"), str):
+        main_part.report(("method",), "`method` must name the training method")
+    if MICRO_BATCH not in main_part.entries:
+        main_part.report(
+            ("knobs",), f"`knobs` must be a mapping that holds at least `{MICRO_BATCH}`"
+        )
+        raise UserError(*main_part.problems)
+    parts = [main_part, *_included(main_part)]
+    names = [entry for part in parts for entry in part.entries]
     knobs = [knob for part in parts for knob in part.knobs(FACT_NAMES.union(names))]
     rules = [rule for part in parts for rule in part.rules(FACT_NAMES.union(names))]
-    for twice in sorted({one for one in names if names.count(one) > 1}):
-        own.report(("include",), f"`{twice}` is a knob of this file and of one that it includes")
+    for duplicate in sorted({entry for entry in names if names.count(entry) > 1}):
+        main_part.report(
+            ("include",), f"`{duplicate}` is a knob of this file and of one that it includes"
+        )
     if problems := [problem for part in parts for problem in part.problems]:
         raise UserError(*problems)
-    method = str(own.data["method"])
+    method = str(main_part.data["method"])
     return SpaceDefinition(name=name, method=method, knobs=tuple(knobs), rules=tuple(rules))
 
 
-def _included(own: "_Part") -> list["_Part"]:
+def _included(main_part: "_Part") -> list["_Part"]:
     """The files that a space takes knobs and rules from: shipped ones, by name."""
-    file = own.data.get("include")
+    file = main_part.data.get("include")
     if file is None:
         return []
     if file not in INCLUDES:
-        own.report(("include",), f"`{file}` cannot be included", f"there is {' | '.join(INCLUDES)}")
+        main_part.report(
+            ("include",), f"`{file}` cannot be included", f"there is {' | '.join(INCLUDES)}"
+        )
         return []
     return [_shipped_part(str(file))]
 
@@ -129,8 +135,8 @@ def _shipped_part(file: str) -> "_Part":
 def shared_part(file: str) -> SpaceDefinition:
     """What spaces include from `file`, one of `INCLUDES`: knobs and rules of no method."""
     part = _shipped_part(file)
-    known = FACT_NAMES.union(part.entries)
-    knobs, rules = tuple(part.knobs(known)), tuple(part.rules(known))
+    names = FACT_NAMES.union(part.entries)
+    knobs, rules = tuple(part.knobs(names)), tuple(part.rules(names))
     return SpaceDefinition(name=part.name, method="", knobs=knobs, rules=rules)
 
 
@@ -152,8 +158,8 @@ class _Part:
         return part
 
     def report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
-        known = (path[:n] for n in range(len(path), 0, -1) if path[:n] in self.lines)
-        line = next((self.lines[one] for one in known), 1)
+        prefixes = (path[:n] for n in range(len(path), 0, -1) if path[:n] in self.lines)
+        line = next((self.lines[prefix] for prefix in prefixes), 1)
         self.problems.append(Problem(where=f"{self.name}:{line}", what=what, hint=hint))
 
     @property
@@ -161,60 +167,60 @@ class _Part:
         entries = self.data.get("knobs")
         return entries if isinstance(entries, dict) else {}
 
-    def knobs(self, known: Collection[str]) -> list[Knob]:
-        found: list[Knob | None] = [
+    def knobs(self, names: Collection[str]) -> list[Knob]:
+        parsed_knobs: list[Knob | None] = [
             _knob(name, entry, self.report) for name, entry in self.entries.items()
         ]
-        knobs = [knob for knob in found if knob is not None]
+        knobs = [knob for knob in parsed_knobs if knob is not None]
         for knob in knobs:
-            here, only_if = ("knobs", knob.name, "only_if"), cast(Any, knob.only_if)
+            path, only_if = ("knobs", knob.name, "only_if"), cast(Any, knob.only_if)
             if isinstance(only_if, Mapping):
-                _conditions(here, only_if, known, self.report)
+                _conditions(path, only_if, names, self.report)
             else:
-                self.report(here, "`only_if` must be a mapping of conditions")
+                self.report(path, "`only_if` must be a mapping of conditions")
         return knobs
 
-    def rules(self, known: Collection[str]) -> list[Rule]:
+    def rules(self, names: Collection[str]) -> list[Rule]:
         entries = self.data.get("rules") or []
         if not isinstance(entries, list):
             self.report(("rules",), "`rules` must be a list")
             return []
-        found = [_rule(index, entry, known, self.report) for index, entry in enumerate(entries)]
-        return [rule for rule in found if rule is not None]
+        rules = [_rule(index, entry, names, self.report) for index, entry in enumerate(entries)]
+        return [rule for rule in rules if rule is not None]
 
 
 def _knob(name: str, entry: Any, report: Any) -> Knob | None:
-    here = ("knobs", name)
+    path = ("knobs", name)
     if not isinstance(entry, dict):
-        report(here, f"knob `{name}` must be a mapping")
+        report(path, f"knob `{name}` must be a mapping")
         return None
-    unknown = entry.keys() - _KNOB_KEYS
-    for key in unknown:
-        report((*here, key), f"unknown key `{key}` in knob `{name}`", nearest(key, _KNOB_KEYS))
+    foreign = entry.keys() - _KNOB_KEYS
+    for key in foreign:
+        report((*path, key), f"unknown key `{key}` in knob `{name}`", nearest(key, _KNOB_KEYS))
     for key, valid in (("kind", ("speed", "recipe")), ("in", PLACES)):
         if entry.get(key, valid[0] if key == "in" else None) not in valid:
-            report((*here, key), f"`{key}` of `{name}` must be one of {' | '.join(valid)}")
+            report((*path, key), f"`{key}` of `{name}` must be one of {' | '.join(valid)}")
             return None
     values, choices = entry.get("values"), entry.get("choices")
     if isinstance(values, dict) and values.keys() != {"cpu", "cuda"}:
-        report((*here, "values"), f"`values` of `{name}` by device must be for cpu and for cuda")
+        report((*path, "values"), f"`values` of `{name}` by device must be for cpu and for cuda")
         return None
     flat = values.values() if isinstance(values, dict) else [values]
     derived = WORDS.get(name, ())
-    if not all((isinstance(one, list) and one) or one in derived for one in flat):
-        report((*here, "values"), f"`values` of `{name}` must be a list that is not empty")
+    if not all((isinstance(value, list) and value) or value in derived for value in flat):
+        report((*path, "values"), f"`values` of `{name}` must be a list that is not empty")
         return None
-    listed = [value for one in flat if isinstance(one, list) for value in one]
-    if name in (*COUNTS, *COUNTS_FROM_ZERO) and not all(_is_count(name, v) for v in listed):
-        least = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
-        report((*here, "values"), f"`values` of `{name}` must be whole numbers {least}")
+    flat_values = [value for values in flat if isinstance(values, list) for value in values]
+    if name in (*COUNTS, *COUNTS_FROM_ZERO) and not all(_is_count(name, v) for v in flat_values):
+        minimum = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
+        report((*path, "values"), f"`values` of `{name}` must be whole numbers {minimum}")
         return None
     if not (choices is None or choices == "any" or (isinstance(choices, list) and choices)):
-        report((*here, "choices"), f"`choices` of `{name}` must be a list, or `any`")
+        report((*path, "choices"), f"`choices` of `{name}` must be a list, or `any`")
         return None
-    if choices is None and all(isinstance(one, list) for one in flat):
-        choices = listed
-    first = listed[0] if listed else None
+    if choices is None and all(isinstance(value, list) for value in flat):
+        choices = flat_values
+    first = flat_values[0] if flat_values else None
     return Knob(
         name=name,
         kind=entry["kind"],
@@ -227,40 +233,40 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
     )
 
 
-def _rule(index: int, entry: Any, known: Collection[str], report: Any) -> Rule | None:
-    here = ("rules", index)
+def _rule(index: int, entry: Any, names: Collection[str], report: Any) -> Rule | None:
+    path = ("rules", index)
     if not isinstance(entry, dict) or entry.keys() != {"forbid", "reason"}:
-        report(here, "a rule has a `forbid` and a `reason`, and nothing else")
+        report(path, "a rule has a `forbid` and a `reason`, and nothing else")
         return None
     forbid = entry["forbid"]
     if not isinstance(forbid, Mapping) or not forbid:
-        report((*here, "forbid"), "`forbid` must be a mapping of conditions")
+        report((*path, "forbid"), "`forbid` must be a mapping of conditions")
         return None
-    if not _conditions((*here, "forbid"), forbid, known, report):
+    if not _conditions((*path, "forbid"), forbid, names, report):
         return None
     return Rule(forbid=forbid, reason=str(entry["reason"]))
 
 
 def _conditions(
-    here: tuple[str | int, ...], conditions: Mapping[str, Any], known: Collection[str], report: Any
+    path: tuple[str | int, ...], conditions: Mapping[str, Any], names: Collection[str], report: Any
 ) -> bool:
     """Whether every condition can be asked."""
     sound = True
     for name, condition in conditions.items():
-        if name not in known:
-            report((*here, name), f"no knob or fact `{name}`", nearest(name, known))
+        if name not in names:
+            report((*path, name), f"there is no knob or fact `{name}`", nearest(name, names))
             sound = False
         if not isinstance(condition, Mapping):
             continue
-        bound = condition.get("above", 0)
+        operand = condition.get("above", 0)
         if len(condition) != 1 or not condition.keys() <= _OPERATORS:
-            report((*here, name), "a condition has one of: not, above, contains")
+            report((*path, name), "a condition has one of: not, above, contains")
             sound = False
-        elif isinstance(bound, str) and bound not in known:
-            report((*here, name), f"no knob or fact `{bound}`", nearest(bound, known))
+        elif isinstance(operand, str) and operand not in names:
+            report((*path, name), f"there is no knob or fact `{operand}`", nearest(operand, names))
             sound = False
-        elif isinstance(bound, bool) or not isinstance(bound, int | float | str):
-            report((*here, name), "`above` needs a number, or the name of a knob or fact")
+        elif isinstance(operand, bool) or not isinstance(operand, int | float | str):
+            report((*path, name), "`above` needs a number, or the name of a knob or fact")
             sound = False
     return sound
 

@@ -32,7 +32,7 @@ Bound = Mapping[str, tuple[KnobValue, ...]]
 """The values of the knobs that stand above, by name."""
 
 
-def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -> Any:
+def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: Bound) -> Any:
     """The values that a word stands for, of the knob `name`; what is no word stands for itself."""
     if word == DIVISORS:
         batches = global_batches(job)
@@ -55,10 +55,10 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -
         return group_sizes(job)
     if word == SIZES:
         return searched_sizes(job, facts)
-    if word == AS_NEEDED and SERVER in bound.get(MODE, ()):
+    if word == AS_NEEDED and SERVER in bound_values.get(MODE, ()):
         return [server_share(job, facts)]
     if word == AS_NEEDED:
-        return _shares(job, facts, bound)
+        return _shares(job, facts, bound_values)
     if word == AS_TRANSFORMERS:
         return [as_transformers(name, facts.model.hidden_size)]
     if word == AND_LARGER:
@@ -66,17 +66,17 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound: Bound) -
     return word
 
 
-def _shares(job: Job, facts: Facts, bound: Bound) -> list[float]:
+def _shares(job: Job, facts: Facts, bound_values: Bound) -> list[float]:
     for name in (GENERATION_BATCH, COMPLETION):
-        if name not in bound:
+        if name not in bound_values:
             what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
             raise UserError(Problem(where="search_space", what=what))
     shares = {
         needed_share(job, facts, max(together // processes, 1), length, size)
         for processes in process_counts(job)
-        for together in bound[GENERATION_BATCH]
-        for length in bound[COMPLETION]
-        for size in bound.get(TENSOR_PARALLEL, (1,))
+        for together in bound_values[GENERATION_BATCH]
+        for length in bound_values[COMPLETION]
+        for size in bound_values.get(TENSOR_PARALLEL, (1,))
         if isinstance(together, int) and isinstance(length, int) and isinstance(size, int)
     }
     return sorted({TRL_SHARE if share is None else share for share in shares})

@@ -10,7 +10,7 @@ from autotune.space.knobs import Rule
 def nothing_left(
     rules: Sequence[Rule],
     decided: Mapping[str, Any],
-    asked: Collection[str],
+    knob_names: Collection[str],
     reasons: Sequence[str],
 ) -> Problem:
     """The problem of a space without candidates.
@@ -23,13 +23,13 @@ def nothing_left(
         asked: names of the knobs that the job pins or lists.
         reasons: of everything that was taken out.
     """
-    alone = [rule for rule in rules if rule.excludes(decided)]
-    named = dict.fromkeys(rule.reason for rule in alone) if alone else reasons
-    why = "; ".join(reason.removesuffix(".") for reason in named)
-    pins = dict.fromkeys(name for rule in alone for name in rule.forbid if name in asked)
+    decisive = [rule for rule in rules if rule.excludes(decided)]
+    unique_reasons = dict.fromkeys(rule.reason for rule in decisive) if decisive else reasons
+    text = "; ".join(reason.removesuffix(".") for reason in unique_reasons)
+    pins = dict.fromkeys(name for rule in decisive for name in rule.forbid if name in knob_names)
     which = " or ".join(f"`{name}`" for name in pins) or "a pinned knob"
     return Problem(
         where="job",
-        what=f"no configuration is possible: {why}",
+        what=f"no configuration is possible: {text}",
         hint=f"remove {which} from the job",
     )

@@ -55,36 +55,38 @@ class Rule:
     def with_defaults(self, defaults: Mapping[str, KnobValue]) -> Self:
         """The rule of one job, with its defaults in place of the word for them."""
         forbid = {
-            name: {"not": defaults[name]} if told == {"not": DEFAULT} and name in defaults else told
-            for name, told in self.forbid.items()
+            name: {"not": defaults[name]}
+            if condition == {"not": DEFAULT} and name in defaults
+            else condition
+            for name, condition in self.forbid.items()
         }
         return replace(self, forbid=forbid)
 
-    def excludes(self, known: Mapping[str, Any]) -> bool:
-        """Whether every condition holds; a name that `known` lacks means no."""
+    def excludes(self, context: Mapping[str, Any]) -> bool:
+        """Whether every condition holds; a name that `context` lacks means no."""
         return all(
-            name in known and condition_holds(condition, known[name], known)
+            name in context and condition_holds(condition, context[name], context)
             for name, condition in self.forbid.items()
         )
 
 
-def condition_holds(condition: Any, value: Any, known: Mapping[str, Any]) -> bool:
+def condition_holds(condition: Any, value: Any, context: Mapping[str, Any]) -> bool:
     """Whether `value` meets a condition of a rule: a value, a list, `not`, `above`, `contains`."""
     if isinstance(condition, Mapping):
         ((operator, operand),) = condition.items()
         if operator == "not":
-            return not _same(operand, value)
+            return not _equal(operand, value)
         if operator == "contains":
             return isinstance(value, list | tuple) and operand in value
-        bound = known.get(operand) if isinstance(operand, str) else operand
-        return value is not None and bound is not None and value > bound
+        limit = context.get(operand) if isinstance(operand, str) else operand
+        return value is not None and limit is not None and value > limit
     if isinstance(condition, list):
-        return any(_same(one, value) for one in condition)
-    return _same(condition, value)
+        return any(_equal(choice, value) for choice in condition)
+    return _equal(condition, value)
 
 
-def _same(left: Any, right: Any) -> bool:
-    return type(left) is type(right) and left == right
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +125,11 @@ class Candidate:
         """In how many knobs the candidate differs from these values."""
         return sum(self.values.get(name) != value for name, value in values.items())
 
-    def differences(self, other: "Candidate") -> dict[str, KnobValue]:
-        """What this candidate has that `other` has not."""
-        return {name: value for name, value in self.knobs.items() if other.knobs.get(name) != value}
+    def differences(self, candidate: "Candidate") -> dict[str, KnobValue]:
+        """What this candidate has that the other has not."""
+        return {
+            name: value for name, value in self.knobs.items() if candidate.knobs.get(name) != value
+        }
 
 
 def from_knobs(knobs: Mapping[str, KnobValue]) -> Candidate:

@@ -43,11 +43,11 @@ class Scaling:
 
     def lines(self) -> list[str]:
         """For whoever reads the configuration."""
-        kept = "It is in this file, as the job asks." if self.applied else "Nothing was changed."
+        note = "It is in this file, as the job asks." if self.applied else "Nothing was changed."
         return [
             f"The job's own optimizer step has {self.reference_batch} rows, at a learning rate of "
             f"{self.reference:g}; this one has {self.batch}.",
-            f"{self.rule}: {self.proposed:.3g}. {self.other_rule}: {self.alternative:.3g}. {kept}",
+            f"{self.rule}: {self.proposed:.3g}. {self.other_rule}: {self.alternative:.3g}. {note}",
         ]
 
 
@@ -58,8 +58,8 @@ def scaling(job: Job, candidate: Candidate) -> Scaling | None:
     batch = rows_of_step(candidate, job)
     if reference is None or reference == batch:
         return None
-    given = job.training.get("learning_rate")
-    rate = float(METHODS[job.method].defaults["learning_rate"] if given is None else given)
+    job_rate = job.training.get("learning_rate")
+    rate = float(METHODS[job.method].defaults["learning_rate"] if job_rate is None else job_rate)
     ratio = batch / reference
     rules = [(rate * math.sqrt(ratio), SQUARE_ROOT), (rate * ratio, LINEAR)]
     if str(candidate.values.get("optim", "")).startswith(_LINEAR_FOR):

@@ -13,14 +13,14 @@ class Package:
     """A package, the value of a knob that needs it, and the fact that says that it is here.
 
     Attributes:
-        least: the lowest compute capability that it runs on; None: any.
+        least_capability: the lowest compute capability that it runs on; None: any.
     """
 
     name: str
     knob: str
     value: KnobValue
     fact: str
-    least: tuple[int, int] | None = None
+    least_capability: tuple[int, int] | None = None
 
 
 PACKAGES = (
@@ -29,14 +29,14 @@ PACKAGES = (
         knob="attn_implementation",
         value="flash_attention_2",
         fact="flash_attention_2",
-        least=(8, 0),
+        least_capability=(8, 0),
     ),
     Package(
         name="flash_attn_3",
         knob="attn_implementation",
         value="flash_attention_3",
         fact="flash_attention_3",
-        least=(8, 0),
+        least_capability=(8, 0),
     ),
     Package(name="liger-kernel", knob="use_liger_kernel", value=True, fact="liger"),
 )
@@ -44,17 +44,21 @@ PACKAGES = (
 
 def package_facts(job: Job, facts: Facts) -> Mapping[str, bool]:
     """What rules may ask of packages: whether each is here, or taken to be there, and runs."""
-    there = {package.name for package in assumed_packages(job, facts)}
+    names = {package.name for package in assumed_packages(job, facts)}
     return {
         f"stack.{package.fact}": _runs(package, facts)
-        and (package.name in there or getattr(facts.stack, package.fact))
+        and (package.name in names or getattr(facts.stack, package.fact))
         for package in PACKAGES
     }
 
 
 def _runs(package: Package, facts: Facts) -> bool:
     capability = facts.device.capability
-    return package.least is None or capability is None or capability >= package.least
+    return (
+        package.least_capability is None
+        or capability is None
+        or capability >= package.least_capability
+    )
 
 
 def assumed_packages(job: Job, facts: Facts) -> list[Package]:
@@ -63,11 +67,13 @@ def assumed_packages(job: Job, facts: Facts) -> list[Package]:
     return [
         package
         for package in PACKAGES
-        if elsewhere and _runs(package, facts) and package.value in _listed(job, package.knob)
+        if elsewhere
+        and _runs(package, facts)
+        and package.value in _listed_values(job, package.knob)
     ]
 
 
-def _listed(job: Job, knob: str) -> tuple[KnobValue, ...]:
+def _listed_values(job: Job, knob: str) -> tuple[KnobValue, ...]:
     values = job.fixed.get(knob, job.recipe.get(knob))
     return tuple(values) if isinstance(values, list | tuple) else (values,)
 

@@ -24,8 +24,8 @@ class Positions:
 
     Attributes:
         knob: that says how long sequences can be, and what it is where a space has no such knob.
-        most: positions of the model; None where its configuration does not say.
-        fixed: whether it fails beyond them.
+        limit: positions of the model; None where its configuration does not say.
+        fails_beyond: whether it fails beyond them.
         longest: tokens of the longest row (of methods that generate: of the longest prompt).
         sampled: whether longer rows may exist.
     """
@@ -35,8 +35,8 @@ class Positions:
     default: int | None
     online: bool
     wrapped: bool
-    most: int | None
-    fixed: bool
+    limit: int | None
+    fails_beyond: bool
     longest: int
     sampled: bool
 
@@ -50,9 +50,9 @@ class Positions:
             default=None if method.online else job.max_length,
             online=method.online,
             wrapped=job.training.get("packing_strategy") == WRAPPED,
-            most=facts.model.max_positions,
+            limit=facts.model.max_positions,
             # vLLM takes no sequence that is longer than what the model was made for.
-            fixed=facts.model.fixed_positions or bool(job.fixed.get("use_vllm")),
+            fails_beyond=facts.model.fixed_positions or bool(job.fixed.get("use_vllm")),
             longest=facts.data.longest,
             sampled=facts.data.sampled,
         )
@@ -73,35 +73,35 @@ class Positions:
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
         """Why the model cannot be shown such sequences; None: it can."""
-        if not self.fixed or self.most is None or self.tokens(values) <= self.most:
+        if not self.fails_beyond or self.limit is None or self.tokens(values) <= self.limit:
             return None
-        return f"{self._what(values)}, more than the {self.most} positions that {self.model} has"
+        return f"{self._what(values)}, more than the {self.limit} positions that {self.model} has"
 
     def refusal(self, values: Sequence[Mapping[str, Any]]) -> Problem | None:
         """What is told where every length that may be chosen is too long; None: one is not."""
-        if not values or self.most is None:
+        if not values or self.limit is None:
             return None
-        reasons = [why for one in values if (why := self.problem(one)) is not None]
+        reasons = [reason for value in values if (reason := self.problem(value)) is not None]
         if len(reasons) < len(values):
             return None
-        if self.online and self.longest >= self.most:
+        if self.online and self.longest >= self.limit:
             return Problem(
                 where="dataset",
                 what=f"the longest prompt has {self.longest} tokens, which leaves none of the "
-                f"{self.most} positions of {self.model} for a completion",
-                hint=f"leave out prompts of more than {self.most - 1} tokens, or take a model "
+                f"{self.limit} positions of {self.model} for a completion",
+                hint=f"leave out prompts of more than {self.limit - 1} tokens, or take a model "
                 "with more positions",
             )
-        most = self.most - self.longest if self.online else self.most
-        return Problem(where=self.knob, what=reasons[0], hint=f"the largest possible: {most}")
+        largest = self.limit - self.longest if self.online else self.limit
+        return Problem(where=self.knob, what=reasons[0], hint=f"the largest possible: {largest}")
 
     def note(self, values: Sequence[Mapping[str, Any]]) -> str | None:
         """What is said of sequences that are longer than the model was trained for."""
         longest = max(values, key=self.tokens, default=None)
-        if longest is None or self.most is None or self.tokens(longest) <= self.most:
+        if longest is None or self.limit is None or self.tokens(longest) <= self.limit:
             return None
         return (
-            f"{self._what(longest)}, more than the {self.most} positions that {self.model} was "
+            f"{self._what(longest)}, more than the {self.limit} positions that {self.model} was "
             "made for (max_position_embeddings): it runs, but what it learns there is uncertain"
         )
 

@@ -46,12 +46,12 @@ def not_installed(job: Job, facts: Facts) -> str | None:
 
 def unquantised_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:
     """What a plan says of a base that stays whole in large part: which weights, how many bytes."""
-    kept = facts.model.unquantised
-    count, dtype = sum(kept.values()), str(candidates[0].get("dtype", "bfloat16"))
+    layers = facts.model.unquantised
+    count, dtype = sum(layers.values()), str(candidates[0].get("dtype", "bfloat16"))
     if job.tuning != "qlora" or count < MUCH * facts.model.parameters:
         return None
     size = _BYTES.get(dtype, 2)
-    order = sorted(kept.items(), key=lambda one: -one[1])
+    order = sorted(layers.items(), key=lambda item: -item[1])
     largest = [f"{name} {format_bytes(n * size)}" for name, n in order if n > count / 10]
     return (
         f"bitsandbytes leaves {count / facts.model.parameters:.0%} of the weights in {dtype}, "

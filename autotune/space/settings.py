@@ -94,9 +94,9 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         **{canonical_name(n): v for n, v in job.training.items() if v is not None},
         **_knob_fields(candidate),
     }
-    moved = scaling(job, candidate)
-    if moved is not None and moved.applied:
-        config["learning_rate"] = moved.proposed
+    rate = scaling(job, candidate)
+    if rate is not None and rate.applied:
+        config["learning_rate"] = rate.proposed
     if job.dataset_config is not None:
         config["dataset_config"] = job.dataset_config
     # An evaluation must not need more than a micro-step does.
@@ -126,10 +126,10 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
 def _rewards(job: Job) -> dict[str, Any]:
     """What rewards completions, as the scripts of the online trainers have it."""
     method = METHODS[job.method]
-    named: dict[str, Any] = {"reward_funcs": list(job.reward_funcs) or None}
+    fields: dict[str, Any] = {"reward_funcs": list(job.reward_funcs) or None}
     if method.reward_model:
-        named[method.reward_model] = job.reward_model_path
-    return {name: value for name, value in named.items() if value is not None}
+        fields[method.reward_model] = job.reward_model_path
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def eval_batch(job: Job, candidate: Candidate) -> int:

@@ -108,8 +108,8 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
             f"no token is left to learn from once rows are cut to max_length={batching.max_length}"
         )
     lengths = [rows.longest[index] for index in usable]
-    chosen = spread_over_lengths(lengths, _sample_size(lengths, batching))
-    sample = [_cut(rows[usable[n]], batching) for n in chosen]
+    positions = spread_over_lengths(lengths, _sample_size(lengths, batching))
+    sample = [_cut_row(rows[usable[n]], batching) for n in positions]
     if batching.packing:
         sample = rows.pack(sample, batching)
     random.Random(batching.seed).shuffle(sample)
@@ -131,11 +131,11 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
 
 def _sample_size(lengths: Sequence[int], batching: Batching) -> int:
     """Rows to draw: enough that a few micro-batches come of them, packed or not."""
-    wanted = max(SAMPLE_ROWS, 2 * batching.micro_batch)
+    count = max(SAMPLE_ROWS, 2 * batching.micro_batch)
     if batching.packing and batching.max_length is not None:
         tokens = MIN_TIMED * batching.micro_batch * batching.max_length
-        wanted = max(wanted, math.ceil(tokens / fmean(cut_lengths(lengths, batching.cut_to))))
-    return wanted
+        count = max(count, math.ceil(tokens / fmean(cut_lengths(lengths, batching.cut_to))))
+    return count
 
 
 def cut_lengths(lengths: Sequence[int], cut_to: int | None) -> list[int]:
@@ -151,7 +151,7 @@ def spread_over_lengths(lengths: Sequence[int], count: int) -> list[int]:
     return [ranked[int((n + 0.5) * len(ranked) / count)] for n in range(count)]
 
 
-def _cut(row: Row, batching: Batching) -> Row:
+def _cut_row(row: Row, batching: Batching) -> Row:
     return batching.kind.cut(row, batching.cut_to, batching.keep_end)
 
 
@@ -187,11 +187,11 @@ def batch_size(batch: Sequence[Row], batching: Batching) -> tuple[int, int]:
 
 def timed_indices(sizes: Sequence[tuple[int, int]], micro_batch: int) -> list[int]:
     """Which micro-batches to time: at even quantiles of their padded size, enough for 16 rows."""
-    wanted = min(MAX_TIMED, max(MIN_TIMED, -(-TIMED_ROWS // micro_batch)))
+    count = min(MAX_TIMED, max(MIN_TIMED, -(-TIMED_ROWS // micro_batch)))
     ranked = sorted(range(len(sizes)), key=lambda index: (sizes[index][1], index))
-    if len(ranked) <= wanted:
+    if len(ranked) <= count:
         return ranked
-    return [ranked[int((n + 0.5) * len(ranked) / wanted)] for n in range(wanted)]
+    return [ranked[int((n + 0.5) * len(ranked) / count)] for n in range(count)]
 
 
 def worst_micro_batch(
@@ -200,16 +200,16 @@ def worst_micro_batch(
     """The micro-batch that takes most memory among all the data can form."""
     longest = sorted(usable, key=lambda index: (-rows.longest[index], index))
     count = batching.micro_batch
-    picked = [
-        _cut(rows[index], batching)
+    worst_rows = [
+        _cut_row(rows[index], batching)
         for index in longest[: max(count, SAMPLE_ROWS if batching.packing else count)]
     ]
     if batching.packing:
-        picked = sorted(rows.pack(picked, batching), key=lambda row: -len(row["input_ids"]))
-        picked = [_lengthen(row, batching) for row in picked]
+        worst_rows = sorted(rows.pack(worst_rows, batching), key=lambda row: -len(row["input_ids"]))
+        worst_rows = [_lengthen(row, batching) for row in worst_rows]
     elif sampled:
-        picked = [_lengthen(row, batching) for row in picked]
-    return _repeat(picked, count)
+        worst_rows = [_lengthen(row, batching) for row in worst_rows]
+    return _repeat(worst_rows, count)
 
 
 def _repeat(rows: list[Row], count: int) -> list[Row]:

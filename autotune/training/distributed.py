@@ -67,7 +67,7 @@ def state_on_cpu(sharding: Sharding, backend: str) -> None:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def engine_environment(sharding: Sharding, **own: Any) -> dict[str, str]:
+def engine_environment(sharding: Sharding, **fsdp_fields: Any) -> dict[str, str]:
     """The variables by which `accelerate launch` chooses what spreads a training.
 
     Args:
@@ -76,7 +76,7 @@ def engine_environment(sharding: Sharding, **own: Any) -> dict[str, str]:
     if sharding.distributed_type == DEEPSPEED:
         return {"ACCELERATE_USE_DEEPSPEED": "true"}
     if sharding.distributed_type == FSDP:
-        return fsdp_environment(sharding, **own)
+        return fsdp_environment(sharding, **fsdp_fields)
     return {}
 
 
@@ -86,10 +86,10 @@ def overrides(
     """Fields of the configuration that a rank's trainer is given besides those of the bundle."""
     if sharding.distributed_type not in (DEEPSPEED, FSDP):
         return {}
-    told: dict[str, Any] = {"deepspeed": deepspeed} if deepspeed is not None else {}
+    fields: dict[str, Any] = {"deepspeed": deepspeed} if deepspeed is not None else {}
     if not cuda:
-        told |= STATE_IS_THERE
-    return told
+        fields |= STATE_IS_THERE
+    return fields
 
 
 def disk_problem(sharding: Sharding) -> str | None:
@@ -98,19 +98,19 @@ def disk_problem(sharding: Sharding) -> str | None:
         return None
     folder = Path(sharding.nvme_path)
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        return f"no folder {folder} to write to: name one with `fixed: {{nvme_path: ...}}`"
+        return f"cannot write to the folder {folder}: name one with `fixed: {{nvme_path: ...}}`"
     from deepspeed.accelerator import get_accelerator
 
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     if builder is None or not builder.is_compatible():
-        return "DeepSpeed's async I/O wants libaio with its headers (on Debian `libaio-dev`)"
+        return "DeepSpeed's async I/O needs libaio with its headers (on Debian `libaio-dev`)"
     return None
 
 
-def agreed(wanted: bool) -> bool:
+def all_agree(vote: bool) -> bool:
     """Whether all ranks want it; every rank has to ask, and gets the same answer."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    votes = torch.tensor([int(wanted)], device=device)
+    votes = torch.tensor([int(vote)], device=device)
     dist.all_reduce(votes, op=dist.ReduceOp.MIN)
     return bool(votes.item())
 
@@ -122,16 +122,19 @@ def engine_of(trainer: Any) -> str:
         engine = engine.engine
         away = engine.zero_offload_optimizer(), engine.zero_offload_param()
         devices = [
-            "none" if one is None else str(getattr(one.device, "value", one.device)) for one in away
+            "none" if offload is None else str(getattr(offload.device, "value", offload.device))
+            for offload in away
         ]
         return zero_name(engine.zero_optimization_stage(), *devices)
     # PPOTrainer has what it wrapped as its model.
     wrapped = getattr(trainer, "model_wrapped", None) or trainer.model
-    modules = [one for one in wrapped.modules() if isinstance(one, FSDPModule)]
+    modules = [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
     if modules:
         # The outermost, and the head, keep their weights between the passes in any case.
-        groups = [one._get_fsdp_state()._fsdp_param_group for one in modules]
-        return fsdp_name(any(one and one.post_forward_mesh_info is not None for one in groups))
+        groups = [module._get_fsdp_state()._fsdp_param_group for module in modules]
+        return fsdp_name(
+            any(group and group.post_forward_mesh_info is not None for group in groups)
+        )
     return "DDP" if isinstance(wrapped, DistributedDataParallel) else "nothing"
 
 
@@ -148,11 +151,13 @@ def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
         zero: the section `zero_optimization` of its file.
     """
     engine = trainer.accelerator.deepspeed_engine_wrapped.engine
-    own = _zero_settings(engine, engine.optimizer)
-    other = [
-        f"{name}: {own[name]} (asked: {zero[name]})" for name in own if own[name] != zero[name]
+    settings = _zero_settings(engine, engine.optimizer)
+    differences = [
+        f"{name}: {settings[name]} (asked: {zero[name]})"
+        for name in settings
+        if settings[name] != zero[name]
     ]
-    return ", ".join(other) or None
+    return ", ".join(differences) or None
 
 
 def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from autotune.training.quantized import (
     quantization_of,
     quantize_empty,
 )
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 
 PROBE_OVERRIDES: dict[str, Any] = {
     # The rows come in the order in which they are to be timed.
@@ -64,10 +64,10 @@ class Models:
     value: Any = None
     rewards: list[Any] = field(default_factory=list)
 
-    def all(self) -> tuple[Any, ...]:
+    def modules(self) -> tuple[Any, ...]:
         """Those that are there."""
-        each = (self.policy, self.reference, self.value, *self.rewards)
-        return tuple(one for one in each if isinstance(one, torch.nn.Module))
+        models = (self.policy, self.reference, self.value, *self.rewards)
+        return tuple(model for model in models if isinstance(model, torch.nn.Module))
 
 
 class Family:
@@ -100,65 +100,63 @@ class Family:
 
     def trainer(
         self,
-        request: ProbeRequest,
+        spec: TrainerSpec,
         training: Any,
         model: ModelConfig,
         rows: Any,
-        made: Models | None = None,
+        models: Models | None = None,
     ) -> Any:
         """The trainer of a candidate on `rows`, its models on the device.
 
         Args:
-            made: the models, where they have been made already (a trace has some without data).
+            models: the models, where they have been made already (a trace has some without data).
 
         Raises:
             MissingHook: this TRL's trainer has no place any more to take hold of it.
         """
         if self.hooks:
             require(getattr(trl, METHODS[self.method].trainer), *self.hooks)
-        if made is None and request.weights == "real":
+        if models is None and spec.weights == "real":
             training.model_init_kwargs = model_kwargs(training, model)
-            made = self.loaded(request, training, model)
-        elif made is None:
-            made = self.models(request, training, model, request.device_kind)
+            models = self.load_models(spec, training, model)
+        elif models is None:
+            models = self.models(spec, training, model, spec.device_kind)
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            request.model_path,
+            spec.model_path,
             trust_remote_code=training.trust_remote_code,
-            **_revision(request, model.model_revision),
+            **_revision(spec, model.model_revision),
         )
-        trainer = self.build(training, model, rows, made, tokenizer)
+        trainer = self.build(training, model, rows, models, tokenizer)
         keep_trainable(trainer.model)
         return trainer
 
-    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
+    def load_models(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
         """The models with their weights; by name where the trainer loads them."""
-        return Models(policy=request.model_path)
+        return Models(policy=spec.model_path)
 
-    def models(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
-    ) -> Models:
+    def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, on `device`."""
-        return Models(policy=self.random_model(request, training, model, device))
+        return Models(policy=self.random_model(spec, training, model, device))
 
     def build(
-        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
+        self, training: Any, model: ModelConfig, rows: Any, models: Models, tokenizer: Any
     ) -> Any:
         """The trainer, as TRL's script makes it."""
-        reference = {"ref_model": made.reference} if METHODS[self.method].reference else {}
+        reference = {"ref_model": models.reference} if METHODS[self.method].reference else {}
         return self.trainer_class(
-            model=made.policy,
+            model=models.policy,
             args=training,
             train_dataset=rows,
             processing_class=tokenizer,
-            quantization_config=self.quantization(model, made),
+            quantization_config=self.quantization(model, models),
             peft_config=get_peft_config(model),
             **reference,
         )
 
-    def quantization(self, model: ModelConfig, made: Models) -> Any:
+    def quantization(self, model: ModelConfig, models: Models) -> Any:
         """How the trainer is to load the base. What is made already has been quantised; some
         trainers refuse to be told again."""
-        return quantization_of(model) if isinstance(made.policy, str) else None
+        return quantization_of(model) if isinstance(models.policy, str) else None
 
     def policy(self, trainer: Any) -> Any:
         """The model that is trained, with its adapters."""
@@ -177,25 +175,25 @@ class Family:
         return 0.0
 
     def random_model(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
+        self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str
     ) -> Any:
         """The model of the same shape with random weights, made on `device` itself; where FSDP
         divides it, on the host."""
         config = model_config(
-            request.model_path,
+            spec.model_path,
             self.method,
             trust_remote_code=training.trust_remote_code,
-            **_revision(request, model.model_revision),
+            **_revision(spec, model.model_revision),
         )
 
-        def made(place: str) -> Any:
-            return from_config(config, request.model_path, self.method, model, place)
+        def submodel(place: str) -> Any:
+            return from_config(config, spec.model_path, self.method, model, place)
 
-        if request.shared.distributed_type == FSDP and device != "meta":
-            return whole_on_first_rank(made)
+        if spec.shared.distributed_type == FSDP and device != "meta":
+            return whole_on_first_rank(submodel)
         if device == "meta" or not is_quantized(model):
-            return made(device)
-        return quantize_empty(made("meta"), model, device)
+            return submodel(device)
+        return quantize_empty(submodel("meta"), model, device)
 
 
 def from_config(config: Any, path: str, method: str, model: ModelConfig, device: str) -> Any:
@@ -221,5 +219,5 @@ def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _revision(request: ProbeRequest, revision: str) -> dict[str, str]:
-    return {} if Path(request.model_path).exists() else {"revision": revision}
+def _revision(spec: TrainerSpec, revision: str) -> dict[str, str]:
+    return {} if Path(spec.model_path).exists() else {"revision": revision}

@@ -22,7 +22,7 @@ from trl.scripts.rloo import RLOOScriptArguments
 from autotune.facts.model import model_config
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
 from autotune.training.patching import replaced, require
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 from autotune.training.vllm_stand_in import on_vllms_path
 
 OVERLONG = "get_soft_overlong_punishment"
@@ -43,43 +43,43 @@ class OnlineFamily(Family):
         """As for all methods, but that completions do not end early."""
         length = config.get("max_completion_length")
         if length is not None:
-            given = config.get("generation_kwargs") or {}
-            config = {**config, "generation_kwargs": {**given, "min_new_tokens": length}}
+            arguments = config.get("generation_kwargs") or {}
+            config = {**config, "generation_kwargs": {**arguments, "min_new_tokens": length}}
         return super().parse(config, scratch)
 
-    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
+    def load_models(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
         """The policy and what rewards it, by name."""
-        made = super().loaded(request, training, model)
-        return replace(made, rewards=reward_functions(request.config))
+        models = super().load_models(spec, training, model)
+        return replace(models, rewards=reward_functions(spec.config))
 
-    def models(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
-    ) -> Models:
+    def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, the reference too where it is one of its own."""
-        policy = self.random_model(request, training, model, device)
-        apart = training.beta != 0.0 and not model.use_peft
-        reference = self.random_model(request, training, model, device) if apart else None
-        rewards = reward_functions(request.config)
-        for index, one in enumerate(rewards):
-            if isinstance(one, str):
-                rewards[index] = random_reward_model(one, training, model, device)
+        policy = self.random_model(spec, training, model, device)
+        copied = training.beta != 0.0 and not model.use_peft
+        reference = self.random_model(spec, training, model, device) if copied else None
+        rewards = reward_functions(spec.config)
+        for index, reward in enumerate(rewards):
+            if isinstance(reward, str):
+                rewards[index] = random_reward_model(reward, training, model, device)
         return Models(policy=policy, reference=reference, rewards=rewards)
 
     def build(
-        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
+        self, training: Any, model: ModelConfig, rows: Any, models: Models, tokenizer: Any
     ) -> Any:
         """The trainer, as TRL's script makes it; it would load its reference by itself."""
         tokenizer.padding_side = tokenizer.truncation_side = "left"
         # One that was asked for vLLM would look for it.
-        with self._reference_given(made.reference), replaced(training, "use_vllm", False):
+        with self._reference_given(models.reference), replaced(training, "use_vllm", False):
             trainer = self.trainer_class(
-                model=made.policy,
-                reward_funcs=made.rewards,
-                reward_processing_classes=[_read_by(one, tokenizer) for one in made.rewards],
+                model=models.policy,
+                reward_funcs=models.rewards,
+                reward_processing_classes=[
+                    _read_by(reward, tokenizer) for reward in models.rewards
+                ],
                 args=training,
                 train_dataset=rows,
                 processing_class=tokenizer,
-                quantization_config=self.quantization(model, made),
+                quantization_config=self.quantization(model, models),
                 peft_config=get_peft_config(model),
             )
         return on_vllms_path(trainer) if training.use_vllm else trainer
@@ -101,22 +101,22 @@ class OnlineFamily(Family):
         train = trainer.training_step
 
         def generated(*args: Any, **kwargs: Any) -> Any:
-            before = listener.enter("generation")
+            phase = listener.enter("generation")
             result = generate(*args, **kwargs)
-            listener.enter(before)
+            listener.enter(phase)
             return result
 
         def scored(*args: Any, **kwargs: Any) -> Any:
-            before = listener.enter("scoring")
+            phase = listener.enter("scoring")
             output = score(*args, **kwargs)
-            listener.enter(before)
+            listener.enter(phase)
             listener.generated(*output["completion_ids"].shape)
             return output
 
         def trained(*args: Any, **kwargs: Any) -> Any:
-            before = listener.enter("update")
+            phase = listener.enter("update")
             loss = train(*args, **kwargs)
-            listener.enter(before)
+            listener.enter(phase)
             listener.micro_step(loss)
             return loss
 
@@ -169,10 +169,10 @@ def reward_functions(config: dict[str, Any]) -> list[Any]:
     Raises:
         ValueError: there is no such function.
     """
-    found: list[Any] = []
+    functions: list[Any] = []
     if config.get("reward_model_name_or_path"):
-        found.append(config["reward_model_name_or_path"])
-    return found + [reward_function(name) for name in config.get("reward_funcs") or []]
+        functions.append(config["reward_model_name_or_path"])
+    return functions + [reward_function(name) for name in config.get("reward_funcs") or []]
 
 
 def reward_function(name: str) -> Callable[..., Any]:
@@ -181,26 +181,26 @@ def reward_function(name: str) -> Callable[..., Any]:
     Raises:
         ValueError: there is no such function.
     """
-    known: dict[str, Callable[..., Any]] = {
-        one: getattr(trl.rewards, one)
-        for one in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+    known_functions: dict[str, Callable[..., Any]] = {
+        n: getattr(trl.rewards, n)
+        for n in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
     }
     # With the figures that TRL's scripts give it.
-    known[OVERLONG] = trl.rewards.get_soft_overlong_punishment(
+    known_functions[OVERLONG] = trl.rewards.get_soft_overlong_punishment(
         max_completion_len=1280, soft_punish_cache=256
     )
-    if name in known:
-        return known[name]
+    if name in known_functions:
+        return known_functions[name]
     module, _, function = name.rpartition(".")
     if not module:
-        raise ValueError(f"no reward function `{name}`; TRL has {', '.join(known)}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+        raise ValueError(f"unknown reward function `{name}`; TRL has {', '.join(known_functions)}")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"no reward function `{name}`: {error}") from error
+        raise ValueError(f"unknown reward function `{name}`: {error}") from error
 
 
 def _read_by(reward: Any, tokenizer: Any) -> Any:

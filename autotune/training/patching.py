@@ -35,9 +35,9 @@ def replaced(owner: Any, name: str, value: Any, *, absent_too: bool = False) -> 
         absent_too: whether the owner need not have it (a builtin, what only GPUs have).
     """
     # Of a class as it stands there: a static method asked for is a bare function.
-    own = vars(owner) if isinstance(owner, type) or absent_too else {}
-    absent = absent_too and name not in own
-    before = None if absent else own[name] if name in own else getattr(owner, name)
+    attributes = vars(owner) if isinstance(owner, type) or absent_too else {}
+    absent = absent_too and name not in attributes
+    original = None if absent else attributes[name] if name in attributes else getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
@@ -45,4 +45,4 @@ def replaced(owner: Any, name: str, value: Any, *, absent_too: bool = False) -> 
         if absent:
             delattr(owner, name)
         else:
-            setattr(owner, name, before)
+            setattr(owner, name, original)

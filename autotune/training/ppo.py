@@ -20,7 +20,7 @@ from autotune.training.family import PROBE_OVERRIDES, Family, Models
 from autotune.training.online import Listener, random_reward_model
 from autotune.training.patching import replaced, require
 from autotune.training.quantized import quantization_of
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 
 
 class PpoFamily(Family):
@@ -47,38 +47,36 @@ class PpoFamily(Family):
         training.trust_remote_code = script.trust_remote_code
         return script, training, model
 
-    def loaded(self, request: ProbeRequest, training: Any, model: ModelConfig) -> Models:
+    def load_models(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
         """The models as the bundle's script loads them."""
         quantization_of(model)  # else a missing bitsandbytes would not be named
-        training.reward_model_path = _reward_path(request)
+        training.reward_model_path = _reward_path(spec)
         script = train_ppo.PPOScriptArguments(
-            copy_reference=_copies(request), trust_remote_code=training.trust_remote_code
+            copy_reference=_copies(spec), trust_remote_code=training.trust_remote_code
         )
-        given = train_ppo.load_models(script, training, model)
+        models = train_ppo.load_models(script, training, model)
         return Models(
-            policy=given["model"],
-            reference=given["ref_model"],
-            value=given["value_model"],
-            rewards=[given["reward_model"]],
+            policy=models["model"],
+            reference=models["ref_model"],
+            value=models["value_model"],
+            rewards=[models["reward_model"]],
         )
 
-    def models(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
-    ) -> Models:
+    def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights; value and reward model are of one shape."""
-        apart = _copies(request) or not model.use_peft
+        copied = _copies(spec) or not model.use_peft
         judges = [
-            random_reward_model(_reward_path(request), training, model, device) for _ in range(2)
+            random_reward_model(_reward_path(spec), training, model, device) for _ in range(2)
         ]
         return Models(
-            policy=self.random_model(request, training, model, device),
-            reference=self.random_model(request, training, model, device) if apart else None,
+            policy=self.random_model(spec, training, model, device),
+            reference=self.random_model(spec, training, model, device) if copied else None,
             value=judges[0],
             rewards=judges[1:],
         )
 
     def build(
-        self, training: Any, model: ModelConfig, rows: Any, made: Models, tokenizer: Any
+        self, training: Any, model: ModelConfig, rows: Any, models: Models, tokenizer: Any
     ) -> Any:
         """The trainer, as the bundle's script makes it; of rows that are tokenized or not."""
         # Else the precision of an earlier trainer of this process would be kept.
@@ -86,13 +84,13 @@ class PpoFamily(Family):
         tokenizer = train_ppo.prepared_tokenizer(tokenizer)
         if "input_ids" not in rows.column_names:
             rows = train_ppo.tokenized(rows, tokenizer)
-        models = {
-            "model": made.policy,
-            "ref_model": made.reference,
-            "reward_model": made.rewards[0],
-            "value_model": made.value,
+        parts = {
+            "model": models.policy,
+            "ref_model": models.reference,
+            "reward_model": models.rewards[0],
+            "value_model": models.value,
         }
-        return train_ppo.make_trainer(training, model, tokenizer, models, rows, None)
+        return train_ppo.make_trainer(training, model, tokenizer, parts, rows, None)
 
     def policy(self, trainer: Any) -> Any:
         """The model that writes; the trainer's model holds the value model as well."""
@@ -139,9 +137,9 @@ class PpoFamily(Family):
             if not accelerator.sync_gradients:
                 return step(*args)
             listener.before_step(trainer.model, lenient=trainer.args.fp16)
-            before = listener.enter("optimizer")
+            phase = listener.enter("optimizer")
             result = step(*args)
-            listener.enter(before)
+            listener.enter(phase)
             return result
 
         replacements: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -170,7 +168,7 @@ class _Stop(TrainerCallback):
 
 
 def check_stop(token: Any, token_id: Any) -> None:
-    """What PPOTrainer says of stop tokens when it is made.
+    """What PPOTrainer says of stop tokens when it is models.
 
     Raises:
         ValueError: there is no such, or there are two.
@@ -181,11 +179,11 @@ def check_stop(token: Any, token_id: Any) -> None:
         raise ValueError("`stop_token` and `stop_token_id` are both set; keep one")
 
 
-def _reward_path(request: ProbeRequest) -> str:
+def _reward_path(spec: TrainerSpec) -> str:
     """Where the job names none, reward and value model are taken to be of the policy's shape."""
-    path: str = request.config.get("reward_model_path") or request.model_path
+    path: str = spec.config.get("reward_model_path") or spec.model_path
     return path
 
 
-def _copies(request: ProbeRequest) -> bool:
-    return bool(request.config.get("copy_reference"))
+def _copies(spec: TrainerSpec) -> bool:
+    return bool(spec.config.get("copy_reference"))

@@ -11,7 +11,7 @@ from trl import DPOTrainer, KTOTrainer, ModelConfig
 from autotune.facts.row_formats import turned_by_one
 from autotune.training.family import Family, Models
 from autotune.training.reference_logps import ReferenceOnce
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 
 
 class PreferenceFamily(Family):
@@ -19,13 +19,11 @@ class PreferenceFamily(Family):
 
     hooks = ("_prepare_dataset", "_precompute_ref_logps", "compute_ref_log_probs")
 
-    def models(
-        self, request: ProbeRequest, training: Any, model: ModelConfig, device: str
-    ) -> Models:
+    def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
         """Models of random weights, the reference too where it is one of its own."""
-        policy = self.random_model(request, training, model, device)
-        apart = not (model.use_peft or training.precompute_ref_log_probs)
-        reference = self.random_model(request, training, model, device) if apart else None
+        policy = self.random_model(spec, training, model, device)
+        copied = not (model.use_peft or training.precompute_ref_log_probs)
+        reference = self.random_model(spec, training, model, device) if copied else None
         return Models(policy=policy, reference=reference)
 
     def before_training_s(self, trainer: Any) -> float:

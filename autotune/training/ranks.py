@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from autotune.space.knobs import ACCUMULATION
 from autotune.space.sharding.sharding import Sharding, engine_name
-from autotune.training.spec import ProbeRequest, Unsupported
+from autotune.training.spec import TrainerSpec, Unsupported
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class AnotherEngine(Unsupported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharing:
+class Ranks:
     """How many processes train the candidate, and what spreads it over them."""
 
     sharding: Sharding = field(default_factory=Sharding)
@@ -28,21 +28,21 @@ class Sharing:
     """Fields of the trainer's configuration that only a rank needs."""
 
     @classmethod
-    def of(cls, request: ProbeRequest, accumulation: int | None = None) -> Self:
-        """As a request asks for it; `accumulation`: how many micro-steps the probe really takes in
-        an optimizer step, where those are not all."""
-        sharding = request.shared
+    def of(cls, spec: TrainerSpec, accumulation: int | None = None) -> Self:
+        """The processes of a training; `accumulation`: how many micro-steps the probe really takes
+        in an optimizer step, where those are not all."""
+        sharding = spec.shared
         if not sharding.in_group:
             return cls()
         from autotune.training.distributed import disk_problem, overrides
 
         if (problem := disk_problem(sharding)) is not None:
             raise Unsupported(problem)
-        deepspeed = request.deepspeed
+        deepspeed = spec.deepspeed
         if deepspeed is not None and accumulation is not None:
             deepspeed = {**deepspeed, ACCUMULATION: accumulation}
-        told = overrides(sharding, deepspeed, cuda=request.device_kind == "cuda")
-        return cls(sharding=sharding, overrides=told)
+        fields = overrides(sharding, deepspeed, cuda=spec.device_kind == "cuda")
+        return cls(sharding=sharding, overrides=fields)
 
     @property
     def processes(self) -> int:
@@ -53,13 +53,13 @@ class Sharing:
         """Micro-batches of one rank as the data of all."""
         return [batch for batch in batches for _ in range(self.processes)]
 
-    def agreed(self, wanted: bool) -> bool:
+    def all_agree(self, vote: bool) -> bool:
         """Whether all ranks want it; each of them has to ask."""
         if self.processes == 1:
-            return wanted
-        from autotune.training.distributed import agreed
+            return vote
+        from autotune.training.distributed import all_agree
 
-        return agreed(wanted)
+        return all_agree(vote)
 
     def checked_engine(self, trainer: Any) -> str | None:
         """What really spread the training; None: one process by itself.
@@ -71,14 +71,14 @@ class Sharing:
             return None
         from autotune.training.distributed import engine_of, other_settings
 
-        ran, asked = engine_of(trainer), engine_name(self.sharding)
-        if ran != asked:
-            raise AnotherEngine(f"{asked} was asked for, but {ran} ran")
+        engine, requested = engine_of(trainer), engine_name(self.sharding)
+        if engine != requested:
+            raise AnotherEngine(f"{requested} was asked for, but {engine} ran")
         zero = (self.overrides.get("deepspeed") or {}).get("zero_optimization")
-        other = other_settings(trainer, zero) if zero else None
-        if other is not None:
-            raise AnotherEngine(f"{ran} ran, but with {other}")
-        return ran
+        differences = other_settings(trainer, zero) if zero else None
+        if differences is not None:
+            raise AnotherEngine(f"{engine} ran, but with {differences}")
+        return engine
 
 
-ALONE = Sharing()
+SINGLE_RANK = Ranks()

@@ -36,10 +36,10 @@ class ReferenceOnce:
         places = [first.setdefault(repr(row), n) for n, row in enumerate(dataset)]
         different = sorted(set(places))
         parent: Any = super()
-        known = parent._precompute_ref_logps(dataset.select(different), name, batch_size)
+        logps = parent._precompute_ref_logps(dataset.select(different), name, batch_size)
         at = {place: n for n, place in enumerate(different)}
-        for column in set(columns) & set(known.column_names):
-            values = known[column][:]
+        for column in set(columns) & set(logps.column_names):
+            values = logps[column][:]
             dataset = dataset.add_column(column, [values[at[place]] for place in places])
         return dataset
 

@@ -26,5 +26,5 @@ def own_script(name: str) -> str:
 def family(method: str) -> "Family":
     """The family of a method; loads its trainer only."""
     file, name = FAMILIES[method]
-    found: Family = getattr(importlib.import_module(f"autotune.training.{file}"), name)()
-    return found
+    trainer_family: Family = getattr(importlib.import_module(f"autotune.training.{file}"), name)()
+    return trainer_family

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.job.methods import METHODS
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.training.batch_plan import (
     Batching,
     Rows,
@@ -31,7 +31,7 @@ from autotune.training.rollout_plan import Rollout, dealt, rollout_plan
 
 def rehearsal(path: Path) -> None:
     """Write the data of `path/request.json` and, where there are none, random weights."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = RehearsalRequest.from_plain(read_json(folder.request) or {})
     rows = Rows(request.rows, request.method)
     source = _source(request, request.method)
@@ -86,21 +86,21 @@ def _order(
     def spread(count: int) -> list[int]:
         return [usable[n] for n in spread_over_lengths(lengths, count)]
 
-    worst = _fill(longest, micro) * request.processes
+    worst_rows = _fill(longest, micro) * request.processes
     test = _fill(longest, max(request.eval_batch, 4))
     if batching.packing and batching.max_length is not None:
         mean = sum(cut_lengths(lengths, batching.max_length)) / len(lengths)
         steps = UNTIMED_STEPS + request.timed_steps
-        needed = int(1.2 * steps * size * batching.max_length / mean)
-        return _fill(spread(needed), needed), test
+        rows_needed = int(1.2 * steps * size * batching.max_length / mean)
+        return _fill(spread(rows_needed), rows_needed), test
     count = request.timed_steps * size
     timed = _fill(spread(count), count)
     random.Random(batching.seed).shuffle(timed)
     if batching.grouped:
         keyed = [{"input_ids": [0] * rows.longest[i], "index": [i]} for i in timed]
-        timed = [one["index"][0] for one in grouped_by_length(keyed, size, request.rows_total)]
+        timed = [batch["index"][0] for batch in grouped_by_length(keyed, size, request.rows_total)]
     warm = _fill(spread(size), size)
-    return [*warm, *warm[: size - len(worst)], *worst, *timed], test
+    return [*warm, *warm[: size - len(worst_rows)], *worst_rows, *timed], test
 
 
 def _prompts(

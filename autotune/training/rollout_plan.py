@@ -140,9 +140,9 @@ def rollout_plan(lengths: Sequence[int], rollout: Rollout, rows_total: int) -> R
         lengths: tokens of the prompts measured.
         rows_total: prompts of the whole data.
     """
-    wanted = rollout.prompts * rollout.rounds
-    spread = spread_over_lengths(lengths, wanted)
-    timed = [spread[n % len(spread)] for n in range(wanted)]
+    count = rollout.prompts * rollout.rounds
+    spread = spread_over_lengths(lengths, count)
+    timed = [spread[n % len(spread)] for n in range(count)]
     random.Random(rollout.seed).shuffle(timed)
     ranked = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     longest = [ranked[n % len(ranked)] for n in range(rollout.prompts)]

@@ -57,6 +57,6 @@ def rows_see_each_other(trainer: SFTTrainer) -> bool:
     model.eval()
     with torch.no_grad(), trainer.compute_loss_context_manager():
         as_is = answer(None)
-        foreign, own = ((answer(changed) - as_is).abs().max() for changed in (11, 12))
+        foreign, own_change = ((answer(changed) - as_is).abs().max() for changed in (11, 12))
     model.train(was_training)
-    return bool(foreign > 1e-3 * own)
+    return bool(foreign > 1e-3 * own_change)

@@ -61,9 +61,9 @@ class StandIn(VLLMGeneration):
             Unsupported: it does not fit on a rank whose peers wait for it at every token.
         """
         try:
-            made = self._by_transformers(prompts)
+            ids = self._by_transformers(prompts)
             self._calls += 1
-            return made
+            return ids
         except (RuntimeError, MemoryError) as error:
             if len(prompts) == 1 or not is_out_of_memory(error):
                 raise
@@ -77,8 +77,8 @@ class StandIn(VLLMGeneration):
     def _by_transformers(self, prompts: Ids) -> Ids:
         trainer = self._trainer
         with replaced(trainer, "use_vllm", False):
-            made = type(trainer)._generate_single_turn(trainer, prompts, None, {})
-        ids: Ids = made[0] if isinstance(made, tuple) else made
+            output = type(trainer)._generate_single_turn(trainer, prompts, None, {})
+        ids: Ids = output[0] if isinstance(output, tuple) else output
         return ids
 
 

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.process.server import PRELOAD, ProbeServer  # noqa: E402
+from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import PRELOAD, ChildServer  # noqa: E402
 from benchmarks.estimate_exactness.cases import FACTORS, Case, chosen  # noqa: E402
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
 
@@ -41,9 +41,9 @@ def server_environment() -> dict[str, str]:
     return {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def compare(case: Case, server: ProbeServer, models: Path, folder: Path) -> dict[str, Any]:
+def compare(case: Case, server: ChildServer, models: Path, folder: Path) -> dict[str, Any]:
     """The row of one combination; `failure` is set where it could not be run."""
-    probe = ProbeFolder(path=folder)
+    probe = ChildFolder(path=folder)
     folder.mkdir(parents=True)
     write_json(probe.request, case.request(models / case.model).plain())
     ending = server.run(probe, WORKER, Limits(wall_s=600, stall_s=120))
@@ -89,7 +89,7 @@ def run(cases: list[Case], results: Path, servers: int) -> None:
 
         def work(number: int) -> None:
             log = Path(scratch, f"server-{number}.log")
-            with ProbeServer(log, IMPORTED, server_environment()) as server:
+            with ChildServer(log, IMPORTED, server_environment()) as server:
                 for index in range(number, len(waiting), servers):
                     row = compare(waiting[index], server, models, Path(scratch, str(index)))
                     with results.open("a", encoding="utf-8") as file:
@@ -108,7 +108,7 @@ def run_with(package: str, cases: Sequence[Case], results: Path) -> list[dict[st
         models = Path(scratch, "models")
         for name in {case.model for case in cases}:
             write_model(name, models / name)
-        with ProbeServer(Path(scratch, "log"), IMPORTED, server_environment()) as server:
+        with ChildServer(Path(scratch, "log"), IMPORTED, server_environment()) as server:
             for index, case in enumerate(cases):
                 row = compare(case, server, models, Path(scratch, str(index)))
                 rows.append({**row, "about": about})

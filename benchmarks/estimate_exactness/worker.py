@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 
 
-def asked_of(folder: ProbeFolder) -> TraceRequest:
+def asked_of(folder: ChildFolder) -> TraceRequest:
     """The steps that a child is asked for; it is quiet and on one thread from here on."""
     import logging
     import warnings
@@ -34,7 +34,7 @@ def compare(path: Path) -> None:
     from autotune.training.patching import replaced
     from benchmarks import real_steps
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = asked_of(folder)
     unmerged: list[int] = []
     merge = tracer.merge_accumulation

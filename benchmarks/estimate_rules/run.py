@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import ChildServer  # noqa: E402
 from benchmarks.estimate_rules.cases import (  # noqa: E402
     CONFIGS,
     FACTORS,
@@ -55,9 +55,9 @@ def server_environment() -> dict[str, str]:
     return {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def compare(case: Case, server: ProbeServer, models: Path, folder: Path) -> dict[str, Any]:
+def compare(case: Case, server: ChildServer, models: Path, folder: Path) -> dict[str, Any]:
     """The row of one combination; `failure` is set where it could not be run."""
-    probe = ProbeFolder(path=folder)
+    probe = ChildFolder(path=folder)
     folder.mkdir(parents=True)
     write_json(probe.request, {"case": case.plain(), "model_path": str(models / case.model)})
     ending = server.run(probe, WORKER, Limits(wall_s=1200, stall_s=300))
@@ -97,7 +97,7 @@ def run(cases: list[Case], results: Path, servers: int) -> None:
 
         def work(number: int) -> None:
             log = Path(scratch, f"server-{number}.log")
-            with ProbeServer(log, environment=server_environment()) as server:
+            with ChildServer(log, environment=server_environment()) as server:
                 for index in range(number, len(waiting), servers):
                     row = compare(waiting[index], server, models, Path(scratch, str(index)))
                     with results.open("a", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from autotune.estimate.protocol import (
 from autotune.estimate.records.events import Work, work_from_plain
 from autotune.estimate.variants import sizes
 from autotune.estimate.variants.offline import OfflineEstimates
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.training.batch_plan import Batching, Rows, plan
 from benchmarks.estimate_rules.cases import LONGEST, Case
 
@@ -37,7 +37,7 @@ def compare(path: Path) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     asked = read_json(folder.request) or {}
     case = Case(**asked["case"])
     rows = write_rows(case, folder.path / "rows")

@@ -33,7 +33,7 @@ from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.loading.load import load_job
@@ -54,11 +54,11 @@ class Predictions:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[ProbeServer]:
+def serving(folder: Path) -> Iterator[ChildServer]:
     """A forkserver whose children find this checkout."""
     folder.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with ProbeServer(folder / "server.log", environment={"PYTHONPATH": path}) as server:
+    with ChildServer(folder / "server.log", environment={"PYTHONPATH": path}) as server:
         yield server
 
 
@@ -119,7 +119,7 @@ def in_rounds(by_case: Sequence[Sequence[Row]], seed: int) -> list[Row]:
 
 
 def _of_case(
-    case: Case, device: str | None, seed: str, scratch: Path, cache: PlanCache, server: ProbeServer
+    case: Case, device: str | None, seed: str, scratch: Path, cache: PlanCache, server: ChildServer
 ) -> list[Row]:
     """The rows of one case, the most telling first; none where nothing fits this device. The way is
     that of `autotune plan`, but that only some paths are traced."""

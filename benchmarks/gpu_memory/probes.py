@@ -15,7 +15,7 @@ from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, survey
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.knobs import Candidate, from_knobs
 from benchmarks.gpu_memory.predictions import (
     Predictions,
@@ -91,7 +91,7 @@ def fingerprint(predictions: Predictions) -> str:
 class Bench:
     """Jobs that are opened when they are first needed, and a server for all of them."""
 
-    def __init__(self, about: Row, scratch: Path, server: ProbeServer):
+    def __init__(self, about: Row, scratch: Path, server: ChildServer):
         self._about, self._scratch, self._server = about, scratch, server
         self._known: dict[str, tuple[Job, Facts, RunFolder]] = {}
         self._probes: Counter[str] = Counter()

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import ChildServer  # noqa: E402
 from benchmarks.command import done_in, run_and_tell  # noqa: E402
 from benchmarks.estimate_exactness import models  # noqa: E402
 from benchmarks.estimate_exactness.cases import Case  # noqa: E402
@@ -37,9 +37,9 @@ WORKER = "benchmarks.peers.worker:compare"
 HEAD = "| estimator | points | median | p90 | most | signed median | failed | seconds, median |\n"
 
 
-def compare(case: Case, server: ProbeServer, scratch: Path) -> dict[str, Any]:
+def compare(case: Case, server: ChildServer, scratch: Path) -> dict[str, Any]:
     """The row of one point; `failure` is set where it could not be run."""
-    folder = ProbeFolder(path=scratch / case.name)
+    folder = ChildFolder(path=scratch / case.name)
     folder.path.mkdir(parents=True)
     write_json(folder.request, case.request(scratch / "models" / case.model).plain())
     ending = server.run(folder, WORKER, Limits(wall_s=1200, stall_s=1200))
@@ -59,7 +59,7 @@ def run(results: Path) -> None:
         scratch = Path(name)
         for model in {case.model for case in points()}:
             models.write_model(model, scratch / "models" / model)
-        with ProbeServer(scratch / "server.log", IMPORTED, server_environment()) as server:
+        with ChildServer(scratch / "server.log", IMPORTED, server_environment()) as server:
             for case in points():
                 if case.name in known:
                     continue

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import TraceRequest
-from autotune.process.messages import ProbeFolder, write_json
+from autotune.process.messages import ChildFolder, write_json
 from benchmarks.estimate_exactness.worker import asked_of
 
 
@@ -18,7 +18,7 @@ def compare(path: Path) -> None:
     from benchmarks import real_steps
     from benchmarks.peers.estimators import PEERS
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = asked_of(folder)
 
     def autotune(wanted: TraceRequest) -> int:

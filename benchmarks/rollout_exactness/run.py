@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 from autotune.estimate.records.decoding import TOKENS  # noqa: E402
 from autotune.probe.survey_worker import make_tokenizer  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
-from autotune.process.server import PRELOAD, ProbeServer  # noqa: E402
+from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
+from autotune.process.server import PRELOAD, ChildServer  # noqa: E402
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, server_environment  # noqa: E402
 from benchmarks.rollout_exactness.cases import (  # noqa: E402
@@ -51,10 +51,10 @@ def write_models(folder: Path, names: set[str]) -> None:
 
 
 def compare(
-    case: Case | PpoCase, server: ProbeServer, models: Path, folder: Path
+    case: Case | PpoCase, server: ChildServer, models: Path, folder: Path
 ) -> dict[str, Any]:
     """The row of one combination; `failure` is set where it could not be run."""
-    probe = ProbeFolder(path=folder)
+    probe = ChildFolder(path=folder)
     folder.mkdir(parents=True)
     asked = {"few": TOKENS, "whole": COMPLETION}
     write_json(probe.request, {k: case.request(models, n).plain() for k, n in asked.items()})
@@ -113,7 +113,7 @@ def main() -> None:
         cases = [case for case in all_cases() if group_of(case.name) in wanted]
         write_models(models, {case.model for case in cases})
         log = Path(scratch, "server.log")
-        with ProbeServer(log, PRELOAD, server_environment()) as server:
+        with ChildServer(log, PRELOAD, server_environment()) as server:
             for index, case in enumerate(cases):
                 found = compare(case, server, models, Path(scratch, str(index)))
                 rows.append({**found, "about": about})

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 
 PHASES = ("generation", "decode", "scoring", "micro-step", "clip", "step")
 
@@ -33,7 +33,7 @@ def compare(path: Path) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     real_steps.threads(1)
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     asked = read_json(folder.request) or {}
     few = RolloutTraceRequest.from_plain(asked["few"])
     whole = RolloutTraceRequest.from_plain(asked["whole"])

@@ -33,7 +33,7 @@ from autotune.job.job import Job  # noqa: E402
 from autotune.probe.measure import measure_candidate  # noqa: E402
 from autotune.probe.survey import memory_limit, survey  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
-from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.process.server import ChildServer  # noqa: E402
 from autotune.run.estimates import Expecter  # noqa: E402
 from autotune.space.bind import SearchSpace, bind  # noqa: E402
 from autotune.space.knobs import Candidate, from_knobs  # noqa: E402
@@ -56,7 +56,7 @@ class Recording:
     facts: Facts
     space: SearchSpace
     run: RunFolder
-    server: ProbeServer
+    server: ChildServer
     limit: int
     file: Path
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -143,7 +143,7 @@ def record(options: argparse.Namespace, scratch: Path) -> None:
     run = RunFolder(path=scratch / "run")
     run.path.mkdir()
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with ProbeServer(run.log, environment={"PYTHONPATH": path}) as server:
+    with ChildServer(run.log, environment={"PYTHONPATH": path}) as server:
         facts = survey(job, run, server)
         space = bind(definition, job, facts)
         limit = memory_limit(job, facts.device)

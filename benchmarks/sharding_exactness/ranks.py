@@ -36,10 +36,10 @@ from autotune.estimate.records.host import since_training, split_by_place  # noq
 from autotune.estimate.tracing.engines.process_group import rank_environment, sharded_config  # noqa: E402
 from autotune.estimate.tracing.trace import (  # noqa: E402
     feed,
-    probe_request,
     row_dataset,
     trace_config,
     trace_steps,
+    trainer_spec,
 )
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding, heaviest_ranks  # noqa: E402
 from autotune.training.distributed import state_on_cpu  # noqa: E402
@@ -82,7 +82,7 @@ def real_rank(request: TraceRequest, rank: int, port: int) -> dict[str, Any]:
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
-        trainer = trains.trainer(probe_request(request), training, model, row_dataset(request))
+        trainer = trains.trainer(trainer_spec(request), training, model, row_dataset(request))
         feed(trainer, request)
         peaks = Peaks()
         trainer.add_callback(peaks)

@@ -40,9 +40,9 @@ from autotune.job.job import Job  # noqa: E402
 from autotune.probe import measure  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
-from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.definition import SpaceDefinition  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
 from autotune.space.loading.load import load_job  # noqa: E402
@@ -64,12 +64,12 @@ class Bench:
     definition: SpaceDefinition
     facts: Facts
     run: RunFolder
-    server: ProbeServer
+    server: ChildServer
     processor_time: bool
 
     def ask(self, name: str, worker: str, request: dict[str, Any]) -> dict[str, Any]:
         """What a child answers."""
-        folder = ProbeFolder(path=self.run.path / name)
+        folder = ChildFolder(path=self.run.path / name)
         folder.path.mkdir(parents=True)
         write_json(folder.request, request)
         self.server.run(folder, worker, Limits(wall_s=600))
@@ -205,7 +205,7 @@ def run(options: argparse.Namespace, scratch: Path) -> None:
     loaded = {name: load_job(None, [*sets, f"precision={name}"]) for name in ("bf16", "fp32")}
     jobs = {name: job for name, (job, _) in loaded.items()}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with ProbeServer(folder.log, environment={"PYTHONPATH": path}) as server:
+    with ChildServer(folder.log, environment={"PYTHONPATH": path}) as server:
         facts = survey(jobs["bf16"], folder, server)
         bench = Bench(
             jobs, loaded["bf16"][1], facts, folder, server, processor_time=options.processor_time

@@ -8,8 +8,8 @@ from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
 from autotune.estimate.speed.operators import work_counts
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.training.spec import ProbeRequest
+from autotune.probe.protocol import ProbeRequest
+from autotune.process.messages import ChildFolder, read_json, write_json
 
 TRACED = (0.0, 0.35, 0.7, 1.0)
 """Which micro-batches of a sample are traced, by the quantile of their size."""
@@ -26,7 +26,7 @@ def trace(path: Path) -> None:
     from autotune.training.batch_plan import Rows, batching_of, plan
 
     torch.set_num_threads(1)
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     began = time.perf_counter()
     batching = batching_of(

@@ -27,9 +27,9 @@ from autotune.probe.measure import measure, probe_request  # noqa: E402
 from autotune.probe.protocol import Measurement  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ProbeFolder  # noqa: E402
+from autotune.process.messages import ChildFolder  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
-from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
 from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
@@ -103,7 +103,7 @@ def job_of(case: Row, model: Path) -> Row:
     }
 
 
-def compare(case: Row, server: ProbeServer, folder: Path, known: Row | None) -> Row:
+def compare(case: Row, server: ChildServer, folder: Path, known: Row | None) -> Row:
     """What the ranks of a combination took, and what its plan says.
 
     Args:
@@ -121,7 +121,7 @@ def compare(case: Row, server: ProbeServer, folder: Path, known: Row | None) -> 
         request = probe_request(
             job, facts, candidate, rows=run.rows, output_dir=str(folder / "out"), limit=None
         )
-        found = measure(server, ProbeFolder(path=folder / "probe"), request, LIMITS)
+        found = measure(server, ChildFolder(path=folder / "probe"), request, LIMITS)
         if found.outcome != "ok":
             said = f"{found.outcome}: {found.reason} {(found.failure or {}).get('trace', '')}"
             return {"failure": said[-1000:]}
@@ -193,7 +193,7 @@ def main() -> None:
     about = about_this_run()
     with (
         tempfile.TemporaryDirectory(prefix="autotune-ranks-") as scratch,
-        ProbeServer(Path(scratch) / "server.log", environment=server_environment()) as server,
+        ChildServer(Path(scratch) / "server.log", environment=server_environment()) as server,
     ):
         known = {row["name"]: row for row in rows_of(options.results) if "failure" not in row}
         for number in range(options.count):

@@ -30,9 +30,9 @@ from autotune.plan.variants import variant_tasks  # noqa: E402
 from autotune.probe.measure import probe_request  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ProbeFolder, read_json, write_json  # noqa: E402
+from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
-from autotune.process.server import ProbeServer  # noqa: E402
+from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
 from autotune.space.loading.load import load_job  # noqa: E402
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 class Bound:
     """A combination as a candidate of a job, with its facts."""
 
-    def __init__(self, case: Case, folder: Path, server: ProbeServer) -> None:
+    def __init__(self, case: Case, folder: Path, server: ChildServer) -> None:
         file = folder / "job.yaml"
         config = write_model(case.model, folder / "model")
         file.write_text(json.dumps(case.job(str(config))), encoding="utf-8")
@@ -76,7 +76,7 @@ class Bound:
             and not one.values.get("precompute_ref_log_probs")
         )
 
-    def planned(self, server: ProbeServer, limit: int, cache: Path) -> Row:
+    def planned(self, server: ChildServer, limit: int, cache: Path) -> Row:
         """What the plan says. Bytes."""
         (task,) = variant_tasks(
             self.job, self.facts, [self.candidate], rows=self.run.rows, limit=limit, cache=cache
@@ -99,9 +99,9 @@ class Bound:
             "seconds": round(time.monotonic() - began, 1),
         }
 
-    def measured(self, server: ProbeServer, limit: int | None) -> Row:
+    def measured(self, server: ChildServer, limit: int | None) -> Row:
         """What the real allocator took. Bytes."""
-        folder = ProbeFolder(path=self.run.path / f"truth-{limit}")
+        folder = ChildFolder(path=self.run.path / f"truth-{limit}")
         request = probe_request(
             self.job,
             self.facts,
@@ -133,7 +133,7 @@ def add(file: Path, row: Row) -> None:
 
 
 def compare(
-    case: Case, number: int, options: argparse.Namespace, about: Row, server: ProbeServer
+    case: Case, number: int, options: argparse.Namespace, about: Row, server: ChildServer
 ) -> None:
     """Measure and plan a combination, as far as that is not done."""
     missing = case.name not in done_in(options.truth)
@@ -179,7 +179,7 @@ def main() -> None:
         about, kind = about_this_run(), find_kind(devices.gpu(0).name).name
         with (
             tempfile.TemporaryDirectory(prefix="autotune-virtual-gpu-") as log,
-            ProbeServer(Path(log) / "server.log", environment=server_environment()) as server,
+            ChildServer(Path(log) / "server.log", environment=server_environment()) as server,
         ):
             for number in range(options.first, options.first + options.count):
                 case = drawn(options.seed, number)

@@ -18,13 +18,13 @@ def train(request: Any, scratch: Path) -> None:
     from autotune.probe.step_meter import Schedule
     from autotune.probe.trainer_setup import configured
     from autotune.training.batch_plan import Rows, as_dataset, batching_of, plan
-    from autotune.training.ranks import Sharing
+    from autotune.training.ranks import Ranks
     from autotune.training.registry import family
 
     trains = family(request.method)
     shown = min(request.config["gradient_accumulation_steps"], 2)
     training, model = configured(
-        trains, request, Sharing.of(request, shown), scratch, gradient_accumulation_steps=shown
+        trains, request, Ranks.of(request, shown), scratch, gradient_accumulation_steps=shown
     )
     batching = batching_of(
         request.method, request.config, global_batch=request.global_batch, seed=request.seed
@@ -56,10 +56,11 @@ def figures() -> dict[str, Any]:
 def measure_peaks(path: Path) -> None:
     """Run what `path/request.json` asks for; write `path/reply.json`, and where `RECORD` is set the
     allocator's own history to that file."""
-    from autotune.process.messages import ProbeFolder, read_json, write_json
-    from autotune.training.spec import ProbeRequest, Unsupported
+    from autotune.probe.protocol import ProbeRequest
+    from autotune.process.messages import ChildFolder, read_json, write_json
+    from autotune.training.spec import Unsupported
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     os.environ.update(request.environment)
     import torch

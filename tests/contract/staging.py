@@ -8,8 +8,8 @@ from typing import Any
 
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Ending, Limits, Watcher
-from autotune.process.messages import ProbeFolder
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder
+from autotune.process.server import ChildServer
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "contract")])
@@ -18,9 +18,9 @@ STUBS_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "contract")])
 class Stage:
     """Runs stub workers on one server."""
 
-    def __init__(self, server: ProbeServer, path: Path):
+    def __init__(self, server: ChildServer, path: Path):
         self.server = server
-        self.folder = ProbeFolder(path=path)
+        self.folder = ChildFolder(path=path)
 
     def run(
         self,

@@ -10,7 +10,7 @@ import pytest
 from staging import STUBS_PATH, Stage, still_running
 
 from autotune.process.messages import read_json
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 
 NOTES = "import os\nSEEN = os.environ.get('A_VARIABLE')\n"
 PRELOADED = ("numpy", "notes_a_variable")
@@ -26,15 +26,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def fresh_server(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ProbeServer]:
+) -> Iterator[ChildServer]:
     log = tmp_path_factory.mktemp("server") / "server.log"
     asked = {**environment, "AUTOTUNE_PROCESSES": "fresh"}
-    with ProbeServer(log, PRELOADED, asked) as server:
+    with ChildServer(log, PRELOADED, asked) as server:
         yield server
 
 
 @pytest.fixture
-def fresh(fresh_server: ProbeServer, tmp_path: Path) -> Stage:
+def fresh(fresh_server: ChildServer, tmp_path: Path) -> Stage:
     return Stage(fresh_server, tmp_path / "a 0 ü")
 
 
@@ -52,7 +52,7 @@ def test_a_child_is_a_new_interpreter_that_has_the_request_before_it_imports(fre
 
 
 def test_a_server_that_can_fork_does(environment: dict[str, str], tmp_path: Path) -> None:
-    with ProbeServer(tmp_path / "log", PRELOADED, environment) as server:
+    with ChildServer(tmp_path / "log", PRELOADED, environment) as server:
         stage = Stage(server, tmp_path / "probe")
         assert server.fresh is None
         stage.run("tells_its_process")

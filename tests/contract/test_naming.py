@@ -7,10 +7,9 @@ import pytest
 from staging import Stage
 
 from autotune.probe.measure import NEAR_LIMIT, name_outcome
-from autotune.probe.protocol import Measurement
+from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.process.limits import Ending
 from autotune.process.messages import read_json
-from autotune.training.spec import ProbeRequest
 
 MIB = 2**20
 LIMIT = 200 * MIB
@@ -74,11 +73,11 @@ def test_a_child_past_its_time_timed_out(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("worker", "reason"),
     [
-        ("silent", "exit code 0 and no whole reply"),
-        ("draft_only", "exit code 0 and no whole reply"),
-        ("garbled_reply", "exit code 0 and no whole reply"),
-        ("raises", "exit code 1 and no whole reply"),
-        ("wants_too_much", "exit code 1 and no whole reply"),
+        ("silent", "exit code 0 before its reply was complete"),
+        ("draft_only", "exit code 0 before its reply was complete"),
+        ("garbled_reply", "exit code 0 before its reply was complete"),
+        ("raises", "exit code 1 before its reply was complete"),
+        ("wants_too_much", "exit code 1 before its reply was complete"),
         ("aborts", "SIGABRT"),
         ("segfaults", "SIGSEGV"),
     ],
@@ -93,7 +92,7 @@ def test_silence_is_a_crash_that_says_how_it_ended(stage: Stage, worker: str, re
 def test_half_a_reply_is_a_crash(stage: Stage, reply: str) -> None:
     measurement = named(stage, stage.run("says", reply=reply))
     assert measurement.outcome == "crash"
-    assert "no whole reply" in measurement.reason
+    assert "before its reply was complete" in measurement.reason
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from staging import STUBS_PATH, Stage
 
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json
+from autotune.process.server import ChildServer
 
 
 def test_an_exit_without_a_reply_is_an_exit_with_code_0(stage: Stage) -> None:
@@ -99,9 +99,9 @@ def test_a_reply_of_an_earlier_run_in_the_same_folder_is_not_taken_for_this_one(
 
 
 def test_a_folder_may_have_any_name(nasty_dir: Path) -> None:
-    folder = ProbeFolder(path=nasty_dir / "probe")
+    folder = ChildFolder(path=nasty_dir / "probe")
     log = nasty_dir / "server.log"
-    with ProbeServer(log, preload=(), environment={"PYTHONPATH": STUBS_PATH}) as server:
+    with ChildServer(log, preload=(), environment={"PYTHONPATH": STUBS_PATH}) as server:
         ending = server.run(folder, "stubs:names_its_folder", Limits(wall_s=30.0))
     assert ending.exit_code == 0
     assert read_json(folder.reply) == {"outcome": "crash", "reason": str(folder.path)}
@@ -116,8 +116,8 @@ def test_files_of_the_users_own_do_not_stand_in_for_modules(
     for name in ("json.py", "queue.py", "stubs.py"):
         (tmp_path / name).write_text("raise SystemExit('the wrong module')\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    folder = ProbeFolder(path=tmp_path / "probe")
-    server = ProbeServer(
+    folder = ChildFolder(path=tmp_path / "probe")
+    server = ChildServer(
         tmp_path / "log", preload=("queue",), environment={"PYTHONPATH": STUBS_PATH}
     )
     with server:

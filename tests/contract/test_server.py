@@ -13,15 +13,15 @@ from staging import STUBS_PATH, Stage, running, still_running
 
 from autotune.errors import MachineError
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder
+from autotune.process.server import ChildServer
 
 PARENT = """
 import signal, sys, time
 from pathlib import Path
-from autotune.process.messages import ProbeFolder
+from autotune.process.messages import ChildFolder
 from autotune.process.limits import Limits
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 
 home, path = Path(sys.argv[1]), sys.argv[2]
 
@@ -35,9 +35,9 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 signal.signal(signal.SIGINT, interrupted)
-with ProbeServer(home / "log", preload=(), environment={"PYTHONPATH": path}) as server:
+with ChildServer(home / "log", preload=(), environment={"PYTHONPATH": path}) as server:
     try:
-        server.run(ProbeFolder(path=home / "probe"), "stubs:escapes_and_sleeps", Limits())
+        server.run(ChildFolder(path=home / "probe"), "stubs:escapes_and_sleeps", Limits())
     except KeyboardInterrupt:
         pass
 sys.exit(5)
@@ -111,17 +111,17 @@ def test_a_child_that_kills_the_server_is_lost_and_the_next_one_runs(stage: Stag
 def test_a_kill_sent_to_a_dead_server_does_not_spoil_the_next_run(
     tmp_path: Path,
 ) -> None:
-    folder = ProbeFolder(path=tmp_path / "probe")
+    folder = ChildFolder(path=tmp_path / "probe")
     environment = {"PYTHONPATH": STUBS_PATH}
-    with ProbeServer(tmp_path / "log", preload=(), environment=environment) as server:
+    with ChildServer(tmp_path / "log", preload=(), environment=environment) as server:
         server.run(folder, "stubs:kills_the_server", Limits(wall_s=30))
         server.kill(12345)
         assert server.run(folder, "stubs:silent", Limits(wall_s=30)).exit_code == 0
 
 
 def test_a_closed_server_starts_again_when_it_is_needed(tmp_path: Path) -> None:
-    folder = ProbeFolder(path=tmp_path / "probe")
-    server = ProbeServer(tmp_path / "log", preload=(), environment={"PYTHONPATH": STUBS_PATH})
+    folder = ChildFolder(path=tmp_path / "probe")
+    server = ChildServer(tmp_path / "log", preload=(), environment={"PYTHONPATH": STUBS_PATH})
     try:
         assert server.run(folder, "stubs:silent", Limits(wall_s=30)).exit_code == 0
         server.close()
@@ -134,7 +134,7 @@ def test_a_closed_server_starts_again_when_it_is_needed(tmp_path: Path) -> None:
 def test_a_stack_that_cannot_be_imported_is_a_machine_error_that_names_the_log(
     tmp_path: Path,
 ) -> None:
-    server = ProbeServer(tmp_path / "server.log", preload=("there_is_no_such_module",))
+    server = ChildServer(tmp_path / "server.log", preload=("there_is_no_such_module",))
     with pytest.raises(MachineError, match="cannot be imported"):
         server.__enter__()
     assert "there_is_no_such_module" in (tmp_path / "server.log").read_text(encoding="utf-8")
@@ -145,7 +145,7 @@ def test_a_stack_that_takes_too_long_to_import_is_said_to_be_slow_not_broken(
 ) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)", encoding="utf-8")
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    server = ProbeServer(tmp_path / "log", ("slow_to_import",), environment, ready_s=0.5)
+    server = ChildServer(tmp_path / "log", ("slow_to_import",), environment, ready_s=0.5)
     with pytest.raises(MachineError, match="still being imported after 0.5 s"):
         server.__enter__()
-    assert not server.alive
+    assert not server.is_alive

@@ -150,7 +150,7 @@ def test_the_locked_torch_is_taken(checkout: Checkout) -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (("--kind", "h2000", "--", "true"), "`h2000` is no known kind of GPU"),
+        (("--kind", "h2000", "--", "true"), "`h2000` is not a known kind of GPU"),
         (("--devices", "0", "--", "true"), "--devices must be 1 to 16, but got 0"),
         (("--devices", "two", "--", "true"), "invalid int value: 'two'"),
         (("--kind", "h200"), "there is no command to run"),

@@ -16,16 +16,15 @@ from filelock import FileLock
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.probe.measure import measure, probe_request
-from autotune.probe.protocol import Measurement
+from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.survey import survey
 from autotune.process.limits import Limits
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.loading.load import load_job
-from autotune.training.spec import ProbeRequest
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,7 +62,7 @@ class Bench:
     run: RunFolder
     facts: Facts
     space: SearchSpace
-    server: ProbeServer
+    server: ChildServer
 
     def candidate(self, **knobs: Any) -> Candidate:
         """The default candidate with other knobs, whether a rule forbids that or not."""
@@ -94,7 +93,7 @@ class Bench:
         return measure(self.server, folder, request, Limits(wall_s=120, stall_s=15))
 
 
-def open_bench(folder: Path, server: ProbeServer, config: dict[str, Any], sets: list[str]) -> Bench:
+def open_bench(folder: Path, server: ChildServer, config: dict[str, Any], sets: list[str]) -> Bench:
     write_model(folder / "model", config)
     base = [f"model={folder / 'model' / 'config.json'}", "global_batch_size=8", "max_length=128"]
     job, definition = load_job(None, [*base, *sets])
@@ -106,16 +105,16 @@ def open_bench(folder: Path, server: ProbeServer, config: dict[str, Any], sets: 
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildServer]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with ProbeServer(log, environment={"PYTHONPATH": path}) as running:
+    with ChildServer(log, environment={"PYTHONPATH": path}) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def bench(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     lengths = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
     return open_bench(tmp_path_factory.mktemp("a 0 ü"), server, LLAMA, [lengths])
 

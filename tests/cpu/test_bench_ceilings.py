@@ -7,8 +7,8 @@ import pytest
 
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 
 FEW = {
     "dtypes": ["bfloat16", "float32"],
@@ -25,8 +25,8 @@ FEW = {
 WORKER = "autotune.estimate.speed.measuring.worker:measure"
 
 
-def measured(server: ProbeServer, path: Path, sizes: dict[str, object]) -> Ceilings:
-    folder = ProbeFolder(path=path)
+def measured(server: ChildServer, path: Path, sizes: dict[str, object]) -> Ceilings:
+    folder = ChildFolder(path=path)
     path.mkdir()
     request = {"device_kind": "cpu", "device_index": 0, "threads": 1, "sizes": sizes}
     write_json(folder.request, request)
@@ -38,7 +38,7 @@ def measured(server: ProbeServer, path: Path, sizes: dict[str, object]) -> Ceili
 
 
 @pytest.fixture(scope="module")
-def ceilings(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Ceilings:
+def ceilings(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Ceilings:
     return measured(server, tmp_path_factory.mktemp("ceilings") / "probe", FEW)
 
 
@@ -72,7 +72,7 @@ def test_operators_have_rates_under_the_names_that_a_trace_has(ceilings: Ceiling
 
 
 def test_a_dtype_that_was_not_asked_for_is_not_measured(
-    server: ProbeServer, tmp_path: Path
+    server: ChildServer, tmp_path: Path
 ) -> None:
     only = measured(server, tmp_path / "probe", {**FEW, "dtypes": ["float32"], "matmul": [16]})
     assert {row.dtype for row in only.matmul} == {"float32"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare
@@ -41,7 +41,7 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def rows(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Any]:
+def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Any]:
     folder = tmp_path_factory.mktemp("exactness")
     for name in {case.model for case in CASES}:
         write_model(name, folder / "models" / name)

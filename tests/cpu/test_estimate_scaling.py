@@ -13,8 +13,8 @@ import pytest
 from autotune.estimate.variants.data import ORDER_SIGMA
 from autotune.facts.stack import fused_head
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, write_model
 
@@ -98,7 +98,7 @@ def compare(path: Path) -> None:
     from autotune.estimate.tracing.trace import trace_steps
     from autotune.estimate.variants.offline import OfflineEstimates
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}
     case = Case(**asked["case"])
     request = estimate_request(case, asked["model"], write_rows(case, path / "rows"))
@@ -219,10 +219,10 @@ def model_folder(folder: Path, config: dict[str, Any], layers: int = LAYERS) -> 
     return folder
 
 
-def answered(case: Case, model: Path, server: ProbeServer, path: Path) -> Any:
+def answered(case: Case, model: Path, server: ChildServer, path: Path) -> Any:
     """What a child found of a case."""
     plain = {**vars(case), "config": {**CONFIG, **case.config}}
-    folder = ProbeFolder(path=path / "p")
+    folder = ChildFolder(path=path / "p")
     folder.path.mkdir()
     write_json(folder.request, {"case": plain, "model": str(model)})
     server.run(folder, WORKER, Limits(wall_s=120, stall_s=60))
@@ -233,7 +233,7 @@ def answered(case: Case, model: Path, server: ProbeServer, path: Path) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_scaled_trace_has_the_memory_of_the_whole_one(
-    name: str, model: Path, server: ProbeServer, tmp_path: Path
+    name: str, model: Path, server: ChildServer, tmp_path: Path
 ) -> None:
     reply = answered(CASES[name], model, server, tmp_path)
     assert reply["layers"] == [5, LAYERS]
@@ -251,7 +251,7 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
         assert reply["growth"] == pytest.approx(growth, rel=1e-6)
 
 
-def test_where_layers_differ_all_are_traced(server: ProbeServer, tmp_path: Path) -> None:
+def test_where_layers_differ_all_are_traced(server: ChildServer, tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model", EXPERTS)
     reply = answered(CASES["full"], model, server, tmp_path)
     assert reply["layers"] == [LAYERS, LAYERS]

@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_in_plain_words(tmp_path: Path) -> None:
     assert "no predictions of memory" in memory(tmp_path, "--predictions", broken, expect=2)
     assert "cannot read" in memory(tmp_path, "--predictions", tmp_path / "no", expect=2)
     assert "did you mean `h200`?" in memory(tmp_path / "x", "--predict", "h2000", expect=2)
-    assert "no NVIDIA GPU is found" in memory(tmp_path, expect=3)
+    assert "this machine has no NVIDIA GPU" in memory(tmp_path, expect=3)
 
 
 @pytest.fixture

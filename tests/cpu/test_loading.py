@@ -19,7 +19,7 @@ from autotune.probe import measure as measuring
 from autotune.probe.measure import measure
 from autotune.process.limits import Limits
 from autotune.process.messages import read_json
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
@@ -36,17 +36,17 @@ Grown = Callable[[str, str], list[dict[str, float]]]
 
 
 @pytest.fixture(scope="module")
-def frugal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeServer]:
+def frugal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildServer]:
     """A server whose children give back what they free."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": "65536"}
     log = tmp_path_factory.mktemp("frugal") / "server.log"
-    with ProbeServer(log, environment=environment) as running:
+    with ChildServer(log, environment=environment) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def bench(frugal: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(frugal: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A job of two processes whose model has weights."""
     lengths = "dataset={lengths: {max: 16, rows: 64}}"
     sets = [lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=4", "max_length=16"]

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.facts.synthetic_text import prompts_of_lengths
 from autotune.probe.survey_worker import make_tokenizer
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.vllm.colocated import ASLEEP_BYTES
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer, stand_in
@@ -98,7 +98,7 @@ def test_an_online_job_becomes_a_verified_bundle_that_trains(
 
 @pytest.fixture(scope="module", params=METHODS)
 def online(
-    request: pytest.FixtureRequest, server: ProbeServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, server: ChildServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Bench:
     sets = [
         "dataset={lengths: {max: 40, p50: 12, p99: 30, rows: 400}}",

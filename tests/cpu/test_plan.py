@@ -235,7 +235,7 @@ def test_nothing_is_left_in_the_temporary_folder(
 
 def test_an_unknown_device_is_answered_with_the_nearest(plans: Plans) -> None:
     err = plans.refused("plan", "job.yaml", "--device", "h2000")
-    assert "`h2000` is no known kind of GPU" in err
+    assert "`h2000` is not a known kind of GPU" in err
     assert "did you mean `h200`?" in err
     assert "is not a size" in plans.refused("plan", "job.yaml", "--device", "memory=lots")
 
@@ -301,7 +301,7 @@ def test_how_few_devices_would_do_is_told_with_a_way_to_use_them(plans: Plans) -
     assert tried["fits"] and tried["knobs"]["per_device_train_batch_size"]
     assert plans.command(*asked).startswith("1 device: ")
     pinned = ("--set", "num_processes=1")
-    assert "`num_processes` is what is looked for" in plans.refused(*asked, *pinned)
+    assert "`num_processes` is the value that is searched for" in plans.refused(*asked, *pinned)
 
 
 def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.probe.protocol import Measurement
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import stand_in
 from tests.cpu.test_online import WIDE, prompts
@@ -81,7 +81,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
 
 
 @pytest.fixture(scope="module")
-def ppo(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def ppo(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     sets = [
         "dataset={lengths: {max: 40, p50: 12, p99: 30, rows: 400}}",
         "method=ppo",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer, stand_in
 from tests.cpu.test_run import assert_launched, probes_of, write_job
@@ -93,7 +93,7 @@ def test_a_preference_job_becomes_a_verified_bundle_that_trains(
 
 @pytest.fixture(scope="module", params=METHODS)
 def pairs(
-    request: pytest.FixtureRequest, server: ProbeServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, server: ChildServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Bench:
     sets = [LENGTHS, f"method={request.param}"]
     return open_bench(tmp_path_factory.mktemp(request.param), server, WIDE, sets)
@@ -115,7 +115,7 @@ def test_more_memory_than_there_is_is_a_real_oom(pairs: Bench) -> None:
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
 def test_what_is_computed_before_the_training_is_in_the_speed(
-    method: str, server: ProbeServer, tmp_path: Path
+    method: str, server: ChildServer, tmp_path: Path
 ) -> None:
     pairs = open_bench(tmp_path, server, LLAMA, [LENGTHS, f"method={method}"])
     before = pairs.probe("before", precompute_ref_log_probs=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.process.messages import ProbeFolder
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder
+from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, MAMBA, Bench, open_bench
 
 MIB = 2**20
@@ -41,7 +41,7 @@ def test_grouping_by_length_pads_less_and_padding_free_not_at_all(bench: Bench) 
 
 
 def test_a_real_allocation_failure_is_named_oom_and_the_next_probe_runs(
-    server: ProbeServer, tmp_path: Path
+    server: ChildServer, tmp_path: Path
 ) -> None:
     # Logits of 128 MiB: the failure is decided by them, not by the heap's mood (peaks of one and
     # the same small probe were seen to differ by 15% between processes).
@@ -68,7 +68,7 @@ def test_a_limit_below_the_start_ends_as_oom_within_its_time(bench: Bench) -> No
 def test_a_loss_that_is_no_number_is_unstable(bench: Bench) -> None:
     job = bench.job.model_copy(update={"training": {"learning_rate": 1e30}})
     request = bench.request(job=job)
-    folder = ProbeFolder(path=bench.run.path / "probes" / "unstable")
+    folder = ChildFolder(path=bench.run.path / "probes" / "unstable")
     from autotune.probe.measure import measure
     from autotune.process.limits import Limits
 
@@ -84,7 +84,7 @@ def test_what_the_stack_refuses_is_unsupported_with_its_reason(bench: Bench) -> 
 
 
 def test_a_model_whose_rows_leak_into_each_other_may_not_go_padding_free(
-    server: ProbeServer, tmp_path: Path
+    server: ChildServer, tmp_path: Path
 ) -> None:
     lengths = "dataset={lengths: {max: 24, rows: 64}}"
     mamba = open_bench(tmp_path, server, MAMBA, [lengths, "global_batch_size=2"])

@@ -10,8 +10,8 @@ import pytest
 
 from autotune.estimate.formula.offload import OffloadedTraining, offloaded_bytes
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from benchmarks.public_tables.cases import Case, write_model
 from benchmarks.public_tables.figures import FIGURE_1, PAPER, by_paper
 
@@ -30,7 +30,7 @@ def answer(path: Path) -> None:
     from autotune.estimate.tracing.engines import patches
     from benchmarks.public_tables.states import estimated, weights_of
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     write_model("small", path / "small")
     parameters, largest = weights_of(path / "small")
     found: dict[str, Any] = {"parameters": parameters, "largest": largest}
@@ -44,8 +44,8 @@ def answer(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = ProbeFolder(path=tmp_path_factory.mktemp("tables"))
+def found(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = ChildFolder(path=tmp_path_factory.mktemp("tables"))
     write_json(folder.request, {})
     server.run(folder, WORKER, Limits(wall_s=900, stall_s=900))
     reply = read_json(folder.reply)

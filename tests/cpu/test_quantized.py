@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare
@@ -45,7 +45,7 @@ METHODS = ("sft", "reward", "dpo", "kto", "grpo", "rloo")
 WORKER = "tests.cpu.test_quantized:traced_without_the_package"
 
 
-def opened(folder: Path, server: ProbeServer, method: str) -> Bench:
+def opened(folder: Path, server: ChildServer, method: str) -> Bench:
     """A quantised job of a method, on lengths."""
     sets = ["dataset={lengths: {max: 60, p50: 30, rows: 200}}", f"method={method}", "tuning=qlora"]
     if method in ("grpo", "rloo"):
@@ -59,7 +59,7 @@ def opened(folder: Path, server: ProbeServer, method: str) -> Bench:
 @pytest.mark.parametrize("method", METHODS)
 @needs_bitsandbytes
 def test_a_probe_trains_adapters_on_a_quantised_base(
-    method: str, server: ProbeServer, tmp_path: Path
+    method: str, server: ChildServer, tmp_path: Path
 ) -> None:
     bench = opened(tmp_path, server, method)
     four = bench.probe("four bits")
@@ -71,7 +71,7 @@ def test_a_probe_trains_adapters_on_a_quantised_base(
 
 @needs_bitsandbytes
 def test_rows_without_padding_are_looked_at_and_then_trained_on(
-    server: ProbeServer, tmp_path: Path
+    server: ChildServer, tmp_path: Path
 ) -> None:
     flat = opened(tmp_path, server, "sft").probe("flat", padding_free=True)
     assert flat.outcome == "ok", flat.reason
@@ -79,14 +79,14 @@ def test_rows_without_padding_are_looked_at_and_then_trained_on(
 
 @pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
 def test_without_the_package_a_probe_says_what_is_missing(
-    server: ProbeServer, tmp_path: Path
+    server: ChildServer, tmp_path: Path
 ) -> None:
     m = opened(tmp_path, server, "sft").probe("four bits")
     assert (m.outcome, "bitsandbytes" in m.reason) == ("unsupported", True), m.reason
 
 
 @pytest.fixture(scope="module")
-def rows(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Any]:
+def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Any]:
     folder = tmp_path_factory.mktemp("exactness")
     for name in {case.model for case in CASES}:
         write_model(name, folder / "models" / name)
@@ -107,7 +107,7 @@ def test_the_estimates_are_the_peaks_of_the_real_steps(rows: dict[Case, Any]) ->
 @pytest.mark.parametrize("case", ROLLOUTS, ids=lambda case: case.name)
 @needs_bitsandbytes
 def test_the_estimate_of_an_online_trainer_is_its_peak(
-    case: rollouts.Case | PpoCase, server: ProbeServer, tmp_path: Path
+    case: rollouts.Case | PpoCase, server: ChildServer, tmp_path: Path
 ) -> None:
     write_models(tmp_path / "models", {case.model})
     row = compare_rollout(case, server, tmp_path / "models", tmp_path / "row")
@@ -125,16 +125,16 @@ def traced_without_the_package(path: Path) -> None:
     from benchmarks.estimate_exactness.worker import asked_of
 
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     reply = trace_steps(asked_of(folder))
     write_json(folder.reply, {"estimate_bytes": events.live_bytes(reply.events).peak_bytes})
 
 
 def test_estimates_do_not_need_the_package(
-    server: ProbeServer, tmp_path: Path, request: pytest.FixtureRequest
+    server: ChildServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     model = write_model(NESTED.model, tmp_path / "model")
-    folder = ProbeFolder(path=tmp_path / "trace")
+    folder = ChildFolder(path=tmp_path / "trace")
     folder.path.mkdir()
     write_json(folder.request, NESTED.request(model).plain())
     server.run(folder, WORKER, Limits(wall_s=120, stall_s=60))

@@ -16,7 +16,7 @@ from autotune.probe import measure as measuring
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import Limits
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer
 from tests.cpu.test_run import assert_launched, probes_of, write_job
@@ -47,7 +47,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def two(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def two(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A job of two processes on the CPU."""
     lengths = "dataset={lengths: {max: 32, p50: 16, p99: 30, rows: 200}}"
     sets = [lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=8", "max_length=32"]
@@ -208,7 +208,7 @@ OTHERS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-def test_of_ppo_each_rank_has_whole_copies(server: ProbeServer, tmp_path: Path) -> None:
+def test_of_ppo_each_rank_has_whole_copies(server: ChildServer, tmp_path: Path) -> None:
     lengths = "dataset={lengths: {max: 30, p50: 10, p99: 25, rows: 60}}"
     sets = ["method=ppo", lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=16"]
     sets += ["response_length=12", "max_length=null", "num_ppo_epochs=1"]
@@ -219,7 +219,7 @@ def test_of_ppo_each_rank_has_whole_copies(server: ProbeServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("method", OTHERS)
-def test_other_trainers_are_divided_too(server: ProbeServer, tmp_path: Path, method: str) -> None:
+def test_other_trainers_are_divided_too(server: ChildServer, tmp_path: Path, method: str) -> None:
     """A reference beside the policy; generation from weights that no rank has whole."""
     sets, knobs = OTHERS[method]
     lengths = "dataset={lengths: {max: 30, p50: 10, p99: 25, rows: 60}}"

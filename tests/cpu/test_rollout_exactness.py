@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from benchmarks.rollout_exactness.cases import Case
 from benchmarks.rollout_exactness.ppo_cases import PpoCase
 from benchmarks.rollout_exactness.run import compare, write_models
@@ -30,7 +30,7 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def rows(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     folder = tmp_path_factory.mktemp("rollouts")
     write_models(folder / "models", {case.model for case in CASES})
     return {

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, write_model
 from tests.cpu.test_estimate_scaling import CUDA, LAYERS
 
@@ -81,7 +81,7 @@ def compare(path: Path) -> None:
     from autotune.facts.tokenizing import described
     from autotune.training.rollout_plan import rollout_of
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}
     case = Case(**asked["case"])
     rows = Dataset.from_list([{"prompt_ids": [3] * n} for n in PROMPTS])
@@ -130,14 +130,14 @@ def compare(path: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_few_layers_and_tokens_stand_for_all(
-    name: str, server: ProbeServer, tmp_path: Path
+    name: str, server: ChildServer, tmp_path: Path
 ) -> None:
     from autotune.probe.survey_worker import make_tokenizer
 
     config = {**LLAMA, "num_hidden_layers": LAYERS, "num_key_value_heads": 4}
     model = write_model(tmp_path / "model", config).parent
     make_tokenizer(model, int(config["vocab_size"]))
-    folder = ProbeFolder(path=tmp_path / "probe")
+    folder = ChildFolder(path=tmp_path / "probe")
     folder.path.mkdir()
     case = dataclasses.asdict(CASES[name])
     write_json(folder.request, {"case": case, "model": str(model)})

@@ -163,7 +163,7 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) 
         again = json.loads(autotune("run", "--resume", "run", "--json", "--budget", "3"))
         assert again["outcome"] == "recommended"
         assert (again["verified"], again["verification"]) == (False, None)
-        assert "NOT verified: its launch has not been tried" in autotune("report", "run")
+        assert "NOT verified: it was not launched yet" in autotune("report", "run")
         readme = (autotune.folder / "run" / "bundle" / "README.md").read_text(encoding="utf-8")
         assert "Not verified." in readme
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from tests.cpu.conftest import Bench
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ def one_step(bench: Bench, name: str, **knobs: Any) -> dict[str, Any]:
         update={"training": {"lr_scheduler_type": "constant", "learning_rate": 1e-3}}
     )
     request = bench.request(job=job, **{**base, **knobs})
-    folder = replace(ProbeFolder(path=bench.run.path / "steps" / name))
+    folder = replace(ChildFolder(path=bench.run.path / "steps" / name))
     folder.path.mkdir(parents=True)
     write_json(folder.request, request.plain())
     ending = bench.server.run(folder, "tests.cpu.workers:one_step", Limits(wall_s=120))

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.estimate.formula.offload import OffloadedTraining, offloaded_bytes
 from autotune.process.limits import Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import Sharding
 from tests.cpu.conftest import LLAMA
 from tests.cpu.test_estimate_scaling import (
@@ -71,7 +71,7 @@ def answer(path: Path) -> None:
     """The child: what a plan's child says."""
     from autotune.estimate.worker import estimate
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(path / "compiled")
     asked: dict[str, Any] = read_json(folder.request) or {}
     case = Case(config=BF16, rows=2, accumulation=2, cuda=CUDA)
@@ -90,13 +90,13 @@ def answer(path: Path) -> None:
 
 
 def replies_of(
-    server: ProbeServer, place: Path, worker: str, shardings: dict[str, dict[str, Any]], layers: int
+    server: ChildServer, place: Path, worker: str, shardings: dict[str, dict[str, Any]], layers: int
 ) -> dict[str, Any]:
     """What a child says of a model of so many layers, for each way to spread its training."""
     model = model_folder(place / "model", LLAMA, layers)
     found = {}
     for number, (name, sharding) in enumerate(shardings.items()):
-        folder = ProbeFolder(path=place / str(number))
+        folder = ChildFolder(path=place / str(number))
         folder.path.mkdir()
         write_json(folder.request, {"model": str(model), "sharding": sharding})
         server.run(folder, worker, Limits(wall_s=900, stall_s=900))
@@ -109,7 +109,7 @@ def replies_of(
 
 
 @pytest.fixture(scope="module")
-def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def replies(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return replies_of(server, tmp_path_factory.mktemp("sharded"), WORKER, SHARDINGS, LAYERS)
 
 

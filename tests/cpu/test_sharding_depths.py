@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import Sharding
 from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, write_rows
 from tests.cpu.test_sharded_estimates import BF16, deepspeed, replies_of
@@ -42,7 +42,7 @@ def compare(path: Path) -> None:
     from autotune.estimate.variants.retracing import DIRECT
     from autotune.estimate.variants.sharded import ShardedEstimates
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}
     sharding = Sharding(**asked["sharding"])
     largest = Case(config=BF16, rows=5, cuda=CUDA)
@@ -77,7 +77,7 @@ def _work(estimates: Any) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def replies(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def replies(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return replies_of(server, tmp_path_factory.mktemp("depths"), WORKER, SHARDINGS, LAYERS)
 
 

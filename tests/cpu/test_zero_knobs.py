@@ -11,7 +11,7 @@ from autotune.probe import measure as measuring
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import Limits
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 from tests.cpu.workers import ENGINE_SETTINGS
 
@@ -24,7 +24,7 @@ THREE = {"distributed_type": "DEEPSPEED", "zero_stage": 3}
 
 
 @pytest.fixture(scope="module")
-def bench(server: ProbeServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     lengths = "dataset={lengths: {max: 32, p50: 16, p99: 30, rows: 200}}"
     sets = [lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=8", "max_length=32"]
     folder = tmp_path_factory.mktemp("settings")

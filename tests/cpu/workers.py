@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.probe.protocol import ProbeRequest
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import process_status
-from autotune.training.spec import ProbeRequest
 
 
 def one_step(path: Path) -> None:
@@ -20,7 +20,7 @@ def one_step(path: Path) -> None:
     from autotune.training.batch_plan import Rows, as_dataset
     from autotune.training.registry import family
 
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     torch.set_num_threads(1)
     trains = family(request.method)
@@ -47,9 +47,9 @@ def zero_as_it_is(path: Path) -> None:
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
     from autotune.probe.ranks import group
-    from autotune.training.ranks import Sharing
+    from autotune.training.ranks import Ranks
 
-    check, make = Sharing.checked_engine, DeepSpeedZeroOptimizer.setup_buckets
+    check, make = Ranks.checked_engine, DeepSpeedZeroOptimizer.setup_buckets
     made: list[int] = []
 
     def setup_buckets(self: Any) -> None:
@@ -68,7 +68,7 @@ def zero_as_it_is(path: Path) -> None:
         write_json(path / f"{os.environ['RANK']}-{ENGINE_SETTINGS}", told)
         return check(self, trainer)
 
-    Sharing.checked_engine = checked_engine  # type: ignore[method-assign]
+    Ranks.checked_engine = checked_engine  # type: ignore[method-assign]
     DeepSpeedZeroOptimizer.setup_buckets = setup_buckets
     group.probe(path)
 
@@ -76,16 +76,16 @@ def zero_as_it_is(path: Path) -> None:
 def zero_told_otherwise(path: Path) -> None:
     """A probe of several ranks, of which one takes another bucket than it was told."""
     from autotune.probe.ranks import group
-    from autotune.training.ranks import Sharing
+    from autotune.training.ranks import Ranks
 
-    check = Sharing.checked_engine
+    check = Ranks.checked_engine
 
     def checked_engine(self: Any, trainer: Any) -> str | None:
         if os.environ["RANK"] == "1":
             trainer.accelerator.deepspeed_engine_wrapped.engine.optimizer.reduce_bucket_size = 7
         return check(self, trainer)
 
-    Sharing.checked_engine = checked_engine  # type: ignore[method-assign]
+    Ranks.checked_engine = checked_engine  # type: ignore[method-assign]
     group.probe(path)
 
 

@@ -141,7 +141,7 @@ def test_a_file_that_is_named_and_broken_ends_the_check(tmp_path):
     done = check(folder)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "deepspeed.json: cannot be read" in done.stderr
-    assert "hint: put that place right (JSON has no comments" in done.stderr
+    assert "hint: correct that place (JSON has no comments" in done.stderr
     (folder / "deepspeed.json").unlink()
     gone = check(folder)
     assert gone.exit_code == 1
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_named_with_all_else(broken, tmp_path):
     done = check(tmp_path)
     assert done.exit_code == 2
     assert "accelerate.yaml: cannot be read" in done.stderr
-    assert "no file is trainer's" in done.stderr
+    assert "no trainer file was found" in done.stderr
     assert "Traceback" not in done.stderr
 
 

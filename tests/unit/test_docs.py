@@ -1,4 +1,4 @@
-"""The pages that are generated are up to date, and the README says what is there."""
+"""The pages that are generated are up to date, and documents name what is there."""
 
 import re
 import subprocess
@@ -9,6 +9,13 @@ from autotune.cli import COMMANDS
 from autotune.space.loading.load import load_job
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("autotune", "benchmarks", "docs", "examples", "scripts", "search_spaces", "tests")
+PATHS = [f"/{path.relative_to(ROOT)}" for name in FOLDERS for path in (ROOT / name).rglob("*")]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PRESENT = [page for page in PAGES if page.name != "log.md" and page.parent.name != "decisions"]
+"""What tells of today. The log and the decisions tell of files as they were."""
+TO_COME = {"benchmarks/recorded/"}
+"""A folder that the first records of a GPU will make."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -47,9 +54,38 @@ def test_every_command_of_the_readme_exists() -> None:
             assert (ROOT / words[0]).is_file(), line
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_links_of_documents_lead_somewhere() -> None:
+    missing = [
+        (str(page.relative_to(ROOT)), target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if not target.startswith("http") and not (page.parent / target).exists()
+    ]
+    assert not missing
+
+
+def test_paths_that_documents_name_exist() -> None:
+    missing = []
+    for page in PRESENT:
+        text = page.read_text(encoding="utf-8")
+        words = set(re.findall(r"`([\w./-]+)`", text))
+        commands = " ".join(re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL))
+        for name in words.union(re.findall(r"[\w./-]+", commands)) - TO_COME:
+            if name.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
+                exists = (ROOT / name).exists()
+            else:  # inside autotune/, or a name alone
+                exists = any(f"{path}/".endswith(f"/{name.rstrip('/')}/") for path in PATHS)
+                exists = exists or name not in words or not name.endswith((".py", "/"))
+            missing += [] if exists else [(str(page.relative_to(ROOT)), name)]
+    assert not missing
+
+
+def test_lines_of_documents_end_at_120_characters_but_for_tables_and_screens() -> None:
+    long = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        long += [line for line in text.splitlines() if len(line) > 120 and line[0] != "|"]
+    assert not long
 
 
 def test_every_decision_and_page_of_the_house_names_files_that_exist() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from autotune.facts import devices
 from autotune.process.limits import Ending, Limits
-from autotune.process.messages import ProbeFolder, read_json, write_json
-from autotune.process.server import PRELOAD, ProbeServer
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.server import PRELOAD, ChildServer
 
 pytestmark = pytest.mark.skipif(
     not devices.gpu_count(), reason="there is no GPU, nor a virtual one"
@@ -57,22 +57,22 @@ def uses_the_gpu(folder: Path) -> None:
         asks = sys.modules["asks"]
         told["seen"] = asks.SEEN
         told["later"] = asks.PROPERTIES.multi_processor_count
-    write_json(ProbeFolder(path=folder).reply, told)
+    write_json(ChildFolder(path=folder).reply, told)
 
 
 @contextmanager
-def server_of(folder: Path, preload: tuple[str, ...]) -> Iterator[ProbeServer]:
+def server_of(folder: Path, preload: tuple[str, ...]) -> Iterator[ChildServer]:
     """A server that imports the packages made here, or others."""
     for name, text in PACKAGES.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([str(folder), root, os.environ.get("PYTHONPATH", "")])
-    with ProbeServer(folder / "server.log", preload, {"PYTHONPATH": path}) as server:
+    with ChildServer(folder / "server.log", preload, {"PYTHONPATH": path}) as server:
         yield server
 
 
-def used_by_a_child(server: ProbeServer, folder: Path) -> dict[str, Any]:
-    probe = ProbeFolder(path=folder / "probe")
+def used_by_a_child(server: ChildServer, folder: Path) -> dict[str, Any]:
+    probe = ChildFolder(path=folder / "probe")
     probe.path.mkdir()
     write_json(probe.request, {"device_kind": "cuda"})
     ending: Ending = server.run(probe, f"{__name__}:uses_the_gpu", Limits(wall_s=120.0))

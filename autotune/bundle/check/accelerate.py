@@ -53,13 +53,13 @@ def processes(files: LaunchFiles) -> Iterator[Problem]:
     if missing:
         yield files.at_accelerate(
             "distributed_type",
-            "is not there, and accelerate refuses that",
+            "is missing, and accelerate refuses a file without it",
             f"write `{NONE}`, quoted",
         )
     if "num_processes" not in files.accelerate and files.kind != NONE:
         yield files.at_accelerate(
             "num_processes",
-            "is not there, and no command says it: accelerate refuses that",
+            "is missing, and no command gives it: accelerate refuses that",
             "write how many processes are to train, on all machines together",
         )
     if count is not None and machines >= 1 and count % machines:
@@ -110,7 +110,9 @@ def deepspeeds_section(files: LaunchFiles) -> Iterator[Problem]:
         )
     if files.deepspeed is not None and "zero_optimization" not in files.deepspeed:
         yield files.at_deepspeed(
-            "zero_optimization", "is not there, and accelerate refuses that", "say its `stage`"
+            "zero_optimization",
+            "is missing, and accelerate refuses a file without it",
+            "say its `stage`",
         )
 
 
@@ -132,13 +134,13 @@ def who_reads_deepspeeds_file(files: LaunchFiles) -> Iterator[Problem]:
     if files.deepspeed is not None and not files.by_deepspeed:
         yield files.at_accelerate(
             "distributed_type",
-            f"is {shown(files.kind)}, so nobody reads {files.deepspeed_file}",
+            f"is {shown(files.kind)}, so {files.deepspeed_file} is never read",
             f"set it to {DEEPSPEED}, or take that file away",
         )
     elif files.deepspeed is not None and not wanted and not trainers:
         yield files.at_accelerate(
             "deepspeed_config.deepspeed_config_file",
-            f"is missing: without it nobody reads {files.deepspeed_file}",
+            f"is missing: without it {files.deepspeed_file} is never read",
             f"set it to {files.deepspeed_file}",
         )
 
@@ -175,7 +177,9 @@ def precision(files: LaunchFiles) -> Iterator[Problem]:
     told = files.accelerate.get("mixed_precision")
     if told is False:
         yield files.at_accelerate(
-            "mixed_precision", "is `false`: YAML reads an unquoted no so", "write 'no', quoted"
+            "mixed_precision",
+            "is `false`: YAML reads an unquoted `no` as false",
+            "write 'no', quoted",
         )
         return
     if told is None or told == "fp8" or files.by_deepspeed:
@@ -251,7 +255,7 @@ def groups(files: LaunchFiles) -> Iterator[Problem]:
     who = f"{micro} rows x {files.processes} processes ({files.accelerate_file})"
     if batch % step:
         yield files.at_trainer(
-            GENERATION_BATCH, f"is {batch}, which is no multiple of {who}", "make it one"
+            GENERATION_BATCH, f"is {batch}, which is not a multiple of {who}", "make it one"
         )
     if batch % told[GROUP]:
         made = f"is {told[GROUP]}, which does not divide the {batch} completions made together"

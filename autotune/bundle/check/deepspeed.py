@@ -42,11 +42,11 @@ def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
             )
     yield from _betas(files, file)
     clips = number(files.trains("max_grad_norm")) or 0.0
-    by_itself = files.method is not None and "max_grad_norm" in files.method.refused
+    by_itself = files.method is not None and "max_grad_norm" in files.method.refusals
     if files.deepspeed is not None and "gradient_clipping" not in file and clips and not by_itself:
         yield files.at_deepspeed(
             "gradient_clipping",
-            f"is not there, so nothing is clipped, but the trainer has max_grad_norm: {clips:g} "
+            f"is missing, so nothing is clipped, but the trainer has max_grad_norm: {clips:g} "
             "(with DeepSpeed the trainer leaves clipping to it)",
             f"write `gradient_clipping: {clips:g}`, or set the trainer's `max_grad_norm: 0`",
         )
@@ -72,13 +72,13 @@ def left_out(files: LaunchFiles) -> Iterator[Problem]:
     micro, accumulated = _SAME[0], _SAME[1]
     if micro[0] not in file:
         yield files.at_deepspeed(
-            micro[0], "is not there, and DeepSpeed needs it", f"write `{AUTO}`, or {micro[1]}"
+            micro[0], "is missing, and DeepSpeed needs it", f"write `{AUTO}`, or {micro[1]}"
         )
     steps = number(files.trains(accumulated[1]))
     if accumulated[0] not in file and steps is not None and steps != 1:
         yield files.at_deepspeed(
             accumulated[0],
-            f"is not there, which means 1, but the trainer has {accumulated[1]}: {steps:g}",
+            f"is missing, which means 1, but the trainer has {accumulated[1]}: {steps:g}",
             f"write `{AUTO}`, or {steps:g}",
         )
 
@@ -98,7 +98,7 @@ def precisions(files: LaunchFiles) -> Iterator[Problem]:
             missing = "enabled" not in section(file, kind)
             yield files.at_deepspeed(
                 f"{kind}.enabled",
-                f"is {'not there, which means `false`' if missing else shown(value)}, "
+                f"is {'missing, which means `false`' if missing else shown(value)}, "
                 f"but the trainer has {kind}: {said}",
                 f"make them equal, or leave it to the trainer (`{AUTO}`)",
             )
@@ -140,15 +140,15 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
     ):
         yield files.at_deepspeed(
             "optimizer.type",
-            f"is {shown(kind)}, and it is what runs: the trainer's optim: {shown(optim)} is not",
+            f"is {shown(kind)}, which runs in place of the trainer's optim: {shown(optim)}",
             "take this section out, or say the same in both",
         )
     schedule, wanted = value_at(file, "scheduler.type"), str(files.trains("lr_scheduler_type"))
     if schedule is not None and wanted not in _SCHEDULES.get(str(schedule), ()):
         yield files.at_deepspeed(
             "scheduler.type",
-            f"is {shown(schedule)}, and it is what runs: the trainer's lr_scheduler_type: "
-            f"{shown(wanted)} is not",
+            f"is {shown(schedule)}, which runs in place of the trainer's lr_scheduler_type: "
+            f"{shown(wanted)}",
             "take this section out: the trainer's schedule works with DeepSpeed",
         )
     offloaded = section(files.zero, "offload_optimizer").get("device", "none") != "none"
@@ -167,7 +167,7 @@ def stages(files: LaunchFiles) -> Iterator[Problem]:
     told = files.zero.get("stage")
     if told in (None, AUTO) or number(told) in (0, 1, 2, 3):
         return
-    what, hint = f"is {shown(told)}: no such stage", "choose from `0`, `1`, `2`, `3`"
+    what, hint = f"is {shown(told)}, which is not a stage of ZeRO", "choose from `0`, `1`, `2`, `3`"
     if files.deepspeed is None:
         yield files.at_accelerate("deepspeed_config.zero_stage", what, hint)
     else:
@@ -183,7 +183,8 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
             continue
         if device not in ("cpu", "nvme"):
             hint = "choose from `none`, `cpu`, `nvme`"
-            yield files.at_offload(f"{name}.device", f"is {shown(device)}: no such place", hint)
+            what = f"is {shown(device)}, not a place to offload to"
+            yield files.at_offload(f"{name}.device", what, hint)
             continue
         least = 3 if name == "offload_param" or device == "nvme" else 1
         if files.stage < least:

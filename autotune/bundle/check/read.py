@@ -81,11 +81,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _repair(path: Path, error: Exception) -> str:
     """What to do about a file that cannot be read."""
     if isinstance(error, OSError):
-        return "let it be read, or name another file"
-    right = "put that place right"
+        return "make it readable, or name another file"
+    right = "correct that place"
     if path.suffix == ".json":
         right += " (JSON has no comments, and no comma behind the last value)"
-    return f"{right}, or take the file out of the folder if it is no part of the launch"
+    return f"{right}, or take the file out of the folder if it does not belong to the launch"
 
 
 def _in_one_line(error: Exception) -> str:
@@ -129,13 +129,13 @@ def _one(
         if found.get(folder / given):
             return folder / given
         if not any(problem.where == str(folder / given) for problem in problems):
-            problems.append(Problem(where=str(folder / given), what="is no file of settings"))
+            problems.append(Problem(where=str(folder / given), what="is not a mapping of settings"))
         return None
     paths = list(_marked(found, marks))
     if len(paths) == 1:
         return paths[0]
     which = ", ".join(path.name for path in paths)
-    what = f"several files could be {kind}'s: {which}" if paths else f"no file is {kind}'s"
+    what = f"several files could be {kind}'s: {which}" if paths else f"no {kind} file was found"
     hint = f"name it: --{kind} FILE"
     problems.append(Problem(where=str(folder), what=what, hint=hint))
     return None

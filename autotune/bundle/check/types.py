@@ -62,7 +62,7 @@ def _what(value: Any, kind: Kind) -> tuple[str, str]:
     """(What is wrong, what to do)."""
     said = "`null`" if value is None else shown(value)
     if value is False and kind.fits("no"):
-        return f"is {said}: YAML reads an unquoted no so", "write 'no', quoted"
+        return f"is {said}: YAML reads an unquoted `no` as false", "write 'no', quoted"
     return f"is {said}, but has to be {kind.words}", f"write {kind.words}, or take it out"
 
 

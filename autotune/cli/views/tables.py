@@ -220,7 +220,7 @@ def result_lines(result: Result, bundle: str) -> list[str]:
 def verification_line(verification: Mapping[str, Any] | None) -> str:
     """Whether a bundle has been launched, and what came of it; None: it has not."""
     if verification is None:
-        return "NOT verified: its launch has not been tried; `autotune verify` does"
+        return "NOT verified: it was not launched yet; `autotune verify` launches it"
     return f"{'verified' if verification['verified'] else 'NOT verified'}: {verification['reason']}"
 
 

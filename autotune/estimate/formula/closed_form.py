@@ -122,7 +122,7 @@ def closed_form(
     parts = parts_by_formula(config, size)
     training_bytes = sum(parts.values())
     lasting = sum(parts[name] for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
-    vllm = size.vllm.beside(training_bytes, lasting) if size.vllm is not None else 0
+    vllm = size.vllm.added_peak(training_bytes, lasting) if size.vllm is not None else 0
     total = training_bytes + vllm
     formula_residual = replace(residual, relative_sigma=RELATIVE_SIGMA)
     expected = round(formula_residual.corrected(training_bytes)) + vllm

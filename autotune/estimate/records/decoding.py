@@ -87,7 +87,7 @@ def _generations(events: Sequence[Event], passes: int) -> list[list[tuple[int, i
     ends = [*marks[1:], len(events)]
     passes_found = [(a, b) for a, b in zip(marks, ends, strict=True) if events[a][1] == DECODE]
     if len(passes_found) % passes:
-        raise Irregular("a generation has another number of passes than was asked for")
+        raise Irregular("a generation does not have as many passes as were asked for")
     return [passes_found[n : n + passes] for n in range(0, len(passes_found), passes)]
 
 

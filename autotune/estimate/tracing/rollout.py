@@ -29,8 +29,8 @@ from autotune.estimate.tracing.trace import (
     inner_model,
     materialize,
     models_of,
-    probe_request,
     trace_config,
+    trainer_spec,
 )
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.training.registry import family
@@ -60,15 +60,15 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
-            for module in models.all():
+            for module in models.modules():
                 materialize(module, tracer)
             with tracer:
                 rows = prompt_dataset(request)
-                trainer = trains.trainer(probe_request(trace), training, model, rows, models)
+                trainer = trains.trainer(trainer_spec(trace), training, model, rows, models)
                 for parameter in trainer.model.parameters():
                     tracer.count_as(parameter, events.WEIGHTS)
             layers = watch_layers(tracer, inner_model(trains.policy(trainer)))
-            for module in models.all()[1:]:
+            for module in models.modules()[1:]:
                 watch_layers(tracer, module)
             step_phases = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
             phases = phases_of(tracer, trainer, request, step_phases)

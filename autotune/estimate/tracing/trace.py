@@ -37,7 +37,7 @@ from autotune.space.sharding.sharding import Sharding
 from autotune.training.family import Models
 from autotune.training.patching import replaced
 from autotune.training.registry import family
-from autotune.training.spec import ProbeRequest
+from autotune.training.spec import TrainerSpec
 
 TRACE_OVERRIDES: dict[str, Any] = {
     "use_cpu": True,  # fake tensors of the CPU stand for those of the device
@@ -109,7 +109,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     """
 
     def build() -> Models:
-        models = family(request.method).models(probe_request(request), training, model, "meta")
+        models = family(request.method).models(trainer_spec(request), training, model, "meta")
         return quantize(models, model, on_cuda=request.cuda is not None)
 
     with _fewer_layers(request.layers):
@@ -117,7 +117,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     if request.layers is not None:
         full_models = build()
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
-        if len({len(signatures(module)) for module in full_models.all()}) != 1:
+        if len({len(signatures(module)) for module in full_models.modules()}) != 1:
             raise Irregular("the models do not all have as many layers")
         middle = (
             [layers[ENDS]] * (len(full_layers) - 2 * ENDS) if len(layers) == request.layers else []
@@ -160,24 +160,9 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         yield
 
 
-def probe_request(request: TraceRequest) -> ProbeRequest:
-    """The trace as a probe would be asked for it."""
-    return ProbeRequest(
-        method=request.method,
-        config=request.config,
-        environment={},
-        weights="random",
-        model_path=request.model_path,
-        device_kind="cpu",
-        device_index=0,
-        memory_limit_bytes=None,
-        threads=1,
-        rows="",
-        rows_total=1,
-        rows_sampled=False,
-        global_batch=1,
-        seed=request.seed,
-    )
+def trainer_spec(request: TraceRequest) -> TrainerSpec:
+    """The trainer that is traced."""
+    return TrainerSpec(method=request.method, config=request.config, model_path=request.model_path)
 
 
 def materialize(model: Any, tracer: Tracer) -> None:
@@ -191,11 +176,11 @@ def materialize(model: Any, tracer: Tracer) -> None:
 
 
 def _build(request: TraceRequest, training: Any, model: Any, models: Models, tracer: Tracer) -> Any:
-    for module in models.all():
+    for module in models.modules():
         materialize(module, tracer)
     with tracer:
         trainer = family(request.method).trainer(
-            probe_request(request), training, model, row_dataset(request), models
+            trainer_spec(request), training, model, row_dataset(request), models
         )
         for parameter in trainer.model.parameters():
             tracer.count_as(parameter, record.WEIGHTS)

@@ -232,7 +232,7 @@ class RolloutEstimates(Retracing):
         cache = TraceCache(self._request)
         reply = cache.load(request, RolloutTraceReply) or cache.make(request, trace_rollout)
         if request.layers is not None and reply.layers != request.layers:
-            raise Irregular("it cannot be told where the model's layers are")
+            raise Irregular("the model's layers cannot be found")
         self.policy = reply.policy
         return reply
 
@@ -286,7 +286,7 @@ def with_vllm(fields: dict[str, Any], point: Point, resident: int) -> dict[str, 
     if not point.vllm_bytes:
         return fields
     reserved = fields["peak_reserved_bytes"]
-    vllm_bytes = point.vllm.beside(reserved, resident)
+    vllm_bytes = point.vllm.added_peak(reserved, resident)
     if vllm_bytes > point.vllm.always_bytes:
         fields = {**fields, "phase": GENERATION, "operator": "vLLM, awake"}
     return {

@@ -107,7 +107,7 @@ def trace_depth(
     cache = TraceCache(request)
     reply = cache.load(trace_request, TraceReply) or cache.make(trace_request, trace_steps)
     if layers is not None and reply.layers != layers:
-        raise Irregular("it cannot be told where the model's layers are")
+        raise Irregular("the model's layers cannot be found")
     works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
     records = step_records([tuple(event) for event in reply.events])
     shares = [worst.tokens / largest.tokens for worst in worsts]

@@ -55,7 +55,7 @@ class Traces:
         layers = SMALLEST if self.request.layers > SMALLEST + 1 and not all_layers else None
         reply = self._traced(steps, layers, last_once=only_work is not None)
         if layers is not None and reply.layers != layers:
-            raise Irregular("it cannot be told where the model's layers are")
+            raise Irregular("the model's layers cannot be found")
         self.traced_layers = reply.layers
         self.policy = reply.policy
         self._steps = {}

@@ -26,7 +26,7 @@ from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import Change, offloading, one_more_device, single_changes
 from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ProbeServer
+from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import Candidate
@@ -119,7 +119,7 @@ def advise_in_run(
     limit: int,
     space: SearchSpace,
     run: RunFolder,
-    server: ProbeServer,
+    server: ChildServer,
     tried: Collection[str],
 ) -> Advice:
     """The same for a job of which probes found that it does not fit in `limit` bytes.

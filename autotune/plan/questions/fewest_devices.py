@@ -58,13 +58,13 @@ def fewest(
     """
     if device in (None, "cpu"):
         raise user_error(
-            "how few devices would do is planned for a kind of GPU",
+            "the fewest devices can only be planned for a kind of GPU",
             where="--of devices",
             hint="add --device with a GPU, such as h100",
         )
     if NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe:
         raise user_error(
-            f"`{NUM_PROCESSES}` is what is looked for",
+            f"`{NUM_PROCESSES}` is the value that is searched for",
             where="--of devices",
             hint=f"leave `{NUM_PROCESSES}` out of the job",
         )

@@ -89,7 +89,7 @@ class _Search:
         self._estimator, self._default, self._knob = estimator, default, knob
         if knob == "max_length" and default.values.get("padding_free"):
             raise user_error(
-                "without padding no row is cut to max_length, so there is no longest that fits",
+                "without padding no row is cut to max_length, so no length is the largest",
                 where="padding_free",
                 hint="ask for the largest per_device_train_batch_size, or unpin padding_free",
             )

@@ -56,5 +56,5 @@ def _folder(model: str) -> str:
 
 def _known(training: Mapping[str, Any], method: str) -> dict[str, Any]:
     """The training fields that the other trainer has, and does what they say."""
-    fields = training_fields(method) - METHODS[method].refused.keys()
+    fields = training_fields(method) - METHODS[method].refusals.keys()
     return {name: value for name, value in training.items() if name in fields}

@@ -3,15 +3,15 @@
 import shutil
 from pathlib import Path
 
-from autotune.process.messages import ProbeFolder
+from autotune.process.messages import ChildFolder
 
 SILENT = "silent_rank.json"
 """Which rank died without a word; the probe's child then ends as it did."""
 
 
-def rank_folder(path: Path, rank: int) -> ProbeFolder:
+def rank_folder(path: Path, rank: int) -> ChildFolder:
     """The folder of one rank of the probe in `path`."""
-    return ProbeFolder(path=path / f"rank-{rank}")
+    return ChildFolder(path=path / f"rank-{rank}")
 
 
 def clear_ranks(path: Path) -> None:

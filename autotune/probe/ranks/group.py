@@ -22,12 +22,12 @@ from typing import Any
 
 from autotune.probe import worker
 from autotune.probe.extensions import keep_extensions_in_run
+from autotune.probe.protocol import ProbeRequest
 from autotune.probe.ranks.files import SILENT, rank_folder
 from autotune.probe.ranks.worst import merged
 from autotune.process.descendants import die_with_parent
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.rank import Place
-from autotune.training.spec import ProbeRequest
 
 HOST = "127.0.0.1"
 SETTLE_S = 0.3
@@ -46,7 +46,7 @@ class RankEnding:
 
 def probe(path: Path) -> None:
     """Measure the candidate of `path/request.json`, in as many processes as it asks for."""
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request) or {})
     count = request.shared.num_processes
     if not request.shared.in_group:
@@ -54,39 +54,39 @@ def probe(path: Path) -> None:
         return
     keep_extensions_in_run(request)
     if count == 1:
-        own = socket.create_server((HOST, 0))
-        place = _place(0, 1, own)
-        own.detach()  # it is the rendezvous's from here on
+        listener = socket.create_server((HOST, 0))
+        place = _place(0, 1, listener)
+        listener.detach()  # it is the rendezvous's from here on
         worker.probe(folder, request, place)
         return
     folders = [rank_folder(path, rank) for rank in range(count)]
-    failed = _first_failure(_start(folder, folders, request), folders)
-    if failed is None:
-        write_json(folder.reply, merged([read_json(one.reply) or {} for one in folders]))
-    elif failed.reply is not None:
-        write_json(folder.reply, {**failed.reply, "failed_rank": failed.rank})
+    failure = _first_failure(_start(folder, folders, request), folders)
+    if failure is None:
+        write_json(folder.reply, merged([read_json(files.reply) or {} for files in folders]))
+    elif failure.reply is not None:
+        write_json(folder.reply, {**failure.reply, "failed_rank": failure.rank})
     else:
-        write_json(path / SILENT, {"rank": failed.rank})
-        _end_alike(failed)
+        write_json(path / SILENT, {"rank": failure.rank})
+        _end_alike(failure)
 
 
 def _start(
-    folder: ProbeFolder, folders: list[ProbeFolder], request: ProbeRequest
+    folder: ChildFolder, folders: list[ChildFolder], request: ProbeRequest
 ) -> dict[int, int]:
     """Fork the ranks: the rank of each pid."""
     supervisor = os.getpid()
     ranks = {}
     with socket.create_server((HOST, 0)) as listener:
-        for rank, own in enumerate(folders):
-            own.path.mkdir(parents=True, exist_ok=True)
+        for rank, rank_files in enumerate(folders):
+            rank_files.path.mkdir(parents=True, exist_ok=True)
             place = _place(rank, len(folders), listener)
             if rank == 0:
-                own.progress.symlink_to(Path("..") / folder.progress.name)
+                rank_files.progress.symlink_to(Path("..") / folder.progress.name)
             pid = os.fork()
             if pid == 0:
                 if rank:
                     listener.close()
-                _become_rank(supervisor, own, request, place)
+                _become_rank(supervisor, rank_files, request, place)
             ranks[pid] = rank
     return ranks
 
@@ -102,7 +102,7 @@ def _place(rank: int, count: int, listener: socket.socket) -> Place:
     )
 
 
-def _become_rank(supervisor: int, folder: ProbeFolder, request: ProbeRequest, place: Place) -> None:
+def _become_rank(supervisor: int, folder: ChildFolder, request: ProbeRequest, place: Place) -> None:
     """Train, write the reply and end; never returns."""
     try:
         die_with_parent()
@@ -112,41 +112,45 @@ def _become_rank(supervisor: int, folder: ProbeFolder, request: ProbeRequest, pl
         os._exit(0)
 
 
-def _first_failure(ranks: dict[int, int], folders: list[ProbeFolder]) -> RankEnding | None:
+def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnding | None:
     """Wait for all; with the first failure end the others, and say whose it was."""
-    left = dict(ranks)
-    while left:
+    running = dict(ranks)
+    while running:
         pid, status = os.wait()
-        ending = _ending(left.pop(pid), status, folders)
+        ending = _ending(running.pop(pid), status, folders)
         if _is_well(ending):
             continue
         time.sleep(SETTLE_S)
-        failed = [ending]
-        for other, rank in left.items():
-            done, status = os.waitpid(other, os.WNOHANG)
-            if done:
-                failed.append(_ending(rank, status, folders))
+        endings = [ending]
+        for peer, rank in running.items():
+            peer_pid, status = os.waitpid(peer, os.WNOHANG)
+            if peer_pid:
+                endings.append(_ending(rank, status, folders))
             else:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(other, signal.SIGKILL)
-                os.waitpid(other, 0)
-        return first_of([one for one in failed if not _is_well(one)], folders)
+                    os.kill(peer, signal.SIGKILL)
+                os.waitpid(peer, 0)
+        return first_of([ending for ending in endings if not _is_well(ending)], folders)
     return None
 
 
-def first_of(endings: list[RankEnding], folders: list[ProbeFolder]) -> RankEnding:
+def first_of(endings: list[RankEnding], folders: list[ChildFolder]) -> RankEnding:
     """The failure that the others followed: memory that ran out, whatever the others died of; else
     a death without a word; else the earliest reply."""
     memory = ("oom", "host_oom")
-    full = [one for one in endings if one.reply is not None and one.reply.get("outcome") in memory]
-    silent = [one for one in endings if one.reply is None]
+    full = [
+        ending
+        for ending in endings
+        if ending.reply is not None and ending.reply.get("outcome") in memory
+    ]
+    silent = [ending for ending in endings if ending.reply is None]
     if silent and not full:
         return silent[0]
     endings = full or endings
-    return min(endings, key=lambda one: folders[one.rank].reply.stat().st_mtime_ns)
+    return min(endings, key=lambda ending: folders[ending.rank].reply.stat().st_mtime_ns)
 
 
-def _ending(rank: int, status: int, folders: list[ProbeFolder]) -> RankEnding:
+def _ending(rank: int, status: int, folders: list[ChildFolder]) -> RankEnding:
     reply = read_json(folders[rank].reply)
     return RankEnding(
         rank=rank,

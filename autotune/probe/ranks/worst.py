@@ -24,24 +24,24 @@ def merged(replies: Sequence[Reply]) -> dict[str, Any]:
 
     Tokens per second and per step are those of all ranks already, on every rank.
     """
-    slowest = min(replies, key=lambda one: one.get("tokens_per_s") or 0.0)
-    peaks = {name: _most(replies, name) for name in PEAKS}
-    beyond = [one for one in replies if one["outcome"] != "ok"]
-    each = [
-        {"rank": rank, **{name: one.get(name) for name in OF_EACH}}
-        for rank, one in enumerate(replies)
+    slowest = min(replies, key=lambda reply: reply.get("tokens_per_s") or 0.0)
+    peaks = {name: _maximum(replies, name) for name in PEAKS}
+    beyond = [reply for reply in replies if reply["outcome"] != "ok"]
+    ranks = [
+        {"rank": rank, **{name: reply.get(name) for name in OF_EACH}}
+        for rank, reply in enumerate(replies)
     ]
     if not beyond:
-        return {**slowest, **peaks, "ranks": each}
-    most = max(beyond, key=lambda one: one.get("peak_memory_bytes") or 0)
-    return {**most, **peaks, "ranks": each, "failed_rank": replies.index(most)}
+        return {**slowest, **peaks, "ranks": ranks}
+    fullest = max(beyond, key=lambda reply: reply.get("peak_memory_bytes") or 0)
+    return {**fullest, **peaks, "ranks": ranks, "failed_rank": replies.index(fullest)}
 
 
-def _most(replies: Sequence[Reply], name: str) -> int | None:
-    known = [one[name] for one in replies if one.get(name) is not None]
-    return max(known) if known else None
+def _maximum(replies: Sequence[Reply], name: str) -> int | None:
+    values = [reply[name] for reply in replies if reply.get(name) is not None]
+    return max(values) if values else None
 
 
 def behind(steps: Sequence[int]) -> list[int]:
     """The ranks that have done fewer steps than others; empty: all have done as many."""
-    return [rank for rank, done in enumerate(steps) if done < max(steps, default=0)]
+    return [rank for rank, count in enumerate(steps) if count < max(steps, default=0)]

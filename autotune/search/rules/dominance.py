@@ -50,11 +50,11 @@ def takes_no_less_than_one_that_ran_out(
     assert measurement is not None
     if (excess_bytes(measurement, allowed_bytes) or 0) <= 0:
         return None
-    failed = record.candidate
-    alone = candidate.gradient_accumulation_steps == 1
-    if alone and failed.gradient_accumulation_steps > 1:
+    larger = record.candidate
+    single_step = candidate.gradient_accumulation_steps == 1
+    if single_step and larger.gradient_accumulation_steps > 1:
         return None
-    if not all(_no_less(name, candidate, failed) for name in candidate.values):
+    if not all(_no_less(name, candidate, larger) for name in candidate.values):
         return None
     word = "ran out of memory" if measurement.outcome == "oom" else "took more than is allowed"
     return f"needs at least as much memory as probe {record.number}, which {word}"
@@ -71,16 +71,16 @@ def keeps_no_less_on_the_host(
         return None
     if set(candidate.differences(record.candidate)) - {MICRO_BATCH, ACCUMULATION}:
         return None
-    return f"probe {record.number} ran the host out of memory, and this keeps no less there"
+    return f"keeps at least as much on the host as probe {record.number}, which used up its memory"
 
 
-def _no_less(name: str, candidate: Candidate, failed: Candidate) -> bool:
-    ours, theirs = candidate.values.get(name), failed.values.get(name)
-    if ours == theirs:
+def _no_less(name: str, candidate: Candidate, larger: Candidate) -> bool:
+    value, larger_value = candidate.values.get(name), larger.values.get(name)
+    if value == larger_value:
         return True
-    if name not in LEANER or name not in failed.values:
+    if name not in LEANER or name not in larger.values:
         return False
-    return LEANER[name](ours) >= LEANER[name](theirs)
+    return LEANER[name](value) >= LEANER[name](larger_value)
 
 
 def saves_memory_that_is_there(
@@ -100,8 +100,8 @@ def saves_memory_that_is_there(
     changed = candidate.differences(record.candidate)
     if not changed or any(name not in SAVES_MEMORY_ONLY or not on for name, on in changed.items()):
         return None
-    why = ", and ".join(SAVES_MEMORY_ONLY[name] for name in sorted(changed))
-    return f"probe {record.number} fits without it, and {why}"
+    reason = ", and ".join(SAVES_MEMORY_ONLY[name] for name in sorted(changed))
+    return f"probe {record.number} fits without it, and {reason}"
 
 
 def needs_what_is_not_installed(
@@ -123,11 +123,11 @@ def only_its_server_is_another(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
     """Probes run the training alone: beside a server of another size it is the same."""
-    ours, theirs = candidate.knobs, record.candidate.knobs
-    if not server_devices(ours) or ours.keys() != theirs.keys():
+    knobs, probed_knobs = candidate.knobs, record.candidate.knobs
+    if not server_devices(knobs) or knobs.keys() != probed_knobs.keys():
         return None
     changed = candidate.differences(record.candidate).keys()
-    if changed and changed <= left_to_the_server(ours):
+    if changed and changed <= left_to_the_server(knobs):
         return f"probe {record.number} trained the same, beside a server of another size"
     return None
 
@@ -155,22 +155,22 @@ def dominated(
         speeds: expected tokens per second, by the candidates' keys, where they are known.
     """
     records = list(records)
-    told = [r for r in records if r.measurement is not None and r.measurement.outcome in _TELL]
+    telling = [r for r in records if r.measurement is not None and r.measurement.outcome in _TELL]
     probed = {r.candidate.key for r in records if counts_as_probe(r)}
     reasons: dict[str, str] = {}
     for candidate in candidates:
         if candidate.key in probed:
             continue
-        found = chain(
-            (rule(candidate, record, allowed_bytes) for record in told for rule in RULES),
+        reasons_against = chain(
+            (rule(candidate, record, allowed_bytes) for record in telling for rule in RULES),
             (
-                divides_more_than_it_must(candidate, one, allowed_bytes, speeds or {})
-                for one in told
+                divides_more_than_it_must(candidate, record, allowed_bytes, speeds or {})
+                for record in telling
             ),
         )
-        why = next((reason for reason in found if reason is not None), None)
-        if why is not None:
-            reasons[candidate.key] = why
+        reason_against = next((reason for reason in reasons_against if reason is not None), None)
+        if reason_against is not None:
+            reasons[candidate.key] = reason_against
     return reasons
 
 

@@ -37,32 +37,32 @@ def divides_more_than_it_must(
     Args:
         speeds: expected tokens per second of candidates, by their keys.
     """
-    measurement, other = record.measurement, record.candidate
+    measurement, probed = record.measurement, record.candidate
     assert measurement is not None
     if measurement.outcome != "ok" or (excess_bytes(measurement, allowed_bytes) or 0) > 0:
         return None
-    changed = candidate.differences(other).keys() | other.differences(candidate).keys()
+    changed = candidate.differences(probed).keys() | probed.differences(candidate).keys()
     if not changed or not changed <= set(STRATEGY_KNOBS):
         return None
-    if not saves_more(_spread(candidate.values), _spread(other.values)):
+    if not saves_more(_spread(candidate.values), _spread(probed.values)):
         return None
-    ours, theirs = speeds.get(candidate.key), speeds.get(other.key)
-    if ours is None or theirs is None or ours >= theirs:
+    speed, probed_speed = speeds.get(candidate.key), speeds.get(probed.key)
+    if speed is None or probed_speed is None or speed >= probed_speed:
         return None
-    name = engine_name(_spread(other.values))
+    name = engine_name(_spread(probed.values))
     return (
         f"probe {record.number} fits with {name}; more sharding or offloading is estimated slower"
     )
 
 
-def saves_more(one: Sharding, other: Sharding) -> bool:
-    """Whether `one` divides and offloads all that `other` does, and more. ZeRO and FSDP are
+def saves_more(first: Sharding, second: Sharding) -> bool:
+    """Whether `first` divides and offloads all that `second` does, and more. ZeRO and FSDP are
     different programs: each is compared with its own kind and with plain copies."""
-    kinds = {one.distributed_type, other.distributed_type} - {*DATA_PARALLEL, NONE}
+    kinds = {first.distributed_type, second.distributed_type} - {*DATA_PARALLEL, NONE}
     if len(kinds) != 1 or not kinds <= {DEEPSPEED, FSDP}:
         return False
-    steps = list(zip(_steps(one), _steps(other), strict=True))
-    return all(ours >= theirs for ours, theirs in steps) and any(a > b for a, b in steps)
+    steps = list(zip(_steps(first), _steps(second), strict=True))
+    return all(a >= b for a, b in steps) and any(a > b for a, b in steps)
 
 
 def _steps(sharding: Sharding) -> tuple[int, int, int, float]:
@@ -73,8 +73,8 @@ def _steps(sharding: Sharding) -> tuple[int, int, int, float]:
         divided = 3 if sharding.fsdp_reshard_after_forward else 2
     away = (sharding.offload_optimizer_device, sharding.offload_param_device)
     again = math.inf if sharding.zero_hpz_partition_size == 1 else sharding.zero_hpz_partition_size
-    once = again if divided == 3 else 0
-    return divided, _FARTHER.index(away[0]), _FARTHER.index(away[1]), once
+    holders = again if divided == 3 else 0
+    return divided, _FARTHER.index(away[0]), _FARTHER.index(away[1]), holders
 
 
 def _spread(values: Mapping[str, Any]) -> Sharding:

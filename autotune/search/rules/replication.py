@@ -24,31 +24,31 @@ def contenders(ranked: Sequence[Ranked], sd: float) -> list[Ranked]:
     if not ranked:
         return []
     first = ranked[0]
-    others = [
-        one
-        for one in ranked[1:MOST_CONTENDERS]
-        if behind(first, one) < CERTAIN * apart(first, one, sd)
+    rivals = [
+        rival
+        for rival in ranked[1:MOST_CONTENDERS]
+        if lag(first, rival) < CERTAIN * error_of_lag(first, rival, sd)
     ]
-    if not others or first.readings >= MOST_READINGS:
+    if not rivals or first.readings >= MOST_READINGS:
         return []
-    return [first, *(one for one in others if one.readings < MOST_READINGS)]
+    return [first, *(rival for rival in rivals if rival.readings < MOST_READINGS)]
 
 
-def behind(first: Ranked, other: Ranked) -> float:
-    """By how much `other` is slower (logarithm; about: relative)."""
-    return math.log(first.tokens_per_s / other.tokens_per_s)
+def lag(first: Ranked, rival: Ranked) -> float:
+    """How much `rival` is slower (logarithm; about: relative)."""
+    return math.log(first.tokens_per_s / rival.tokens_per_s)
 
 
-def apart(first: Ranked, other: Ranked, sd: float) -> float:
+def error_of_lag(first: Ranked, rival: Ranked, sd: float) -> float:
     """Standard error of that difference."""
-    return math.hypot(_error(first, sd), _error(other, sd))
+    return math.hypot(_error(first, sd), _error(rival, sd))
 
 
-def _error(one: Ranked, sd: float) -> float:
-    """Of a mean of several probes it is known already; of a single one it is more than its own."""
-    if one.readings > 1:
-        return (one.measurement.relative_uncertainty or 0.0) / SD_95
-    return error(one.measurement, sd)
+def _error(ranked: Ranked, sd: float) -> float:
+    """The relative error of a speed: known for a mean of several probes, wider for a single one."""
+    if ranked.readings > 1:
+        return (ranked.measurement.relative_uncertainty or 0.0) / SD_95
+    return error(ranked.measurement, sd)
 
 
 def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
@@ -57,5 +57,7 @@ def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
     The expected improvement of the likeliest rival over the first, by what is known now.
     """
     first = group[0]
-    rivals = (expected_gain(-behind(first, one), apart(first, one, sd)) for one in group[1:])
+    rivals = (
+        expected_gain(-lag(first, rival), error_of_lag(first, rival, sd)) for rival in group[1:]
+    )
     return max(rivals, default=0.0)

@@ -55,14 +55,14 @@ class FeasibleSampler(BesideCandidates):
         opening: Sequence[Params],
         lean: Sequence[Params],
         seed: int,
-        inner: BaseSampler | None,
+        sampler: BaseSampler | None,
     ):
         super().__init__(RandomSampler(seed=seed))
         self._distributions = distributions
         self._feasible, self._opening, self._lean = feasible, opening, lean
         self._left_out: Sequence[Params] = ()
         self._random = random.Random(seed)
-        self._inner = inner
+        self._sampler = sampler
 
     def leave_out(self, params: Sequence[Params]) -> None:
         """From now on do not propose these (and only these)."""
@@ -81,26 +81,26 @@ class FeasibleSampler(BesideCandidates):
         if FIXED in trial.system_attrs:
             return {}  # a trial that was enqueued has its parameters
         trials = study.get_trials(deepcopy=False)
-        seen = [t.params for t in trials if _counts(t) and t.number != trial.number]
-        gone = {key_of(params) for params in (*seen, *self._left_out)}
-        new = [params for params in self._feasible if key_of(params) not in gone]
+        probed = [t.params for t in trials if _counts(t) and t.number != trial.number]
+        excluded = {key_of(params) for params in (*probed, *self._left_out)}
+        new = [params for params in self._feasible if key_of(params) not in excluded]
         if not new:
             raise RuntimeError("every candidate has been probed")
         for params in self._opening:
             if params in new:
                 return dict(params)
-        if self._inner is None:
+        if self._sampler is None:
             return dict(new[0])
         if best_stable_value(study) is None:
             return dict(next(params for params in self._lean if params in new))
-        return dict(self._proposed(self._inner, study, trial, new))
+        return dict(self._proposed(self._sampler, study, trial, new))
 
     def _proposed(
-        self, inner: BaseSampler, study: optuna.Study, trial: FrozenTrial, new: list[Params]
+        self, sampler: BaseSampler, study: optuna.Study, trial: FrozenTrial, new: list[Params]
     ) -> Params:
         proposal: dict[str, Any] = {}
         for _ in range(PROPOSALS):
-            proposal = inner.sample_relative(study, trial, self._distributions)
+            proposal = sampler.sample_relative(study, trial, self._distributions)
             if not proposal:
                 return self._random.choice(new)
             if proposal in new:
@@ -111,8 +111,8 @@ class FeasibleSampler(BesideCandidates):
         """Fresh randomness in another worker."""
         super().reseed_rng()
         self._random.seed()
-        if self._inner is not None:
-            self._inner.reseed_rng()
+        if self._sampler is not None:
+            self._sampler.reseed_rng()
 
 
 def _counts(trial: FrozenTrial) -> bool:

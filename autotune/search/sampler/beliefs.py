@@ -29,7 +29,7 @@ UNKNOWN_FITS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class TrialReading:
     """What one finished trial says of candidate `index`. What it does not say is None.
 
     Attributes:
@@ -75,7 +75,7 @@ class Beliefs:
         if self.best is None:
             return np.asarray(np.exp(self.mean - self.mean.max()) * self.fits * self.runs)
         ahead = self.mean - self.best
-        gain = np.array([expected_gain(*one) for one in zip(ahead, self.sd, strict=True)])
+        gain = np.array([expected_gain(*belief) for belief in zip(ahead, self.sd, strict=True)])
         return np.asarray(gain * self.fits * self.runs)
 
 
@@ -98,108 +98,112 @@ class Believer:
         allowed_bytes: float | None,
         history: Sequence[Reading],
     ) -> None:
-        self._params, self._allowed = params, allowed_bytes
-        earlier = [_speed_point(one.params, one.expected) for one in history]
+        self._params, self._allowed_bytes = params, allowed_bytes
+        earlier = [_speed_point(reading.params, reading.expected) for reading in history]
         points = [_speed_point(*pair) for pair in zip(params, expected, strict=True)]
         self._speed = Surrogate(
             [*points, *earlier],
             SPEED,
             len(points),
-            [(one.log_speed, one.sd) for one in history],
+            [(reading.log_speed, reading.sd) for reading in history],
         )
         pairs = zip(params, expected, strict=True)
         peaks = [_memory_point(*pair, residual) for pair in pairs]
         self._memory = Surrogate(peaks, memory_scales(residual))
-        self._unknown = np.array([one.value is None for one in peaks])
+        self._without_estimate = np.array([point.value is None for point in peaks])
 
-    def beliefs(self, told: Sequence[Told]) -> Beliefs:
+    def beliefs(self, trials: Sequence[TrialReading]) -> Beliefs:
         """What to believe now."""
-        read = [
-            (one.index, one.log_speed, max(STOPPED_NOISE if one.stopped else NOISE, one.noise))
-            for one in told
-            if one.log_speed is not None
+        readings = [
+            (t.index, t.log_speed, max(STOPPED_NOISE if t.stopped else NOISE, t.noise))
+            for t in trials
+            if t.log_speed is not None
         ]
-        mean, sd = self._speed.posterior(read)
-        against = {one.index for one in told if self._is_against(one)}
-        stable = {one.index for one in told if one.log_speed is not None and not one.stopped}
-        fits, order_of_fit = self._fits(told)
+        mean, sd = self._speed.posterior(readings)
+        against = {trial.index for trial in trials if self._is_against(trial)}
+        stable = {t.index for t in trials if t.log_speed is not None and not t.stopped}
+        fits, order_of_fit = self._fits(trials)
         return Beliefs(
             mean=mean,
             sd=sd,
             fits=fits,
             order_of_fit=order_of_fit,
-            runs=self._runs(told),
+            runs=self._runs(trials),
             best=max((float(mean[index]) for index in stable - against), default=None),
         )
 
-    def _is_against(self, told: Told) -> bool:
+    def _is_against(self, trial: TrialReading) -> bool:
         """Whether it says that the candidate may not be recommended, whatever others say of it."""
-        if told.failed or told.at_least:
+        if trial.failed or trial.at_least:
             return True
-        if self._allowed is None or told.peak_bytes is None:
+        if self._allowed_bytes is None or trial.peak_bytes is None:
             return False
-        return told.peak_bytes > self._allowed
+        return trial.peak_bytes > self._allowed_bytes
 
-    def peaks(self, told: Sequence[Told]) -> tuple[Array, Array]:
+    def peaks(self, trials: Sequence[TrialReading]) -> tuple[Array, Array]:
         """(mean, standard deviation) of the logarithm of each candidate's peak memory.
 
         An out-of-memory says "at least": it counts where that is more than was expected.
         """
-        pairs = [(one, math.log(one.peak_bytes)) for one in told if one.peak_bytes]
-        measured = [(one.index, log, PEAK_NOISE) for one, log in pairs if not one.at_least]
-        mean, sd = self._memory.posterior(measured)
+        pairs = [(trial, math.log(trial.peak_bytes)) for trial in trials if trial.peak_bytes]
+        readings = [(trial.index, log, PEAK_NOISE) for trial, log in pairs if not trial.at_least]
+        mean, sd = self._memory.posterior(readings)
         beyond = [
-            (one.index, log, LEAST_NOISE)
-            for one, log in pairs
-            if one.at_least and log > mean[one.index]
+            (trial.index, log, LEAST_NOISE)
+            for trial, log in pairs
+            if trial.at_least and log > mean[trial.index]
         ]
-        return self._memory.posterior([*measured, *beyond]) if beyond else (mean, sd)
+        return self._memory.posterior([*readings, *beyond]) if beyond else (mean, sd)
 
-    def _fits(self, told: Sequence[Told]) -> tuple[Array, Array]:
+    def _fits(self, trials: Sequence[TrialReading]) -> tuple[Array, Array]:
         """(probability to fit, what orders candidates by it also where it is as good as 0 or 1)."""
-        if self._allowed is None:
+        if self._allowed_bytes is None:
             return np.ones(len(self._params)), np.zeros(len(self._params))
-        mean, sd = self.peaks(told)
-        room = (math.log(max(self._allowed, 1.0)) - mean) / sd
-        fits = np.where(self._unknown, UNKNOWN_FITS, [normal(one) for one in room])
-        return fits, np.where((room < -5) & ~self._unknown, room, 0.0)
+        mean, sd = self.peaks(trials)
+        room = (math.log(max(self._allowed_bytes, 1.0)) - mean) / sd
+        fits = np.where(self._without_estimate, UNKNOWN_FITS, [normal(sds) for sds in room])
+        return fits, np.where((room < -5) & ~self._without_estimate, room, 0.0)
 
-    def _runs(self, told: Sequence[Told]) -> Array:
+    def _runs(self, trials: Sequence[TrialReading]) -> Array:
         """A candidate runs as often as the knob value of its that failed most: a value that was
         only ever seen to fail is doubted, one that ran with other values is not."""
-        failed = [self._params[one.index] for one in told if one.failed]
-        if not failed:
+        failing = [self._params[trial.index] for trial in trials if trial.failed]
+        if not failing:
             return np.ones(len(self._params))
-        ran = [self._params[one.index] for one in told if not one.failed]
-        return np.array([_least_chance(one, ran, failed) for one in self._params])
+        stable = [self._params[trial.index] for trial in trials if not trial.failed]
+        return np.array([_least_chance(params, stable, failing) for params in self._params])
 
 
 def _speed_point(params: Params, expected: Expected) -> Point:
-    own = OWN_SPEED if expected.speed else UNKNOWN_SPEED
-    return Point(params=params, value=expected.speed, shares=expected.shares, own=own)
+    own_sigma = OWN_SPEED if expected.speed else UNKNOWN_SPEED
+    return Point(params=params, value=expected.speed, shares=expected.shares, own_sigma=own_sigma)
 
 
 def _memory_point(params: Params, expected: Expected, residual: Residual) -> Point:
     """A process's peak is what tensors take and what lies beside them: both may be off."""
-    own = residual.relative_sigma
+    own_sigma = residual.relative_sigma
     if expected.peak_bytes is None:
-        return Point(params=params, value=None, shares=(), own=own)
-    whole = max(residual.corrected(expected.peak_bytes), 1.0)
-    beside = residual.offset_bytes / whole
-    own = max(own, expected.relative_sigma)
-    return Point(params=params, value=whole, shares=(1 - beside, beside), own=own)
+        return Point(params=params, value=None, shares=(), own_sigma=own_sigma)
+    total = max(residual.corrected(expected.peak_bytes), 1.0)
+    offset_share = residual.offset_bytes / total
+    own_sigma = max(own_sigma, expected.relative_sigma)
+    return Point(
+        params=params, value=total, shares=(1 - offset_share, offset_share), own_sigma=own_sigma
+    )
 
 
 def memory_scales(residual: Residual) -> Scales:
     """What is assumed of memory estimates, as scales of their errors."""
-    beside = residual.sigma_bytes / residual.offset_bytes if residual.offset_bytes else 0.0
-    return Scales(shared=0.0, terms=(residual.bias_sigma, beside), knob=residual.relative_sigma / 2)
+    offset_sigma = residual.sigma_bytes / residual.offset_bytes if residual.offset_bytes else 0.0
+    return Scales(
+        shared=0.0, terms=(residual.bias_sigma, offset_sigma), knob=residual.relative_sigma / 2
+    )
 
 
-def _least_chance(params: Params, ran: Sequence[Params], failed: Sequence[Params]) -> float:
+def _least_chance(params: Params, stable: Sequence[Params], failing: Sequence[Params]) -> float:
     chances = [1.0]
     for name, value in params.items():
-        good, bad = (sum(one.get(name) == value for one in some) for some in (ran, failed))
+        good, bad = (sum(p.get(name) == value for p in group) for group in (stable, failing))
         chances.append((good + 1) / (good + bad + 1))
     return min(chances)
 

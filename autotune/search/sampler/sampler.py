@@ -37,7 +37,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.estimate.residual import Residual
-from autotune.search.sampler.beliefs import Beliefs, Believer, Told, best_new
+from autotune.search.sampler.beliefs import Beliefs, Believer, TrialReading, best_new
 from autotune.search.sampler.expected import NOTHING_KNOWN, Expected, Params, Reading, key_of
 
 FIXED = "fixed_params"
@@ -51,8 +51,8 @@ MEMORY = "memory"
 class BesideCandidates(BaseSampler):
     """What a sampler of whole candidates leaves to one of Optuna's: parameters outside them."""
 
-    def __init__(self, other: BaseSampler) -> None:
-        self._other = other
+    def __init__(self, fallback: BaseSampler) -> None:
+        self._fallback = fallback
 
     def sample_independent(
         self,
@@ -62,11 +62,11 @@ class BesideCandidates(BaseSampler):
         param_distribution: BaseDistribution,
     ) -> Any:
         """A parameter outside the candidates."""
-        return self._other.sample_independent(study, trial, param_name, param_distribution)
+        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
         """Fresh randomness in another worker."""
-        self._other.reseed_rng()
+        self._fallback.reseed_rng()
 
 
 class EstimateGuidedSampler(BesideCandidates):
@@ -105,10 +105,10 @@ class EstimateGuidedSampler(BesideCandidates):
             raise ValueError(
                 f"{len(self._candidates)} candidates, but {len(self._expected)} are expected"
             )
-        for one in self._expected:
-            one.check()
+        for expected_value in self._expected:
+            expected_value.check()
         self._index = {key_of(params): n for n, params in enumerate(self._candidates)}
-        self._allowed = allowed_bytes
+        self._allowed_bytes = allowed_bytes
         self._believer = Believer(
             self._candidates, self._expected, residual or Residual(), allowed_bytes, history
         )
@@ -119,11 +119,11 @@ class EstimateGuidedSampler(BesideCandidates):
 
     def leave_out(self, params: Sequence[Params]) -> None:
         """From now on do not propose these (and only these)."""
-        self._out = {self._index[key_of(one)] for one in params}
+        self._out = {self._index[key_of(p)] for p in params}
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
         """What the trials of `study` say of all candidates."""
-        return self._believer.beliefs(self._told(study))
+        return self._believer.beliefs(self._readings(study))
 
     def gain(self, study: optuna.Study) -> float:
         """Expected improvement (logarithm of the speed) of the next proposal; 0: none is left."""
@@ -144,7 +144,7 @@ class EstimateGuidedSampler(BesideCandidates):
         """All parameters of a candidate: it is chosen as a whole."""
         if self._candidates:
             return dict(self._distributions)
-        return self._other.infer_relative_search_space(study, trial)
+        return self._fallback.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -157,7 +157,7 @@ class EstimateGuidedSampler(BesideCandidates):
         if FIXED in trial.system_attrs:
             return {}  # a trial that was enqueued has its parameters
         if not self._candidates or set(search_space) != set(self._distributions):
-            return self._other.sample_relative(study, trial, search_space)
+            return self._fallback.sample_relative(study, trial, search_space)
         with self._lock:
             new = self._new(study, trial.number)
             if not new:
@@ -180,39 +180,45 @@ class EstimateGuidedSampler(BesideCandidates):
 
     # -- what the trials say
 
-    def _new(self, study: optuna.Study, own: int | None = None) -> list[int]:
-        seen = set()
-        for one in study.get_trials(deepcopy=False):
-            if one.number != own and one.state in _TAKEN:
-                known = self._proposed.get((study.study_name, one.number))
-                seen |= {known, self._index_of(one)}
-        return [n for n in range(len(self._candidates)) if n not in seen and n not in self._out]
+    def _new(self, study: optuna.Study, own_number: int | None = None) -> list[int]:
+        taken_indices = set()
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number != own_number and trial.state in _TAKEN:
+                proposed_index = self._proposed.get((study.study_name, trial.number))
+                taken_indices |= {proposed_index, self._index_of(trial)}
+        return [
+            n for n in range(len(self._candidates)) if n not in taken_indices and n not in self._out
+        ]
 
     def _index_of(self, trial: FrozenTrial) -> int | None:
         """Which candidate a trial is of; its other parameters do not matter."""
-        own = {name: value for name, value in trial.params.items() if name in self._distributions}
-        return self._index.get(key_of(own))
+        params = {
+            name: value for name, value in trial.params.items() if name in self._distributions
+        }
+        return self._index.get(key_of(params))
 
-    def _told(self, study: optuna.Study) -> list[Told]:
+    def _readings(self, study: optuna.Study) -> list[TrialReading]:
         states = (TrialState.COMPLETE, TrialState.PRUNED)
         trials = study.get_trials(deepcopy=False, states=states)
         sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
-        found = ((self._index_of(one), one) for one in trials)
-        return [self._read(n, trial, sign) for n, trial in found if n is not None]
+        indexed = ((self._index_of(trial), trial) for trial in trials)
+        return [self._reading(n, trial, sign) for n, trial in indexed if n is not None]
 
-    def _read(self, index: int, trial: FrozenTrial, sign: float) -> Told:
+    def _reading(self, index: int, trial: FrozenTrial, sign: float) -> TrialReading:
         excess = trial.constraints.get(MEMORY)
-        peak = None if excess is None or self._allowed is None else self._allowed + excess
+        peak = (
+            None if excess is None or self._allowed_bytes is None else self._allowed_bytes + excess
+        )
         noise = float(trial.user_attrs.get(ERROR) or 0.0)
         if trial.state == TrialState.COMPLETE:
             speed = _log(trial.value, sign)
-            return Told(index=index, log_speed=speed, noise=noise, peak_bytes=peak)
+            return TrialReading(index=index, log_speed=speed, noise=noise, peak_bytes=peak)
         if excess is not None and excess > 0:
-            return Told(index=index, peak_bytes=peak, at_least=True)
-        if trial.last_step is not None and all(one <= 0 for one in trial.constraints.values()):
+            return TrialReading(index=index, peak_bytes=peak, at_least=True)
+        if trial.last_step is not None and all(v <= 0 for v in trial.constraints.values()):
             value = trial.intermediate_values[trial.last_step]
-            return Told(index=index, log_speed=_log(value, sign), noise=noise, stopped=True)
-        return Told(index=index, failed=True)
+            return TrialReading(index=index, log_speed=_log(value, sign), noise=noise, stopped=True)
+        return TrialReading(index=index, failed=True)
 
 
 def _log(value: float | None, sign: float) -> float | None:

@@ -46,13 +46,13 @@ class Point:
     Attributes:
         value: expected; None: nobody knows.
         shares: what the value is made of, adding up to 1.
-        own: standard deviation of what is like no other candidate's error.
+        own_sigma: standard deviation of what is like no other candidate's error.
     """
 
     params: Params
     value: float | None
     shares: tuple[float, ...]
-    own: float
+    own_sigma: float
 
 
 class Surrogate:
@@ -73,7 +73,7 @@ class Surrogate:
     ) -> None:
         self._count = len(points) if count is None else count
         self._earlier = [(self._count + n, log, sd) for n, (log, sd) in enumerate(earlier)]
-        self._values = [one.value for one in points]
+        self._values = [point.value for point in points]
         self._features = _Features(points, scales)
         self._rows: dict[int, Array] = {}
 
@@ -85,17 +85,17 @@ class Surrogate:
 
     def _prior(self, logs: Sequence[float]) -> Array:
         """Logarithms of the expected values; where there is none, of a middling one."""
-        known = [math.log(one) for one in self._values if one] or list(logs) or [0.0]
-        middling = sum(known) / len(known)
-        return np.array([math.log(one) if one else middling for one in self._values])
+        known_logs = [math.log(value) for value in self._values if value] or list(logs) or [0.0]
+        middling = sum(known_logs) / len(known_logs)
+        return np.array([math.log(value) if value else middling for value in self._values])
 
-    def posterior(self, read: Sequence[tuple[int, float, float]]) -> tuple[Array, Array]:
+    def posterior(self, measurements: Sequence[tuple[int, float, float]]) -> tuple[Array, Array]:
         """(mean, standard deviation) of the logarithm of each candidate's value.
 
         Args:
-            read: (candidate, logarithm of the measured value, standard deviation of that).
+            measurements: (candidate, logarithm of the measured value, standard deviation of that).
         """
-        readings = [*self._earlier, *read]
+        readings = [*self._earlier, *measurements]
         variance = self._features.variance[: self._count]
         prior = self._prior([log for _, log, _ in readings])
         if not readings:
@@ -108,8 +108,8 @@ class Surrogate:
         weights = np.linalg.solve(root.T, np.linalg.solve(root, off))
         across = rows[:, : self._count]
         explained = np.linalg.solve(root, across)
-        left = np.maximum(variance - (explained**2).sum(axis=0), 1e-10)
-        return prior[: self._count] + weights @ across, np.sqrt(left)
+        remainder = np.maximum(variance - (explained**2).sum(axis=0), 1e-10)
+        return prior[: self._count] + weights @ across, np.sqrt(remainder)
 
 
 class _Features:
@@ -117,38 +117,40 @@ class _Features:
 
     def __init__(self, points: Sequence[Point], scales: Scales) -> None:
         self._scales = scales
-        params = [one.params for one in points]
-        self._columns = [_column([one.get(name) for one in params]) for name in names_of(params)]
-        width = max((len(one.shares) for one in points), default=0)
+        params = [point.params for point in points]
+        self._columns = [_column([row.get(name) for row in params]) for name in names_of(params)]
+        width = max((len(point.shares) for point in points), default=0)
         self._shares = np.zeros((len(points), width))
-        for row, one in enumerate(points):
-            self._shares[row, : len(one.shares)] = one.shares
+        for row, point in enumerate(points):
+            self._shares[row, : len(point.shares)] = point.shares
         last = scales.terms[-1] if scales.terms else 0.0
         self._shares *= np.array([*scales.terms, *[last] * width][:width])
-        self._own = np.array([one.own for one in points])
+        self._own_sigma = np.array([point.own_sigma for point in points])
         knobs = scales.knob**2 * len(self._columns)
         shares = (self._shares**2).sum(axis=1)
-        self.variance = scales.shared**2 + shares + knobs + self._own**2
+        self.variance = scales.shared**2 + shares + knobs + self._own_sigma**2
 
     def covariance(self, index: int) -> Array:
         """Of one with everyone."""
-        knobs, product = np.zeros(len(self._own)), np.ones(len(self._own))
+        knobs, product = np.zeros(len(self._own_sigma)), np.ones(len(self._own_sigma))
         for values, ordered in self._columns:
-            apart = values - values[index]
-            like = np.where(apart == 0, 1.0, UNLIKE)
+            distance = values - values[index]
+            like = np.where(distance == 0, 1.0, UNLIKE)
             if ordered:
-                like = np.exp(-0.5 * (apart / DOUBLINGS) ** 2)
+                like = np.exp(-0.5 * (distance / DOUBLINGS) ** 2)
             knobs += like
             product *= like
         shares = self._shares @ self._shares[index]
-        own = self._own * self._own[index] * product
-        return np.asarray(self._scales.shared**2 + shares + self._scales.knob**2 * knobs + own)
+        own_part = self._own_sigma * self._own_sigma[index] * product
+        return np.asarray(self._scales.shared**2 + shares + self._scales.knob**2 * knobs + own_part)
 
 
 def _column(values: Sequence[object]) -> tuple[Array, bool]:
     """One knob of everyone: numbers above 0 in doublings, anything else by its name."""
-    numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
-    if len(numbers) == len(values) and all(one > 0 for one in numbers):
+    numbers = [
+        value for value in values if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    if len(numbers) == len(values) and all(number > 0 for number in numbers):
         return np.log2(np.array(numbers, dtype=float)), True
-    names = sorted({repr(one) for one in values})
-    return np.array([float(names.index(repr(one))) for one in values]), False
+    names = sorted({repr(value) for value in values})
+    return np.array([float(names.index(repr(value))) for value in values]), False

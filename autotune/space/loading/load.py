@@ -89,16 +89,16 @@ class _Loading(Draft):
 
     def _definition(self, sets: Sequence[str]) -> SpaceDefinition:
         """The space must be known before names can be judged, whatever else is wrong."""
-        chosen = dict(self._data)
+        data = dict(self._data)
         for text in sets:
             key, _, value = text.partition("=")
             if key in ("search_space", "method"):
-                chosen[key] = None if value == "null" else value.strip("\"'") or None
-        self._method = METHODS.get(str(chosen.get("method")), SFT)
-        own = chosen.get("search_space")
-        if isinstance(own, str):
-            own = absolute_path(own, self._base)
-        return load_definition(self._method.name, own if isinstance(own, str) else None)
+                data[key] = None if value == "null" else value.strip("\"'") or None
+        self._method = METHODS.get(str(data.get("method")), SFT)
+        space = data.get("search_space")
+        if isinstance(space, str):
+            space = absolute_path(space, self._base)
+        return load_definition(self._method.name, space if isinstance(space, str) else None)
 
     def _check_names(self, definition: SpaceDefinition) -> None:
         if self._method.online:
@@ -116,18 +116,18 @@ class _Loading(Draft):
                     self._report((section, name), f"no knob `{name}`", nearest(str(name), valid))
                 elif section == "recipe" and isinstance(pinned, Mapping) and name in pinned:
                     self._report((section, name), f"`{name}` is under `fixed` too; keep one")
-        given = self._data.get("training")
-        training = given if isinstance(given, Mapping) else {}
+        fields = self._data.get("training")
+        training = fields if isinstance(fields, Mapping) else {}
         for name in training:
-            refused = self._method.refused.get(str(name))
-            if refused is not None and training[name] not in (None, False, *refused[0]):
-                self._report(("training", name), f"`{name}: {as_yaml(training[name])}`", refused[1])
+            refusal = self._method.refusals.get(str(name))
+            if refusal is not None and training[name] not in (None, False, *refusal[0]):
+                self._report(("training", name), f"`{name}: {as_yaml(training[name])}`", refusal[1])
             elif name in OWNED:
                 self._report(("training", name), f"`{name}` belongs to {OWNED[name]} of the job")
             elif name not in self._fields and missing(self._method.name) is None:
                 self._report(
                     ("training", name),
-                    f"no field `{name}` in {self._method.config}, ModelConfig or TrainingArguments",
+                    f"`{name}` is not in {self._method.config}, ModelConfig or TrainingArguments",
                     nearest(str(name), self._fields),
                 )
             elif not _is_plain(training[name]):
@@ -138,29 +138,29 @@ class _Loading(Draft):
 
     def _check_online(self) -> None:
         """What only some of the trainers have."""
-        given = self._data
+        data = self._data
         if self._method.online:
-            if given.get("max_length") is not None:
+            if data.get("max_length") is not None:
                 hint = f"`fixed: {{{self._method.completion}: ...}}` bounds what is generated"
                 what = f"TRL does not truncate the prompts of `method: {self._method.name}`"
                 self._report(("max_length",), what, hint)
-            given["max_length"] = None
-            if isinstance(given.get(GLOBAL_BATCH), str):
+            data["max_length"] = None
+            if isinstance(data.get(GLOBAL_BATCH), str):
                 what = "a batch of completions has no fixed number of tokens"
                 self._report((GLOBAL_BATCH,), what, "give it in completions")
-                given[GLOBAL_BATCH] = 16
-            self._check_generation(given.get("training"))
+                data[GLOBAL_BATCH] = 16
+            self._check_generation(data.get("training"))
             self._check_rewards()
             if not self._method.rewards_by_functions:
-                if given.get("reward_funcs"):
+                if data.get("reward_funcs"):
                     what = f"`method: {self._method.name}` is rewarded by a model"
                     self._report(("reward_funcs",), what, "give a `reward_model_path`")
-            elif not given.get("reward_funcs") and not given.get("reward_model_path"):
+            elif not data.get("reward_funcs") and not data.get("reward_model_path"):
                 what = f"`method: {self._method.name}` needs something that rewards completions"
                 self._report(("reward_funcs",), what, REWARDS)
             return
         for name in ("reward_funcs", "reward_model_path"):
-            if given.get(name):
+            if data.get(name):
                 functions = name == "reward_funcs"
                 able = [
                     f"`{method.name}`"
@@ -175,7 +175,7 @@ class _Loading(Draft):
         names = names if isinstance(names, list) else []
         for index, name in enumerate(names):
             if isinstance(name, str) and "." not in name and name not in TRL_REWARDS:
-                self._report(("reward_funcs", index), f"no reward function `{name}`", REWARDS)
+                self._report(("reward_funcs", index), f"unknown reward function `{name}`", REWARDS)
         training = self._data.get("training")
         weights = training.get("reward_weights") if isinstance(training, Mapping) else None
         count = len(names) + bool(self._data.get("reward_model_path"))
@@ -201,8 +201,8 @@ class _Loading(Draft):
         try:
             return Job.model_validate(self._data)
         except ValidationError as error:
-            for path, one in merged(error):
-                self._report(path, *explain(one, path))
+            for path, detail in merged(error):
+                self._report(path, *explain(detail, path))
                 self._unsound.add(str(path[0]))
         sound = {k: v for k, v in self._data.items() if str(k) not in self._unsound}
         for field in {"model", "dataset"} & self._unsound:
@@ -214,11 +214,11 @@ class _Loading(Draft):
 
     def _check_values(self, job: Job, definition: SpaceDefinition) -> None:
         for section in ("fixed", "recipe"):
-            for name, given in getattr(job, section).items():
+            for name, pin in getattr(job, section).items():
                 knob = definition.knob(name)
                 if knob is None or knob.choices is None:
                     continue
-                for value in given if section == "recipe" else [given]:
+                for value in pin if section == "recipe" else [pin]:
                     if not any(type(value) is type(c) and value == c for c in knob.choices):
                         choices = ", ".join(dict.fromkeys(f"`{as_yaml(c)}`" for c in knob.choices))
                         self._report(
@@ -233,11 +233,11 @@ class _Loading(Draft):
             self._check_batch(job, definition)
         share = job.fixed.get(VLLM_SHARE, 0.5)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            what = f"`{VLLM_SHARE}: {as_yaml(share)}` must be a part, above 0 and at most 1"
+            what = f"`{VLLM_SHARE}: {as_yaml(share)}` must be a fraction, above 0 and at most 1"
             self._report(("fixed", VLLM_SHARE), what)
-        alone = job.fixed.get(USE) and job.devices.total == 1
-        if alone and job.fixed.get(TENSOR_PARALLEL, 1) != 1:
-            what = f"`{TENSOR_PARALLEL}: {as_yaml(job.fixed[TENSOR_PARALLEL])}` on one device"
+        pinned_use = job.fixed.get(USE) and job.devices.total == 1
+        if pinned_use and job.fixed.get(TENSOR_PARALLEL, 1) != 1:
+            what = f"`{TENSOR_PARALLEL}: {as_yaml(job.fixed[TENSOR_PARALLEL])}` needs more devices"
             self._report(("fixed", TENSOR_PARALLEL), what, "raise `devices.count`, or unpin it")
         for name in sorted({USE, MODE, VLLM_SHARE} & job.recipe.keys()):
             what = f"`{name}` cannot be tried with several values: probes would not differ"
@@ -250,14 +250,14 @@ class _Loading(Draft):
         """Whether every knob that counts something counts."""
         sound = True
         for section in ("fixed", "recipe"):
-            for name, given in getattr(job, section).items():
-                values = given if section == "recipe" else [given]
+            for name, value in getattr(job, section).items():
+                values = value if section == "recipe" else [value]
                 never = [None] if (section, name) == ("recipe", "max_length") else []
                 if name not in (*_WHOLE, *COUNTS_FROM_ZERO):
                     continue
                 if not all(counts(name, v) or v in never for v in values):
-                    least = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
-                    self._report((section, name), f"`{name}` must be a whole number {least}")
+                    minimum = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
+                    self._report((section, name), f"`{name}` must be a whole number {minimum}")
                     sound = False
         return sound
 

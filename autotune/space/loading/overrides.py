@@ -61,7 +61,7 @@ class Draft:
                 return "--set"
             if path[:length] in self._lines:
                 return f"{self._name}:{self._lines[path[:length]]}"
-        return "--set" if any(one[: len(path)] == path for one in self._set) else self._name
+        return "--set" if any(prefix[: len(path)] == path for prefix in self._set) else self._name
 
     def _report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
         self._problems.append(Problem(where=self._where(path), what=what, hint=hint))
@@ -77,11 +77,11 @@ class Draft:
         except Exception:
             self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
             return
-        head, *rest = name.split(".")
+        head, *parts = name.split(".")
         # The job's own field of that name is a word; a rate is the trainer's.
         rate = name == "learning_rate" and not isinstance(value, str)
         if head in Job.model_fields and not rate:
-            self._set_field([head, *rest], value)
+            self._set_field([head, *parts], value)
             return
         knob = canonical_name(name)
         if definition.knob(knob) is not None or knob == ACCUMULATION:
@@ -92,31 +92,31 @@ class Draft:
             self._section("training")[name] = value
             self._set.add(("training", name))
         else:
-            known = {*Job.model_fields, *(k.name for k in definition.knobs), *self._fields}
+            names = {*Job.model_fields, *(k.name for k in definition.knobs), *self._fields}
             self._problems.append(
                 Problem(
                     where="--set",
                     what=f"no job field, knob or training field is called `{name}`",
-                    hint=nearest(name, known),
+                    hint=nearest(name, names),
                 )
             )
 
     def _set_field(self, path: list[str], value: Any) -> None:
         target = self._data
         for part in path[:-1]:
-            inner = target.get(part, {})
+            section = target.get(part, {})
             if target is self._data and part == "budget":
-                inner = _expanded(inner)
-            if not isinstance(inner, Mapping):
+                section = _expanded(section)
+            if not isinstance(section, Mapping):
                 self._problems.append(
                     Problem(
                         where="--set",
-                        what=f"`{'.'.join(path)}` cannot be set: `{part}` is `{as_yaml(inner)}`",
+                        what=f"`{'.'.join(path)}` cannot be set: `{part}` is `{as_yaml(section)}`",
                         hint=f"give the whole of it: `{part}={{...}}`",
                     )
                 )
                 return
-            target[part] = dict(inner)
+            target[part] = dict(section)
             target = target[part]
         target[path[-1]] = value
         self._set.add(tuple(path))
@@ -129,8 +129,8 @@ class Draft:
         if not isinstance(section, Mapping):
             return {}
         self._data[name] = dict(section)
-        found: dict[str, Any] = self._data[name]
-        return found
+        fields: dict[str, Any] = self._data[name]
+        return fields
 
     def canonical_names(self, section: str) -> None:
         """A knob may be called by any name that a version of the stack has for it."""
@@ -157,12 +157,12 @@ class Draft:
             knob = canonical_name(str(name))
             if knob in OWNED or (definition.knob(knob) is None and knob != ACCUMULATION):
                 continue
-            fixed = self._section("fixed")
-            if knob in fixed and fixed[knob] != training[name]:
+            pins = self._section("fixed")
+            if knob in pins and pins[knob] != training[name]:
                 self._report(
                     ("training", name), f"`{name}` is set here and differently under `fixed`"
                 )
-            fixed[knob] = self._section("training").pop(name)
+            pins[knob] = self._section("training").pop(name)
             if ("training", name) in self._set:
                 self._set.add(("fixed", knob))
             elif ("training", name) in self._lines:

@@ -14,28 +14,28 @@ _UNION_TAGS = {"bool", "int", "float", "str", "list[str]"}
 def merged(error: ValidationError) -> list[tuple[tuple[str | int, ...], Any]]:
     """Pydantic's errors with their paths; those of the members of one union as one."""
     merged: dict[tuple[str | int, ...], Any] = {}
-    for one in error.errors():
-        path = tuple(p for p in one["loc"] if p not in {"name", "no_data", "[key]"})
+    for detail in error.errors():
+        path = tuple(p for p in detail["loc"] if p not in {"name", "no_data", "[key]"})
         tag = next((n for n, part in enumerate(path) if n and part in _UNION_TAGS), None)
         if tag is not None:
-            wanted = "a number, a word, true, false, null or a list of words"
-            merged.setdefault(path[:tag], {**one, "type": "union", "msg": wanted})
+            form = "a number, a word, true, false, null or a list of words"
+            merged.setdefault(path[:tag], {**detail, "type": "union", "msg": form})
         else:
-            merged[path] = one
+            merged[path] = detail
     return list(merged.items())
 
 
-def explain(one: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
+def explain(detail: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
     """A pydantic error in our words: what is wrong, and the next step."""
     field = ".".join(str(part) for part in path)
-    if one["type"] in ("extra_forbidden", "invalid_key"):
+    if detail["type"] in ("extra_forbidden", "invalid_key"):
         siblings = _fields_at(path[:-1])
         return f"unknown field `{field}`", nearest(str(path[-1]), siblings)
-    if one["type"] == "missing":
+    if detail["type"] == "missing":
         return f"the field `{field}` is missing", None
-    message = str(one["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    if not one["msg"].startswith("Value error"):
-        message = f"must be {message}, but got `{as_yaml(one['input'])}`"
+    message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    if not detail["msg"].startswith("Value error"):
+        message = f"must be {message}, but got `{as_yaml(detail['input'])}`"
     what, _, hint = message.partition("; write ")
     return f"`{field}`: {what}", f"write {hint}" if hint else None
 

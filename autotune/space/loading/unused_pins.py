@@ -30,13 +30,13 @@ def pin_problems(
 ) -> Iterator[tuple[str, str, str, str | None]]:
     """(section, knob, what is wrong, what to do) of pins that do nothing, or cannot be."""
     in_vain = {name for _, name, _ in without_effect(job, definition)}
-    for section, name, needed in without_effect(job, definition):
-        yield section, name, f"`{name}` needs `{needed}`", None
+    for section, name, condition in without_effect(job, definition):
+        yield section, name, f"`{name}` needs `{condition}`", None
     for section in ("fixed", "recipe"):
-        given = getattr(job, section)
-        if _FOLDER not in given or _FOLDER in in_vain:
+        pins = getattr(job, section)
+        if _FOLDER not in pins or _FOLDER in in_vain:
             continue
-        for value in given[_FOLDER] if section == "recipe" else [given[_FOLDER]]:
+        for value in pins[_FOLDER] if section == "recipe" else [pins[_FOLDER]]:
             if not isinstance(value, str) or not value.startswith("/"):
                 what = f"`{_FOLDER}` must be an absolute folder, but got `{as_yaml(value)}`"
                 hint = f"name one on an NVMe disk, like `{NVME_PATH}`"
@@ -45,20 +45,20 @@ def pin_problems(
 
 def without_effect(job: Job, definition: SpaceDefinition) -> list[tuple[str, str, str]]:
     """(section, knob, what it needs) of all that a job pins or lists in vain."""
-    known = _known(job, definition)
-    found = []
+    context = _decided_context(job, definition)
+    pins = []
     for section in ("fixed", "recipe"):
         for name in getattr(job, section):
             knob = definition.knob(name)
-            lacking = _lacking(knob, known) if knob is not None else None
+            lacking = _lacking(knob, context) if knob is not None else None
             if lacking is None and knob is not None and name in ZERO_FIELDS:
                 lacking = _not_offloaded(name, job, definition)
             if lacking is not None:
-                found.append((section, name, lacking))
-    return found
+                pins.append((section, name, lacking))
+    return pins
 
 
-def _known(job: Job, definition: SpaceDefinition) -> dict[str, Any]:
+def _decided_context(job: Job, definition: SpaceDefinition) -> dict[str, Any]:
     """What conditions of existence may ask, as far as the job alone decides it."""
     pinned = {
         knob.name: job.fixed.get(knob.name, knob.values[0])
@@ -70,14 +70,14 @@ def _known(job: Job, definition: SpaceDefinition) -> dict[str, Any]:
     return {**pinned, "job.tuning": job.tuning}
 
 
-def _lacking(knob: Knob, known: dict[str, Any]) -> str | None:
+def _lacking(knob: Knob, context: dict[str, Any]) -> str | None:
     for name, condition in knob.only_if.items():
-        if name not in known or condition_holds(condition, known[name], known):
+        if name not in context or condition_holds(condition, context[name], context):
             continue
-        wanted = condition[0] if isinstance(condition, list) else condition
-        if isinstance(wanted, dict):
+        value = condition[0] if isinstance(condition, list) else condition
+        if isinstance(value, dict):
             continue
-        return f"{name[4:]}: {wanted}" if name.startswith("job.") else _pin(name, wanted)
+        return f"{name[4:]}: {value}" if name.startswith("job.") else _pin(name, value)
     return None
 
 
@@ -87,14 +87,14 @@ def _not_offloaded(name: str, job: Job, definition: SpaceDefinition) -> str | No
     if name not in _OFFLOADS:
         return None if spread else _pin(STRATEGY, DEEPSPEED)
     places, stage, place = _OFFLOADS[name]
-    tried = [_tried(knob, job, definition) for knob in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
-    if spread and any(one in places for values in tried for one in values):
+    offloads = [_tried_values(knob, job, definition) for knob in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
+    if spread and any(place in places for values in offloads for place in values):
         return None
-    alone = f"{STRATEGY}: {DEEPSPEED}, zero_stage: {stage}, {OPTIMIZER_OFFLOAD}: {place}"
-    return f"fixed: {{{alone}}}"
+    example = f"{STRATEGY}: {DEEPSPEED}, zero_stage: {stage}, {OPTIMIZER_OFFLOAD}: {place}"
+    return f"fixed: {{{example}}}"
 
 
-def _tried(name: str, job: Job, definition: SpaceDefinition) -> list[Any]:
+def _tried_values(name: str, job: Job, definition: SpaceDefinition) -> list[Any]:
     """The values of a knob that the job tries."""
     if name in job.fixed:
         return [job.fixed[name]]

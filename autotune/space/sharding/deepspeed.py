@@ -97,18 +97,18 @@ def deepspeed_config(
 
 
 def auto_config(
-    sharding: Sharding, config: Mapping[str, Any], hidden_size: int | None, **rest: Any
+    sharding: Sharding, config: Mapping[str, Any], hidden_size: int | None, **fields: Any
 ) -> dict[str, Any]:
     """The same file with `auto` wherever transformers' Trainer fills that very value in, for those
     who keep their own TrainingArguments. Arguments are those of `deepspeed_config`."""
-    file = deepspeed_config(sharding, config, hidden_size, **rest)
+    file = deepspeed_config(sharding, config, hidden_size, **fields)
     sizes = (BUCKET_SIZE, PREFETCHED, PERSISTENCE)
-    chosen = {
+    arguments = {
         f"zero_optimization.{name}"
         for name in sizes
         if getattr(sharding, name) not in (None, as_transformers(name, hidden_size))
     }
-    for name in sorted(set(FILLED_BY_TRAINER) - chosen):
+    for name in sorted(set(FILLED_BY_TRAINER) - arguments):
         *parts, last = name.split(".")
         section = file
         for part in parts:
@@ -162,25 +162,27 @@ def _fp16(enabled: bool) -> dict[str, Any]:
 
 def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
     """What is sharded, and in which pieces it is exchanged (elements, not bytes)."""
-    told = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
-    sizes = {BUCKET_SIZE: told[0], PREFETCHED: told[1]}
+    requested = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
+    sizes = {BUCKET_SIZE: requested[0], PREFETCHED: requested[1]}
     sizes[PERSISTENCE] = sharding.stage3_param_persistence_threshold
-    own = {n: as_transformers(n, hidden_size) if v is None else v for n, v in sizes.items()}
+    chosen_sizes = {
+        n: as_transformers(n, hidden_size) if v is None else v for n, v in sizes.items()
+    }
     zero: dict[str, Any] = {
         "stage": sharding.zero_stage,
         "overlap_comm": sharding.overlap_comm,
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        BUCKET_SIZE: own[BUCKET_SIZE],
+        BUCKET_SIZE: chosen_sizes[BUCKET_SIZE],
     }
     if sharding.zero_stage < 3:
-        even = own[BUCKET_SIZE] + own[BUCKET_SIZE] % 2  # it refuses odd ones
+        even = chosen_sizes[BUCKET_SIZE] + chosen_sizes[BUCKET_SIZE] % 2  # it refuses odd ones
         return {**zero, "allgather_partitions": True, "allgather_bucket_size": even}
     return {
         **zero,
         "sub_group_size": SUB_GROUP,
-        PREFETCHED: own[PREFETCHED],
-        PERSISTENCE: own[PERSISTENCE],
+        PREFETCHED: chosen_sizes[PREFETCHED],
+        PERSISTENCE: chosen_sizes[PERSISTENCE],
         "stage3_max_live_parameters": MAX_LIVE_PARAMETERS,
         "stage3_max_reuse_distance": MAX_REUSE_DISTANCE,
         "stage3_gather_16bit_weights_on_model_save": True,

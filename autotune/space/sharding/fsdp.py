@@ -20,15 +20,15 @@ def fsdp_fields(sharding: Sharding) -> dict[str, Any]:
     }
 
 
-def fsdp_environment(sharding: Sharding, **own: Any) -> dict[str, str]:
+def fsdp_environment(sharding: Sharding, **environment: Any) -> dict[str, str]:
     """The variables that `accelerate launch` makes of these fields.
 
     Args:
         own: fields that are to be others.
     """
-    fields = {**fsdp_fields(sharding), **own}
-    told = {name.upper(): _text(value) for name, value in fields.items()}
-    return {"ACCELERATE_USE_FSDP": "true", **told}
+    fields = {**fsdp_fields(sharding), **environment}
+    texts = {name.upper(): _text(value) for name, value in fields.items()}
+    return {"ACCELERATE_USE_FSDP": "true", **texts}
 
 
 def _text(value: Any) -> str:

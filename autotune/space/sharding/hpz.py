@@ -26,24 +26,24 @@ from autotune.space.sharding.sharding import HPZ
 def group_sizes(job: Job) -> list[int]:
     """1, which is none; where there are several machines, also the processes of one."""
     nodes = job.devices.nodes
-    each = {count // nodes for count in process_counts(job) if count % nodes == 0}
-    return [1, *sorted(each - {1})] if nodes > 1 else [1]
+    counts = {count // nodes for count in process_counts(job) if count % nodes == 0}
+    return [1, *sorted(counts - {1})] if nodes > 1 else [1]
 
 
 def groups_problem(job: Job) -> Problem | None:
     """A size that was asked for, which divides no number of processes of the job."""
-    asked = job.recipe.get(HPZ, [job.fixed.get(HPZ, 1)])
+    requested = job.recipe.get(HPZ, [job.fixed.get(HPZ, 1)])
     counts = process_counts(job)
-    for size in asked:
+    for size in requested:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             continue  # the loader speaks of it
         if any(_divides(size, count) for count in counts):
             continue
-        most = max(counts)
-        valid = [str(n) for n in divisors(most) if n < most] or ["1"]
+        largest = max(counts)
+        valid = [str(n) for n in divisors(largest) if n < largest] or ["1"]
         return Problem(
             where=HPZ,
-            what=f"groups of {size} do not divide {most} processes into several",
+            what=f"groups of {size} do not divide {largest} processes into several",
             hint=f"choose {' or '.join(valid)}",
         )
     return None

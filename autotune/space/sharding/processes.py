@@ -38,12 +38,12 @@ def process_counts(job: Job) -> list[int]:
     number that leaves one, and that all global batches can be divided by; the largest first.
     """
     if NUM_PROCESSES in job.fixed:
-        return [_whole(job.fixed[NUM_PROCESSES])]
+        return [_whole_number(job.fixed[NUM_PROCESSES])]
     if NUM_PROCESSES in job.recipe:
-        return [_whole(one) for one in job.recipe[NUM_PROCESSES]]
+        return [_whole_number(value) for value in job.recipe[NUM_PROCESSES]]
     if not shares_with_server(job):
         return [job.devices.total]
-    batches = [one for one in job.batches if isinstance(one, int)]
+    batches = [batch for batch in job.batches if isinstance(batch, int)]
     return [n for n in divisors(math.gcd(*batches) or 1) if n < job.devices.total][::-1]
 
 
@@ -51,14 +51,14 @@ def may_be_spread(job: Job) -> bool:
     """Whether a job has the knobs of `search_spaces/sharding.yaml`: with several devices always,
     with one where it asks for one of them, because ZeRO offloads for a single process, too. (Groups
     that hold weights once more are of several devices only.)"""
-    asked = job.fixed.keys() | job.recipe.keys()
-    return job.devices.total > 1 or bool(asked & (set(STRATEGY_KNOBS) - {HPZ}))
+    names = job.fixed.keys() | job.recipe.keys()
+    return job.devices.total > 1 or bool(names & (set(STRATEGY_KNOBS) - {HPZ}))
 
 
 def shares_with_server(job: Job) -> bool:
     """Whether a vLLM server takes some of the job's devices: where there are several."""
-    asked = job.fixed.get(USE_VLLM) is True and job.fixed.get(VLLM_MODE) == VLLM_SERVER
-    return asked and job.devices.total > 1
+    uses_server = job.fixed.get(USE_VLLM) is True and job.fixed.get(VLLM_MODE) == VLLM_SERVER
+    return uses_server and job.devices.total > 1
 
 
 def server_devices(values: Mapping[str, Any]) -> int:
@@ -72,21 +72,21 @@ def processes_problem(job: Job) -> Problem | None:
     """More processes than devices, or than a server leaves; or no equal number on each machine."""
     if job.devices.nodes > 1 and (problem := _machines_problem(job)) is not None:
         return problem
-    taken = shares_with_server(job)
-    most = job.devices.total - taken
-    above = [n for n in process_counts(job) if n > most]
-    if not above:
+    server_devices = shares_with_server(job)
+    limit = job.devices.total - server_devices
+    excess = [n for n in process_counts(job) if n > limit]
+    if not excess:
         return None
-    if taken:
+    if server_devices:
         return Problem(
             where=NUM_PROCESSES,
-            what=f"{above[0]} processes on {most + 1} devices leave none for the vLLM server",
-            hint=f"at most {most}; or `fixed: {{{VLLM_MODE}: colocate}}`",
+            what=f"{excess[0]} processes on {limit + 1} devices leave none for the vLLM server",
+            hint=f"at most {limit}; or `fixed: {{{VLLM_MODE}: colocate}}`",
         )
     return Problem(
         where=NUM_PROCESSES,
-        what=f"{above[0]} processes on {most} device(s): each needs one of its own",
-        hint=f"at most {most}, or raise devices.count",
+        what=f"{excess[0]} processes on {limit} device(s): each process needs a device of its own",
+        hint=f"at most {limit}, or raise devices.count",
     )
 
 
@@ -115,19 +115,19 @@ def undivided(sequences: int, job: Job) -> Problem | None:
     for count in process_counts(job):
         if sequences % count == 0:
             continue
-        less = sequences // count * count
-        rows = " or ".join(str(n) for n in (less, less + count) if n)
-        most = job.devices.total - shares_with_server(job)
-        fewer = nearest_values(count, [n for n in divisors(sequences) if n <= most])
-        others = " or ".join(f"`fixed: {{{NUM_PROCESSES}: {n}}}`" for n in fewer)
+        smaller = sequences // count * count
+        rows = " or ".join(str(n) for n in (smaller, smaller + count) if n)
+        limit = job.devices.total - shares_with_server(job)
+        fewer = nearest_values(count, [n for n in divisors(sequences) if n <= limit])
+        pins = " or ".join(f"`fixed: {{{NUM_PROCESSES}: {n}}}`" for n in fewer)
         return Problem(
             where="global_batch_size",
             what=f"{sequences} rows cannot be divided among {count} devices",
-            hint=f"the nearest batches that can are {rows}; or train on other numbers: {others}",
+            hint=f"the nearest batches that can are {rows}; or train on other numbers: {pins}",
         )
     return None
 
 
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     """Of values that are no whole numbers the loader speaks; here they count as one device."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

@@ -90,9 +90,9 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
     Args:
         devices: of the job: one process on each, where no knob says otherwise.
     """
-    own = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
-    told = {name: values[name] for name in own if values.get(name) is not None}
-    shared = Sharding(**{NUM_PROCESSES: devices, **told})
+    names = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(STRATEGY) == DEEPSPEED]
+    fields = {name: values[name] for name in names if values.get(name) is not None}
+    shared = Sharding(**{NUM_PROCESSES: devices, **fields})
     return shared if shared.in_group else Sharding()
 
 
@@ -123,8 +123,8 @@ def engine_name(sharding: Sharding) -> str:
 def zero_name(stage: int, optimizer: str, weights: str) -> str:
     """The same of DeepSpeed, by its stage and by where optimizer states and weights are kept."""
     away = [("optimizer", optimizer), ("weights", weights)]
-    told = [f"{what} on {device}" for what, device in away if device != "none"]
-    return ", ".join([f"ZeRO-{stage}", *told])
+    places = [f"{what} on {device}" for what, device in away if device != "none"]
+    return ", ".join([f"ZeRO-{stage}", *places])
 
 
 def fsdp_name(reshards: bool) -> str:

@@ -92,8 +92,8 @@ def _share(facts: Facts, tokens: int, size: int) -> float | None:
     cached = cache_bytes(facts.model, tokens, size)
     if cached is None:
         return None
-    wanted = weights_bytes(facts.model, size) + cached + other_bytes(facts.model, size)
-    return round(math.ceil(wanted / facts.device.total_bytes / STEP - 1e-9) * STEP, 2)
+    needed_bytes = weights_bytes(facts.model, size) + cached + other_bytes(facts.model, size)
+    return round(math.ceil(needed_bytes / facts.device.total_bytes / STEP - 1e-9) * STEP, 2)
 
 
 def weights_bytes(model: ModelFacts, size: int) -> int:
@@ -124,16 +124,16 @@ def max_model_length(job: Job, facts: Facts, completion: int) -> int | None:
     """Tokens of prompt and completion that vLLM must be ready for; None: those of the model,
     because not all prompts are known (of a sample, of an evaluation)."""
     evaluates = job.training.get("eval_strategy", "no") not in ("no", None, False)
-    given = job.training.get(MAX_LENGTH)
-    if isinstance(given, int):
-        return given
+    length = job.training.get(MAX_LENGTH)
+    if isinstance(length, int):
+        return length
     return None if facts.data.sampled or evaluates else facts.data.longest + completion
 
 
 def longest_sequence(job: Job, facts: Facts, completion: int) -> int:
     """Tokens of the longest sequence that the cache has to hold for vLLM to start."""
-    known = max_model_length(job, facts, completion)
-    return known or facts.model.max_positions or facts.data.longest + completion
+    length = max_model_length(job, facts, completion)
+    return length or facts.model.max_positions or facts.data.longest + completion
 
 
 def vllm_fields(job: Job, config: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
@@ -152,12 +152,12 @@ def share_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | No
     size = values.get(TENSOR_PARALLEL) or 1
     if VLLM_SHARE not in job.fixed:
         together = values[GENERATION_BATCH] // processes_of(values, job)
-        needed = needed_share(job, facts, max(together, 1), completion, size)
-        if share != (TRL_SHARE if needed is None else needed):
+        smallest_share = needed_share(job, facts, max(together, 1), completion, size)
+        if share != (TRL_SHARE if smallest_share is None else smallest_share):
             return "vLLM gets as much memory as the completions of a generation need"
     if share > 1:
         return "the weights and all completions of a generation do not fit in vLLM's memory"
-    least = least_share(job, facts, completion, size)
-    if least is not None and share < least:
-        return f"vLLM cannot start with less than `{VLLM_SHARE}: {least}`"
+    smallest = least_share(job, facts, completion, size)
+    if smallest is not None and share < smallest:
+        return f"vLLM cannot start with less than `{VLLM_SHARE}: {smallest}`"
     return None

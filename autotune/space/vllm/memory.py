@@ -28,7 +28,7 @@ class VllmShare:
         """What of a limit for both is the training's."""
         return max(limit_bytes - self.always_bytes, 1)
 
-    def beside(self, peak_bytes: int, resident_bytes: int) -> int:
+    def added_peak(self, peak_bytes: int, resident_bytes: int) -> int:
         """What it adds to the training's peak, so that the sum is the peak of both.
 
         Args:
@@ -66,13 +66,13 @@ class ServerNeeds:
     @property
     def missing_bytes(self) -> int | None:
         """By how much that is too much; None: it fits."""
-        short = self.needed_bytes - self.given_bytes
-        return short if short > 0 else None
+        excess = self.needed_bytes - self.given_bytes
+        return excess if excess > 0 else None
 
     def plain(self) -> dict[str, int | None]:
         """As JSON data, what follows from the rest beside it."""
-        own = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
-        return {**asdict(self), **own}
+        sizes = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
+        return {**asdict(self), **sizes}
 
 
 def server_needs_from_plain(data: Mapping[str, Any]) -> ServerNeeds:

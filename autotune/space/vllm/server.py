@@ -58,9 +58,9 @@ def searched_sizes(job: Job, facts: Facts) -> list[int]:
     return sizes(facts.model, job.devices.total - min(process_counts(job)))
 
 
-def sizes(model: ModelFacts, most: int) -> list[int]:
-    """The tensor-parallel sizes up to `most` that are worth a try, the largest first."""
-    powers = [2**n for n in range(most.bit_length()) if 2**n <= most]
+def sizes(model: ModelFacts, limit: int) -> list[int]:
+    """The tensor-parallel sizes up to `limit` that are worth a try, the largest first."""
+    powers = [2**n for n in range(limit.bit_length()) if 2**n <= limit]
     return [size for size in reversed(powers) if size_problem(model, size) is None]
 
 
@@ -70,7 +70,7 @@ def size_problem(model: ModelFacts, size: int) -> str | None:
     if size == 1:
         return None
     if not heads or not groups:
-        return "it is not known how many attention heads this model has, which vLLM divides"
+        return "vLLM divides the attention heads, and this model does not say how many it has"
     if heads % size:
         return f"vLLM cannot divide {heads} attention heads among {size} GPUs"
     if groups % size and size % groups:
@@ -83,29 +83,31 @@ def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str |
     size = values.get(TENSOR_PARALLEL)
     if not size:
         return None
-    processes, most = processes_of(values, job), job.devices.total
+    processes, total = processes_of(values, job), job.devices.total
     if values.get(MODE) != SERVER and processes % size:
         return f"{processes} processes cannot be split into vLLM's groups of {size}"
-    if server_devices(values) and processes + size > most:
-        return f"more than {most} devices would be needed to train and to generate"
+    if server_devices(values) and processes + size > total:
+        return f"more than {total} devices would be needed to train and to generate"
     return size_problem(facts.model, size)
 
 
 def division_note(job: Job, facts: Facts) -> str | None:
     """Why some ways to divide the devices between training and a server are no candidates."""
-    most = job.devices.total
+    total = job.devices.total
     if not shares_with_server(job):
         return None
-    why = [f"{most} processes would leave the server none"]
+    reasons = [f"{total} processes would leave the server none"]
     counts = process_counts(job)
-    asked = NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe
-    others = [n for n in range(most - 1, 0, -1) if n not in counts]
-    if others and not asked:
-        why.append(f"{', '.join(map(str, others))} cannot share the global batch equally")
-    powers = [2**n for n in range(1, most.bit_length()) if 2**n <= most - min(counts)]
+    requested = NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe
+    counts_left = [n for n in range(total - 1, 0, -1) if n not in counts]
+    if counts_left and not requested:
+        reasons.append(f"{', '.join(map(str, counts_left))} cannot share the global batch equally")
+    powers = [2**n for n in range(1, total.bit_length()) if 2**n <= total - min(counts)]
     if TENSOR_PARALLEL not in job.fixed:
-        why += [one for size in powers if (one := size_problem(facts.model, size)) is not None]
-    return f"{most} devices are split between training and a vLLM server: {'; '.join(why)}"
+        reasons += [
+            reason for size in powers if (reason := size_problem(facts.model, size)) is not None
+        ]
+    return f"{total} devices are split between training and a vLLM server: {'; '.join(reasons)}"
 
 
 def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:
@@ -117,8 +119,8 @@ def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:
 def server_share(job: Job, facts: Facts) -> float:
     """The part of a GPU's memory that a server takes: of what the job may have of it, where it
     says so."""
-    allowed = job.devices.memory or facts.device.total_bytes
-    part = min(allowed / facts.device.total_bytes, 1.0)
+    memory = job.devices.memory or facts.device.total_bytes
+    part = min(memory / facts.device.total_bytes, 1.0)
     return round(max(math.floor(SERVER_SHARE * part / STEP + 1e-9) * STEP, STEP), 2)
 
 
@@ -128,8 +130,8 @@ def server_needs(job: Job, facts: Facts, values: Mapping[str, Any]) -> ServerNee
     if not size:
         return None
     completion = values[COMPLETION]
-    one = longest_sequence(job, facts, completion)
-    tokens = max(values[GENERATION_BATCH] * (facts.data.longest + completion), one)
+    length = longest_sequence(job, facts, completion)
+    tokens = max(values[GENERATION_BATCH] * (facts.data.longest + completion), length)
     share = values.get(VLLM_SHARE) or server_share(job, facts)
     return ServerNeeds(
         devices=size,

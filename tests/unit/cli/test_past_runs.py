@@ -77,14 +77,14 @@ def test_another_probe_can_be_emitted(past, tmp_path):
 
 def test_a_file_with_auto_is_deepspeeds(past, tmp_path):
     stderr = refused("emit", past.path, "--out", tmp_path / "bundle", "--auto")
-    assert "--auto: what is recommended is not trained by DeepSpeed" in stderr
+    assert "--auto: the recommended configuration does not train with DeepSpeed" in stderr
     assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 6, -1])
 def test_a_probe_that_is_not_stable_is_not_emitted(past, number, tmp_path):
     stderr = refused("emit", past.path, "--out", tmp_path / "bundle", "--probe", number)
-    assert f"probe {number} is no stable candidate of this run" in stderr
+    assert f"probe {number} is not a stable candidate of this run" in stderr
     assert not (tmp_path / "bundle").exists()
 
 

@@ -158,7 +158,7 @@ def test_an_unknown_kind_names_the_nearest_and_all() -> None:
     with pytest.raises(UserError) as caught:
         find_kind("h1000")
     message = str(caught.value)
-    assert "`h1000` is no known kind of GPU" in message
+    assert "`h1000` is not a known kind of GPU" in message
     assert "did you mean `h100`?" in message
     assert all(kind.aliases[0] in message for kind in KINDS)
     assert "memory=24GiB" in message
@@ -213,7 +213,7 @@ def test_a_kind_becomes_an_idle_device() -> None:
     # CUDA has less to give than the driver reports, where that is known.
     assert 0 <= facts.total_bytes - facts.free_bytes < 1024 * MIB
     assert (facts.cores, facts.capability, facts.driver) == (16, (8, 6), None)
-    assert not facts.busy
+    assert not facts.is_busy
 
 
 @pytest.mark.parametrize(

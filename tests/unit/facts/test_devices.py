@@ -92,7 +92,7 @@ def test_the_cpu_has_memory_and_cores():
     assert facts.total_bytes > 100 * 2**20
     assert facts.cores == len(os.sched_getaffinity(0))
     assert facts.name
-    assert not facts.busy
+    assert not facts.is_busy
 
 
 def test_a_control_group_bounds_what_the_cpu_has(monkeypatch):
@@ -112,13 +112,13 @@ def test_a_gpu_is_told_with_its_free_memory(nvml):
     assert (facts.kind, facts.index, facts.name) == ("cuda", 1, "NVIDIA Something")
     assert (facts.total_bytes, facts.free_bytes) == (80, 69)
     assert (facts.driver, facts.capability) == ("570.1", (9, 0))
-    assert not facts.busy
+    assert not facts.is_busy
 
 
 def test_other_processes_are_named_and_this_one_is_left_out(nvml):
     nvml(processes=[(os.getpid(), 5), (12, 7), (13, None)])
     facts = devices.gpu(0)
-    assert facts.busy
+    assert facts.is_busy
     assert [(one.pid, one.used_bytes, one.name) for one in facts.processes] == [
         (12, 7, "/bin/program12"),
         (13, None, None),
@@ -127,7 +127,7 @@ def test_other_processes_are_named_and_this_one_is_left_out(nvml):
 
 def test_a_gpu_that_runs_only_this_process_is_not_busy(nvml):
     nvml(processes=[(os.getpid(), 5)])
-    assert not devices.gpu(0).busy
+    assert not devices.gpu(0).is_busy
 
 
 def test_what_nvml_does_not_tell_is_none(nvml):
@@ -219,7 +219,7 @@ def test_a_slice_of_a_gpu_is_refused_unless_the_cpu_is_asked_for(nvml, monkeypat
 @pytest.mark.parametrize(
     ("fields", "index", "message"),
     [
-        ({"fails": ["init"]}, 0, "GPU 0 is asked for, but no NVIDIA GPU is found on this machine"),
+        ({"fails": ["init"]}, 0, "GPU 0 is asked for, but this machine has no NVIDIA GPU"),
         ({"gpus": 2}, 2, "GPU 2 is asked for, but this machine has 2, numbered from 0"),
         ({"fails": ["memory"]}, 0, "GPU is lost"),
     ],

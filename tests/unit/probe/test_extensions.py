@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.probe.extensions import extensions_of
-from autotune.training.spec import ProbeRequest
+from autotune.probe.protocol import ProbeRequest
 
 ZERO = {"num_processes": 2, "distributed_type": "DEEPSPEED", "zero_stage": 3}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.probe.survey_worker import said
+from autotune.probe.survey_worker import sentence_of
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from autotune.probe.survey_worker import said
     ],
 )
 def test_only_what_is_no_sentence_is_told_with_its_class(error, sentence):
-    assert said(error) == sentence
+    assert sentence_of(error) == sentence

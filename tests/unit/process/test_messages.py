@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.probe.protocol import OUTCOMES, Measurement
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,7 +115,7 @@ def test_a_measurement_leaves_out_what_it_does_not_know() -> None:
 
 @pytest.mark.parametrize("outcome", ["", "OK", "fine", None, 1, ["ok"]])
 def test_an_outcome_that_does_not_exist_is_refused(outcome: object) -> None:
-    with pytest.raises(ValueError, match="is no outcome; choose from ok, oom"):
+    with pytest.raises(ValueError, match="is not one of the outcomes ok, oom"):
         Measurement(outcome=outcome, reason="x")  # type: ignore[arg-type]
 
 
@@ -137,6 +137,6 @@ def test_a_measurement_of_the_wrong_kind_is_refused(wrong: dict[str, object]) ->
 
 
 def test_a_probes_files_lie_in_its_folder(nasty_dir: Path) -> None:
-    folder = ProbeFolder(path=nasty_dir)
+    folder = ChildFolder(path=nasty_dir)
     names = ("request", "reply", "progress", "stdout", "stderr", "scratch")
     assert {getattr(folder, name).parent for name in names} == {nasty_dir}

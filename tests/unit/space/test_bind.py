@@ -202,7 +202,7 @@ def test_nothing_feasible_is_a_users_error_with_the_reasons():
 def test_a_batch_that_cannot_be_exact_is_a_users_error_with_the_nearest_values():
     with pytest.raises(UserError, match="the nearest are `9000 tokens` or `10000 tokens`"):
         make_space(make_job(global_batch_size="9500 tokens", max_length=1000))
-    with pytest.raises(UserError, match="the nearest values that do are 2 or 4"):
+    with pytest.raises(UserError, match="the nearest possible values are 2 or 4"):
         make_space(make_job(fixed={MICRO_BATCH: 3}))
 
 

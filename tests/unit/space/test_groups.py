@@ -81,7 +81,7 @@ def test_fewer_prompts_than_a_generation_wants_are_no_data_for_it():
         (
             "fixed: {per_device_train_batch_size: 16, generation_batch_size: 8}\n",
             "fixed",
-            "values that do: 16",
+            "possible values: 16",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_what_online_trainers_cannot_do_is_refused(folder, text, what):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("reward_funcs: [by_length]\n", "no reward function `by_length`"),
+        ("reward_funcs: [by_length]\n", "unknown reward function `by_length`"),
         (REWARD + "training: {reward_weights: [1.0, 0.5]}\n", "2 reward weights for 1 reward"),
         (REWARD + "fixed: {num_iterations: 0}\n", "must be a whole number above 0"),
         (REWARD + "fixed: {max_completion_length: 2.5}\n", "must be a whole number above 0"),

@@ -74,18 +74,22 @@ def test_whitened_rewards_need_mini_batches_of_eight():
 @pytest.mark.parametrize(
     ("text", "what", "hint"),
     [
-        ("global_batch_size: 4\n", "4 completions in 1 part(s) make 4", "that does: 8; or"),
+        (
+            "global_batch_size: 4\n",
+            "4 completions in 1 part(s) make 4",
+            "possible global_batch_size: 8; or",
+        ),
         (
             "global_batch_size: 16\nfixed: {num_mini_batches: 4}\n",
             "16 completions in 4 part(s) make 4",
-            "that does: 32; the nearest num_mini_batches: 2; or",
+            "possible global_batch_size: 32; the nearest num_mini_batches: 2; or",
         ),
         (
             "global_batch_size: 12\n"
             "fixed: {per_device_train_batch_size: 3, local_rollout_forward_batch_size: 4, "
             "num_mini_batches: 2}\n",
             "12 completions in 2 part(s) make 6",
-            "that does: 24; the nearest num_mini_batches: 1; or",
+            "possible global_batch_size: 24; the nearest num_mini_batches: 1; or",
         ),
     ],
 )
@@ -111,7 +115,7 @@ def test_the_batch_that_is_named_for_whitening_is_the_least_that_does(data):
     for batch in range(whole, enough, whole):
         (problem,) = said(batch)
         if problem.where == "training.whiten_rewards":
-            assert f"{GLOBAL_BATCH} that does: {enough};" in problem.hint
+            assert f"possible {GLOBAL_BATCH}: {enough};" in problem.hint
 
 
 def test_data_that_make_no_update_are_refused_before_they_hang():
@@ -122,10 +126,10 @@ def test_data_that_make_no_update_are_refused_before_they_hang():
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("fixed: {num_mini_batches: 3}\n", "values that do: 2 or 4"),
-        ("fixed: {per_device_train_batch_size: 8, num_mini_batches: 4}\n", "values that do: 2"),
-        ("recipe: {num_mini_batches: [1, 5]}\n", "values that do: 4 or 8"),
-        ("fixed: {local_rollout_forward_batch_size: 6}\n", "values that do: 4 or 8"),
+        ("fixed: {num_mini_batches: 3}\n", "possible values: 2 or 4"),
+        ("fixed: {per_device_train_batch_size: 8, num_mini_batches: 4}\n", "possible values: 2"),
+        ("recipe: {num_mini_batches: [1, 5]}\n", "possible values: 4 or 8"),
+        ("fixed: {local_rollout_forward_batch_size: 6}\n", "possible values: 4 or 8"),
     ],
 )
 def test_an_impossible_update_names_the_nearest_possible_ones(folder, text, hint):

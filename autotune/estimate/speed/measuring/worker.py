@@ -33,7 +33,7 @@ from autotune.estimate.speed.measuring.clock import Clock, CudaClock
 from autotune.estimate.speed.measuring.operators import operator_calls, overhead_s_per_operator
 from autotune.estimate.speed.operators import BACKWARD
 from autotune.estimate.tracing.operator_work import work_of
-from autotune.process.messages import ProbeFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import processor_wait_seconds
 
 HEADS, HEAD_SIZE = 4, 64
@@ -102,7 +102,7 @@ def measure(path: Path) -> None:
 
     `sizes` in the request replaces fields of `Sizes`.
     """
-    folder = ProbeFolder(path=path)
+    folder = ChildFolder(path=path)
     request = read_json(folder.request) or {}
     torch.set_num_threads(request["threads"])
     torch.manual_seed(0)

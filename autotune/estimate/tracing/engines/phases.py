@@ -57,8 +57,7 @@ class ShardedStepPhases(StepPhases):
             result = own_step(*args, **kwargs)
             if getattr(engine, "skipped_steps", 0):
                 raise RuntimeError(
-                    "DeepSpeed left an optimizer step out: it took values that nobody knows for an "
-                    "overflow"
+                    "DeepSpeed left an optimizer step out: it took unknown values for an overflow"
                 )
             if last:
                 self._stepped = True

@@ -206,7 +206,7 @@ def test_there_are_four_stages(stage):
     only(
         deepspeeds({}, {"deepspeed_config.zero3_init_flag": False}, zero_optimization__stage=stage),
         where,
-        "no such stage",
+        "not a stage of ZeRO",
     )
 
 
@@ -283,10 +283,14 @@ def test_without_a_file_accelerates_own_section_counts():
 def test_somebody_has_to_read_deepspeeds_file():
     where = "accelerate.yaml: distributed_type"
     gpus = {"distributed_type": "MULTI_GPU", "deepspeed_config": None}
-    only(found(accelerate=gpus), where, "nobody reads deepspeed.json")
+    only(found(accelerate=gpus), where, "deepspeed.json is never read")
     assert found({"deepspeed": "deepspeed.json"}, gpus) == []
     where = "accelerate.yaml: deepspeed_config.deepspeed_config_file"
-    only(found(accelerate={"deepspeed_config.deepspeed_config_file": None}), where, "nobody reads")
+    only(
+        found(accelerate={"deepspeed_config.deepspeed_config_file": None}),
+        where,
+        "deepspeed.json is never read",
+    )
     only(found(deepspeed=None), where, "no such file")
     both = found({"deepspeed": "other.json"})
     only(both, "sft_config.yaml: deepspeed", "names one, too")
@@ -349,7 +353,7 @@ def test_processes_are_started_and_spread():
     problems = found(accelerate=gpus | {"mixed_precision": "bf16"}, deepspeed=None)
     only(problems, "accelerate.yaml: distributed_type", "accelerate starts one process")
     lacks = found(accelerate={"distributed_type": None, "deepspeed_config": None}, deepspeed=None)
-    assert lacks[0].startswith("accelerate.yaml: distributed_type: is not there")
+    assert lacks[0].startswith("accelerate.yaml: distributed_type: is missing")
     only(found(accelerate={"num_machines": 3}), "accelerate.yaml: num_processes", "3 machines")
     only(
         found(accelerate={"machine_rank": 1}), "accelerate.yaml: machine_rank", "the last one is 0"

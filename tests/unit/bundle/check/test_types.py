@@ -147,7 +147,7 @@ def test_an_unquoted_no_is_explained(tmp_path):
     (problem,) = disagreements(
         read_launch(write(tmp_path, put("grpo_config.yaml", "eval_strategy", False)))
     )
-    assert problem.what == "is `false`: YAML reads an unquoted no so"
+    assert problem.what == "is `false`: YAML reads an unquoted `no` as false"
     assert problem.hint == "write 'no', quoted"
 
 
@@ -163,7 +163,7 @@ def test_two_precisions_at_once_are_refused(method, tmp_path):
 def test_a_section_of_a_precision_without_its_switch_means_off(tmp_path):
     (problem,) = disagreements(read_launch(write(tmp_path, put("deepspeed.json", "bf16", {}))))
     assert problem.where == "deepspeed.json: bf16.enabled"
-    assert "not there, which means `false`, but the trainer has bf16: `true`" in problem.what
+    assert "missing, which means `false`, but the trainer has bf16: `true`" in problem.what
 
 
 @pytest.mark.parametrize(

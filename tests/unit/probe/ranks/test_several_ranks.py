@@ -12,7 +12,7 @@ from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.group import RankEnding, first_of
 from autotune.probe.ranks.worst import behind, merged
 from autotune.probe.survey import refuse_untried
-from autotune.process.messages import ProbeFolder
+from autotune.process.messages import ChildFolder
 from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
 from autotune.space.memory_order import expected_leanness
 from autotune.space.sharding.sharding import KNOBS, Sharding, engine_name, sharding_of
@@ -61,7 +61,7 @@ def ending(rank, folders, *, reply=None, when=0, **how):
 
 
 def test_the_first_failure_is_a_silent_death_or_the_earliest_reply(tmp_path: Path):
-    folders = [ProbeFolder(path=tmp_path / str(rank)) for rank in range(3)]
+    folders = [ChildFolder(path=tmp_path / str(rank)) for rank in range(3)]
     late = ending(0, folders, reply={"outcome": "crash"}, when=20)
     early = ending(1, folders, reply={"outcome": "unstable"}, when=10)
     assert first_of([late, early], folders) is early
@@ -153,7 +153,7 @@ def test_several_machines_are_refused():
 
 
 def test_memory_that_ran_out_counts_before_what_died_of_it(tmp_path: Path):
-    folders = [ProbeFolder(path=tmp_path / str(rank)) for rank in range(2)]
+    folders = [ChildFolder(path=tmp_path / str(rank)) for rank in range(2)]
     full = ending(1, folders, reply={"outcome": "oom"}, when=10)
     aborted = ending(0, folders, signal=6)
     assert first_of([full, aborted], folders) is full

@@ -10,10 +10,10 @@ from autotune.search.record import Record
 from autotune.search.repeats import PRIOR_SD, pooled, repeatability
 from autotune.search.rules.replication import (
     MOST_READINGS,
-    apart,
-    behind,
     contenders,
+    error_of_lag,
     gain_of_a_round,
+    lag,
 )
 from tests.unit.builders import GIB, bad, make_candidate, make_record, ok
 
@@ -61,8 +61,8 @@ def test_it_is_a_tie_after_the_last_reading():
 
 def test_the_error_of_a_difference_is_that_of_two_means():
     (one,), (other,) = ranked(100), ranked(90, readings=4)
-    assert behind(one, other) == pytest.approx(math.log(100 / 90))
-    assert apart(one, other, 0.02) == pytest.approx(0.02 * math.sqrt(1.25))
+    assert lag(one, other) == pytest.approx(math.log(100 / 90))
+    assert error_of_lag(one, other, 0.02) == pytest.approx(0.02 * math.sqrt(1.25))
 
 
 def test_a_probe_that_repeats_badly_inside_itself_is_measured_again():
@@ -128,7 +128,7 @@ def test_however_noisy_the_machine_what_cannot_be_told_apart_is_a_tie():
     answer = recommended(record(0, ok(130, noise=0.8), fast), record(1, ok(100, noise=0.5), slow))
     assert answer.chosen.number == 0
     assert [one.number for one in answer.ties] == [1]
-    assert "cannot be told from it" in answer.reasons[1]
+    assert "are within the noise of it" in answer.reasons[1]
     assert not [reason for reason in answer.reasons if "faster than the next best" in reason]
 
 

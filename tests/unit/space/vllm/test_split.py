@@ -105,7 +105,7 @@ def test_why_vllm_cannot_divide_a_model():
     model = facts().model
     assert "28 attention heads among 8" in size_problem(model, 8)
     assert "4 key-value heads among 7" in size_problem(model, 7)
-    assert "not known" in size_problem(replace(model, attention_heads=None), 2)
+    assert "does not say" in size_problem(replace(model, attention_heads=None), 2)
     assert "28 attention heads among 8" in space_of(grpo(16, zero_stage=3)).notes[0]
     with pytest.raises(UserError, match="cannot divide 28 attention heads among 3 GPUs"):
         space_of(grpo(vllm_tensor_parallel_size=3))
@@ -170,7 +170,10 @@ def test_colocated_processes_share_a_model_by_request():
             f"{EIGHT}fixed: {{use_vllm: true, vllm_mode: server, num_processes: 6}}\n",
             "64 rows cannot be divided among 6 devices",
         ),
-        ("fixed: {use_vllm: true, vllm_tensor_parallel_size: 2}\n", "on one device"),
+        (
+            "fixed: {use_vllm: true, vllm_tensor_parallel_size: 2}\n",
+            "needs more devices",
+        ),
         (
             f"{EIGHT}fixed: {{use_vllm: true, vllm_tensor_parallel_size: 0}}\n",
             "whole number above 0",
