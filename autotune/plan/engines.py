@@ -44,7 +44,7 @@ class Effort:
 
     Attributes:
         first: of so many, the fastest first; None: of all.
-        each_strategy: and of the first of every sharding.
+        each_sharding: and of the first of every sharding.
         settled: and of the first candidate with all layers.
     """
 
