@@ -41,16 +41,16 @@ def command(
         bundle, trainer=trainer, accelerate=accelerate, deepspeed=deepspeed, method=method
     )
     problems = disagreements(files)
-    named = [files.trainer_file, files.accelerate_file]
+    named_files = [files.trainer_file, files.accelerate_file]
     if files.deepspeed is not None:
-        named.append(files.deepspeed_file)
+        named_files.append(files.deepspeed_file)
     if as_json:
-        found = [{"where": p.where, "what": p.what, "hint": p.hint} for p in problems]
+        plain = [{"where": p.where, "what": p.what, "hint": p.hint} for p in problems]
         agree = not problems
-        print_json({"schema": 1, "agree": agree, "files": named, "problems": found})
+        print_json({"schema": 1, "agree": agree, "files": named_files, "problems": plain})
         return 1 if problems else 0
     for problem in problems:
         click.echo(problem.render())
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "agree"
-    click.echo(f"{', '.join(named)}: {count}")
+    click.echo(f"{', '.join(named_files)}: {count}")
     return 1 if problems else 0

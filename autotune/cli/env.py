@@ -18,10 +18,10 @@ def command(as_json: bool) -> int:
     from autotune.facts import devices, stack
     from autotune.units import format_bytes
 
-    found = stack.installed()
+    installed = stack.installed()
     present = [devices.cpu(), *(devices.gpu(n) for n in range(devices.gpu_count()))]
     if as_json:
-        plain = {key: value for key, value in asdict(found).items() if key != "training_fields"}
+        plain = {key: value for key, value in asdict(installed).items() if key != "training_fields"}
         print_json(
             {
                 "schema": 1,
@@ -33,11 +33,11 @@ def command(as_json: bool) -> int:
         )
         return 0
     click.echo(f"autotune {__version__}")
-    click.echo(f"python {found.python} on {platform.platform()}")
-    for name, version in found.versions.items():
+    click.echo(f"python {installed.python} on {platform.platform()}")
+    for name, version in installed.versions.items():
         click.echo(f"{name} {version or 'not installed'}")
     for name in ("flash_attention_2", "flash_attention_3", "liger", "bitsandbytes"):
-        click.echo(f"{name} {'yes' if getattr(found, name) else 'no'}")
+        click.echo(f"{name} {'yes' if getattr(installed, name) else 'no'}")
     for device in present:
         click.echo(
             f"{device.kind}:{device.index} {device.name}, {format_bytes(device.free_bytes)} of "

@@ -47,12 +47,12 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def all_sets(sets: tuple[str, ...], flags: dict[str, Any]) -> list[str]:
     """`--set` values, those of the named flags last."""
-    named = [
+    assignments = [
         f"{name.replace('-', '_')}={value}"
         for name in _FLAGS
         if (value := flags[name.replace("-", "_")]) is not None
     ]
-    return [*sets, *named]
+    return [*sets, *assignments]
 
 
 def load(
@@ -80,16 +80,16 @@ def load(
         raise user_error(
             "a job is needed", hint="name a job file, or give --model, --dataset and so on"
         )
-    loaded, definition = load_job(job, overrides)
-    why = missing(loaded.method)
-    if why is not None:
+    loaded_job, definition = load_job(job, overrides)
+    reason = missing(loaded_job.method)
+    if reason is not None:
         from autotune.plan.questions.missing_trainer import ways_out
 
-        hint = ways_out(loaded, device=device, figures=figures)
-        raise user_error(why, where="method", hint=hint)
-    for one in loaded.assumed:
-        click.echo(f"assumed: {one}", err=True)
-    return loaded, definition
+        hint = ways_out(loaded_job, device=device, figures=figures)
+        raise user_error(reason, where="method", hint=hint)
+    for assumption in loaded_job.assumed:
+        click.echo(f"assumed: {assumption}", err=True)
+    return loaded_job, definition
 
 
 def guarded(function: Callable[..., int | None]) -> Callable[..., None]:

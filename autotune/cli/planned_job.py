@@ -82,11 +82,11 @@ def shown_progress() -> Iterator[Any]:
 
     from autotune.cli.views.progress import EstimatesShown
 
-    shown = EstimatesShown(Console(stderr=True))
+    progress = EstimatesShown(Console(stderr=True))
     try:
-        yield shown
+        yield progress
     finally:
-        shown.clear()
+        progress.clear()
 
 
 @contextlib.contextmanager
@@ -105,9 +105,9 @@ def _sets(
     """What one candidate without a job file leaves open: lengths for data, its own batch."""
     if job is not None:
         return sets
-    named = dict(text.partition("=")[::2] for text in sets)
-    length = flags["max_length"] or named.get("max_length")
-    if flags["model"] is None and "model" not in named:
+    assignments = dict(text.partition("=")[::2] for text in sets)
+    length = flags["max_length"] or assignments.get("max_length")
+    if flags["model"] is None and "model" not in assignments:
         raise user_error(
             "a job is needed", hint="name a job file, or give --model and --max-length"
         )
@@ -115,18 +115,18 @@ def _sets(
         raise user_error("without a job file a length is needed", hint="add --max-length 1024")
     from autotune.job.methods import METHODS, SFT
 
-    method = METHODS.get(flags["method"] or named.get("method", ""), SFT)
+    method = METHODS.get(flags["method"] or assignments.get("method", ""), SFT)
     if method.online:  # the length is that of prompts, which are not cut
         flags["max_length"] = None
         sets = tuple(text for text in sets if not text.startswith("max_length="))
     added = []
-    if flags["dataset"] is None and not any(name.startswith("dataset") for name in named):
+    if flags["dataset"] is None and not any(name.startswith("dataset") for name in assignments):
         added.append(f"dataset={{lengths: {{max: {length}}}}}")
-    if flags["global_batch_size"] is None and "global_batch_size" not in named:
-        batch = named.get("per_device_train_batch_size", "8")
+    if flags["global_batch_size"] is None and "global_batch_size" not in assignments:
+        batch = assignments.get("per_device_train_batch_size", "8")
         rows = 2 * int(batch) if batch.isdigit() else 8
         if method.online:
-            group = named.get("num_generations", "8")
+            group = assignments.get("num_generations", "8")
             rows = math.lcm(rows, int(group) if group.isdigit() and group != "0" else 8)
         added.append(f"global_batch_size={devices * rows}")
     return (*sets, *added)

@@ -88,13 +88,13 @@ def _refuse_to_resume_with(
     from autotune.errors import user_error
 
     search = "a resumed run searches as it was started"
-    for flag, given, what in (
+    for flag, is_given, what in (
         ("--out", out is not None, "a resumed run keeps its folder"),
         ("--sampler", sampler is not None, search),
         ("--no-history", no_history, search),
         ("--no-verify", no_verify, "a resumed run ends as it was started"),
     ):
-        if given:
+        if is_given:
             raise user_error(what, where=flag, hint="leave it out")
 
 
@@ -133,9 +133,9 @@ def _resumed(
     run.check_storage(storage)
     if job is not None:
         raise user_error("a resumed run keeps its job", where="JOB", hint="leave JOB out")
-    before, _ = load_job(run.job)
+    earlier, _ = load_job(run.job)
     loaded, definition = load_job(run.job, all_sets(sets, flags))
-    if loaded.model_copy(update={"budget": before.budget}) != before:
+    if loaded.model_copy(update={"budget": earlier.budget}) != earlier:
         raise user_error(
             "only the budget of a resumed run may change",
             where="--set",

@@ -38,8 +38,10 @@ def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -
     console = Console(width=120)
     console.print(space_table(space))
     console.print(f"\n{len(space.candidates)} candidates", highlight=False)
-    for one in space.exclusions:
-        console.print(f"excluded {one.count}: {one.reason}", highlight=False, markup=False)
+    for exclusion in space.exclusions:
+        console.print(
+            f"excluded {exclusion.count}: {exclusion.reason}", highlight=False, markup=False
+        )
     for note in space.notes:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     return 0

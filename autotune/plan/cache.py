@@ -75,7 +75,7 @@ class PlanCache:
         data = None if isinstance(job.dataset, NoData) else Path(job.dataset)
         if device is None or not model.exists() or (data is not None and not data.exists()):
             return None
-        told = {
+        identity = {
             "schema": SCHEMA,
             "autotune": f"{code_version()}+{_digest('.')}",  # how asked, too
             "job": job.plain(),
@@ -85,7 +85,7 @@ class PlanCache:
             "model": list(_contents(model)),
             "data": list(_listing(job)),
         }
-        text = json.dumps(told, sort_keys=True, default=str)
+        text = json.dumps(identity, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def read(self, key: str) -> tuple[Facts, list[EstimateReply]] | None:
@@ -94,8 +94,8 @@ class PlanCache:
         with contextlib.suppress(*_MALFORMED):
             shared = data["shared"]
             replies = [
-                reply_from_plain({**one, **{name: shared[one[name]] for name in _SHARED}})
-                for one in data["replies"]
+                reply_from_plain({**fields, **{name: shared[fields[name]] for name in _SHARED}})
+                for fields in data["replies"]
             ]
             return facts_from_plain(data["facts"]), replies
         return None
@@ -124,8 +124,8 @@ class PlanCache:
     def _ceilings_file(self, device: str) -> Path:
         """One for each device, number of cores and torch: these decide its rates."""
         torch = stack.installed().versions.get("torch")
-        told = (SCHEMA, device, len(os.sched_getaffinity(0)), torch)
-        name = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        identity = (SCHEMA, device, len(os.sched_getaffinity(0)), torch)
+        name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
         return self.path / "ceilings" / f"{name}.json"
 
 
@@ -133,18 +133,20 @@ def _plain_replies(replies: Sequence[EstimateReply]) -> dict[str, Any]:
     """Replies as JSON data; what several have is written once, and they say where."""
     places: dict[int, int] = {}
     shared: list[Any] = []
-    told = []
+    plain = []
     for reply in replies:
-        own: dict[str, Any] = {}
+        places_of_shared: dict[str, Any] = {}
         for name in _SHARED:
             value = getattr(reply, name)
             if id(value) not in places:
                 places[id(value)] = len(shared)
-                shared.append([one.plain() for one in value] if isinstance(value, list) else value)
-            own[name] = places[id(value)]
-        rest = dataclasses.replace(reply, shapes=[], copied_shapes=[], optimizer_work={})
-        told.append({**rest.plain(), **own})
-    return {"replies": told, "shared": shared}
+                shared.append(
+                    [shape.plain() for shape in value] if isinstance(value, list) else value
+                )
+            places_of_shared[name] = places[id(value)]
+        unshared = dataclasses.replace(reply, shapes=[], copied_shapes=[], optimizer_work={})
+        plain.append({**unshared.plain(), **places_of_shared})
+    return {"replies": plain, "shared": shared}
 
 
 def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
@@ -154,16 +156,16 @@ def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
         [ShapeWork.from_plain(shape) for shape in data.get(name, [])]
         for name in ("shapes", "copied_shapes")
     )
-    told = {"points": points, "shapes": shapes, "copied_shapes": copied}
-    return EstimateReply.from_plain({**data, **told})
+    fields = {"points": points, "shapes": shapes, "copied_shapes": copied}
+    return EstimateReply.from_plain({**data, **fields})
 
 
 def _contents(model: Path) -> Iterator[str]:
     """The texts that say what a model is (its weights do not matter)."""
-    alone = model.is_file()  # the tokenizer may lie beside it
-    beside = sorted((model.parent if alone else model).iterdir())
-    texts = [f for f in beside if f.suffix in _TEXTS and (not alone or f.name.startswith(_WORDS))]
-    for file in [model, *texts] if alone else texts:
+    is_file = model.is_file()  # the tokenizer may lie beside it
+    files = sorted((model.parent if is_file else model).iterdir())
+    texts = [f for f in files if f.suffix in _TEXTS and (not is_file or f.name.startswith(_WORDS))]
+    for file in [model, *texts] if is_file else texts:
         yield hashlib.sha256(file.read_bytes()).hexdigest()
 
 

@@ -81,18 +81,18 @@ def _estimate(answer: _Answer, member: Member, limit: int, residual: Residual | 
 
 def _of_process(answer: _Answer, member: Member, limit: int, residual: Residual | None) -> Estimate:
     """What one process takes on its device: from the member's point, or by formula."""
-    reply, chosen = answer.reply, member.settings
-    kind, devices = chosen.facts.device.kind, chosen.job.devices.total
+    reply, settings = answer.reply, member.settings
+    kind, devices = settings.facts.device.kind, settings.job.devices.total
     residual = residual or prior_residual(kind, reply.process_bytes, devices)
     if reply.problem is not None:
-        return by_formula(chosen, residual, limit, reply.problem)
-    adjusted = member.replaced + formulas_of(chosen, by_formula=reply.by_formula)
-    layers = chosen.facts.model.layers or 1
+        return by_formula(settings, residual, limit, reply.problem)
+    adjusted = member.replaced + formulas_of(settings, by_formula=reply.by_formula)
+    layers = settings.facts.model.layers or 1
     estimate = estimated(reply.points[member.place], adjusted, residual, limit, layers)
     if reply.engine_problem is None:
         return estimate
-    why = f"the engine could not be traced ({reply.engine_problem})"
-    return dataclasses.replace(estimate, notes=(*estimate.notes, why))
+    note = f"the engine could not be traced ({reply.engine_problem})"
+    return dataclasses.replace(estimate, notes=(*estimate.notes, note))
 
 
 def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
@@ -103,76 +103,76 @@ def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate
     """
     if answer.speed is None:
         return estimate
-    chosen = member.settings
+    settings = member.settings
     expected = answer.speed.speed(
         answer.task.request.points[member.place],
         answer.reply.points[member.place],
-        chosen.candidate.gradient_accumulation_steps,
+        settings.candidate.gradient_accumulation_steps,
         offloaded_bytes=estimate.offloaded_bytes,
     )
-    parts, processes = expected.parts, chosen.processes
-    if chosen.facts.device.kind == "cpu":
+    parts, processes = expected.parts, settings.processes
+    if settings.facts.device.kind == "cpu":
         parts = dataclasses.replace(parts.times(processes), overhead_s=parts.overhead_s)
     slower = parts.total / expected.parts.total if expected.parts.total else 1.0
     return dataclasses.replace(
         estimate,
         step_time_s=slower * expected.step_time_s,
-        tokens_per_s=processes * expected.tokens_per_s / slower / (1 + reference_logps(chosen)),
+        tokens_per_s=processes * expected.tokens_per_s / slower / (1 + reference_logps(settings)),
         time_parts=parts,
     )
 
 
 def _with_host(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
     """An estimate with what all processes take of the host."""
-    reply, chosen = answer.reply, member.settings
-    engine = engine_is_traced(chosen.job.method, chosen.sharding.distributed_type)
+    reply, settings = answer.reply, member.settings
+    engine = engine_is_traced(settings.job.method, settings.sharding.distributed_type)
     traced = engine and reply.problem is None and not reply.by_formula
     return with_host(
         estimate,
-        chosen,
+        settings,
         process_bytes=reply.process_bytes or TYPICAL_PROCESS,
         traced_bytes=reply.points[member.place].host_bytes if traced else None,
     )
 
 
-def formulas_of(chosen: Settings, *, by_formula: bool = False) -> tuple[str, ...]:
+def formulas_of(settings: Settings, *, by_formula: bool = False) -> tuple[str, ...]:
     """What of a way to spread a training is not traced, by the names of its fields: of methods that
     generate, and of others where the reply says so."""
-    sharding, kind = chosen.sharding, chosen.sharding.distributed_type
-    traced = engine_is_traced(chosen.job.method, kind) and not by_formula
+    sharding, kind = settings.sharding, settings.sharding.distributed_type
+    traced = engine_is_traced(settings.job.method, kind) and not by_formula
     if kind not in (DEEPSPEED, FSDP) or traced:
         return ()
     field = "zero_stage" if kind == DEEPSPEED else DISTRIBUTED_TYPE
     return (field, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
 
 
-def reference_logps(chosen: Settings) -> float:
+def reference_logps(settings: Settings) -> float:
     """What is computed once before the training, as a share of the training's time.
 
     The forward passes of a reference over the data, as a part of those of a micro-step: a third
     for DPO (a quarter with checkpointing), a half for KTO, which has two. Known error: it counts
     passes, not times; probes measure it.
     """
-    config, values = chosen.config, chosen.candidate.values
+    config, values = settings.config, settings.candidate.values
     if not config.get("precompute_ref_log_probs"):
         return 0.0
-    rows = chosen.candidate.global_batch * chosen.processes
-    often = passes(config, rows, chosen.facts.data.rows)
+    rows = settings.candidate.global_batch * settings.processes
+    often = passes(config, rows, settings.facts.data.rows)
     # Forward passes; a backward pass is two, and with checkpointing three.
     forward = 2 if values.get("loss_type") == "kto" else 1
     backward = 3 if values.get("gradient_checkpointing") else 2
     return forward / (forward + backward) / often
 
 
-def by_formula(chosen: Settings, residual: Residual, limit: int, why: str) -> Estimate:
+def by_formula(settings: Settings, residual: Residual, limit: int, reason: str) -> Estimate:
     """The estimate of a candidate that could not be traced; `why` not."""
     # The knobs by their own names: this version of the stack may call a field something else.
-    job, facts, candidate = chosen.job, chosen.facts, chosen.candidate
-    config = {**chosen.config, **candidate.values}
+    job, facts, candidate = settings.job, settings.facts, settings.candidate
+    config = {**settings.config, **candidate.values}
     model, length = facts.model, facts.data.longest
-    if isinstance(cut := config.get("max_length"), int):
+    if isinstance(max_length := config.get("max_length"), int):
         full = config.get("packing") or facts.data.sampled
-        length = cut if full else min(length, cut)
+        length = max_length if full else min(length, max_length)
     if METHODS[job.method].online:
         length += completion_length(config)
     judged = METHODS[job.method].value_model  # and by a reward model, both taken to be as large
@@ -192,8 +192,8 @@ def by_formula(chosen: Settings, residual: Residual, limit: int, why: str) -> Es
         kept_logits_bytes=3 * 4 * candidate.global_batch * completion_length(config) * words
         if judged
         else 0,
-        vllm=chosen.vllm,
+        vllm=settings.vllm,
         judges=2 * judged * model.parameters,
         unquantised=sum(model.unquantised.values()) * (1 + has_reference(job, config)) or None,
     )
-    return closed_form(config, size, residual, limit, why)
+    return closed_form(config, size, residual, limit, reason)

@@ -35,9 +35,9 @@ def ceilings_of(
     """
     if kind is not None:
         return ceilings_of_kind(kind)
-    known = cache.ceilings(facts.device.name)
-    if known is not None:
-        return known
+    stored = cache.ceilings(facts.device.name)
+    if stored is not None:
+        return stored
     progress.measuring()
     return _measured(facts, cache, servers.first, ChildFolder(path=folder))
 
@@ -56,7 +56,7 @@ def _measured(
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
         return None
-    measured = Ceilings.from_plain(reply["ceilings"])
+    ceilings = Ceilings.from_plain(reply["ceilings"])
     if (reply["processor_wait_share"] or 0.0) <= BUSY:  # others' load is not to be remembered
-        cache.keep_ceilings(facts.device.name, measured)
-    return measured
+        cache.keep_ceilings(facts.device.name, ceilings)
+    return ceilings

@@ -56,8 +56,8 @@ class Servers:
 
     def wanted(self, tasks: int) -> int:
         """How many servers that many tasks are worth: at most one for each core."""
-        more = min(len(os.sched_getaffinity(0)), MAX_SERVERS, tasks // TASKS_A_SERVER)
-        return max(more, len(self._running), 1)
+        count = min(len(os.sched_getaffinity(0)), MAX_SERVERS, tasks // TASKS_A_SERVER)
+        return max(count, len(self._running), 1)
 
     def end(self) -> None:
         """End them and their children now, though another Ctrl-C comes between."""
@@ -70,9 +70,9 @@ def traced_in_children(
     tasks: Sequence[VariantTask], servers: Servers, folder: Path, progress: Progress
 ) -> list[EstimateReply]:
     """Answer the tasks, one child at a time for each server."""
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(tasks)):
-        waiting.put(number)
+        numbers.put(number)
     replies: dict[int, EstimateReply] = {}
     count = Count(tasks, progress)
 
@@ -80,7 +80,7 @@ def traced_in_children(
         server = servers.at(place)
         with contextlib.suppress(queue.Empty):
             while True:
-                number = waiting.get_nowait()
+                number = numbers.get_nowait()
                 task = tasks[number]
                 path = folder / f"{number:04d}"
                 replies[number] = _in_child(task, server, path, count.watcher(task))
@@ -92,8 +92,8 @@ def traced_in_children(
         for future in at_work:
             future.result()
     except BaseException:  # Ctrl-C too: the children end with their servers, the threads with them
-        while not waiting.empty():
-            waiting.get_nowait()
+        while not numbers.empty():
+            numbers.get_nowait()
         servers.end()
         raise
     finally:

@@ -19,9 +19,9 @@ def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
     if device is None:
         return job, None
     # What is looked at here is the model and the data; the device is put in afterwards.
-    own = job.devices.model_copy(update={"kind": "cpu"})
-    here = job.model_copy(update={"devices": own})
-    return here, None if device == "cpu" else find_kind(device)
+    devices = job.devices.model_copy(update={"kind": "cpu"})
+    job_here = job.model_copy(update={"devices": devices})
+    return job_here, None if device == "cpu" else find_kind(device)
 
 
 def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
@@ -38,15 +38,15 @@ def planned_limit(job: Job, facts: Facts) -> int:
         return memory_limit(job, facts.device)
     # A plan may be made while this machine is in use: all that it has counts. What a GPU has when
     # it is idle is in the table.
-    here = facts.device.kind == "cpu"
-    wanted = job.devices.memory or (facts.device.total_bytes if here else facts.device.free_bytes)
-    if wanted > facts.device.total_bytes:
+    on_cpu = facts.device.kind == "cpu"
+    limit = job.devices.memory or (facts.device.total_bytes if on_cpu else facts.device.free_bytes)
+    if limit > facts.device.total_bytes:
         raise user_error(
             f"devices.memory is more than this device has ({facts.device.name})",
             where="devices.memory",
             hint="lower it, or name another device",
         )
-    return wanted
+    return limit
 
 
 def allocator_limit(job: Job, facts: Facts, limit: int) -> int:

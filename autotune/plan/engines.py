@@ -83,7 +83,7 @@ def answered(
     answers = EngineEstimates(
         tasks,
         budget,
-        lambda some, name: traced_in_children(some, servers, folder / name, progress),
+        lambda subset, name: traced_in_children(subset, servers, folder / name, progress),
     )
     if budget.ceilings is None or not engines:
         answers.trace(range(len(tasks)))
@@ -113,25 +113,25 @@ class EngineEstimates:
     def adjust(self) -> None:
         """Answer for all engines by formula, from traces without one."""
         shared = bases(self._tasks)
-        copies = self._children([one.task for one in shared], "copies")
+        copies = self._children([base.task for base in shared], "copies")
         for base, reply in zip(shared, copies, strict=True):
             self.replies |= dict(shared_out(base, reply, self._tasks))
 
     def trace(self, numbers: Sequence[int]) -> None:
         """Trace these tasks, with their engines."""
-        some = [self._tasks[number] for number in numbers]
-        for number, own in zip(
-            numbers, self._children(some, f"from-{min(numbers, default=0)}"), strict=True
+        subset = [self._tasks[number] for number in numbers]
+        for number, reply in zip(
+            numbers, self._children(subset, f"from-{min(numbers, default=0)}"), strict=True
         ):
             formula = self.replies.get(number)
-            self.replies[number] = own if formula is None else traced_or_not(formula, own)
+            self.replies[number] = reply if formula is None else traced_or_not(formula, reply)
 
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
         ranks = self._ranks(list(self.replies))
-        while chosen := to_trace(self._tasks, self.replies, ranks, self._budget.effort):
-            self.trace(chosen)
-            ranks |= self._ranks(chosen)
+        while numbers := to_trace(self._tasks, self.replies, ranks, self._budget.effort):
+            self.trace(numbers)
+            ranks |= self._ranks(numbers)
 
     def settle(self) -> None:
         """Trace all layers of the first candidate, until one is the first with all of them; of
@@ -145,19 +145,19 @@ class EngineEstimates:
             if not task.engine or reply.problem is not None or reply.by_formula:
                 return
             ranks = heaviest_ranks(Sharding(**task.request.sharding or {}))
-            whole = reply.points[place].method == "trace"
-            if (number, place) in settled or (whole and len(ranks) == 1):
+            is_whole = reply.points[place].method == "trace"
+            if (number, place) in settled or (is_whole and len(ranks) == 1):
                 return
             settled.add((number, place))
             tasks = [with_all_layers(task, place, rank) for rank in ranks]
-            found = self._children(tasks, f"whole-{number}-{place}")
-            if any(reply.problem is not None for reply in found):
+            replies = self._children(tasks, f"whole-{number}-{place}")
+            if any(reply.problem is not None for reply in replies):
                 return
-            of_ranks = [reply.points[0] for reply in found]
-            most = max(of_ranks, key=lambda point: point.peak_reserved_bytes)
+            of_ranks = [reply.points[0] for reply in replies]
+            fullest = max(of_ranks, key=lambda point: point.peak_reserved_bytes)
             host_bytes = max(point.host_bytes for point in of_ranks)
-            most = dataclasses.replace(most, host_bytes=host_bytes)
-            points = [*reply.points[:place], most, *reply.points[place + 1 :]]
+            fullest = dataclasses.replace(fullest, host_bytes=host_bytes)
+            points = [*reply.points[:place], fullest, *reply.points[place + 1 :]]
             self.replies[number] = dataclasses.replace(reply, points=points)
 
     def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
@@ -166,11 +166,13 @@ class EngineEstimates:
 
     def _ranked(self, numbers: Sequence[int]) -> dict[int, tuple[Rank, Member]]:
         """Each task's first candidate, and how that ranks."""
-        some = [representatives(self._tasks[number]) for number in numbers]
+        subset = [representatives(self._tasks[number]) for number in numbers]
         replies = [self.replies[number] for number in numbers]
-        estimates = estimates_of(some, replies, self._budget.limit, ceilings=self._budget.ceilings)
+        estimates = estimates_of(
+            subset, replies, self._budget.limit, ceilings=self._budget.ceilings
+        )
         ranked: dict[int, tuple[Rank, Member]] = {}
-        for number, task in zip(numbers, some, strict=True):
+        for number, task in zip(numbers, subset, strict=True):
             by_formula = self.replies[number].by_formula
             ranks = [
                 rank(estimates[member.candidate.key], by_formula=by_formula)
@@ -188,12 +190,12 @@ def with_all_layers(task: VariantTask, place: int, rank: int) -> VariantTask:
     return dataclasses.replace(task, request=point, members=())
 
 
-def traced_or_not(formula: EstimateReply, own: EstimateReply) -> EstimateReply:
+def traced_or_not(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
     """An engine's reply, its times on the curves of copies; by formula still, where it cannot be
     traced."""
-    if own.problem is not None and formula.problem is None:
-        return dataclasses.replace(formula, engine_problem=own.problem)
-    return dataclasses.replace(own, copied_shapes=formula.shapes)
+    if traced.problem is not None and formula.problem is None:
+        return dataclasses.replace(formula, engine_problem=traced.problem)
+    return dataclasses.replace(traced, copied_shapes=formula.shapes)
 
 
 def representatives(task: VariantTask) -> VariantTask:
@@ -211,17 +213,17 @@ def to_trace(
 ) -> list[int]:
     """Indices of the engines to trace next, of those that are by formula and were not tried."""
     order = sorted(ranks, key=lambda number: ranks[number])
-    chosen = order[: effort.first]
+    numbers = order[: effort.first]
     none_fits, best = ranks[order[0]]
     enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
-    open_ = {n for n, own in replies.items() if own.by_formula and own.engine_problem is None}
-    known = {_sharding_key(task) for n, task in enumerate(tasks) if n not in open_}
+    open_ = {n for n, reply in replies.items() if reply.by_formula and reply.engine_problem is None}
+    traced = {_sharding_key(task) for n, task in enumerate(tasks) if n not in open_}
     for number in order if effort.each_sharding else ():
         sharding = _sharding_key(tasks[number])
-        if sharding not in known and ranks[number] <= enough:
-            known.add(sharding)
-            chosen.append(number)
-    return [number for number in dict.fromkeys(chosen) if number in open_]
+        if sharding not in traced and ranks[number] <= enough:
+            traced.add(sharding)
+            numbers.append(number)
+    return [number for number in dict.fromkeys(numbers) if number in open_]
 
 
 def _sharding_key(task: VariantTask) -> str:

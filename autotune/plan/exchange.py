@@ -34,25 +34,25 @@ def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int
     return 2 * layers * hidden * 8 * int(config.get("lora_r") or 16)
 
 
-def with_exchange(estimate: Estimate, chosen: Settings) -> Estimate:
+def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     """An estimate with the time that several devices need for one another, or one to move what is
     offloaded; where nothing is known of their links, with a note that it is not counted."""
-    count, sharding, nodes = chosen.processes, chosen.sharding, chosen.job.devices.nodes
+    count, sharding, nodes = settings.processes, settings.sharding, settings.job.devices.nodes
     if not sharding.in_group:
         return estimate
-    if chosen.facts.device.kind != "cuda" or estimate.step_time_s is None:
+    if settings.facts.device.kind != "cuda" or estimate.step_time_s is None:
         note = f"{count} devices: {NOT_COUNTED}" if count > 1 else NOT_MOVED
         notes = (*estimate.notes, note)
         return dataclasses.replace(estimate, notes=notes)
-    what = exchanged(chosen)
-    seconds = optimizer_steps(chosen.candidate) * exchange_s(
-        sharding, what, chosen.candidate.gradient_accumulation_steps
+    what = exchanged(settings)
+    seconds = optimizer_steps(settings.candidate) * exchange_s(
+        sharding, what, settings.candidate.gradient_accumulation_steps
     )
     step = estimate.step_time_s + seconds
     where = f" on {nodes} machines" if nodes > 1 else ""
-    who, link = f"{count} devices{where}", what.link_bytes_per_s
+    subject, link = f"{count} devices{where}", what.link_bytes_per_s
     if count == 1:
-        who, link = "what is offloaded", what.host_bytes_per_s
+        subject, link = "what is offloaded", what.host_bytes_per_s
     rate = f"{link / 1e9:.0f} GB/s"
     if sharding.zero_hpz_partition_size > 1:
         rate += f" (in groups of {sharding.zero_hpz_partition_size} "
@@ -60,7 +60,7 @@ def with_exchange(estimate: Estimate, chosen: Settings) -> Estimate:
     if sharding.on_disk:
         rate += f" (on disk {DISK_READS / 1e9:g} read, {DISK_WRITES / 1e9:g} written)"
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
-    note = f"{who}: {share}, at {rate}, none of it hidden"
+    note = f"{subject}: {share}, at {rate}, none of it hidden"
     tokens, parts = estimate.tokens_per_s, estimate.time_parts
     return dataclasses.replace(
         estimate,
@@ -74,8 +74,8 @@ def with_exchange(estimate: Estimate, chosen: Settings) -> Estimate:
 def optimizer_steps(candidate: Candidate) -> int:
     """In one step as its trainer counts: PPO's is an update, in which each pass over the responses
     ends with one (search_spaces/ppo.yaml)."""
-    asked = candidate.values.get("num_ppo_epochs")
-    return asked if isinstance(asked, int) else 1
+    epochs = candidate.values.get("num_ppo_epochs")
+    return epochs if isinstance(epochs, int) else 1
 
 
 def is_wide(config: Mapping[str, Any]) -> bool:
@@ -89,9 +89,9 @@ def computed_bytes(config: Mapping[str, Any]) -> int:
     return 4 if is_wide(config) and not half else 2
 
 
-def exchanged(chosen: Settings) -> Exchange:
+def exchanged(settings: Settings) -> Exchange:
     """What is exchanged for a candidate."""
-    job, facts, config, sharding = chosen.job, chosen.facts, chosen.config, chosen.sharding
+    job, facts, config, sharding = settings.job, settings.facts, settings.config, settings.sharding
     wide, narrow = is_wide(config), computed_bytes(config)
     trained = trained_parameters(job, facts, config)
     if METHODS[job.method].value_model:  # trained whole, taken to be as large as the policy
@@ -99,31 +99,31 @@ def exchanged(chosen: Settings) -> Exchange:
     copies = sharding.distributed_type in (*DATA_PARALLEL, NONE)
     kind = kind_of(facts.device.name, facts.device.total_bytes)
     links = kind.interconnect if kind is not None else None
-    between = _between_devices(links, job, chosen.processes)
+    link = _between_devices(links, job, settings.processes)
     grouped = sharding.zero_hpz_partition_size
     # No group is spread over machines.
-    at_home = chosen.processes // job.devices.nodes % grouped == 0
+    at_home = settings.processes // job.devices.nodes % grouped == 0
     return Exchange(
         weights=narrow * facts.model.parameters,
         gradients=(4 if wide and copies else narrow) * trained,
         trained=trained,
-        link_bytes_per_s=between,
-        group_bytes_per_s=_inside(links) if at_home else between,
+        link_bytes_per_s=link,
+        group_bytes_per_s=_inside(links) if at_home else link,
         host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
         machines=job.devices.nodes,
-        still_gathered=narrow * _still_gathered(chosen),
+        still_gathered=narrow * _still_gathered(settings),
     )
 
 
-def _still_gathered(chosen: Settings) -> int:
+def _still_gathered(settings: Settings) -> int:
     """Weights that ZeRO-3 leaves gathered for the backward pass: up to `stage3_max_reuse_distance`.
 
     So it was in traces of a model of 19 million, with that distance (all stayed), with 14 (12
     stayed), 10 (12) and 5 million (5); of adapters with checkpointing nothing stayed.
     """
-    if chosen.job.tuning != "full" and chosen.candidate.values.get("gradient_checkpointing"):
+    if settings.job.tuning != "full" and settings.candidate.values.get("gradient_checkpointing"):
         return 0
-    return min(chosen.facts.model.parameters, MAX_REUSE_DISTANCE)
+    return min(settings.facts.model.parameters, MAX_REUSE_DISTANCE)
 
 
 def _inside(links: Interconnect | None) -> float:
@@ -142,15 +142,15 @@ def _between_devices(links: Interconnect | None, job: Job, processes: int) -> fl
     inside = _inside(links)
     if job.devices.nodes == 1:
         return inside
-    own = links and links.network_bytes_per_s
-    machine = own * processes / job.devices.nodes if own else UNKNOWN_NETWORK
+    network = links and links.network_bytes_per_s
+    machine = network * processes / job.devices.nodes if network else UNKNOWN_NETWORK
     return min(inside, machine)
 
 
-def with_server(estimate: Estimate, chosen: Settings) -> Estimate:
+def with_server(estimate: Estimate, settings: Settings) -> Estimate:
     """An estimate of the devices that train, with what the server needs of its own: the candidate
     fits where both do."""
-    needs = server_needs(chosen.job, chosen.facts, chosen.candidate.values)
+    needs = server_needs(settings.job, settings.facts, settings.candidate.values)
     if needs is None:
         return estimate
     notes = estimate.notes

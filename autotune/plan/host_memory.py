@@ -34,7 +34,7 @@ a machine with GPUs."""
 
 def with_host(
     estimate: Estimate,
-    chosen: Settings,
+    settings: Settings,
     *,
     process_bytes: int,
     traced_bytes: int | None,
@@ -45,18 +45,18 @@ def with_host(
         process_bytes: what a process with the training stack holds before any model.
         traced_bytes: what offloading keeps on the host for one process, by trace; None: not traced.
     """
-    job, facts = chosen.job, chosen.facts
+    job, facts = settings.job, settings.facts
     limit = host_limit(job, facts.device.kind, facts.host)
-    count = -(-chosen.processes // job.devices.nodes)
+    count = -(-settings.processes // job.devices.nodes)
     if facts.device.kind == "cpu":
         if limit is None:
             return estimate
-        each, loaded = float(estimate.peak_memory_bytes), 0
+        process_host_bytes, loading_bytes = float(estimate.peak_memory_bytes), 0
     else:
-        loaded = loaded_on_host(chosen)
-        kept = kept_on_host(chosen, traced_bytes)
-        each = float(process_bytes + kept + estimate.offloaded_bytes)
-    total = round(count * each) + loaded
+        loading_bytes = loaded_on_host(settings)
+        kept_bytes = kept_on_host(settings, traced_bytes)
+        process_host_bytes = float(process_bytes + kept_bytes + estimate.offloaded_bytes)
+    total = round(count * process_host_bytes) + loading_bytes
     estimate = dataclasses.replace(estimate, host_bytes=total)
     if limit is None:
         return estimate
@@ -72,39 +72,39 @@ def with_host(
     )
 
 
-def loaded_on_host(chosen: Settings) -> int:
+def loaded_on_host(settings: Settings) -> int:
     """Bytes of the models that one process of a machine divides among all.
 
     Source: accelerate 1.15, `cpu_ram_efficient_loading`, which emitted files ask for. Measured of
     ranks on a virtual GPU (`benchmarks/virtual_gpu/results_ranks.md`).
     """
-    if chosen.sharding.distributed_type != FSDP:
+    if settings.sharding.distributed_type != FSDP:
         return 0
-    models = 1 + has_reference(chosen.job, chosen.config)
-    return models * chosen.facts.model.parameters * (4 if is_wide(chosen.config) else 2)
+    models = 1 + has_reference(settings.job, settings.config)
+    return models * settings.facts.model.parameters * (4 if is_wide(settings.config) else 2)
 
 
-def kept_on_host(chosen: Settings, traced_bytes: int | None) -> int:
+def kept_on_host(settings: Settings, traced_bytes: int | None) -> int:
     """Bytes that offloading keeps on the host for one process."""
-    sharding, model = chosen.sharding, chosen.facts.model
+    sharding, model = settings.sharding, settings.facts.model
     if not sharding.offloads:
         return 0
-    trained = trained_parameters(chosen.job, chosen.facts, chosen.config)
+    trained = trained_parameters(settings.job, settings.facts, settings.config)
     words, hidden = model.vocab_size or 0, model.hidden_size or 0
-    kept = OffloadedTraining(
+    training = OffloadedTraining(
         parameters=model.parameters,
         trained=trained,
-        width=computed_bytes(chosen.config),
+        width=computed_bytes(settings.config),
         largest=min(words * hidden, trained),
-        accumulates=chosen.candidate.gradient_accumulation_steps > 1,
+        accumulates=settings.candidate.gradient_accumulation_steps > 1,
     )
-    offloaded = offloaded_bytes(sharding, kept) if traced_bytes is None else traced_bytes
-    return offloaded + pinned_excess_bytes(sharding, kept)
+    offloaded = offloaded_bytes(sharding, training) if traced_bytes is None else traced_bytes
+    return offloaded + pinned_excess_bytes(sharding, training)
 
 
 def _why_not(total: int, limit: int, count: int) -> str:
-    who = f"{count} processes take" if count > 1 else "it takes"
+    subject = f"{count} processes take" if count > 1 else "it takes"
     return (
-        f"{who} about {format_bytes(total)} of the host's memory, and may take "
+        f"{subject} about {format_bytes(total)} of the host's memory, and may take "
         f"{format_bytes(limit)} (`devices.host_memory`)"
     )

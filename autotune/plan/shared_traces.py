@@ -46,8 +46,8 @@ def bases(tasks: Sequence[VariantTask]) -> list[Base]:
 def _key(task: VariantTask) -> str:
     """The same text for tasks that differ in their engine and their points only."""
     plain = task.request.plain()
-    rest = {name: value for name, value in plain.items() if name not in _OWN}
-    return json.dumps([rest, task.traced.key], sort_keys=True)
+    identity = {name: value for name, value in plain.items() if name not in _OWN}
+    return json.dumps([identity, task.traced.key], sort_keys=True)
 
 
 def _base(tasks: Sequence[VariantTask], numbers: Sequence[int]) -> Base:
@@ -55,9 +55,9 @@ def _base(tasks: Sequence[VariantTask], numbers: Sequence[int]) -> Base:
     members: dict[int, tuple[int, ...]] = {}
     among: list[Member] = []
     for number in numbers:
-        own = tasks[number].request.points
-        points += [point for point in own if point not in points]
-        members[number] = tuple(points.index(point) for point in own)
+        task_points = tasks[number].request.points
+        points += [point for point in task_points if point not in points]
+        members[number] = tuple(points.index(point) for point in task_points)
         among += [
             dataclasses.replace(member, place=members[number][member.place])
             for member in tasks[number].members
@@ -90,15 +90,15 @@ def shared_out(
         if reply.problem is not None:
             yield number, dataclasses.replace(reply, by_formula=task.engine)
             continue
-        own = dataclasses.replace(reply, points=[reply.points[place] for place in places])
-        yield number, _by_formula(own, task) if task.engine else own
+        task_reply = dataclasses.replace(reply, points=[reply.points[place] for place in places])
+        yield number, _by_formula(task_reply, task) if task.engine else task_reply
 
 
 def _by_formula(reply: EstimateReply, task: VariantTask) -> EstimateReply:
-    request, chosen = task.request, task.members[0].settings
+    request, settings = task.request, task.members[0].settings
     zero = zero_of_request(request)
     width = 4 if is_wide(request.config) else 2
-    gradients = width * trained_parameters(chosen.job, chosen.facts, request.config)
+    gradients = width * trained_parameters(settings.job, settings.facts, request.config)
     points = [
         sharded_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
         for point, answer in zip(request.points, reply.points, strict=True)

@@ -75,15 +75,15 @@ def variant_tasks(
     fused = facts.stack.fused_head
     liger = liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
     for candidate in candidates:
-        chosen = settings(job, facts, candidate)
-        config, optim = traced_optimizer(chosen.config)
+        candidate_settings = settings(job, facts, candidate)
+        config, optim = traced_optimizer(candidate_settings.config)
         traced = traced_config(config, liger=liger)
-        point = _point(chosen, optim)
+        point = _point(candidate_settings, optim)
         # An engine's points with and without accumulation, or with other optimizers, share nothing.
-        engine = engine_is_traced(job.method, chosen.sharding.distributed_type)
+        engine = engine_is_traced(job.method, candidate_settings.sharding.distributed_type)
         divided = (point["accumulates"], optim) if engine else ()
-        key = (traced.key, chosen.sharding, *divided)
-        groups.setdefault(key, []).append(_Traced(chosen, traced, point))
+        key = (traced.key, candidate_settings.sharding, *divided)
+        groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     return [_task(group, rows=rows, limit=limit, cache=cache) for group in groups.values()]
 
 
@@ -96,25 +96,25 @@ class _Traced:
     point: dict[str, Any]
 
 
-def _point(chosen: Settings, optim: str | None) -> dict[str, Any]:
+def _point(candidate_settings: Settings, optim: str | None) -> dict[str, Any]:
     fields = {
-        "batching": dataclasses.asdict(batching(chosen)),
-        "accumulates": chosen.candidate.gradient_accumulation_steps > 1,
-        "expandable_segments": bool(chosen.candidate.values.get("expandable_segments")),
+        "batching": dataclasses.asdict(batching(candidate_settings)),
+        "accumulates": candidate_settings.candidate.gradient_accumulation_steps > 1,
+        "expandable_segments": bool(candidate_settings.candidate.values.get("expandable_segments")),
         "optim": optim,
     }
-    share = chosen.vllm
+    share = candidate_settings.vllm
     if share is None:
         return fields
     return {**fields, "vllm_bytes": share.awake_bytes, "vllm_asleep_bytes": share.asleep_bytes}
 
 
-def batching(chosen: Settings) -> Batching | Rollout:
+def batching(candidate_settings: Settings) -> Batching | Rollout:
     """How a candidate makes its micro-batches."""
-    job, config = chosen.job, chosen.config
+    job, config = candidate_settings.job, candidate_settings.config
     if METHODS[job.method].online:
-        return rollout_of(config, devices=chosen.processes, seed=job.seed)
-    global_batch = chosen.candidate.global_batch * chosen.processes
+        return rollout_of(config, devices=candidate_settings.processes, seed=job.seed)
+    global_batch = candidate_settings.candidate.global_batch * candidate_settings.processes
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 

@@ -36,13 +36,13 @@ class Comparison:
 
     def plain(self) -> dict[str, Any]:
         """JSON-ready data."""
-        known = bool(self.speed_errors)
+        has_speed = bool(self.speed_errors)
         return {
             "residual": asdict(self.residual),
             "memory_error_median": _median(self.memory_errors),
             "memory_error_max": _most(self.memory_errors),
-            "speed_factors": self.speed.factors if known else None,
-            "speed_residual": self.speed.residual if known else None,
+            "speed_factors": self.speed.factors if has_speed else None,
+            "speed_residual": self.speed.residual if has_speed else None,
             "speed_measurements": self.speed.measurements,
             "speed_error_median": _median(self.speed_errors),
             "speed_error_max": _most(self.speed_errors),
@@ -57,11 +57,11 @@ class Comparison:
             ("estimated peaks", self.memory_errors),
             ("estimated step times", self.speed_errors),
         ):
-            median, most = _median(errors), _most(errors)
-            if median is not None and most is not None:
+            median, largest = _median(errors), _most(errors)
+            if median is not None and largest is not None:
                 lines.append(
                     f"{what}, corrected by these probes, were off by "
-                    f"{100 * median:.1f}% (median) and {100 * most:.1f}% (most)"
+                    f"{100 * median:.1f}% (median) and {100 * largest:.1f}% (most)"
                 )
         if self.rank_correlation is not None:
             line = (
@@ -96,8 +96,8 @@ def compared(expectations: Expectations, records: Sequence[Record]) -> Compariso
             continue
         if measurement.peak_memory_bytes:
             corrected = residual.corrected(estimate.own_reserved_bytes)
-            own = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
-            errors.append(corrected / own - 1)
+            process_bytes = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
+            errors.append(corrected / process_bytes - 1)
         if estimate.time_parts is not None and measurement.step_time_s:
             speed_errors.append(speed.time_s(estimate.time_parts) / measurement.step_time_s - 1)
         if measurement.tokens_per_s and estimate.tokens_per_s:

@@ -36,15 +36,15 @@ def conclude(session: Session, reason: str) -> Result:
     first = recommend(records, session.allowed_bytes)
     if isinstance(first, NothingFits):
         first = measured_shortfall(session, first)
-        tried = tuple(try_changes(session, first))
+        tried_changes = tuple(try_changes(session, first))
         return Result(
             outcome="nothing_fits",
             records=records,
             stop_reason=reason,
             space_size=size,
             nothing_fits=first,
-            tried=tried,
-            advice=advice_of(session, first, tried),
+            tried=tried_changes,
+            advice=advice_of(session, first, tried_changes),
             skipped=ruled_out(session, records),
         )
     recommendation, verification = emitted(session, first)
@@ -69,23 +69,25 @@ def saving(
     None where that is not known: the defaults do not run here, or the recipe varies, so that jobs
     are not the same work.
     """
-    default, chosen = session.space.default(), recommendation.chosen
+    default, winner = session.space.default(), recommendation.chosen
     if any(knob.kind == "recipe" for knob in session.space.free_knobs):
         return None
-    ranked = (chosen, *recommendation.ties, *recommendation.runners_up)
-    measured = next((one for one in ranked if one.candidate.key == default.key), None)
-    tried = any(r.candidate.key == default.key and counts_as_probe(r) for r in records)
-    out = tried or default.key in ruled_out(session, records)
+    ranked = (winner, *recommendation.ties, *recommendation.runners_up)
+    default_ranked = next(
+        (ranked_probe for ranked_probe in ranked if ranked_probe.candidate.key == default.key), None
+    )
+    default_probed = any(r.candidate.key == default.key and counts_as_probe(r) for r in records)
+    out = default_probed or default.key in ruled_out(session, records)
     speed = session.study.expected_values().get(default.key) if not out else None
-    speed = measured.tokens_per_s if measured is not None else speed
-    job_s = job_seconds(session, chosen)
+    speed = default_ranked.tokens_per_s if default_ranked is not None else speed
+    job_s = job_seconds(session, winner)
     if job_s is None or speed is None:
         return None
     return Saving(
         probing_s=probing_s(records),
         job_s=job_s,
-        default_s=job_s * chosen.tokens_per_s / speed,
-        measured=measured is not None,
+        default_s=job_s * winner.tokens_per_s / speed,
+        measured=default_ranked is not None,
     )
 
 
@@ -116,12 +118,12 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
         session.listener.verified(outcome)
         if outcome.verified:
             now = recommend(session.study.records(), session.allowed_bytes, passed_over)
-            same = isinstance(now, Recommendation) and (
+            is_same = isinstance(now, Recommendation) and (
                 now.chosen.candidate.key == following.chosen.candidate.key
             )
             last = len(judged) + 1 == MAX_VERIFICATIONS or isinstance(now, NothingFits)
-            if same or last:
-                following = now if same and isinstance(now, Recommendation) else following
+            if is_same or last:
+                following = now if is_same and isinstance(now, Recommendation) else following
                 emit_session(session, following, outcome)
                 return following, outcome
             judged.append((following, outcome))
@@ -130,7 +132,7 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
         judged.append((following, outcome))
         passed_over[following.chosen.number] = outcome.reason
         following = recommend(session.study.records(), session.allowed_bytes, passed_over)
-    best = next((one for one in judged if one[1].verified), judged[0])
+    best = next((pair for pair in judged if pair[1].verified), judged[0])
     emit_session(session, *best)
     return best
 
@@ -180,7 +182,7 @@ def advice_of(
 ) -> Advice | None:
     """What would make the job fit, by estimate; None where memory was not what it lacked, or a
     single change was found to do."""
-    if nothing.nearest is None or any(one.fits for one in tried):
+    if nothing.nearest is None or any(change.fits for change in tried):
         return None
     session.listener.trying("more than one change, by estimate")
     return advise_in_run(
@@ -190,7 +192,7 @@ def advice_of(
         session.space,
         session.run,
         session.server,
-        [one.text for one in tried if one.measurement.outcome != "unsupported"],
+        [change.text for change in tried if change.measurement.outcome != "unsupported"],
     )
 
 

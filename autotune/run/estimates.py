@@ -33,7 +33,7 @@ def expected(
     Args:
         limit: what a probe may take, in bytes.
     """
-    known = _stored(run, limit)
+    stored = _stored(run, limit)
     folder, cache = run.path / "estimates", PlanCache.of_user()
     with Servers(folder, server) as servers:
         estimator = Estimator(
@@ -49,10 +49,10 @@ def expected(
         missing = [
             task
             for task in estimator.tasks(space.candidates)
-            if any(member.candidate.key not in known.estimates for member in task.members)
+            if any(member.candidate.key not in stored.estimates for member in task.members)
         ]
         if not missing:
-            return known
+            return stored
         progress.estimating(len(space.candidates))
         ceilings = cache.ceilings(facts.device.name)
         if ceilings is None and len(space.candidates) >= WORTH_MEASURING:
@@ -60,9 +60,9 @@ def expected(
         estimator = dataclasses.replace(estimator, ceilings=ceilings)
         replies = estimator.replies(missing)
     expectations = dataclasses.replace(
-        known,
-        estimates={**known.estimates, **estimator.combined(missing, replies)},
-        prior=known.prior if known.estimates else prior_of(replies, facts),
+        stored,
+        estimates={**stored.estimates, **estimator.combined(missing, replies)},
+        prior=stored.prior if stored.estimates else prior_of(replies, facts),
     )
     write_json(run.estimates, expectations.plain())
     return expectations
@@ -71,7 +71,7 @@ def expected(
 def _stored(run: RunFolder, limit: int) -> Expectations:
     """What the run's folder has. What another version wrote may not be readable: then it is
     nothing, and everything is traced again."""
-    stored = read_json(run.estimates)
+    data = read_json(run.estimates)
     with contextlib.suppress(KeyError, TypeError):
-        return expectations_from_plain(stored or {})
+        return expectations_from_plain(data or {})
     return Expectations(estimates={}, prior=Residual(), limit_bytes=limit)

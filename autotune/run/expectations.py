@@ -43,8 +43,8 @@ class Expectations:
                 continue
             if estimate.traced and measurement.peak_memory_bytes is not None:
                 estimated_bytes.append(float(estimate.own_reserved_bytes))
-                own = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
-                measured_bytes.append(float(own))
+                process_bytes = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
+                measured_bytes.append(float(process_bytes))
         return refined(self.prior, estimated_bytes, measured_bytes)
 
     def speed(self, records: Sequence[Record]) -> Coefficients:
@@ -63,8 +63,8 @@ class Expectations:
 
     def speeds(self) -> dict[str, float]:
         """Expected tokens per second before any probe, by key, where there is an estimate of it."""
-        told = ((key, one.tokens_per_s) for key, one in self.estimates.items())
-        return {key: speed for key, speed in told if speed is not None}
+        pairs = ((key, estimate.tokens_per_s) for key, estimate in self.estimates.items())
+        return {key: speed for key, speed in pairs if speed is not None}
 
     def probability_of_oom(self, candidate: Candidate, residual: Residual) -> float | None:
         """Probability that the candidate needs more than the limit; None: nothing is known."""
@@ -73,14 +73,14 @@ class Expectations:
             return None
         if estimate.server is not None and estimate.server.missing_bytes is not None:
             return 1.0
-        own = estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1)
+        sigma = estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1)
         if not estimate.traced:
             residual = dataclasses.replace(
-                residual, relative_sigma=max(residual.relative_sigma, own)
+                residual, relative_sigma=max(residual.relative_sigma, sigma)
             )
         residual = residual.with_noise(estimate.continued_sigma if estimate.traced else 0.0)
-        left = self.limit_bytes - estimate.vllm_bytes
-        return residual.probability_above(estimate.own_reserved_bytes, left)
+        limit = self.limit_bytes - estimate.vllm_bytes
+        return residual.probability_above(estimate.own_reserved_bytes, limit)
 
     def hopeless(
         self, candidates: Sequence[Candidate], records: Sequence[Record]
@@ -130,7 +130,7 @@ class Expectations:
 def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
     """The expectations that JSON data hold."""
     return Expectations(
-        estimates={key: estimate_from_plain(one) for key, one in data["estimates"].items()},
+        estimates={key: estimate_from_plain(fields) for key, fields in data["estimates"].items()},
         prior=Residual(**data["prior"]),
         limit_bytes=data["limit_bytes"],
     )
@@ -138,5 +138,5 @@ def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
 
 def prior_of(replies: Collection[EstimateReply], facts: Facts) -> Residual:
     """What is assumed of a process before any was measured."""
-    held = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
-    return prior_residual(facts.device.kind, held)
+    process_bytes = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
+    return prior_residual(facts.device.kind, process_bytes)

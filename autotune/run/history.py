@@ -127,8 +127,8 @@ def circumstances(job: Job, facts: Facts) -> str | None:
         return None
     versions = {name: facts.stack.versions.get(name) for name in ("torch", "transformers", "trl")}
     precision, _ = resolve_precision(job, facts.device)
-    told = [versions, facts.device.driver, precision, code_version(), rates.plain()]
-    return json.dumps(told, sort_keys=True)
+    circumstance = [versions, facts.device.driver, precision, code_version(), rates.plain()]
+    return json.dumps(circumstance, sort_keys=True)
 
 
 def _figures(record: Record, estimate: Estimate | None) -> tuple[Any, ...] | None:
@@ -145,18 +145,18 @@ def _figures(record: Record, estimate: Estimate | None) -> tuple[Any, ...] | Non
 
 
 def _reading(row: Sequence[Any], now: str, space: SearchSpace) -> Reading:
-    then, knobs, speed, shares, measured = row
+    when, knobs, speed, shares, measurement = row
     values = json.loads(knobs)
     free = [knob.name for knob in space.free_knobs]
-    others = {knob.name: knob.values for knob in space.knobs if knob.name not in free}
+    pinned = {knob.name: knob.values for knob in space.knobs if knob.name not in free}
     sd = (
         SAME
-        if all(values.get(name) in allowed for name, allowed in others.items())
+        if all(values.get(name) in values_here for name, values_here in pinned.items())
         else OTHER_KNOBS
     )
     return Reading(
         params={name: choice(values.get(name)) for name in free},
         expected=Expected(speed=float(speed), shares=tuple(json.loads(shares))),
-        log_speed=math.log(measured),
-        sd=sd if then == now else CHANGED,
+        log_speed=math.log(measurement),
+        sd=sd if when == now else CHANGED,
     )

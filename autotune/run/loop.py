@@ -30,19 +30,19 @@ BEYOND_HOST = "its estimate exceeds the host's memory"
 
 def search(session: Session) -> str:
     """Probe until it is time to stop; why it is."""
-    busy = 0
+    busy_probes = 0
     while True:
         records = session.study.records()
         rule_out(session, records)
         reason = reason_to_stop(session, records)
-        wanted = unprobed_value(session, records) if reason is not None else None
-        if reason is not None and (wanted is None or out_of_budget(session, records)):
+        candidate = unprobed_value(session, records) if reason is not None else None
+        if reason is not None and (candidate is None or out_of_budget(session, records)):
             return reason
-        measurement = probe_next(session) if wanted is None else probe_again(session, wanted)
-        busy = busy + 1 if measurement.outcome == "busy" else 0
-        if busy >= MAX_BUSY:
+        measurement = probe_next(session) if candidate is None else probe_again(session, candidate)
+        busy_probes = busy_probes + 1 if measurement.outcome == "busy" else 0
+        if busy_probes >= MAX_BUSY:
             raise machine_error(measurement.reason, where="devices", hint="end them and --resume")
-        if busy:
+        if busy_probes:
             time.sleep(BUSY_WAIT_S)
 
 
@@ -59,8 +59,8 @@ def reason_to_stop(session: Session, records: Sequence[Record]) -> str | None:
 
 def out_of_budget(session: Session, records: Sequence[Record], *, probes: int = 1) -> bool:
     """Whether the budget has no room for that many more probes."""
-    made, budget = sum(counts_as_probe(record) for record in records), session.job.budget
-    return made + probes > budget.probes or probing_s(records) >= 60 * budget.minutes
+    probes_made, budget = sum(counts_as_probe(record) for record in records), session.job.budget
+    return probes_made + probes > budget.probes or probing_s(records) >= 60 * budget.minutes
 
 
 def probing_s(records: Sequence[Record]) -> float:
@@ -91,13 +91,13 @@ def reasons_against(
     """The same of a run that was made before; without `expectations`, by its probes alone."""
     hopeless = expectations.hopeless(candidates, records) if expectations else ()
     probed = {record.candidate.key for record in records if counts_as_probe(record)}
-    why = {
+    reasons = {
         key: BEYOND_HOST if expectations and expectations.beyond_host(key) else CANNOT_FIT
         for key in sorted(hopeless)
     }
     speeds = expectations.speeds() if expectations else None
     return {
-        **{key: reason for key, reason in why.items() if key not in probed},
+        **{key: reason for key, reason in reasons.items() if key not in probed},
         **dominated(candidates, records, allowed_bytes, speeds),
     }
 
@@ -130,14 +130,14 @@ def unprobed_value(session: Session, records: Sequence[Record]) -> Candidate | N
     for knob in session.space.free_knobs:
         if knob.kind != "recipe":
             continue
-        seen = {value_label(r.candidate[knob.name]) for r in records if counts_as_probe(r)}
-        left = [
+        labels = {value_label(r.candidate[knob.name]) for r in records if counts_as_probe(r)}
+        unprobed = [
             candidate
             for candidate in session.space.candidates
-            if value_label(candidate[knob.name]) not in seen and candidate.key not in out
+            if value_label(candidate[knob.name]) not in labels and candidate.key not in out
         ]
-        if left:
-            return max(left, key=lambda candidate: speeds.get(candidate.key, 0.0))
+        if unprobed:
+            return max(unprobed, key=lambda candidate: speeds.get(candidate.key, 0.0))
     return None
 
 
@@ -192,8 +192,8 @@ def settle(session: Session) -> bool:
             return True
         session.listener.settling(group)
         # There and back again: what drifts meanwhile must not favour one of them.
-        for one in group if turn % 2 else group[::-1]:
-            outcome = probe_again(session, one.candidate).outcome
+        for ranked in group if turn % 2 else group[::-1]:
+            outcome = probe_again(session, ranked.candidate).outcome
             if outcome == "busy":
                 return True  # what is known has to do
             if outcome != "ok":
@@ -208,12 +208,17 @@ def unsettled(session: Session, records: Sequence[Record]) -> list[Ranked]:
     if isinstance(best, NothingFits):
         return []
     sd = repeatability(records).sd
-    ranked = sorted((best.chosen, *best.ties, *best.runners_up), key=lambda one: -one.tokens_per_s)
+    ranked = sorted(
+        (best.chosen, *best.ties, *best.runners_up), key=lambda candidate: -candidate.tokens_per_s
+    )
     group = contenders(ranked, sd)
     if len(group) < 2 or out_of_budget(session, records, probes=len(group)):
         return []
-    job_s, cost_s = job_seconds(session, group[0]), sum(one.measurement.seconds for one in group)
-    first = all(one.readings == 1 for one in group)
-    if not first and gain_of_a_round(group, sd) * (job_s or 0.0) < cost_s:
+    job_s, cost_s = (
+        job_seconds(session, group[0]),
+        sum(ranked_probe.measurement.seconds for ranked_probe in group),
+    )
+    is_first = all(ranked_probe.readings == 1 for ranked_probe in group)
+    if not is_first and gain_of_a_round(group, sd) * (job_s or 0.0) < cost_s:
         return []
     return group

@@ -15,22 +15,25 @@ process with the stack was measured to hold before it trains."""
 def process_alone(session: Session) -> NothingFits | None:
     """Why nothing can fit, where the process alone takes more than a candidate may; else None."""
     prior, job = session.expectations.prior, session.job
-    own = prior.offset_bytes
-    if any(one.measurement and one.measurement.outcome == "ok" for one in session.study.records()):
+    process_bytes = prior.offset_bytes
+    if any(
+        record.measurement and record.measurement.outcome == "ok"
+        for record in session.study.records()
+    ):
         return None  # one came to its end
-    if own - SURE * prior.sigma_bytes <= session.allowed_bytes:
+    if process_bytes - SURE * prior.sigma_bytes <= session.allowed_bytes:
         return None
-    peaks = [one.peak_memory_bytes for one in session.expectations.estimates.values()]
-    least = min(peaks, default=round(own))
+    peaks = [estimate.peak_memory_bytes for estimate in session.expectations.estimates.values()]
+    smallest = min(peaks, default=round(process_bytes))
     return NothingFits(
         nearest=None,
-        short_bytes=least - session.allowed_bytes,
+        short_bytes=smallest - session.allowed_bytes,
         short_is_lower_bound=False,
         rejected={},
         why=f"the memory limit is too low: an empty training process needs about "
-        f"{format_bytes(round(own))}, and there are {_what_there_is(session)}. The smallest "
-        f"configuration needs an estimated {format_bytes(least)}: set at least "
-        f"`devices.memory: {least_limit(least, job)}`",
+        f"{format_bytes(round(process_bytes))}, and there are {_what_there_is(session)}. The "
+        f"smallest configuration needs an estimated {format_bytes(smallest)}: set at least "
+        f"`devices.memory: {least_limit(smallest, job)}`",
     )
 
 

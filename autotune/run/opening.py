@@ -92,10 +92,10 @@ def space_of(definition: SpaceDefinition, job: Job, facts: Facts, run: RunFolder
     space = bind(definition, job, facts)
     keys = "\n".join(candidate.key for candidate in space.candidates)
     now = {"candidates": len(space.candidates), "sha256": hashlib.sha256(keys.encode()).hexdigest()}
-    before = read_json(run.space)
-    if before is None:
+    earlier = read_json(run.space)
+    if earlier is None:
         write_json(run.space, now)
-    elif before != now:
+    elif earlier != now:
         raise user_error(
             "the search space has changed since this run started",
             where=str(run.path),

@@ -70,9 +70,9 @@ class PastRun:
             UserError: nothing can be recommended, or not that probe.
         """
         passed_over = {int(n): why for n, why in (self.stored or {}).get("passed_over", {}).items()}
-        found = recommend(self.records, self.allowed_bytes, passed_over, pinned)
-        if isinstance(found, Recommendation):
-            return found
+        outcome = recommend(self.records, self.allowed_bytes, passed_over, pinned)
+        if isinstance(outcome, Recommendation):
+            return outcome
         what = "nothing stable was measured in this run"
         if pinned is not None:
             what = f"probe {pinned} is not a stable candidate of this run"

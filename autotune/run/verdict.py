@@ -180,14 +180,14 @@ def timed_part(
     if state is None:
         return None
     history = [e for e in state["log_history"] if "loss" in e or "objective/kl" in e]
-    counted = {e["step"]: e.get("num_tokens") for e in history}
+    tokens_by_step = {e["step"]: e.get("num_tokens") for e in history}
     times = [when for when, line in report.lines if line.lstrip().startswith(LOGGED)]
-    logged = dict(zip(sorted(counted), times, strict=False))
+    logged = dict(zip(sorted(tokens_by_step), times, strict=False))
     first, last = rehearsal.untimed, rehearsal.steps
     if last not in logged or first not in logged:
         return None
     seconds = logged[last] - logged[first]
     tokens = rehearsal.tokens
     if tokens is None:
-        tokens = counted[last] - counted[first]
+        tokens = tokens_by_step[last] - tokens_by_step[first]
     return (float(tokens), seconds) if seconds > 0 else None

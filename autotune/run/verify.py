@@ -39,7 +39,7 @@ def verify(
     run: RunFolder,
     job: Job,
     facts: Facts,
-    chosen: Ranked,
+    ranked: Ranked,
     server: ChildServer,
     probe_again: Callable[[], Measurement],
 ) -> Verification:
@@ -52,8 +52,8 @@ def verify(
     if run.verification.exists():
         shutil.rmtree(run.verification)
     run.verification.mkdir(parents=True)
-    launched = settings(job, facts, chosen.candidate, str(run.output))
-    reply = _prepare_data(run, launched, chosen, server)
+    launched = settings(job, facts, ranked.candidate, str(run.output))
+    reply = _prepare_data(run, launched, ranked, server)
     if reply is None:
         return Verification(
             verified=False,
@@ -61,7 +61,7 @@ def verify(
             log=str(run.verification / "rehearsal" / "stderr.log"),
         )
     rehearsal = RehearsalReply.from_plain(reply)
-    first = _rehearse(run, launched, chosen, rehearsal)
+    first = _rehearse(run, launched, ranked, rehearsal)
     ratio = first.speed_against_promise or 1.0
     as_promised = ratio <= 1 + SPEED_TOLERANCE or vllm_runs(launched)
     if not first.only_too_slow and (not first.verified or as_promised):
@@ -69,31 +69,31 @@ def verify(
     fresh = probe_again()
     if fresh.outcome != "ok" or first.verified:
         return first
-    now = dataclasses.replace(chosen, measurement=fresh)
+    now = dataclasses.replace(ranked, measurement=fresh)
     second = _rehearse(run, launched, now, rehearsal)
     change = (
-        f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {chosen.tokens_per_s:.0f}"
+        f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {ranked.tokens_per_s:.0f}"
     )
     return dataclasses.replace(second, reason=f"{second.reason}; {change}")
 
 
-def timed_steps(chosen: Ranked) -> int:
+def timed_steps(ranked: Ranked) -> int:
     """Timed steps to ask for: enough rows, and long enough; even, as logging is every 2nd."""
-    by_rows = -(-TIMED_ROWS // chosen.candidate.global_batch)
-    by_time = math.ceil(TIMED_S / (chosen.measurement.step_time_s or TIMED_S))
-    wanted = min(max(by_rows, by_time, 4), MAX_TIMED_STEPS)
-    return wanted + wanted % 2
+    by_rows = -(-TIMED_ROWS // ranked.candidate.global_batch)
+    by_time = math.ceil(TIMED_S / (ranked.measurement.step_time_s or TIMED_S))
+    steps = min(max(by_rows, by_time, 4), MAX_TIMED_STEPS)
+    return steps + steps % 2
 
 
 def _rehearse(
-    run: RunFolder, launched: Settings, chosen: Ranked, rehearsal: RehearsalReply
+    run: RunFolder, launched: Settings, ranked: Ranked, rehearsal: RehearsalReply
 ) -> Verification:
     """Launch once, through the timed steps, and judge."""
     device = launched.facts.device
     log, output = run.verification / "launch.log", run.verification / "output"
     steps = rehearsal.steps
-    expected_s = steps * (chosen.measurement.step_time_s or 0.0)
-    parts = chosen.measurement.generation_parts or 1
+    expected_s = steps * (ranked.measurement.step_time_s or 0.0)
+    parts = ranked.measurement.generation_parts or 1
     fewer = _fewer_together(launched.config, parts, launched.processes)
     flags = _flags(run.verification / "data", output, steps, launched, fewer)
     report = launch(
@@ -116,20 +116,20 @@ def _rehearse(
     )
     state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
     rehearsed = timed_part(report, state, rehearsal)
-    verification = judge(report, state, rehearsed, rehearsal.sizes, chosen, launched, str(log))
+    verification = judge(report, state, rehearsed, rehearsal.sizes, ranked, launched, str(log))
     for folder in (output, run.verification / "cache"):
         shutil.rmtree(folder, ignore_errors=True)
     return verification
 
 
 def _prepare_data(
-    run: RunFolder, launched: Settings, chosen: Ranked, server: ChildServer
+    run: RunFolder, launched: Settings, ranked: Ranked, server: ChildServer
 ) -> Any | None:
     job, facts = launched.job, launched.facts
     folder = ChildFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
-    drawn = facts.model.weights == "random" and Path(facts.model.path).is_dir()
-    bare = drawn and not any(Path(facts.model.path).glob("*.safetensors"))
+    random_here = facts.model.weights == "random" and Path(facts.model.path).is_dir()
+    bare = random_here and not any(Path(facts.model.path).glob("*.safetensors"))
     request = RehearsalRequest(
         method=job.method,
         rows=str(run.rows),
@@ -137,8 +137,8 @@ def _prepare_data(
         target=str(run.verification / "data"),
         dataset_config=job.dataset_config,
         batching=dataclasses.asdict(batching(launched)),
-        timed_steps=timed_steps(chosen),
-        eval_batch=_eval_batch(job, chosen),
+        timed_steps=timed_steps(ranked),
+        eval_batch=_eval_batch(job, ranked),
         rows_total=facts.data.rows,
         processes=launched.processes,
         make_weights=facts.model.path if bare else None,
@@ -148,9 +148,9 @@ def _prepare_data(
     return read_json(folder.reply)
 
 
-def _eval_batch(job: Job, chosen: Ranked) -> int:
-    given = job.training.get("per_device_eval_batch_size")
-    return given if isinstance(given, int) else eval_batch(job, chosen.candidate)
+def _eval_batch(job: Job, ranked: Ranked) -> int:
+    rows = job.training.get("per_device_eval_batch_size")
+    return rows if isinstance(rows, int) else eval_batch(job, ranked.candidate)
 
 
 def _flags(
@@ -203,8 +203,8 @@ def _generating(launched: Settings, fewer: dict[str, int]) -> dict[str, Any]:
         changed |= fewer
     length = config.get("max_completion_length")
     if length is not None:  # completions do not end early, as in the probe
-        least = "min_tokens" if real else "min_new_tokens"
-        kwargs = {**(config.get("generation_kwargs") or {}), least: length}
+        field = "min_tokens" if real else "min_new_tokens"
+        kwargs = {**(config.get("generation_kwargs") or {}), field: length}
         changed["generation_kwargs"] = json.dumps(kwargs)
         if config.get("eval_strategy", "no") == "no":  # else what the job evaluates with
             group = config.get("num_generations_eval") or config["num_generations"]
@@ -220,8 +220,8 @@ def _fewer_together(config: dict[str, Any], parts: int, processes: int) -> dict[
     """
     if parts == 1:
         return {}
-    whole = config["generation_batch_size"]
+    total = config["generation_batch_size"]
     rows = config["per_device_train_batch_size"] * processes
-    least = math.lcm(rows, config["num_generations"])
-    fitting = [n for n in range(least, whole, least) if whole % n == 0 and n * parts <= whole]
-    return {"generation_batch_size": max(fitting, default=least)}
+    smallest = math.lcm(rows, config["num_generations"])
+    fitting = [n for n in range(smallest, total, smallest) if total % n == 0 and n * parts <= total]
+    return {"generation_batch_size": max(fitting, default=smallest)}

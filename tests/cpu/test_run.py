@@ -107,9 +107,18 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     assert (folder / "out" / "model.safetensors").is_file()
 
 
+def save_chat_model(folder: Path) -> None:
+    """A model with weights, and a tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 8192})).save_pretrained(folder)
+    give_tokenizer(folder)
+
+
 def test_trl_reads_the_bundle_by_itself(autotune: Command) -> None:
     targets = {"lora_target_modules": ["attention"]}
-    write_job(autotune.folder, tuning="lora", recipe=targets, fixed=FEW)
+    write_job(autotune.folder, model="model", tuning="lora", recipe=targets, fixed=FEW)
+    save_chat_model(autotune.folder / "model")
     autotune("run", "job.yaml", "--out", "run", "--budget", "1", "--no-verify")
     bundle, out = autotune.folder / "run" / "bundle", autotune.folder / "out"
     data = autotune.folder / "data"

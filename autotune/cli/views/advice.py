@@ -22,7 +22,7 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
         "tried": advice.tried,
         "ways": [
             {
-                "changes": [{"text": one.text, "kind": one.kind} for one in way.changes],
+                "changes": [{"text": change.text, "kind": change.kind} for change in way.changes],
                 "knobs": way.candidate.knobs,
                 "estimate": way.estimate.plain(),
                 "speed": way.speed,

@@ -52,12 +52,12 @@ def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
             "short_is_lower_bound": result.nothing_fits.short_is_lower_bound,
             "tried": [
                 {
-                    "change": one.text,
-                    "kind": one.kind,
-                    "fits": one.fits,
-                    "measurement": asdict(one.measurement),
+                    "change": change.text,
+                    "kind": change.kind,
+                    "fits": change.fits,
+                    "measurement": asdict(change.measurement),
                 }
-                for one in result.tried
+                for change in result.tried
             ],
             "advice": None if result.advice is None else advice_plain(result.advice),
         }
@@ -89,11 +89,11 @@ def report_plain(
 ) -> dict[str, Any]:
     """What `autotune report --json` prints: every probe, and the stored recommendation."""
     estimates = {} if expectations is None else expectations.estimates
-    held = None if expectations is None else compared(expectations, records).plain()
+    comparison = None if expectations is None else compared(expectations, records).plain()
     return {
         "schema": SCHEMA,
         "probes": [record_plain(record, estimates.get(record.candidate.key)) for record in records],
-        "estimates": held,
+        "estimates": comparison,
         "counts": probe_counts(tuple(records)),
         "repeatability": asdict(repeatability(records)),
         "skipped": dict(Counter(skipped.values())),
@@ -112,7 +112,7 @@ def space_plain(space: SearchSpace, facts: Facts) -> dict[str, Any]:
         "schema": SCHEMA,
         "candidates": len(space.candidates),
         "knobs": [asdict(knob) for knob in space.knobs],
-        "excluded": [asdict(one) for one in space.exclusions],
+        "excluded": [asdict(exclusion) for exclusion in space.exclusions],
         "notes": list(space.notes),
         "device": facts.device.name,
     }

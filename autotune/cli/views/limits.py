@@ -17,21 +17,21 @@ def fewest_plain(tried: Sequence[Tried]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "devices": tried[-1].devices if tried[-1].fits else None,
-        "tried": [_plain(one) for one in tried],
+        "tried": [_plain(count) for count in tried],
     }
 
 
-def _plain(one: Tried) -> dict[str, Any]:
-    if one.plan is None:
-        return {"devices": one.devices, "fits": False, "problem": one.problem}
-    candidate, estimate = _shown(one)
+def _plain(count: Tried) -> dict[str, Any]:
+    if count.plan is None:
+        return {"devices": count.devices, "fits": False, "problem": count.problem}
+    candidate, estimate = _shown(count)
     return {
-        "devices": one.devices,
-        "fits": one.fits,
+        "devices": count.devices,
+        "fits": count.fits,
         "knobs": dict(candidate.knobs),
         "estimate": estimate.plain(),
-        "limit_bytes": one.plan.limit_bytes,
-        "left_out": list(one.left_out),
+        "limit_bytes": count.plan.limit_bytes,
+        "left_out": list(count.left_out),
     }
 
 
@@ -43,17 +43,17 @@ def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
             yield f"{count}: cannot be: {one.problem}"
             continue
         candidate, estimate = _shown(one)
-        named = describe(candidate, [knob.name for knob in one.plan.space.free_knobs])
+        label = describe(candidate, [knob.name for knob in one.plan.space.free_knobs])
         room = f"of {format_bytes(one.plan.limit_bytes)} on each"
         if not one.fits:
             peak = format_bytes(estimate.peak_memory_bytes)
-            yield f"{count}: nothing fits; the least takes {peak} {room} ({named})"
+            yield f"{count}: nothing fits; the least takes {peak} {room} ({label})"
             continue
         speed = estimate.tokens_per_s
-        told = f", {speed:.0f} tokens/s on all" if speed is not None else ""
+        speed_text = f", {speed:.0f} tokens/s on all" if speed is not None else ""
         peak = format_bytes(estimate.peak_memory_bytes)
-        yield f"{count}: fits; the fastest takes {peak} {room}{told}"
-        yield f"  {named}"
+        yield f"{count}: fits; the fastest takes {peak} {room}{speed_text}"
+        yield f"  {label}"
         if one.left_out:
             yield f"  without {', '.join(one.left_out)}: there is nothing to divide"
         pinned = {n: v for n, v in candidate.values.items() if len(_values(one, n)) > 1}
@@ -62,16 +62,16 @@ def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
         yield "more of them were not tried: `autotune advise` says what else would help"
 
 
-def _values(one: Tried, name: str) -> tuple[Any, ...]:
-    assert one.plan is not None
-    return next((knob.values for knob in one.plan.space.knobs if knob.name == name), ())
+def _values(count: Tried, name: str) -> tuple[Any, ...]:
+    assert count.plan is not None
+    return next((knob.values for knob in count.plan.space.knobs if knob.name == name), ())
 
 
-def _shown(one: Tried) -> tuple[Any, Any]:
+def _shown(count: Tried) -> tuple[Any, Any]:
     """The fastest that fits, or the leanest."""
-    assert one.plan is not None
-    ranked = one.plan.ranked()
-    return ranked[0] if one.fits else min(ranked, key=lambda pair: pair[1].peak_memory_bytes)
+    assert count.plan is not None
+    ranked = count.plan.ranked()
+    return ranked[0] if count.fits else min(ranked, key=lambda pair: pair[1].peak_memory_bytes)
 
 
 def largest_plain(answer: Largest) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def largest_line(answer: Largest) -> str:
     if answer.value is None or answer.estimate is None:
         return f"no {answer.knob} fits in {where}"
     takes = format_bytes(answer.estimate.peak_memory_bytes)
-    more = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
+    bound = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
     if answer.knob != "max_length" and answer.value > answer.most_rows:
-        more += f"; the job's own global batch has {answer.most_rows} rows for a device"
+        bound += f"; the job's own global batch has {answer.most_rows} rows for a device"
     sure = f"it takes {takes}, p(oom) {answer.estimate.p_oom:.2f}"
-    return f"{answer.knob}={answer.value} fits in {where} ({sure}); {more}"
+    return f"{answer.knob}={answer.value} fits in {where} ({sure}); {bound}"

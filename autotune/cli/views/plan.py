@@ -48,11 +48,11 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         },
         "model": {"name": plan.facts.model.name, "parameters": plan.facts.model.parameters},
         "candidates": [
-            {"knobs": one.knobs, "estimate": estimate.plain(), "fits": estimate.fits}
-            for one, estimate in chosen
+            {"knobs": candidate.knobs, "estimate": estimate.plain(), "fits": estimate.fits}
+            for candidate, estimate in chosen
         ],
         "counts": _counts(plan),
-        "divisions": [one.plain() for one in divisions(plan.ranked(), plan.devices)],
+        "divisions": [division.plain() for division in divisions(plan.ranked(), plan.devices)],
         "not_installed": plan.not_installed,
         "notes": list(plan.space.notes),
         "cached": plan.cached,
@@ -67,7 +67,7 @@ def _counts(plan: Plan) -> dict[str, int]:
         "fit": sum(estimate.fits for estimate in estimates),
         **{
             f"by {method}": count
-            for method, count in sorted(Counter(one.method for one in estimates).items())
+            for method, count in sorted(Counter(estimate.method for estimate in estimates).items())
         },
     }
 
@@ -89,11 +89,11 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
     for note in plan.space.notes:
         yield f"note: {escape(note)}\n"
     counts = _counts(plan)
-    each = f"each of {plan.devices} " if plan.devices > 1 else ""
+    owner = f"each of {plan.devices} " if plan.devices > 1 else ""
     where = f" in {plan.nodes} machines" if plan.nodes > 1 else ""
     yield (
         f"{counts['fit']} of {counts['candidates']} candidates fit in "
-        f"{format_bytes(plan.limit_bytes)} on {each}{plan.facts.device.name}{where}; "
+        f"{format_bytes(plan.limit_bytes)} on {owner}{plan.facts.device.name}{where}; "
         f"planned in {format_seconds(plan.seconds)}\n"
     )
     if plan.by_formula:
@@ -113,7 +113,7 @@ def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
 def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
     free = [knob.name for knob in plan.space.free_knobs]
     table = Table(box=None, pad_edge=False)
-    hosted = any(one.p_host_oom is not None for one in plan.estimates.values())
+    hosted = any(estimate.p_host_oom is not None for estimate in plan.estimates.values())
     names = ["candidate", "peak", "+-", "reserved", "allocated", "tokens/s", "p(oom)"]
     for name in (*names, *(("host", "p(host)") if hosted else ()), "fits"):
         table.add_column(name, justify="left" if name == "candidate" else "right")
@@ -171,13 +171,13 @@ def _parts_table(estimate: Estimate) -> Table:
 
 def _why_not(candidate: Candidate, estimate: Estimate, fused_head: bool) -> str:
     if estimate.missing_bytes is None and estimate.host_missing_bytes is not None:
-        short = format_bytes(estimate.host_missing_bytes)
-        return f"The leanest that does not fit is {short} of the host's memory short.\n"
+        shortfall = format_bytes(estimate.host_missing_bytes)
+        return f"The leanest that does not fit is {shortfall} of the host's memory short.\n"
     largest = max(estimate.parts, key=lambda name: estimate.parts[name])
     missing = estimate.missing_bytes or 0
-    short = f"{format_bytes(missing)} short" if missing >= LITTLE else "hardly too large"
+    shortfall = f"{format_bytes(missing)} short" if missing >= LITTLE else "hardly too large"
     text = (
-        f"The leanest that does not fit is {short}: "
+        f"The leanest that does not fit is {shortfall}: "
         f"{format_bytes(estimate.parts[largest])} are {largest}, its peak is in "
         f"{estimate.peak_operator or 'no one place'}."
     )

@@ -75,7 +75,9 @@ def divisions(pairs: Iterable[Pair], devices: int) -> list[Division]:
 def _division(training: int, generating: int, members: list[Pair], devices: int) -> Division:
     fitting = [pair for pair in members if pair[1].fits]
     leanest = min(members, key=lambda pair: pair[1].peak_memory_bytes)
-    servers = [one.server.missing_bytes for _, one in members if one.server is not None]
+    servers = [
+        estimate.server.missing_bytes for _, estimate in members if estimate.server is not None
+    ]
     return Division(
         training=training,
         generating=generating,
@@ -88,46 +90,50 @@ def _division(training: int, generating: int, members: list[Pair], devices: int)
     )
 
 
-def _least(short: Iterable[int | None]) -> int | None:
+def _least(shortfalls: Iterable[int | None]) -> int | None:
     """The least of what is missing; None: to some nothing is."""
-    found = list(short)
-    return None if None in found else min(one for one in found if one is not None)
+    values = list(shortfalls)
+    return None if None in values else min(value for value in values if value is not None)
 
 
-def divisions_table(found: Iterable[Division]) -> Table:
+def divisions_table(divisions: Iterable[Division]) -> Table:
     """A line for each division: how many candidates fit, what each device takes, and why none
     fits."""
     table = Table(box=None, pad_edge=False)
     for name in ("train", "generate", "idle", "fit", "each that trains", "each that generates"):
         table.add_column(name, justify="right")
     table.add_column("why not")
-    for one in found:
-        _, estimate = one.shown
+    for division in divisions:
+        _, estimate = division.shown
         assert estimate.server is not None
         needs = estimate.server
         table.add_row(
-            str(one.training),
-            str(one.generating),
-            str(one.idle),
-            f"{one.fitting} of {one.candidates}",
+            str(division.training),
+            str(division.generating),
+            str(division.idle),
+            f"{division.fitting} of {division.candidates}",
             format_bytes(estimate.peak_memory_bytes),
             f"{format_bytes(needs.needed_bytes)} of {format_bytes(needs.given_bytes)}",
-            escape("; ".join(why_not(one))),
+            escape("; ".join(why_not(division))),
         )
     return table
 
 
-def why_not(one: Division) -> Iterator[str]:
+def why_not(division: Division) -> Iterator[str]:
     """Which side does not fit, and by how much; nothing where something fits."""
-    if one.training_short_bytes is not None:
-        short = format_bytes(one.training_short_bytes)
-        yield f"training: the leanest is {short} short on each GPU"
-    if one.server_short_bytes is not None:
-        _, estimate = one.shown
+    if division.training_short_bytes is not None:
+        shortfall = format_bytes(division.training_short_bytes)
+        yield f"training: the leanest is {shortfall} short on each GPU"
+    if division.server_short_bytes is not None:
+        _, estimate = division.shown
         assert estimate.server is not None
         weights = format_bytes(estimate.server.weights_bytes)
         cache = format_bytes(estimate.server.cache_bytes or 0)
-        short = format_bytes(one.server_short_bytes)
-        yield f"server: {short} short on each GPU (weights {weights}, caches {cache})"
-    if not one.fitting and one.training_short_bytes is None and one.server_short_bytes is None:
+        shortfall = format_bytes(division.server_short_bytes)
+        yield f"server: {shortfall} short on each GPU (weights {weights}, caches {cache})"
+    if (
+        not division.fitting
+        and division.training_short_bytes is None
+        and division.server_short_bytes is None
+    ):
         yield "what fits the training does not fit the server, and the other way round"

@@ -34,9 +34,9 @@ _SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS)
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
     """A candidate in a few words: its batch, then the knobs that vary."""
     batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
-    others = [name for name in free if name not in (MICRO_BATCH, *_SPREAD)]
-    rest = [word for name in others if (word := _word(name, candidate[name]))]
-    return " ".join([batch, *_spread(candidate, free), *rest])
+    names = [name for name in free if name not in (MICRO_BATCH, *_SPREAD)]
+    words = [word for name in names if (word := _word(name, candidate[name]))]
+    return " ".join([batch, *_spread(candidate, free), *words])
 
 
 def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
@@ -45,8 +45,8 @@ def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
         return []
     if NUM_PROCESSES not in free:
         return [strategy(candidate)]
-    alone = not sharding_of(candidate.values, 2).in_group
-    return ["on 1"] if alone else [f"on {candidate[NUM_PROCESSES]}", strategy(candidate)]
+    is_single = not sharding_of(candidate.values, 2).in_group
+    return ["on 1"] if is_single else [f"on {candidate[NUM_PROCESSES]}", strategy(candidate)]
 
 
 def strategy(candidate: Candidate) -> str:
@@ -57,10 +57,10 @@ def strategy(candidate: Candidate) -> str:
     if sharding.distributed_type != DEEPSPEED:
         return "DDP" if sharding.in_group else "plain"
     away = (sharding.offload_optimizer_device, sharding.offload_param_device)
-    named = zip(("adam", "weights"), away, strict=True)
-    kept = "".join(f"+{what}-{device}" for what, device in named if device != "none")
+    pairs = zip(("adam", "weights"), away, strict=True)
+    offloads = "".join(f"+{what}-{device}" for what, device in pairs if device != "none")
     again = sharding.zero_hpz_partition_size
-    return f"ZeRO-{sharding.zero_stage}{kept}" + f"+hpz-{again}" * (again > 1)
+    return f"ZeRO-{sharding.zero_stage}{offloads}" + f"+hpz-{again}" * (again > 1)
 
 
 _FLAGS = {
@@ -88,8 +88,8 @@ def describe_measurement(measurement: Measurement) -> str:
     if measurement.outcome == "oom" and measurement.missing_bytes is not None:
         return f"oom: at least {format_bytes(measurement.missing_bytes)} short"
     if measurement.outcome == "host_oom" and measurement.missing_bytes is not None:
-        short = format_bytes(measurement.missing_bytes)
-        return f"host_oom: at least {short} of the host's memory short"
+        shortfall = format_bytes(measurement.missing_bytes)
+        return f"host_oom: at least {shortfall} of the host's memory short"
     if measurement.outcome != "ok":
         return f"{measurement.outcome}: {measurement.reason}"
     noise = measurement.relative_uncertainty
@@ -232,33 +232,33 @@ def search_lines(result: Result) -> list[str]:
 
 def skipped_lines(skipped: Mapping[str, str]) -> list[str]:
     """Why candidates needed no probe."""
-    counted = Counter(skipped.values())
-    return [f"no probe needed for {count} candidate(s): {why}" for why, count in counted.items()]
+    counts = Counter(skipped.values())
+    return [f"no probe needed for {n} candidate(s): {reason}" for reason, n in counts.items()]
 
 
 def repeat_lines(records: Sequence[Record]) -> list[str]:
     """How far probes of the same candidate were apart."""
-    found = repeatability(records)
-    if found.measured_sd is None:
+    repeats = repeatability(records)
+    if repeats.measured_sd is None:
         return []
     return [
-        f"probes of one candidate differ by {100 * found.measured_sd:.1f}% (standard deviation, "
-        f"{found.repeats} repeated)"
+        f"probes of one candidate differ by {100 * repeats.measured_sd:.1f}% (standard deviation, "
+        f"{repeats.repeats} repeated)"
     ]
 
 
 def cost_lines(records: Sequence[Record]) -> list[str]:
     """Where the time of a probe goes: medians over those that ended ok."""
-    ended = [m for r in records if (m := r.measurement) is not None and m.outcome == "ok"]
-    ended = [one for one in ended if one.stages_s]
-    if not ended:
+    ended = (m for r in records if (m := r.measurement) is not None and m.outcome == "ok")
+    measurements = [m for m in ended if m.stages_s]
+    if not measurements:
         return []
     names = ("build", "train")
-    spent = {name: median(one.stages_s.get(name, 0.0) for one in ended) for name in names}
-    rest = median(one.seconds - sum(one.stages_s.get(n, 0.0) for n in names) for one in ended)
+    seconds = {name: median(m.stages_s.get(name, 0.0) for m in measurements) for name in names}
+    rest = median(m.seconds - sum(m.stages_s.get(n, 0.0) for n in names) for m in measurements)
     return [
-        f"a probe took {median(one.seconds for one in ended):.1f} s (median): "
-        f"{spent['build']:.2f} s to build the model and the trainer, {spent['train']:.1f} s of "
+        f"a probe took {median(m.seconds for m in measurements):.1f} s (median): "
+        f"{seconds['build']:.2f} s to build the model and the trainer, {seconds['train']:.1f} s of "
         f"training steps, {rest:.2f} s for everything else"
     ]
 
@@ -279,22 +279,22 @@ def _nothing_fits_lines(result: Result) -> list[str]:
     assert nothing is not None
     lines = ["nothing fits", *([] if nothing.why is None else [f"- {nothing.why}"])]
     if nothing.nearest is None or nothing.short_bytes is None:
-        for why, numbers in nothing.rejected.items():
-            lines.append(f"- {why}: probe {', '.join(map(str, numbers))}")
+        for reason, numbers in nothing.rejected.items():
+            lines.append(f"- {reason}: probe {', '.join(map(str, numbers))}")
         return lines
-    least = "at least " if nothing.short_is_lower_bound else ""
+    at_least = "at least " if nothing.short_is_lower_bound else ""
     knobs = nothing.nearest.candidate
     lines.append(
         f"nearest: probe {nothing.nearest.number} "
         f"({knobs[MICRO_BATCH]}x{knobs.knobs[ACCUMULATION]}), "
-        f"{least}{format_bytes(nothing.short_bytes)} short"
+        f"{at_least}{format_bytes(nothing.short_bytes)} short"
     )
-    fitting = [one for one in result.tried if one.fits]
-    for one in fitting:
-        lines.append(f"- fits with {one.text}: {describe_measurement(one.measurement)}")
+    fitting = [change for change in result.tried if change.fits]
+    for change in fitting:
+        lines.append(f"- fits with {change.text}: {describe_measurement(change.measurement)}")
     if result.tried and not fitting:
-        tried = "; ".join(one.text for one in result.tried)
-        lines.append(f"- no single change made it fit; tried: {tried}")
+        texts = "; ".join(change.text for change in result.tried)
+        lines.append(f"- no single change made it fit; tried: {texts}")
     if result.advice is not None:
         lines += advice_lines(result.advice)
     return lines

@@ -48,9 +48,9 @@ class TerminalListener(Listener):
             f"model   {model.architecture}, {model.parameters / 1e6:.1f} M parameters, "
             f"{model.weights} weights"
         )
-        seen = f" ({data.rows_measured} measured)" if data.sampled else ""
+        sampled = f" ({data.rows_measured} measured)" if data.sampled else ""
         self._say(
-            f"data    {data.rows} rows{seen}, tokens p50 {data.quantiles['p50']} "
+            f"data    {data.rows} rows{sampled}, tokens p50 {data.quantiles['p50']} "
             f"p99 {data.quantiles['p99']} longest {data.longest}"
         )
         self._say(f"device  {facts.device.name}, limit {format_bytes(limit_bytes)}")
@@ -75,10 +75,10 @@ class TerminalListener(Listener):
         self._estimates.clear()
 
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
-        new = Counter(why for key, why in reasons.items() if key not in self._ruled_out)
+        new = Counter(reason for key, reason in reasons.items() if key not in self._ruled_out)
         self._ruled_out = reasons
-        for why, count in new.items():
-            self._say(f"           no probe needed for {count} candidate(s): {why}")
+        for reason, count in new.items():
+            self._say(f"           no probe needed for {count} candidate(s): {reason}")
 
     def probing(self, number: int, candidate: Candidate) -> None:
         if self._console.is_terminal:
@@ -97,7 +97,7 @@ class TerminalListener(Listener):
         self._say(f"search ends: {reason}")
 
     def settling(self, group: Sequence[Ranked]) -> None:
-        numbers = ", ".join(str(one.number) for one in group)
+        numbers = ", ".join(str(ranked.number) for ranked in group)
         self._say(f"probes {numbers} are too close to call: measuring them again, in turns")
 
     def verifying(self, recommendation: Recommendation) -> None:

@@ -159,10 +159,15 @@ class Advisor:
 
     @cached_property
     def _ceilings(self) -> Ceilings | None:
-        known = self._estimator
-        folder = known.folder / "ceilings"
+        estimator = self._estimator
+        folder = estimator.folder / "ceilings"
         return ceilings_of(
-            known.facts, self._kind, known.cache, known.servers, folder, known.progress
+            estimator.facts,
+            self._kind,
+            estimator.cache,
+            estimator.servers,
+            folder,
+            estimator.progress,
         )
 
     def advice(self, space: SearchSpace, *, seen_to_fail: bool = False) -> Advice:
@@ -185,7 +190,7 @@ class Advisor:
     def _ways(self, nearest: Candidate, speed: float | None) -> Iterator[Way]:
         """Breadth first: what needs fewest changes comes first."""
         front: list[tuple[tuple[Change, ...], Job, Candidate]] = [((), self._job, nearest)]
-        seen: set[frozenset[str]] = set()
+        looked_at: set[frozenset[str]] = set()
         fitting: list[frozenset[str]] = []
         for _ in range(MOST_CHANGES):
             following = []
@@ -195,15 +200,15 @@ class Advisor:
                     if change.field in changed or _too_long({*changed, change.field}):
                         continue
                     texts = frozenset(c.text for c in (*changes, change))
-                    if texts in seen or any(shorter <= texts for shorter in fitting):
+                    if texts in looked_at or any(shorter <= texts for shorter in fitting):
                         continue
-                    seen.add(texts)
+                    looked_at.add(texts)
                     space = self._space(change.job)
                     if space is None:
                         continue
                     leaner = leanest(space)
-                    failed = not changes and change.text in self._tried
-                    if failed or not self._fits(change.job, leaner):
+                    is_probed = not changes and change.text in self._tried
+                    if is_probed or not self._fits(change.job, leaner):
                         following.append(((*changes, change), change.job, leaner))
                         continue
                     fitting.append(texts)

@@ -126,10 +126,12 @@ def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 def _without_a_value_model(job: Job) -> Iterator[Change]:
     """RLOO and GRPO in place of PPO."""
     for method in WITHOUT_A_VALUE_MODEL if METHODS[job.method].value_model else ():
-        other = in_place_of_ppo(job, method)
-        if other is not None:
-            text = f"`method: {method}` in place of `ppo`, with groups of {other.fixed[GROUP]}"
-            yield Change(field="method", text=text, kind="recipe", job=other)
+        alternative = in_place_of_ppo(job, method)
+        if alternative is not None:
+            text = (
+                f"`method: {method}` in place of `ppo`, with groups of {alternative.fixed[GROUP]}"
+            )
+            yield Change(field="method", text=text, kind="recipe", job=alternative)
 
 
 def offloading(job: Job, device_kind: str) -> Iterator[Change]:
@@ -140,13 +142,13 @@ def offloading(job: Job, device_kind: str) -> Iterator[Change]:
     """
     if job.devices.total > 1 or device_kind != "cuda" or METHODS[job.method].value_model:
         return
-    asked = [pins.items() <= job.fixed.items() for _, pins in _OFFLOADED]
+    requested = [pins.items() <= job.fixed.items() for _, pins in _OFFLOADED]
     for number, (what, pins) in enumerate(_OFFLOADED):
-        if any(asked[number:]):
+        if any(requested[number:]):
             continue
         pinned = ", ".join(f"{name}: {value}" for name, value in pins.items())
-        kept = {name: values for name, values in job.recipe.items() if name not in pins}
-        update = {"fixed": {**job.fixed, **pins}, "recipe": kept}
+        recipe = {name: values for name, values in job.recipe.items() if name not in pins}
+        update = {"fixed": {**job.fixed, **pins}, "recipe": recipe}
         yield Change(
             field=OPTIMIZER_OFFLOAD,
             text=f"{what} in the host's memory (`fixed: {{{pinned}}}`)",
@@ -180,9 +182,9 @@ def _less_vllm(job: Job, nearest: Candidate) -> Iterator[Change]:
         text = f"`{SLEEP}: true` (vLLM gives its memory back while the training computes)"
         yield _pinned(job, SLEEP, True, text)
     if nearest.values.get(USE):
-        own = job.model_copy(update={"fixed": _without_vllm(job.fixed)})
+        changed_job = job.model_copy(update={"fixed": _without_vllm(job.fixed)})
         yield Change(
-            field=USE, text=f"transformers' generation (no `{USE}`)", kind="speed", job=own
+            field=USE, text=f"transformers' generation (no `{USE}`)", kind="speed", job=changed_job
         )
 
 

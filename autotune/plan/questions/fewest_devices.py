@@ -37,7 +37,9 @@ class Tried:
     @property
     def fits(self) -> bool:
         """Whether some candidate does."""
-        return self.plan is not None and any(one.fits for one in self.plan.estimates.values())
+        return self.plan is not None and any(
+            estimate.fits for estimate in self.plan.estimates.values()
+        )
 
 
 def fewest(
@@ -73,7 +75,7 @@ def fewest(
         tried.append(_tried(job, definition, scratch / str(count), device, count, progress))
         if tried[-1].fits:
             break
-    if all(one.plan is None for one in tried):
+    if all(count.plan is None for count in tried):
         raise user_error(tried[0].problem or "nothing can be planned", where="--of devices")
     return tried
 
@@ -95,7 +97,7 @@ def _tried(
     devices = job.devices.model_copy(update={"count": count})
     left_out = _only_dividing(job) if count == 1 else ()
     pins, lists = (
-        {name: one for name, one in knobs.items() if name not in left_out}
+        {name: value for name, value in knobs.items() if name not in left_out}
         for knobs in (job.fixed, job.recipe)
     )
     job = job.model_copy(update={"devices": devices, "fixed": pins, "recipe": lists})
@@ -112,8 +114,8 @@ def _tried(
 def _only_dividing(job: Job) -> tuple[str, ...]:
     """Knobs of a job that only divide a training; none where it is to offload, which one device
     does as well."""
-    asked = {**job.fixed, **job.recipe}
-    kept = [asked.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
-    if any(one not in (None, "none", ["none"]) for one in kept):
+    requested = {**job.fixed, **job.recipe}
+    offloads = [requested.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
+    if any(offload not in (None, "none", ["none"]) for offload in offloads):
         return ()
-    return tuple(name for name in (*SHARDING_KNOBS, *ZERO_FIELDS) if name in asked)
+    return tuple(name for name in (*SHARDING_KNOBS, *ZERO_FIELDS) if name in requested)

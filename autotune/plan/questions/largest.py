@@ -98,45 +98,45 @@ class _Search:
 
     def _starts(self) -> list[int]:
         """Values to try first: no rows longer than the model has positions for."""
-        starts, most = list(STARTS[self._knob]), self._estimator.facts.model.max_positions
-        if self._knob == MICRO_BATCH or most is None:
+        starts, longest = list(STARTS[self._knob]), self._estimator.facts.model.max_positions
+        if self._knob == MICRO_BATCH or longest is None:
             return starts
-        return [value for value in starts if value < most] + [most]
+        return [value for value in starts if value < longest] + [longest]
 
     def answer(self) -> Largest:
         """Look for it."""
-        value, failed = 0, None
-        for tried in self._starts():
-            if not self._fits(tried):
-                failed = tried
+        value, too_large = 0, None
+        for candidate_value in self._starts():
+            if not self._fits(candidate_value):
+                too_large = candidate_value
                 break
-            value = tried
-        while failed is not None and failed - value > STEP[self._knob]:
-            tried = self._between(value, failed)
-            if self._fits(tried):
-                value = tried
+            value = candidate_value
+        while too_large is not None and too_large - value > STEP[self._knob]:
+            candidate_value = self._between(value, too_large)
+            if self._fits(candidate_value):
+                value = candidate_value
             else:
-                failed = tried
+                too_large = candidate_value
         return Largest(
             knob=self._knob,
             value=value or None,
             estimate=self._known.get(value),
-            too_large=failed,
+            too_large=too_large,
             device=self._estimator.facts.device.name,
             limit_bytes=self._estimator.limit,
-            bounded=failed is None,
+            bounded=too_large is None,
             most_rows=self._default.global_batch,
         )
 
-    def _between(self, value: int, failed: int) -> int:
+    def _between(self, value: int, too_large: int) -> int:
         """Where the limit should be met; at times the middle, so that the gap surely closes."""
         step, share = STEP[self._knob], 0.5
         self._guesses += 1
         if value and self._guesses % 3:
-            low, high = (self._known[n].peak_memory_bytes for n in (value, failed))
+            low, high = (self._known[n].peak_memory_bytes for n in (value, too_large))
             share = (self._estimator.limit - low) / max(high - low, 1)
-        guess = round((value + share * (failed - value)) / step) * step
-        return min(max(guess, value + step), failed - step)
+        guess = round((value + share * (too_large - value)) / step) * step
+        return min(max(guess, value + step), too_large - step)
 
     def _fits(self, value: int) -> bool:
         estimate = self._known[value] = self._estimate(value)

@@ -20,11 +20,11 @@ def ways_out(job: Job, *, device: str | None, figures: bool) -> str:
     """
     lines = ["`pip install trl==1.12.0`, or another method, which needs no value model:"]
     for method in WITHOUT_A_VALUE_MODEL:
-        other = in_place_of_ppo(job, method)
-        if other is None:
+        alternative = in_place_of_ppo(job, method)
+        if alternative is None:
             lines.append(f"  method: {method}  wants a batch that makes up groups")
         elif figures:
-            lines.append(f"  method: {method}  {_figures(other, device)}")
+            lines.append(f"  method: {method}  {_figures(alternative, device)}")
         else:
             lines.append(f"  method: {method}")
     if figures:
@@ -37,16 +37,16 @@ def _figures(job: Job, device: str | None) -> str:
     definition = load_definition(job.method)
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-plan-") as scratch:
-            made = plan(job, definition, Path(scratch), device=device, only_default=True)
+            figures = plan(job, definition, Path(scratch), device=device, only_default=True)
     except AutotuneError as error:
         return f"cannot be planned: {error.problems[0].what}"
-    ((candidate, estimate),) = made.ranked()
+    ((candidate, estimate),) = figures.ranked()
     speed = f", {estimate.tokens_per_s:.0f} tokens/s" if estimate.tokens_per_s else ""
-    how = ", by formula" if estimate.method == "closed form" else ""
+    source = ", by formula" if estimate.method == "closed form" else ""
     word = "fits" if estimate.fits else "does not fit"
     batch = f"{candidate.micro_batch} x {candidate.gradient_accumulation_steps}"
     peak = format_bytes(estimate.peak_memory_bytes)
     return (
         f"{batch}: {peak}{speed}; "
-        f"{word} in {format_bytes(made.limit_bytes)} on {made.facts.device.name}{how}"
+        f"{word} in {format_bytes(figures.limit_bytes)} on {figures.facts.device.name}{source}"
     )

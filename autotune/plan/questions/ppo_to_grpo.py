@@ -26,7 +26,7 @@ def in_place_of_ppo(job: Job, method: str) -> Job | None:
     Returns:
         None where the batch makes up no groups.
     """
-    batches = [one for one in job.batches if isinstance(one, int)]
+    batches = [batch for batch in job.batches if isinstance(batch, int)]
     group = next((g for g in GROUPS if batches and all(b % g == 0 for b in batches)), None)
     if group is None:
         return None
