@@ -130,7 +130,7 @@ def test_a_small_model_stays_gathered_and_gains_nothing_but_between_micro_steps(
         job = make_job(
             devices={"count": 8}, global_batch_size=32, tuning=tuning, fixed=fixed, precision="bf16"
         )
-        return exchanged(settings(job, here, make_space(job, here).candidates[0])).kept
+        return exchanged(settings(job, here, make_space(job, here).candidates[0])).still_gathered
 
     assert kept("full", True) == kept("full", False) == kept("lora", False) == 2 * 10**8
     assert kept("lora", True) == 0
