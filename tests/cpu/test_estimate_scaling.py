@@ -225,7 +225,7 @@ def answered(case: Case, model: Path, server: ChildServer, path: Path) -> Any:
     folder = ChildFolder(path=path / "p")
     folder.path.mkdir()
     write_json(folder.request, {"case": plain, "model": str(model)})
-    server.run(folder, WORKER, Limits(wall_s=120, stall_s=60))
+    server.run(folder, WORKER, Limits(wall_s=900, stall_s=900))
     reply = read_json(folder.reply)
     assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
     return reply

@@ -142,7 +142,7 @@ def test_estimates_do_not_need_the_package(
     folder = ChildFolder(path=tmp_path / "trace")
     folder.path.mkdir()
     write_json(folder.request, NESTED.request(model).plain())
-    server.run(folder, WORKER, Limits(wall_s=120, stall_s=60))
+    server.run(folder, WORKER, Limits(wall_s=900, stall_s=900))
     found = read_json(folder.reply)
     assert found, folder.stderr.read_text(encoding="utf-8")
     if INSTALLED:
