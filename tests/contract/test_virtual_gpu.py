@@ -16,8 +16,8 @@ from tests.virtual_gpu import run
 
 ROOT = Path(__file__).parents[2]
 LOCKED = "2.13.0"
-TOOLS = ("bash", "cat", "cut", "dirname", "env", "find", "gcc", "grep", "nm", "readelf", "sed")
-MORE_TOOLS = ("sha256sum", "touch", "uname")
+TOOLS = ("bash", "cat", "cut", "dirname", "env", "find", "flock", "gcc", "grep", "nm", "readelf")
+MORE_TOOLS = ("sed", "sha256sum", "touch", "uname")
 HASHED = {"constraints.txt": f"torch=={LOCKED}\n", "setup.py": "", "pyproject.toml": ""}
 
 
@@ -145,6 +145,37 @@ def test_the_locked_torch_is_taken(checkout: Checkout) -> None:
     marker.parent.mkdir()
     marker.touch()
     assert checkout.run_script("--setup") == Said(0, "")
+
+
+def test_settings_of_tools_make_no_new_environment(checkout: Checkout) -> None:
+    checkout.give_torch(f"{LOCKED}+cu130", {"libtorch_cuda.so": "libcudart.so.13"})
+    built = checkout.root / ".venv-cuda" / "virtual_gpu" / ".built"
+    built.parent.mkdir()
+    built.touch()
+    settings = '[tool.pytest.ini_options]\nmarkers = ["new"]\n'
+    (checkout.root / "pyproject.toml").write_text(settings, encoding="utf-8")
+    assert checkout.said("--setup") == Said(0, "")
+
+
+def test_a_second_caller_waits_for_the_environment_that_the_first_makes(checkout: Checkout) -> None:
+    """Each would empty what the other installs."""
+    (checkout.root / ".venv-cuda" / ".installed").unlink()
+    python = checkout.root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    makes = 'case $* in "-m venv"*) echo begins >>"$LOG"; sleep 1; echo ends >>"$LOG"; exit 1; esac'
+    python.write_text(f"#!/bin/sh\n{makes}\n", encoding="utf-8")
+    python.chmod(0o755)
+    log = checkout.root / "log"
+    script = checkout.root / "scripts" / "virtual_gpu"
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHON"}
+    callers = [
+        subprocess.Popen(
+            [script, "--setup"], env={**environment, "LOG": str(log)}, stderr=subprocess.DEVNULL
+        )
+        for _ in range(2)
+    ]
+    assert [caller.wait(timeout=60) for caller in callers] == [3, 3]
+    assert log.read_text(encoding="utf-8").split() == ["begins", "ends"] * 2
 
 
 @pytest.mark.parametrize(
