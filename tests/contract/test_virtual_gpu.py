@@ -154,7 +154,7 @@ def test_settings_of_tools_make_no_new_environment(checkout: Checkout) -> None:
     built.touch()
     settings = '[tool.pytest.ini_options]\nmarkers = ["new"]\n'
     (checkout.root / "pyproject.toml").write_text(settings, encoding="utf-8")
-    assert checkout.said("--setup") == Said(0, "")
+    assert checkout.run_script("--setup") == Said(0, "")
 
 
 def test_a_second_caller_waits_for_the_environment_that_the_first_makes(checkout: Checkout) -> None:
