@@ -90,10 +90,10 @@ def _has(module: str) -> bool:
 @functools.cache
 def fused_head() -> bool:
     """Whether TRL's SFTTrainer gives its model a fused LM head (from 1.15 on)."""
-    return "add_fused_lm_head(" in _source("trl", "trainer/sft_trainer.py")
+    return "add_fused_lm_head(" in source_of("trl", "trainer/sft_trainer.py")
 
 
-def _source(package: str, file: str) -> str:
+def source_of(package: str, file: str) -> str:
     """A file's text; empty where there is none."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -119,7 +119,7 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
 
 def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
     """The fields of a class, each with its type as its source has it."""
-    tree = ast.parse(_source(package, file))
+    tree = ast.parse(source_of(package, file))
     return {
         statement.target.id: ast.unparse(statement.annotation)
         for node in tree.body
@@ -156,7 +156,7 @@ def missing(method: str) -> str | None:
     """Why the installed TRL cannot train by a method; None: it can."""
     if not _has("trl"):
         return "TRL is not installed"
-    if _source("trl", METHODS[method].source):
+    if source_of("trl", METHODS[method].source):
         return None
     return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].removal}"
 

@@ -13,13 +13,12 @@ from click.testing import CliRunner
 from test_consumers import parsed_fields, trl
 
 from autotune.bundle.bundle import AUTO_FILE, auto_deepspeed
-from autotune.bundle.check.accelerate import FIELDS
 from autotune.bundle.check.check import disagreements
-from autotune.bundle.check.deepspeed_fields import SECTIONS
 from autotune.bundle.check.files import DEFAULTS
 from autotune.bundle.check.read import read_launch
 from autotune.cli import main
 from autotune.errors import UserError
+from autotune.facts.launch_fields import launch_fields
 from autotune.facts.stack import canonical_name
 from autotune.job.methods import METHODS
 
@@ -216,8 +215,9 @@ def test_accelerates_fields_are_all_known():
     from accelerate.commands.config.config_args import ClusterConfig
 
     fields = {field.name for field in dataclasses.fields(ClusterConfig)}
-    assert fields - FIELDS == set()
-    assert FIELDS - fields == {"dynamo_backend", "fp16"}  # of older versions
+    known = set(launch_fields().accelerate)
+    assert fields - known == set()
+    assert known - fields == {"dynamo_backend", "fp16"}  # of older versions
 
 
 def test_deepspeeds_fields_are_all_known():
@@ -235,7 +235,7 @@ def test_deepspeeds_fields_are_all_known():
     for where, kind in kinds.items():
         fields = set(kind.model_fields)
         fields |= {field.alias for field in kind.model_fields.values() if field.alias}
-        assert fields - SECTIONS[where] == set()
+        assert fields == set(launch_fields().deepspeed[where])
 
 
 @pytest.mark.parametrize("method", METHODS)

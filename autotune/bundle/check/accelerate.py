@@ -3,23 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.bundle.check.deepspeed_fields import names as words
 from autotune.bundle.check.files import AUTO, LaunchFiles, number, section, shown
 from autotune.errors import Problem, nearest
 from autotune.space.knobs import GENERATION_BATCH, GROUP
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, NONE
 
-FIELDS = words(
-    """
-    compute_environment distributed_type mixed_precision use_cpu debug num_processes machine_rank
-    num_machines gpu_ids main_process_ip main_process_port rdzv_backend same_network
-    main_training_function enable_cpu_affinity fp8_config deepspeed_config fsdp_config
-    parallelism_config megatron_lm_config mpirun_config downcast_bf16 tpu_name tpu_zone
-    tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env dynamo_config dynamo_backend
-    fp16
-    """
-)
-"""Of accelerate's file (`accelerate/commands/config/config_args.py`, `ClusterConfig`)."""
 REFUSED_BESIDE_A_FILE = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
     *("offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path"),
@@ -34,8 +22,9 @@ _SAME = (
 
 def names(files: LaunchFiles) -> Iterator[Problem]:
     """Fields that accelerate does not know: it would refuse the file."""
-    for name in sorted(set(files.accelerate) - FIELDS, key=str):
-        hint = nearest(str(name), FIELDS) or "take it out"
+    fields = files.fields.accelerate
+    for name in sorted(set(files.accelerate) - set(fields), key=str) if fields else ():
+        hint = nearest(str(name), fields) or "take it out"
         yield files.at_accelerate(str(name), "accelerate has no such field", hint)
 
 

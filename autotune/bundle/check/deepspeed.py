@@ -247,7 +247,8 @@ def autos(files: LaunchFiles) -> Iterator[Problem]:
 def unknown_names(files: LaunchFiles) -> Iterator[Problem]:
     """Names that DeepSpeed does not know: at the top it passes over them, further in it fails."""
     file = files.deepspeed or {}
-    for where, known in SECTIONS.items():
+    declared = {where: frozenset(fields) for where, fields in files.fields.deepspeed.items()}
+    for where, known in {**SECTIONS, **declared}.items():
         inside = file if not where else value_at(file, where)
         if not isinstance(inside, Mapping):
             continue

@@ -1,7 +1,8 @@
 """Kinds of values that a field of a launch file may have, and which have them. Pure.
 
-Sources: accelerate's `commands/config/config_args.py`, DeepSpeed's `runtime/config.py`,
-`runtime/zero/config.py`, `runtime/zero/offload_config.py`, `runtime/precision_config.py`.
+What a class of the owner declares is read from its source (`facts/launch_fields.py`). Here is what
+no class declares: DeepSpeed's top level (`runtime/config.py`), sections of accelerate's file, and
+bounds.
 """
 
 import ast
@@ -9,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.bundle.check.deepspeed_fields import AIO, BF16, FP16, names
+from autotune.bundle.check.deepspeed_fields import AIO, names
 from autotune.bundle.check.files import number
+from autotune.facts.launch_fields import DeclaredField, LaunchFields
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,26 @@ def either(*kinds: Kind) -> Kind:
     return Kind(" or ".join(kind.words for kind in kinds), lambda v: any(k.fits(v) for k in kinds))
 
 
-def of_type(text: str, least: float | None = None) -> Kind | None:
-    """The kind that a type of Python's is; None: any value may do."""
-    found = [_of_part(part, least) for part in _parts(ast.parse(text, mode="eval").body)]
-    kinds = [kind for kind in found if kind is not None]
-    return either(*kinds) if kinds and len(kinds) == len(found) else None
+def of_type(text: str, least: float | None = None, most: float | None = None) -> Kind | None:
+    """The kind that a type of a trainer's field is; None: any value may do."""
+    return _of_parts(text, {**_kinds(least, most), "dict": either(SECTION, TEXT)})
+
+
+def of_declared(field: DeclaredField) -> Kind | None:
+    """The kind that a field of accelerate's or DeepSpeed's is; None: any value may do."""
+    return _of_parts(field.type, {**_kinds(field.least, field.most), "dict": SECTION})
+
+
+def _kinds(least: float | None, most: float | None) -> dict[str, Kind]:
+    kinds = {"int": whole(least), "float": real(least, most), "bool": SWITCH, "str": TEXT}
+    return {**kinds, "Path": TEXT, "OffloadDeviceEnum": TEXT, "list": ITEMS, "None": NOTHING}
+
+
+def _of_parts(text: str, kinds: Mapping[str, Kind]) -> Kind | None:
+    parts = _parts(ast.parse(text, mode="eval").body)
+    found = [_of_part(part, kinds) for part in parts]
+    known = [kind for kind in found if kind is not None]
+    return either(*known) if known and len(known) == len(found) else None
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
@@ -84,38 +101,21 @@ def _parts(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _of_part(node: ast.expr, least: float | None) -> Kind | None:
+def _of_part(node: ast.expr, kinds: Mapping[str, Kind]) -> Kind | None:
     name = ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
-    kinds = {"int": whole(least), "float": real(least), "bool": SWITCH, "str": TEXT}
-    kinds |= {"list": ITEMS, "dict": either(SECTION, TEXT), "None": NOTHING}
+    if name.endswith("Config") and kinds["dict"] is SECTION:
+        return either(SECTION, NOTHING)
     return TEXT if name.endswith(("Strategy", "Type", "Names")) else kinds.get(name)
 
 
-NAMES_OF_TYPES = (
-    *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA"),
-    *("MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "MEGATRON_LM"),
-)
-"""Of `distributed_type` (`accelerate/utils/dataclasses.py`)."""
 _MAYBE_SECTION = either(SECTION, NOTHING)
 _MAYBE_TEXT = either(TEXT, NOTHING)
-ACCELERATE: Mapping[str, Kind] = {
+OF_ACCELERATE: Mapping[str, Kind] = {
     "compute_environment": one_of("LOCAL_MACHINE", "AMAZON_SAGEMAKER"),
-    "distributed_type": one_of(*NAMES_OF_TYPES),
-    "num_processes": whole(1),
-    "num_machines": whole(1),
+    **dict.fromkeys(("num_processes", "num_machines"), whole(1)),
     "machine_rank": whole(0),
-    "gpu_ids": _MAYBE_TEXT,
-    "main_process_ip": _MAYBE_TEXT,
     "main_process_port": either(whole(0), NOTHING),
     "mixed_precision": either(one_of("no", "fp16", "bf16", "fp8"), NOTHING),
-    **dict.fromkeys(("use_cpu", "debug", "same_network", "enable_cpu_affinity"), SWITCH),
-    **dict.fromkeys(("downcast_bf16", "tpu_use_cluster", "tpu_use_sudo"), SWITCH),
-    **dict.fromkeys(("rdzv_backend", "main_training_function"), TEXT),
-    **dict.fromkeys(("tpu_env", "tpu_vm", "commands"), either(ITEMS, NOTHING)),
-    **dict.fromkeys(("tpu_name", "tpu_zone", "command_file"), _MAYBE_TEXT),
-    **dict.fromkeys(("deepspeed_config", "fsdp_config", "fp8_config"), _MAYBE_SECTION),
-    **dict.fromkeys(("parallelism_config", "megatron_lm_config"), _MAYBE_SECTION),
-    **dict.fromkeys(("mpirun_config", "dynamo_config"), _MAYBE_SECTION),
     "deepspeed_config.deepspeed_config_file": _MAYBE_TEXT,
     "deepspeed_config.deepspeed_multinode_launcher": _MAYBE_TEXT,
     "deepspeed_config.zero3_init_flag": either(SWITCH, NOTHING),
@@ -140,30 +140,18 @@ ACCELERATE: Mapping[str, Kind] = {
     },
     "fsdp_config.fsdp_sharding_strategy": either(TEXT, whole(1), NOTHING),
 }
-"""Fields of accelerate's file, with dots where one stands in a section."""
-_ZERO = "zero_optimization"
-_ZERO_SIZES = names(
-    """
-    allgather_bucket_size sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size
-    stage3_param_persistence_threshold param_persistence_threshold
-    stage3_model_persistence_threshold model_persistence_threshold stage3_max_live_parameters
-    max_live_parameters stage3_max_reuse_distance max_reuse_distance zero_hpz_partition_size
-    """
-)
-_ZERO_SWITCHES = names(
-    """
-    contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions
-    compute_grad_norm load_from_fp32_weights elastic_checkpoint round_robin_gradients
-    stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save
-    stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params
-    stage3_allgather_sequential allgather_sequential stage3_gather_fp16_weights_on_model_save
-    ignore_unused_parameters legacy_stage1 parameter_alignment zero_quantized_weights
-    zero_quantized_nontrainable_weights zero_quantized_gradients memory_efficient_linear
-    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings
-    enable_sanity_checks save_muon_momentum_buffer_in_memory
-    """
-)
-_COUNTS = ("loss_scale_window", "hysteresis", "initial_scale_power", "min_loss_scale")
+"""What accelerate's classes do not declare, with dots where a field stands in a section."""
+
+
+def accelerate_kinds(fields: LaunchFields) -> dict[str, Kind]:
+    """The kind of each field of accelerate's file, by its path; none where nothing is declared."""
+    if not fields.accelerate:
+        return {}
+    declared = {name: of_declared(field) for name, field in fields.accelerate.items()}
+    kinds = {name: kind for name, kind in declared.items() if kind is not None}
+    return {**kinds, "distributed_type": one_of(*fields.distributed_types), **OF_ACCELERATE}
+
+
 _AIO_COUNTS = ("block_size", "queue_depth", "intra_op_parallelism", "thread_count")
 _TOP_SECTIONS = names(
     """
@@ -181,19 +169,7 @@ _TOP_SWITCHES = names(
 )
 
 
-def _offloaded(part: str, **kinds: Kind) -> dict[str, Kind]:
-    where = f"{_ZERO}.offload_{part}"
-    own: dict[str, Kind] = {
-        "device": TEXT,
-        "nvme_path": _MAYBE_TEXT,
-        "buffer_count": whole(0),
-        "pin_memory": SWITCH,
-    }
-    inside = {f"{where}.{name}": kind for name, kind in {**own, **kinds}.items()}
-    return {where: _MAYBE_SECTION, **inside}
-
-
-DEEPSPEED: Mapping[str, Kind] = {
+OF_DEEPSPEED: Mapping[str, Kind] = {
     **dict.fromkeys(_TOP_SECTIONS, SECTION),
     **dict.fromkeys(_TOP_SWITCHES, SWITCH),
     "train_batch_size": whole(1),
@@ -204,33 +180,26 @@ DEEPSPEED: Mapping[str, Kind] = {
     "steps_per_print": either(whole(1), NOTHING),
     "optimizer.type": TEXT,
     "scheduler.type": TEXT,
-    f"{_ZERO}.stage": either(TEXT, real(), SWITCH),
-    f"{_ZERO}.reduce_bucket_size": whole(1),
-    f"{_ZERO}.stage3_module_granularity_threshold": whole(),
-    f"{_ZERO}.module_granularity_threshold": whole(),
-    f"{_ZERO}.overlap_comm": either(SWITCH, NOTHING),
-    f"{_ZERO}.zenflow": _MAYBE_SECTION,
-    f"{_ZERO}.leaf_module": _MAYBE_SECTION,
-    **{f"{_ZERO}.{name}": whole(0) for name in _ZERO_SIZES},
-    **{f"{_ZERO}.{name}": SWITCH for name in _ZERO_SWITCHES},
-    **{
-        f"{_ZERO}.{name}": either(SWITCH, NOTHING)
-        for name in ("cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory")
-    },
-    **_offloaded("param", buffer_size=whole(0), max_in_cpu=whole(0)),
-    **_offloaded(
-        "optimizer",
-        **dict.fromkeys(("pipeline_read", "pipeline_write", "fast_init", "super_offload"), SWITCH),
-        **dict.fromkeys(("ratio", "cpuadam_cores_perc"), real(0, 1)),
-    ),
-    **{f"bf16.{name}": SWITCH for name in BF16},
-    **{f"fp16.{name}": SWITCH for name in FP16 - {*_COUNTS, "loss_scale"}},
-    **{f"fp16.{name}": whole() for name in _COUNTS},
+    "zero_optimization.stage": either(TEXT, real(), SWITCH),
     "fp16.loss_scale": real(),
     **{f"aio.{name}": SWITCH for name in AIO - {*_AIO_COUNTS}},
     **{f"aio.{name}": whole() for name in _AIO_COUNTS},
 }
-"""Fields of DeepSpeed's file, in the same form; `auto` is none of their kinds."""
+"""What DeepSpeed's classes do not declare, in the same form; `auto` is none of their kinds."""
+
+
+def deepspeed_kinds(fields: LaunchFields) -> dict[str, Kind]:
+    """The kind of each field of DeepSpeed's file, by its path; none where nothing is declared."""
+    if not fields.deepspeed:
+        return {}
+    declared = {
+        f"{where}.{name}": of_declared(field)
+        for where, section in fields.deepspeed.items()
+        for name, field in section.items()
+    }
+    return {**{n: kind for n, kind in declared.items() if kind is not None}, **OF_DEEPSPEED}
+
+
 LEAST: Mapping[str, float] = {
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1),
     **dict.fromkeys(("gradient_accumulation_steps", "generation_batch_size", "lora_r"), 1),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import Problem
+from autotune.facts.launch_fields import LaunchFields
 from autotune.facts.stack import canonical_name
 from autotune.job.methods import Method
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, NONE
@@ -37,6 +38,8 @@ class LaunchFiles:
         deepspeed: what DeepSpeed reads; None where there is no such file.
         method: of the training, where it is known.
         types: fields of the trainer, and their types as its source has them (`int | None`).
+        fields: what the installed packages declare of the other two; empty: neither names nor
+            types are held against it.
     """
 
     trainer: Mapping[str, Any]
@@ -47,6 +50,7 @@ class LaunchFiles:
     accelerate_file: str = "accelerate.yaml"
     deepspeed_file: str = "deepspeed.json"
     types: Mapping[str, str] = field(default_factory=dict)
+    fields: LaunchFields = field(default_factory=LaunchFields)
 
     @property
     def kind(self) -> str:

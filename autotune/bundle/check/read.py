@@ -9,6 +9,7 @@ import yaml
 
 from autotune.bundle.check.files import LaunchFiles, section
 from autotune.errors import Problem, UserError, user_error
+from autotune.facts.launch_fields import launch_fields
 from autotune.facts.stack import field_types
 from autotune.job.methods import METHODS, Method
 
@@ -60,6 +61,7 @@ def read_launch(
         accelerate_file=launch.name,
         deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
         types=field_types(own.name if own else None),
+        fields=launch_fields(),
     )
 
 

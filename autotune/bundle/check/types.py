@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.bundle.check.field_types import (
-    ACCELERATE,
-    DEEPSPEED,
     LEAST,
     NEVER_NULL,
     Kind,
+    accelerate_kinds,
+    deepspeed_kinds,
     of_type,
 )
 from autotune.bundle.check.files import AUTO, LaunchFiles, shown, value_at
@@ -18,16 +18,18 @@ from autotune.facts.stack import canonical_name
 
 def of_accelerate(files: LaunchFiles) -> Iterator[Problem]:
     """accelerate's file."""
-    for path, value in _wrong(files.accelerate, ACCELERATE):
+    kinds = accelerate_kinds(files.fields)
+    for path, value in _wrong(files.accelerate, kinds):
         if path != "mixed_precision" or value is not False:  # `precision` says what YAML made of it
-            yield files.at_accelerate(path, *_what(value, ACCELERATE[path]))
+            yield files.at_accelerate(path, *_what(value, kinds[path]))
 
 
 def of_deepspeed(files: LaunchFiles) -> Iterator[Problem]:
     """DeepSpeed's file."""
-    for path, value in _wrong(files.deepspeed or {}, DEEPSPEED):
+    kinds = deepspeed_kinds(files.fields)
+    for path, value in _wrong(files.deepspeed or {}, kinds):
         if value != AUTO:
-            yield files.at_deepspeed(path, *_what(value, DEEPSPEED[path]))
+            yield files.at_deepspeed(path, *_what(value, kinds[path]))
 
 
 def of_trainer(files: LaunchFiles) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ import pytest
 
 from autotune.bundle.check.check import disagreements
 from autotune.bundle.check.files import LaunchFiles
+from autotune.facts.launch_fields import launch_fields
 from autotune.job.methods import METHODS
 
 TRAINER = {
@@ -60,7 +61,12 @@ def found(trainer=None, accelerate=None, deepspeed=DEEPSPEED, base=ACCELERATE, m
     for name, changes in (("trainer", trainer), ("accelerate", accelerate)):
         for path, value in (changes or {}).items():
             told[name] = put(told[name], path, value)
-    files = LaunchFiles(**told, method=METHODS[method], trainer_file="sft_config.yaml")
+    files = LaunchFiles(
+        **told,
+        method=METHODS[method],
+        trainer_file="sft_config.yaml",
+        fields=launch_fields(),
+    )
     return [problem.render() for problem in disagreements(files)]
 
 
@@ -407,5 +413,7 @@ def test_everything_is_said_at_once():
 def test_values_of_another_kind_are_no_reason_to_fail(broken):
     assert isinstance(found(deepspeed=broken), list)
     strange = {"num_processes": "eight", "num_machines": None, 3: 4, "deepspeed_config": None}
-    files = LaunchFiles(trainer={1: 2, "bf16": "x"}, accelerate=strange, deepspeed=broken)
+    files = LaunchFiles(
+        fields=launch_fields(), trainer={1: 2, "bf16": "x"}, accelerate=strange, deepspeed=broken
+    )
     assert disagreements(files)

@@ -7,13 +7,15 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from autotune.bundle.check.accelerate import FIELDS
 from autotune.bundle.check.check import disagreements
-from autotune.bundle.check.field_types import ACCELERATE as ACCELERATES
-from autotune.bundle.check.field_types import DEEPSPEED as DEEPSPEEDS
-from autotune.bundle.check.field_types import of_type
+from autotune.bundle.check.field_types import (
+    OF_ACCELERATE,
+    deepspeed_kinds,
+    of_type,
+)
 from autotune.bundle.check.read import read_launch
 from autotune.cli import main
+from autotune.facts.launch_fields import launch_fields
 
 BAD = (None, 0, -1, "four", [], {}, True)
 TRAINER = {
@@ -198,16 +200,16 @@ def test_fsdps_strategy_may_be_its_number(strategy, fits, tmp_path):
 
 
 def test_kinds_are_of_fields_that_there_are():
-    assert {path.split(".")[0] for path in ACCELERATES} <= FIELDS
+    assert {path.split(".")[0] for path in OF_ACCELERATE} <= set(launch_fields().accelerate)
 
 
 def test_what_deepspeed_refuses_is_named():
     config = pytest.importorskip("deepspeed.runtime.zero.config")
-    fields = {}
+    fields, kinds = {}, deepspeed_kinds(launch_fields())
     for name, field in config.DeepSpeedZeroConfig.model_fields.items():
         fields[field.alias or name] = name
     for name in fields:
-        kind = DEEPSPEEDS[f"zero_optimization.{name}"]
+        kind = kinds[f"zero_optimization.{name}"]
         for bad in (*BAD, "auto"):
             try:
                 config.DeepSpeedZeroConfig(**{name: bad})
