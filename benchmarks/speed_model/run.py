@@ -29,9 +29,7 @@ from autotune.estimate.records.events import Work  # noqa: E402
 from autotune.estimate.speed.ceilings import Ceilings  # noqa: E402
 from autotune.estimate.speed.operators import (  # noqa: E402
     TimeParts,
-    split_off_loss,
     step_parts,
-    work_counts,
     work_time,
 )
 from autotune.estimate.speed.shapes import ShapeTimes  # noqa: E402
@@ -48,6 +46,7 @@ from autotune.space.knobs import Candidate  # noqa: E402
 from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.speed_model.cases import JOB, MODEL, chosen, levels  # noqa: E402
 from benchmarks.speed_model.table import table  # noqa: E402
+from benchmarks.speed_model.works import added, split_off_loss, work_counts  # noqa: E402
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "trl", "accelerate")
@@ -137,7 +136,7 @@ def estimate(
             loss[_logits(traced, padded, padded), 1] = time_of(chunks)
     body, head = ShapeTimes.fit(rest), ShapeTimes.fit(loss or {(1, 1): TimeParts()})
     micro = [
-        body.at(rows, padded // rows).plus(head.at(_logits(traced, tokens, padded), 1))
+        added(body.at(rows, padded // rows), head.at(_logits(traced, tokens, padded), 1))
         for tokens, padded in traced["sample"]
     ]
     return step_parts(micro, time_of(works(traced["optimizer"])), accumulation)

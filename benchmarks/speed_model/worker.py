@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
-from autotune.estimate.speed.operators import work_counts
 from autotune.probe.protocol import ProbeRequest
 from autotune.process.messages import ChildFolder, read_json, write_json
+from benchmarks.speed_model.works import work_counts
 
 TRACED = (0.0, 0.35, 0.7, 1.0)
 """Which micro-batches of a sample are traced, by the quantile of their size."""

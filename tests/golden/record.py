@@ -11,6 +11,16 @@ from pathlib import Path
 from bundle_cases import CASES
 
 RECORDED = Path(__file__).parent / "recorded"
+PPO_SCRIPT = Path(__file__).parents[2] / "autotune" / "training" / "train_ppo.py"
+"""A bundle's copy of it is compared with it, not with a recorded one."""
+
+
+def recorded(name: str) -> dict[str, bytes]:
+    """The files of a case's bundle."""
+    files = {path.name: path.read_bytes() for path in (RECORDED / name).iterdir()}
+    if (RECORDED / name / "ppo_config.yaml").exists():
+        files[PPO_SCRIPT.name] = PPO_SCRIPT.read_bytes()
+    return files
 
 
 def record() -> None:
@@ -20,7 +30,8 @@ def record() -> None:
         folder = RECORDED / name
         folder.mkdir(parents=True)
         for file, text in make().files().items():
-            (folder / file).write_bytes(text.encode())
+            if file != PPO_SCRIPT.name:
+                (folder / file).write_bytes(text.encode())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from bundle_cases import CASES
-from record import RECORDED
+from record import RECORDED, recorded
 
 from autotune.bundle.trainer_config import trainer_config
 from autotune.job.methods import SFT
@@ -12,12 +12,12 @@ from autotune.job.methods import SFT
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_bundle_is_the_recorded_one_in_every_byte(name):
-    recorded = {path.name: path.read_bytes() for path in (RECORDED / name).iterdir()}
+    expected = recorded(name)
     emitted = {file: text.encode() for file, text in CASES[name]().files().items()}
-    assert emitted.keys() == recorded.keys()
+    assert emitted.keys() == expected.keys()
     for file, content in emitted.items():
-        assert content.decode() == recorded[file].decode()
-    assert emitted == recorded
+        assert content.decode() == expected[file].decode()
+    assert emitted == expected
 
 
 def test_every_recorded_folder_belongs_to_a_case():

@@ -24,7 +24,7 @@ from autotune.space.knobs import (
     Candidate,
     value_label,
 )
-from autotune.space.sharding.sharding import DEEPSPEED, FSDP, SHARDING_KNOBS, sharding_of
+from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
 from autotune.units import format_bytes, format_seconds
 
 _SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS)
@@ -43,24 +43,15 @@ def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
     """How a candidate is spread, and over how many devices, where that varies."""
     if not any(name in _SPREAD for name in free):
         return []
-    if NUM_PROCESSES not in free:
-        return [strategy(candidate)]
-    is_single = not sharding_of(candidate.values, 2).in_group
-    return ["on 1"] if is_single else [f"on {candidate[NUM_PROCESSES]}", strategy(candidate)]
-
-
-def strategy(candidate: Candidate) -> str:
-    """How a candidate is spread over devices: `DDP`, `ZeRO-2+adam-cpu`, `FSDP2`; `plain`."""
     sharding = sharding_of(candidate.values, 2)
-    if sharding.distributed_type == FSDP:
-        return "FSDP2" if sharding.fsdp_reshard_after_forward else "FSDP2-kept"
-    if sharding.distributed_type != DEEPSPEED:
-        return "DDP" if sharding.in_group else "plain"
-    away = (sharding.offload_optimizer_device, sharding.offload_param_device)
-    pairs = zip(("adam", "weights"), away, strict=True)
-    offloads = "".join(f"+{what}-{device}" for what, device in pairs if device != "none")
-    again = sharding.zero_hpz_partition_size
-    return f"ZeRO-{sharding.zero_stage}{offloads}" + f"+hpz-{again}" * (again > 1)
+    if NUM_PROCESSES in free and not sharding.in_group:
+        return ["on 1"]
+    groups = sharding.zero_hpz_partition_size
+    return [
+        *([f"on {candidate[NUM_PROCESSES]}"] if NUM_PROCESSES in free else []),
+        engine_name(sharding),
+        *([f"in groups of {groups}"] if groups > 1 else []),
+    ]
 
 
 _FLAGS = {

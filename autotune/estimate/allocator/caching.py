@@ -71,26 +71,6 @@ class OutOfMemory(Exception):
         self.missing_bytes = missing_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockState:
-    """One block of a segment."""
-
-    address: int
-    size_bytes: int
-    allocated: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentState:
-    """A stretch of reserved memory. Addresses begin at 0 in each of the two pools."""
-
-    small: bool
-    """Whether it serves requests up to 1 MiB."""
-    address: int
-    size_bytes: int
-    blocks: tuple[BlockState, ...]
-
-
 class CachingAllocator:
     """The allocator of one device. Callers name their allocations by integers, as a record does.
 
@@ -156,24 +136,6 @@ class CachingAllocator:
         """Give the driver back what is not in use (`torch.cuda.empty_cache`)."""
         for pool in self._pools.values():
             pool.release()
-
-    def snapshot(self) -> list[SegmentState]:
-        """All reserved memory, by stream, of each the small pool's first, each by address."""
-        return [
-            SegmentState(
-                small=small,
-                address=blocks[0].address,
-                size_bytes=sum(block.size for block in blocks),
-                blocks=tuple(
-                    BlockState(address=b.address, size_bytes=b.size, allocated=not b.free)
-                    for b in blocks
-                ),
-            )
-            for (_, small), pool in sorted(
-                self._pools.items(), key=lambda item: (item[0][0], not item[0][1])
-            )
-            for blocks in pool.segments()
-        ]
 
     def _pool(self, stream: int, *, small: bool) -> Pool:
         """The pool for small or large requests of a stream, made with the first of them."""

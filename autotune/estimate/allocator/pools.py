@@ -7,7 +7,6 @@ All sizes are bytes. Pure. `caching.py` is the way in.
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
 MIB = 1 << 20
 ROUNDING = 512
@@ -133,15 +132,6 @@ class Pool(ABC):
         """Cache what `block` has beyond `size`, if it is worth it (alloc_found_block)."""
         if block.size - size >= self.least_rest:
             self._insert(block.cut(size))
-
-    def segments(self) -> list[list[Block]]:
-        """The blocks of every stretch of reserved memory, by address."""
-        return [
-            list(blocks)
-            for head in self._heads()
-            for mapped, blocks in groupby(head.onward(), key=lambda block: block.mapped)
-            if mapped
-        ]
 
     def missing(self, size: int) -> int:
         """How far a rounded request on new memory goes beyond the limit; at most 0: it does not."""

@@ -11,20 +11,16 @@ the others without end.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any
 
-from autotune.estimate.records.events import FLASH_PACKAGE, NOWHERE, Work, chunk
+from autotune.estimate.records.events import FLASH_PACKAGE, Work
 from autotune.estimate.speed.ceilings import Ceilings
 
 TERMS = ("matmul_s", "attention_s", "memory_s", "overhead_s", "transfer_s", "exchange_s")
 _ONLY_WHEN_TRACED = ("prim::", "profiler::")
 """Fake tensors dispatch these; real ones do not."""
-LOSS = chunk(0)
-"""The region that the work of all chunks of a loss is counted in."""
 BACKWARD = 2.5
 """Operations of an attention's backward pass over those of its forward pass."""
 
@@ -73,11 +69,6 @@ class TimeParts:
         """The parts, each times `factor`."""
         return replace(self, **{term: factor * getattr(self, term) for term in TERMS})
 
-    def plus(self, further: "TimeParts") -> "TimeParts":
-        """The parts of both in the same micro-step: host, device and copies each do more."""
-        sums = {term: getattr(self, term) + getattr(further, term) for term in TERMS}
-        return replace(self, **sums)
-
 
 def in_sequence(parts: Iterable[TimeParts]) -> TimeParts:
     """The parts of all, one after the other."""
@@ -86,40 +77,6 @@ def in_sequence(parts: Iterable[TimeParts]) -> TimeParts:
 
 
 # -- of traced work
-
-
-def work_counts(rows: Iterable[Sequence[Any]]) -> list[tuple[Work, int]]:
-    """The rows of a trace's work, equal ones once with their number.
-
-    Of the regions only the chunks of a loss are kept, as one (`loss_apart`).
-    """
-    number: Counter[Work] = Counter()
-    for operator, kind, dtype, dims, flops, moved_bytes, region in rows:
-        number[
-            Work(
-                operator=operator,
-                kind=kind,
-                dtype=dtype,
-                dims=tuple(dims),
-                flops=flops,
-                moved_bytes=moved_bytes,
-                region=LOSS if region < NOWHERE else NOWHERE,
-            )
-        ] += 1
-    return list(number.items())
-
-
-def split_off_loss(
-    works: Iterable[tuple[Work, int]],
-) -> tuple[list[tuple[Work, int]], list[tuple[Work, int]]]:
-    """(the rest, the chunks of a chunked loss).
-
-    They grow differently: the rest with the tokens of a micro-batch, padding included, the chunks
-    with those that have a label, a whole chunk at a time.
-    """
-    works = list(works)
-    outside_loss = [piece for piece in works if piece[0].region >= NOWHERE]
-    return outside_loss, [piece for piece in works if piece[0].region < NOWHERE]
 
 
 def work_time(

@@ -11,7 +11,6 @@ from autotune.estimate.protocol import MicroBatch
 from autotune.estimate.records.shapes import CHUNKS
 
 FLAT_ROWS = 4
-MOST_DIRECT = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,8 +110,7 @@ def heaviest_ranks(sharding: Sharding) -> tuple[int, ...]:
 
 
 def engine_name(sharding: Sharding) -> str:
-    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`; `a plain copy`: nothing
-    does."""
+    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`, or `a plain copy`."""
     if sharding.distributed_type == DEEPSPEED:
         optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
         return zero_name(sharding.zero_stage, optimizer, weights)

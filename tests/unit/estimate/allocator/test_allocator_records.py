@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.estimate.allocator.caching import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.allocator.pools import LARGE_SEGMENT
+from tests.unit.estimate.allocator.snapshots import snapshot
 
 MIB = 1 << 20
 SIZES = st.one_of(
@@ -79,7 +80,7 @@ def test_blocks_cover_their_segments_and_free_neighbours_are_merged(record, limi
     caching = allocator(limit, expandable)
 
     def check(_):
-        segments = caching.snapshot()
+        segments = snapshot(caching)
         ends = {True: 0, False: 0}
         for segment in segments:
             end = segment.address
@@ -107,11 +108,11 @@ def test_once_all_is_freed_all_can_be_given_back(record, limit, expandable, rand
     for key in live:
         caching.free(key)
     assert caching.allocated_bytes == 0
-    assert all(len(segment.blocks) == 1 for segment in caching.snapshot())
+    assert all(len(segment.blocks) == 1 for segment in snapshot(caching))
     with pytest.raises(OutOfMemory) as caught:
         caching.allocate(-1, limit + 1)
     assert (caught.value.reserved_bytes, caching.reserved_bytes) == (0, 0)
-    assert caching.snapshot() == []
+    assert snapshot(caching) == []
 
 
 @given(RECORDS, LIMITS, st.booleans())
@@ -119,7 +120,7 @@ def test_the_same_record_gives_the_same_answer(record, limit, expandable):
     first, second = allocator(limit, expandable), allocator(limit, expandable)
     assert play(first, record) == play(second, record)
     assert figures(first) == figures(second)
-    assert first.snapshot() == second.snapshot()
+    assert snapshot(first) == snapshot(second)
 
 
 @given(RECORDS, st.integers(0, 10 * MIB), st.booleans())
@@ -130,7 +131,7 @@ def test_a_limit_that_is_never_reached_changes_nothing(record, room, expandable)
     play(limited, record)
     assert limited.retries == 0
     assert figures(limited) == figures(free)
-    assert limited.snapshot() == free.snapshot()
+    assert snapshot(limited) == snapshot(free)
 
 
 @given(RECORDS, st.booleans())

@@ -7,6 +7,7 @@ import pytest
 
 from autotune.estimate.allocator.caching import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.records.events import STREAM
+from tests.unit.estimate.allocator.snapshots import snapshot
 
 MIB = 1 << 20
 
@@ -27,7 +28,7 @@ def layout(caching):
     """(size in MiB, in use?) of every block of every segment."""
     return [
         [(block.size_bytes / MIB, block.allocated) for block in segment.blocks]
-        for segment in caching.snapshot()
+        for segment in snapshot(caching)
     ]
 
 
@@ -56,7 +57,7 @@ def test_the_first_request_takes_a_segment_of_its_class(request_bytes, allocated
 
 def test_a_request_of_nothing_takes_nothing_and_can_be_freed_once():
     caching = filled(0)
-    assert (caching.allocated_bytes, caching.peak_reserved_bytes, caching.snapshot()) == (0, 0, [])
+    assert (caching.allocated_bytes, caching.peak_reserved_bytes, snapshot(caching)) == (0, 0, [])
     caching.free(0)
     with pytest.raises(KeyError):
         caching.free(0)
@@ -93,7 +94,7 @@ def test_a_large_block_is_split_only_if_more_than_1_mib_remains():
 def test_the_pools_do_not_serve_each_other():
     caching = filled(5 * MIB, MIB)
     assert layout(caching) == [[(1, True), (1, False)], [(5, True), (15, False)]]
-    assert [segment.small for segment in caching.snapshot()] == [True, False]
+    assert [segment.small for segment in snapshot(caching)] == [True, False]
 
 
 def test_the_smallest_block_that_fits_is_taken():
@@ -246,7 +247,7 @@ def test_at_the_limit_pages_without_a_used_byte_are_given_back():
     caching, error = with_a_hole()
     assert error.reserved_bytes == caching.reserved_bytes == 60 * MIB
     assert error.missing_bytes == 10 * MIB
-    [segment] = caching.snapshot()
+    [segment] = snapshot(caching)
     assert segment.address == 20 * MIB
     assert layout(caching) == [[(10, False), (10, True), (40, True)]]
 
@@ -262,7 +263,7 @@ def test_a_hole_that_is_too_small_is_left():
     caching, _ = with_a_hole()
     caching.free(2)
     caching.allocate(3, 31 * MIB)
-    [segment] = caching.snapshot()
+    [segment] = snapshot(caching)
     assert segment.address == 20 * MIB
     assert layout(caching) == [[(10, False), (10, True), (31, True), (9, False)]]
 

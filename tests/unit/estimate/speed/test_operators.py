@@ -21,11 +21,9 @@ from autotune.estimate.speed.operators import (
     TERMS,
     TimeParts,
     in_sequence,
-    split_off_loss,
     step_parts,
     step_time_s,
     tokens_per_s,
-    work_counts,
     work_time,
 )
 from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
@@ -163,26 +161,6 @@ def test_what_only_fake_tensors_dispatch_takes_no_time():
 def test_times_overlap_where_the_device_is_not_the_host():
     on_cuda = dataclasses.replace(CEILINGS, kind="cuda")
     assert work_time([(work(moved_bytes=5000), 1)], on_cuda).overlapped
-
-
-def test_equal_work_is_counted_wherever_it_was_done():
-    first, second = work(region=1, dims=(1, 2)), work(region=2, dims=(1, 2))
-    rows = [list(dataclasses.astuple(piece)) for piece in (first, second, work("view"))]
-    rows[0][3] = [1, 2]  # as JSON has it
-    assert sorted(times for _, times in work_counts(rows)) == [1, 2]
-    assert work_counts(rows)[0][0] == dataclasses.replace(first, region=0)
-
-
-def test_the_chunks_of_a_loss_can_be_told_from_the_rest():
-    rows = [dataclasses.astuple(work(region=region)) for region in (0, 1, 2, -1, -2)]
-    outside_loss, loss = split_off_loss(work_counts(rows))
-    assert [times for _, times in outside_loss] == [3] and [times for _, times in loss] == [2]
-
-
-def test_what_is_added_to_a_micro_step_overlaps_with_the_rest_of_it():
-    first = TimeParts(matmul_s=1, overhead_s=3, overlapped=True)
-    second = TimeParts(matmul_s=4, overhead_s=1, overlapped=True)
-    assert first.plus(second).total == 5 < in_sequence([first, second]).total
 
 
 # -- over shapes

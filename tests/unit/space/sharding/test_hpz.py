@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from autotune.cli.views.tables import strategy
+from autotune.cli.views.tables import describe
 from autotune.errors import UserError
 from autotune.plan.exchange import exchanged, with_exchange
 from autotune.space.bind import bind
@@ -52,10 +52,9 @@ def test_only_stage_3_with_its_weights_on_the_device_has_groups():
         for candidate in grouped_candidates
     }
     assert grouped == {(3, "none")}
-    assert {strategy(candidate) for candidate in grouped_candidates} == {
-        "ZeRO-3+hpz-2",
-        "ZeRO-3+adam-cpu+hpz-2",
-    }
+    free = [knob.name for knob in space.free_knobs]
+    for candidate in grouped_candidates:
+        assert "in groups of 2" in describe(candidate, free)
 
 
 def test_other_sizes_are_asked_for():

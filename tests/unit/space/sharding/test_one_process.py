@@ -66,8 +66,8 @@ def test_with_and_without_are_compared_where_both_are_listed():
     bound_space = space(recipe={"offload_optimizer_device": ["none", "cpu"], "zero_stage": [0, 2]})
     assert ways(bound_space) == {"a plain copy", NAME}
     free = [knob.name for knob in bound_space.free_knobs]
-    names = {describe(candidate, free).split(" ")[1] for candidate in bound_space.candidates}
-    assert names == {"plain", "ZeRO-2+adam-cpu"}
+    texts = [describe(candidate, free) for candidate in bound_space.candidates]
+    assert all(("a plain copy" in text) != (NAME in text) for text in texts)
     assert "distributed_type" in free and "num_processes" not in free
 
 
