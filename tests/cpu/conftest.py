@@ -169,7 +169,12 @@ def deepspeed_compiled(compiled: Path, kept_compiled: Path) -> None:
         if kept_compiled.exists():
             shutil.copytree(kept_compiled, compiled, dirs_exist_ok=True)
         environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-        subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
+        subprocess.run(
+            [sys.executable, "-c", COMPILE],
+            env=environment,
+            check=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1)),
+        )  # on all cores: the other workers come to wait for it
         if not kept_compiled.exists():
             kept_compiled.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=kept_compiled.parent) as draft:
