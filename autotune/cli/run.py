@@ -127,7 +127,7 @@ def _resumed(
     from autotune.cli.job_options import all_sets
     from autotune.errors import user_error
     from autotune.process.run_folder import RunFolder
-    from autotune.space.loading.load import load_job
+    from autotune.space.job_file.load import load_job
 
     run = RunFolder(path=resume.absolute())
     run.check_storage(storage)

@@ -66,20 +66,15 @@ class DeviceKind:
 class ArchitectureRules:
     """What a capability and a PyTorch release decide together.
 
-    The workspaces are bytes per cuBLAS handle and stream, without CUBLAS_WORKSPACE_CONFIG; that of
-    cuBLASLt is what it takes on top, 0 where it shares. `cublas_workspace_kept`: they stay
-    allocated between calls. `cudnn_sdpa_first`: with a recent cuDNN, SDPA tries it before flash
-    attention. `cuda_context_bytes` is outside PyTorch's allocator; None: not known.
+    Attributes:
+        cublas_workspace_bytes: of a cuBLAS handle and stream, without CUBLAS_WORKSPACE_CONFIG.
+        flash_sdpa: whether SDPA has flash attention.
+        cudnn_sdpa_first: with a recent cuDNN, SDPA tries it before flash attention.
     """
 
     cublas_workspace_bytes: int
-    cublaslt_workspace_bytes: int
-    cublas_workspace_kept: bool
     flash_sdpa: bool
-    efficient_sdpa: bool
-    cudnn_sdpa: bool
     cudnn_sdpa_first: bool
-    cuda_context_bytes: int | None
 
 
 @functools.cache
@@ -143,21 +138,11 @@ def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRul
     row = by_release[max(releases, default=min(by_release))]
     workspace = row["cublas_workspace_bytes"]
     large = capability[0] in workspace["large_majors"]
-    separate = row["cublaslt_workspace"] == "separate"
-
-    def accepted(backend: str) -> bool:
-        lowest, highest = rules["sdpa_capabilities"][backend]
-        return tuple(lowest) <= capability <= tuple(highest)
-
+    lowest, highest = map(tuple, rules["flash_sdpa_capabilities"])
     return ArchitectureRules(
         cublas_workspace_bytes=workspace["large" if large else "default"],
-        cublaslt_workspace_bytes=row["cublaslt_workspace_bytes"] if separate else 0,
-        cublas_workspace_kept=row["cublas_workspace_kept"],
-        flash_sdpa=accepted("flash"),
-        efficient_sdpa=accepted("efficient"),
-        cudnn_sdpa=accepted("cudnn"),
+        flash_sdpa=lowest <= capability <= highest,
         cudnn_sdpa_first=list(capability) in row["cudnn_sdpa_first"],
-        cuda_context_bytes=rules["cuda_context_bytes"],
     )
 
 

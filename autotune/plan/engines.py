@@ -23,7 +23,7 @@ from autotune.plan.children import Servers, traced_in_children
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import Member, VariantTask
-from autotune.space.sharding.sharding import Sharding, heaviest_ranks
+from autotune.space.sharding.sharding import heaviest_ranks
 
 FIRST = 8
 """Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
@@ -144,7 +144,7 @@ class EngineEstimates:
             place = ranked[number][1].place
             if not task.engine or reply.problem is not None or reply.by_formula:
                 return
-            ranks = heaviest_ranks(Sharding(**task.request.sharding or {}))
+            ranks = heaviest_ranks(task.request.parsed_sharding)
             is_whole = reply.points[place].method == "trace"
             if (number, place) in settled or (is_whole and len(ranks) == 1):
                 return

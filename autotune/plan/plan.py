@@ -135,10 +135,15 @@ def _estimator(
     progress: Progress,
 ) -> Estimator:
     """What estimates candidates; with speeds where they are tabled, or worth to be measured."""
-    ceilings = None
-    if kind is not None or len(space.candidates) >= WORTH_MEASURING:
-        folder = run.path / "ceilings"
-        ceilings = ceilings_of(facts, kind, PlanCache.of_user(), servers, folder, progress)
+    ceilings = ceilings_of(
+        facts,
+        kind,
+        PlanCache.of_user(),
+        servers,
+        run.path / "ceilings",
+        progress,
+        worth_measuring=len(space.candidates) >= WORTH_MEASURING,
+    )
     return Estimator(
         job=job,
         facts=facts,

@@ -34,8 +34,8 @@ from autotune.process.messages import ChildFolder, read_json, write_json  # noqa
 from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
+from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
-from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.command import done_in  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.cases import Case, drawn  # noqa: E402

@@ -236,15 +236,6 @@ def test_the_workspace_follows_capability_and_release(
     assert rules_of(capability, torch).cublas_workspace_bytes == size
 
 
-def test_cublaslt_takes_its_own_only_where_it_shares_nothing() -> None:
-    separate = {
-        minor: rules_of((9, 0), f"2.{minor}").cublaslt_workspace_bytes for minor in range(11, 16)
-    }
-    assert separate == {11: MIB, 12: 0, 13: 0, 14: 0, 15: MIB}
-    assert rules_of((9, 0), "2.14").cublas_workspace_kept
-    assert not rules_of((9, 0), "2.15").cublas_workspace_kept
-
-
 @pytest.mark.parametrize(
     ("alias", "flash", "cudnn_first"),
     [
@@ -261,6 +252,3 @@ def test_cublaslt_takes_its_own_only_where_it_shares_nothing() -> None:
 def test_attention_follows_capability(alias: str, flash: bool, cudnn_first: bool) -> None:
     rules = rules_of(find_kind(alias).capability, "2.13.0")
     assert (rules.flash_sdpa, rules.cudnn_sdpa_first) == (flash, cudnn_first)
-    assert rules.cudnn_sdpa == flash
-    assert rules.efficient_sdpa
-    assert rules.cuda_context_bytes is None

@@ -23,8 +23,6 @@ def variant(*shapes: ShapeWork) -> VariantSpeed:
         shapes=list(shapes),
         optimizer_work={"": []},
         process_bytes=0,
-        policy={},
-        seconds=0.0,
     )
     return VariantSpeed(reply, H200)
 
@@ -62,8 +60,6 @@ def test_an_engine_follows_the_curve_of_copies_through_its_own_shapes() -> None:
         copied_shapes=list(PADDED),
         optimizer_work={"": []},
         process_bytes=0,
-        policy={},
-        seconds=0.0,
     )
     engine = VariantSpeed(reply, H200)
     assert engine.at(4, 2048, True).total == pytest.approx(2 * copies.at(4, 2048, True).total)

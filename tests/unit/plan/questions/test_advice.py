@@ -15,7 +15,7 @@ from autotune.plan.questions.changes import one_more_device
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
-from tests.unit.estimate.speed.test_operators import CEILINGS
+from tests.unit.estimate.speed.test_step_time import CEILINGS
 
 GIB = 2**30
 

@@ -15,6 +15,9 @@ from autotune.job.paths import absolute_path, exists, resolve_path
 from autotune.job.yaml_file import parse_yaml
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, load_definition
+from autotune.space.job_file.overrides import OWNERS, Draft
+from autotune.space.job_file.problems import as_yaml, details_by_path, explain
+from autotune.space.job_file.unused_pins import pin_problems
 from autotune.space.knobs import (
     ACCUMULATION,
     GLOBAL_BATCH,
@@ -22,9 +25,6 @@ from autotune.space.knobs import (
     TENSOR_PARALLEL,
     VLLM_SHARE,
 )
-from autotune.space.loading.overrides import OWNERS, Draft
-from autotune.space.loading.problems import as_yaml, details_by_path, explain
-from autotune.space.loading.unused_pins import pin_problems
 from autotune.space.value_words import COUNTS, COUNTS_FROM_ZERO, counts
 from autotune.space.vllm.colocated import MODE, USE
 
