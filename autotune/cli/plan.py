@@ -21,13 +21,13 @@ NOW_COMMANDS = {
 @click.option(
     "--all", "every", is_flag=True, help="Every candidate, those that no estimate prefers, too."
 )
-@click.option("--fits", is_flag=True, help="Only candidates that fit.")
+@click.option("--fits", is_flag=True, help="Only what fits.")
 @click.option(
     "--trace-all",
     is_flag=True,
     help="Trace DeepSpeed and FSDP for every candidate, not for the most promising only (slow).",
 )
-@click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
+@click.option("--top", type=click.IntRange(min=1), help="Only the first so many rows.")
 @click.option("--max", "maximum", hidden=True)
 @click.option("--min-devices", is_flag=True, hidden=True)
 @click.option("--advise", is_flag=True, hidden=True)
@@ -79,7 +79,7 @@ def command(
         width = None if Console().is_terminal else 160 if every else 80
         named = "JOB" if planned.job is None else str(planned.job)
         command = f"`autotune run {named}` on the training machine measures and verifies it."
-        view = plan_view(answer, chosen, command=command, every=every)
+        view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
         Console(width=width).print(*view, highlight=False)
     return 0 if any(estimate.fits for estimate in answer.estimates.values()) else 1
 

@@ -20,6 +20,7 @@ from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.choices import is_safe
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import Member, VariantTask
@@ -234,9 +235,9 @@ def rank(estimate: Estimate, *, by_formula: bool) -> Rank:
     """What may fit comes first, the fastest of it before the others; else the leanest.
 
     Args:
-        by_formula: whether its engine is; of what was traced counts whether it does fit.
+        by_formula: whether its engine is; of what was traced counts whether it is safe.
     """
-    if _may_fit(estimate) if by_formula else estimate.fits:
+    if _may_fit(estimate) if by_formula else is_safe(estimate):
         return False, -(estimate.tokens_per_s or 0.0)
     return True, float(estimate.peak_memory_bytes)
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -71,19 +71,27 @@ def _counts(plan: Plan) -> dict[str, int]:
 
 
 def plan_view(
-    plan: Plan, chosen: Chosen, *, command: str, every: bool = False
+    plan: Plan,
+    chosen: Chosen,
+    *,
+    command: str,
+    every: bool = False,
+    fits: bool = False,
+    top: int | None = None,
 ) -> Iterator[RenderableType]:
     """The answer, and the choices that it is of.
 
     Args:
         chosen: candidates to show, where `every` one is.
         command: what the user would run to measure and verify.
+        fits: whether only choices that fit are shown.
+        top: how many at most; None: `ROWS`.
     """
     if len(plan.space.candidates) == 1:
         yield _parts_table(chosen[0][1] if chosen else next(iter(plan.estimates.values())))
     else:
         yield "\n".join(_sentences(plan, command)) + "\n"
-        yield from _tables(plan, chosen, every=every)
+        yield _candidates_table(plan, chosen) if every else _choices_table(plan, fits, top)
     divided = divisions(plan.ranked(), plan.devices)
     if divided:
         yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
@@ -110,14 +118,14 @@ def _sentences(plan: Plan, command: str) -> Iterator[str]:
     yield from map(escape, answer_lines(plan, plan.answer, command))
 
 
-def _tables(plan: Plan, chosen: Chosen, *, every: bool) -> Iterator[RenderableType]:
-    if every:
-        yield _candidates_table(plan, chosen)
-        return
-    shown = shortened(plan.choices, ROWS, plan.devices)
-    yield choices_table(plan, shown)
-    if len(shown) < len(plan.choices):
-        yield f"... and {len(plan.choices) - len(shown)} more choices (--all: every candidate)\n"
+def _choices_table(plan: Plan, fits: bool, top: int | None) -> RenderableType:
+    folded = [choice for choice in plan.choices if choice.estimate.fits or not fits]
+    shown = shortened(folded, top or ROWS, plan.devices)
+    table = choices_table(plan, shown)
+    if len(shown) == len(folded):
+        return table
+    left = f"... and {len(folded) - len(shown)} more choices (--all: every candidate)\n"
+    return Group(table, left)
 
 
 def _count_line(plan: Plan) -> str:
