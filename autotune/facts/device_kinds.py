@@ -11,19 +11,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from autotune.errors import UserError, nearest, user_error
 from autotune.facts.devices import DeviceFacts
-from autotune.units import format_bytes, parse_bytes
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16")
 """The number formats of the table's rates."""
 
 _FILE = "device_kinds.yaml"
 _MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
-_LEAST_MEMORY = 2**28
 # The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
 _SAME_MEMORY = 0.1
-_GENERIC_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,24 +77,6 @@ class ArchitectureRules:
 def device_kinds() -> tuple[DeviceKind, ...]:
     """Every kind in the table, in its order."""
     return tuple(_kind(row) for row in _table()["devices"])
-
-
-def find_kind(text: str) -> DeviceKind:
-    """The kind that `text` names: an alias, a name, or `memory=24GiB` for any GPU of that memory.
-
-    A kind by memory alone has capability 8.0 and no known rates: it says what fits, not how fast.
-
-    Raises:
-        UserError: no such kind, or not a size.
-    """
-    key, equals, size = text.partition("=")
-    if equals and key.strip().lower() == "memory":
-        return _of_memory(size.strip())
-    name = _plain(text)
-    for kind in device_kinds():
-        if name in (*kind.aliases, *_plain_names(kind)):
-            return kind
-    raise _unknown_kind(text, name)
 
 
 def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
@@ -175,39 +153,6 @@ def _kind(row: Mapping[str, Any]) -> DeviceKind:
         ),
         also_reported_as=tuple(row.get("also_reported_as", ())),
         source=tuple(row["source"]),
-    )
-
-
-def _of_memory(size: str) -> DeviceKind:
-    try:
-        memory = parse_bytes(size)
-    except ValueError as error:
-        raise user_error(str(error), where="device", hint="write `memory=24GiB`") from None
-    if memory < _LEAST_MEMORY:
-        raise user_error(
-            f"{format_bytes(memory)} is too little for a GPU",
-            where="device",
-            hint="write `memory=24GiB`, with its unit",
-        )
-    return DeviceKind(
-        name=f"CUDA device of {format_bytes(memory)}",
-        aliases=(),
-        memory_bytes=memory,
-        memory_source="asked for",
-        capability=_GENERIC_CAPABILITY,
-        matrix_flops_per_s=dict.fromkeys(DTYPES),
-    )
-
-
-def _unknown_kind(text: str, name: str) -> UserError:
-    kinds = device_kinds()
-    close = nearest(name, [alias for kind in kinds for alias in kind.aliases])
-    aliases = ", ".join(kind.aliases[0] for kind in kinds)
-    choices = f"the kinds are {aliases}; or `memory=24GiB`"
-    return user_error(
-        f"`{text}` is not a known kind of GPU",
-        where="device",
-        hint=f"{close} {choices}" if close else choices,
     )
 
 

@@ -11,10 +11,10 @@ from autotune.facts.device_kinds import (
     DeviceKind,
     device_kinds,
     facts_of,
-    find_kind,
     kind_of,
     rules_of,
 )
+from autotune.facts.kind_names import find_kind
 
 GIB, MIB = 2**30, 2**20
 KINDS = device_kinds()
@@ -131,6 +131,16 @@ def test_cuda_gives_no_more_than_the_driver_has() -> None:
         ("GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
         ("Tesla_T4", "Tesla T4"),
         ("NVIDIA A100 80GB PCIe", "NVIDIA A100 80GB PCIe"),
+        ("rtx4090", "NVIDIA GeForce RTX 4090"),
+        ("4090", "NVIDIA GeForce RTX 4090"),
+        ("A100_80GB", "NVIDIA A100-SXM4-80GB"),
+        # Beside the table.
+        ("RTX 3070", "GeForce RTX 3070"),
+        ("rtx-3070-ti", "GeForce RTX 3070 Ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "GeForce RTX 4070 Ti SUPER"),
+        ("2080ti", "GeForce RTX 2080 Ti"),
+        ("titan rtx", "TITAN RTX"),
+        ("Quadro RTX 8000", "Quadro RTX 8000"),
     ],
 )
 def test_a_kind_is_found_as_people_write_it(text: str, name: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.cli.views.advice import advice_lines, advice_plain
-from autotune.facts.device_kinds import find_kind
+from autotune.facts.kind_names import find_kind
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import Servers
 from autotune.plan.estimator import Estimator
