@@ -55,7 +55,7 @@ def command(
     from rich.console import Console
 
     from autotune.cli.views.json import result_plain
-    from autotune.cli.views.tables import result_lines
+    from autotune.cli.views.results import result_lines
     from autotune.cli.views.terminal import TerminalListener
     from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
     from autotune.run.opening import Options

@@ -6,31 +6,17 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.cli.views.words import batch_text, candidate_text, format_speed, other_words
 from autotune.estimate.estimate import Estimate
-from autotune.job.job import KnobValue
 from autotune.plan.answer import SPEED_ERROR, Answer
-from autotune.plan.choices import CHECKPOINTING, Choice, differing
+from autotune.plan.choices import CHECKPOINTING, Choice
 from autotune.plan.plan import Plan
-from autotune.space.knobs import (
-    ACCUMULATION,
-    MICRO_BATCH,
-    NUM_PROCESSES,
-    TENSOR_PARALLEL,
-    Candidate,
-    value_label,
-)
-from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
+from autotune.space.knobs import Candidate
+from autotune.space.sharding.sharding import engine_name, sharding_of
 from autotune.units import format_bytes, format_seconds
 
 ROWS = 20
 """Choices that a table has at most."""
-_FLAGS = {
-    "padding_free": "padding-free",
-    "use_liger_kernel": "Liger kernels",
-    "activation_offloading": "activation offloading",
-    "expandable_segments": "expandable segments",
-    "torch_compile": "torch.compile",
-}
 
 
 def answer_lines(plan: Plan, answer: Answer, command: str) -> Iterator[str]:
@@ -39,58 +25,14 @@ def answer_lines(plan: Plan, answer: Answer, command: str) -> Iterator[str]:
     Args:
         command: what measures and verifies it.
     """
-    yield f"Use {choice_text(plan, answer.choice)}: {_figures(plan, answer)}."
+    yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
     yield from _reasons(plan, answer)
     yield from _assumptions(plan, answer)
     yield f"Next: {command}"
 
 
-def choice_text(plan: Plan, choice: Choice) -> str:
-    """A choice in words: `8 x 3 without checkpointing, group_by_length`."""
-    words = other_words(plan, choice.candidate)
-    head = f"{batch_text(choice.candidate)}{_sharding_text(plan, choice.candidate)}"
-    if CHECKPOINTING in choice.candidate.values:
-        used = "with" if choice.candidate[CHECKPOINTING] else "without"
-        head = f"{head} {used} checkpointing"
-    return ", ".join([head, *words])
-
-
-def batch_text(candidate: Candidate) -> str:
-    """Micro-batch x accumulation."""
-    return f"{candidate.micro_batch} x {candidate.gradient_accumulation_steps}"
-
-
-def _sharding_text(plan: Plan, candidate: Candidate) -> str:
-    sharding = sharding_of(candidate.values, plan.devices)
-    if plan.devices == 1 and not sharding.in_group:
-        return ""
-    return f" on {sharding.num_processes} GPUs ({engine_name(sharding)})"
-
-
-def other_words(plan: Plan, candidate: Candidate) -> list[str]:
-    """What else differs from the stack's defaults, a word for each knob."""
-    apart = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNOBS}
-    knobs = differing(candidate, plan.space.default(), plan.space)
-    varied = [knob.name for knob in plan.space.free_knobs if knob.kind == "recipe"]
-    knobs |= {name: candidate[name] for name in varied if name in candidate.values}
-    return [_word(name, value) for name, value in knobs.items() if name not in apart]
-
-
-def _word(name: str, value: KnobValue) -> str:
-    if name in _FLAGS:
-        return _FLAGS[name] if value else f"no {_FLAGS[name]}"
-    if name == TENSOR_PARALLEL:
-        return f"vLLM on {value_label(value)}"
-    if isinstance(value, str):
-        return value
-    return f"{name} {value_label(value)}"
-
-
-def format_speed(tokens_per_s: float) -> str:
-    """`45.0k tokens/s`."""
-    if tokens_per_s < 1000:
-        return f"{tokens_per_s:.3g} tokens/s"
-    return f"{tokens_per_s / 1000:.3g}k tokens/s"
+def _text(plan: Plan, choice: Choice) -> str:
+    return candidate_text(choice.candidate, plan.space, plan.devices)
 
 
 def _figures(plan: Plan, answer: Answer) -> str:
@@ -116,7 +58,7 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
     elif answer.faster is not None and answer.faster.estimate.tokens_per_s is not None:
         faster = answer.faster.estimate
         yield (
-            f"Memory is the limit: {choice_text(plan, answer.faster)} would be "
+            f"Memory is the limit: {_text(plan, answer.faster)} would be "
             f"{100 * (answer.faster.estimate.tokens_per_s / speed - 1):.0f}% faster, but needs "
             f"{format_bytes(faster.peak_memory_bytes)}."
         )
@@ -126,7 +68,7 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
         following = answer.next_best.estimate
         slower = _slower(following.tokens_per_s, estimate.tokens_per_s)
         yield (
-            f"Next best: {choice_text(plan, answer.next_best)}, {slower}"
+            f"Next best: {_text(plan, answer.next_best)}, {slower}"
             f"{format_bytes(following.peak_memory_bytes)}."
         )
 
@@ -157,7 +99,7 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
     """That nothing fits, by how much, and how to go on."""
     candidate, estimate = min(plan.ranked(), key=lambda pair: pair[1].peak_memory_bytes)
     choice = Choice(candidate=candidate, estimate=estimate, folded=1)
-    yield f"Nothing fits. The smallest is {choice_text(plan, choice)}."
+    yield f"Nothing fits. The smallest is {_text(plan, choice)}."
     yield shortfall_text(plan, candidate, estimate)
     yield "Next: `autotune advise` with the same options looks for changes that make it fit."
 
@@ -180,7 +122,7 @@ def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
     """The answer as JSON data."""
     estimate = answer.choice.estimate
     return {
-        "text": f"Use {choice_text(plan, answer.choice)}: {_figures(plan, answer)}.",
+        "text": f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}.",
         "knobs": answer.choice.candidate.knobs,
         "tokens_per_s": estimate.tokens_per_s,
         "speed_error": SPEED_ERROR,
@@ -248,5 +190,5 @@ def _row(plan: Plan, choice: Choice, *, sharded: bool) -> list[str]:
         format_bytes(estimate.peak_memory_bytes),
         f"{estimate.p_oom:.2f}",
         "yes" if choice.safe else "maybe" if estimate.fits else "no",
-        escape(", ".join(other_words(plan, candidate))),
+        escape(", ".join(other_words(candidate, plan.space))),
     ]

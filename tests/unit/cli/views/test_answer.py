@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.cli.views.answer import answer_plain, choices_table, format_speed
+from autotune.cli.views.answer import answer_plain, choices_table
 from autotune.cli.views.plan import plan_plain, plan_view
+from autotune.cli.views.words import format_speed
 from autotune.plan.answer import answer_of
 from autotune.plan.choices import choices
 from autotune.plan.plan import Plan
@@ -88,7 +89,7 @@ def test_of_many_choices_twenty_are_shown_and_the_rest_is_counted():
     assert len(plan.choices) > 20
     text = text_of(plan)
     assert f"... and {len(plan.choices) - 20} more choices (--all: every candidate)" in text
-    assert "on 4 GPUs (" in " ".join(text.split())
+    assert "on 4 devices (" in " ".join(text.split())
 
 
 def test_where_nothing_fits_the_smallest_is_named_and_no_guess_is_made():
