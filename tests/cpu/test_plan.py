@@ -180,7 +180,7 @@ def test_people_get_the_answer_first_and_a_table(plans: Plans) -> None:
     assert sorted(rows) == ["1 x 8", "2 x 4", "4 x 2", "8 x 1"] and rows[0] == "1 x 8"
     assert "of 4 candidates fit in 1 GiB" in text
     every = plans.command("plan", "job.yaml", "--device", "memory=1GiB", "--all").splitlines()
-    assert {line.split()[0] for line in every} >= {"1x8", "2x4", "4x2", "8x1"}
+    assert {line.partition(" ")[0] for line in every} >= {"1x8", "2x4", "4x2", "8x1"}
 
 
 def test_the_answer_is_an_object_and_its_alternative_is_estimated(plans: Plans) -> None:
