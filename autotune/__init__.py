@@ -16,7 +16,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "load_job": "autotune.space.loading.load",
+    "load_job": "autotune.space.job_file.load",
     "plan": "autotune.plan.plan",
     "tune": "autotune.run.tuning",
     "Job": "autotune.job.job",

@@ -7,6 +7,8 @@ _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _BYTES |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+LEAST_WITHOUT_UNIT = 64 * 2**20
+"""A smaller size has to name its unit: nobody limits a training to so few bytes."""
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -14,7 +16,7 @@ def parse_bytes(text: str | int) -> int:
     """Bytes from `3GiB`, `512 MiB`, `2e9`-free plain numbers; `G` means GiB.
 
     Raises:
-        ValueError: not a positive size.
+        ValueError: not a positive size, or so small a number without a unit that one is missing.
     """
     if isinstance(text, bool):
         raise ValueError(f"`{text}` is not a size; write for example `20GiB`")
@@ -27,6 +29,8 @@ def parse_bytes(text: str | int) -> int:
     value = int(size)
     if value <= 0:
         raise ValueError(f"a size must be positive, but got `{text}`")
+    if not match[2] and value < LEAST_WITHOUT_UNIT:
+        raise ValueError(f"`{text}` is {value} bytes; did you mean `{value}GiB`?")
     return value
 
 

@@ -73,7 +73,7 @@ def load(
         UserError: the job cannot be, or not with this TRL.
     """
     from autotune.facts.stack import missing
-    from autotune.space.loading.load import load_job
+    from autotune.space.job_file.load import load_job
 
     overrides = all_sets(sets, flags)
     if job is None and not overrides:

@@ -55,7 +55,7 @@ def _fewest(planned: PlannedJob, as_json: bool) -> int:
 
 
 def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
-    from autotune.cli.views.limits import largest_line, largest_plain
+    from autotune.cli.views.limits import largest_lines, largest_plain
     from autotune.plan.questions.largest import largest
 
     job, definition = planned.loaded()
@@ -64,5 +64,5 @@ def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
     if as_json:
         print_json(largest_plain(answer))
     else:
-        click.echo(largest_line(answer))
+        click.echo("\n".join(largest_lines(answer)))
     return 0 if answer.value is not None else 1

@@ -18,18 +18,22 @@ NOW_COMMANDS = {
 
 @click.command("plan")
 @planned_options
-@click.option("--fits", is_flag=True, help="Only candidates that fit.")
+@click.option(
+    "--all", "every", is_flag=True, help="Every candidate, those that no estimate prefers, too."
+)
+@click.option("--fits", is_flag=True, help="Only what fits.")
 @click.option(
     "--trace-all",
     is_flag=True,
     help="Trace DeepSpeed and FSDP for every candidate, not for the most promising only (slow).",
 )
-@click.option("--top", type=click.IntRange(min=1), help="Only the first so many.")
+@click.option("--top", type=click.IntRange(min=1), help="Only the first so many rows.")
 @click.option("--max", "maximum", hidden=True)
 @click.option("--min-devices", is_flag=True, hidden=True)
 @click.option("--advise", is_flag=True, hidden=True)
 @guarded
 def command(
+    every: bool,
     fits: bool,
     top: int | None,
     trace_all: bool,
@@ -39,7 +43,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Say what every candidate of JOB will take, before anything runs on the device.
+    """Say what to use for JOB, and why, before anything runs on the device.
 
     Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
     `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
@@ -57,6 +61,7 @@ def command(
             folder,
             device=planned.device,
             only_default=planned.job is None,
+            whole_space=every,
             effort=EVERY if trace_all else PROMISING,
             progress=progress,
         )
@@ -71,7 +76,11 @@ def command(
 
         from autotune.cli.views.plan import plan_view
 
-        Console(width=None if Console().is_terminal else 160).print(*plan_view(answer, chosen))
+        width = None if Console().is_terminal else 160 if every else 80
+        named = "JOB" if planned.job is None else str(planned.job)
+        command = f"`autotune run {named}` on the training machine measures and verifies it."
+        view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
+        Console(width=width).print(*view, highlight=False)
     return 0 if any(estimate.fits for estimate in answer.estimates.values()) else 1
 
 

@@ -34,7 +34,8 @@ def planned_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--device",
             metavar="KIND",
-            help="Plan for this GPU (h200, a100-40gb, memory=24GiB) or `cpu`.",
+            help="Plan for this GPU (h200, 'RTX 3070', memory=24GiB,tflops=165,bandwidth=1000) or "
+            "`cpu`.",
         ),
         job_options,
     ):

@@ -17,14 +17,14 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     from rich.console import Console
 
     from autotune.cli.views.json import report_plain
-    from autotune.cli.views.tables import (
+    from autotune.cli.views.results import (
         cost_lines,
         ending_lines,
-        records_table,
         repeat_lines,
         skipped_lines,
         verification_line,
     )
+    from autotune.cli.views.tables import records_table
     from autotune.run.comparison import compared
     from autotune.run.past_run import reopen
 

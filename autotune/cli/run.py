@@ -55,7 +55,7 @@ def command(
     from rich.console import Console
 
     from autotune.cli.views.json import result_plain
-    from autotune.cli.views.tables import result_lines
+    from autotune.cli.views.results import result_lines
     from autotune.cli.views.terminal import TerminalListener
     from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
     from autotune.run.opening import Options
@@ -127,7 +127,7 @@ def _resumed(
     from autotune.cli.job_options import all_sets
     from autotune.errors import user_error
     from autotune.process.run_folder import RunFolder
-    from autotune.space.loading.load import load_job
+    from autotune.space.job_file.load import load_job
 
     run = RunFolder(path=resume.absolute())
     run.check_storage(storage)

@@ -16,7 +16,7 @@ from autotune.estimate.records.events import (
     WEIGHTS,
 )
 from autotune.estimate.residual import Residual
-from autotune.estimate.speed.operators import TimeParts
+from autotune.estimate.speed.step_time import TimeParts
 from autotune.estimate.variant import AT_MOST, UNTRACEABLE
 from autotune.space.vllm.memory import ServerNeeds, server_needs_from_plain
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.estimate.variant import engine_is_traced
 from autotune.process.messages import Message
+from autotune.space.sharding.sharding import Sharding
 from autotune.space.vllm.memory import VllmShare
 
 POINT = "point"
@@ -121,7 +123,7 @@ class Point(Message):
     """A micro-batch to be estimated with one variant of the program.
 
     Attributes:
-        batching: fields of `training.batches.Batching`.
+        batching: fields of `training.batch_plan.Batching`.
         accumulates: whether gradients are in memory during its worst micro-batch.
         expandable_segments: how the CUDA allocator is set up.
         optim: the optimizer, where it is another than the variant's.
@@ -185,6 +187,16 @@ class EstimateRequest(Message):
     all_layers: bool = False
     rank: int = 0
 
+    @property
+    def parsed_sharding(self) -> Sharding:
+        """What the devices divide among themselves."""
+        return Sharding(**self.sharding or {})
+
+    @property
+    def engine(self) -> bool:
+        """Whether DeepSpeed or FSDP itself is to be traced."""
+        return engine_is_traced(self.method, self.parsed_sharding.distributed_type)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PointReply(Message):
@@ -243,14 +255,13 @@ class ShapeWork(Message):
 class EstimateReply(Message):
     """The estimates of a variant's points, and the work that its speed follows from."""
 
-    points: list[PointReply]
-    shapes: list[ShapeWork]
-    optimizer_work: dict[str, list[Any]]
-    """Work of the step by optimizer, the variant's own under the empty name."""
     process_bytes: int
     """What a process with the training stack holds before any model."""
-    policy: dict[str, int]
-    seconds: float
+    points: list[PointReply] = field(default_factory=list)
+    shapes: list[ShapeWork] = field(default_factory=list)
+    """Empty where completions are generated: then each point has its own work."""
+    optimizer_work: dict[str, list[Any]] = field(default_factory=dict)
+    """Work of the step by optimizer, the variant's own under the empty name."""
     problem: str | None = None
     """Why the variant cannot be traced; then the rest is empty."""
     copied_shapes: list[ShapeWork] = field(default_factory=list)

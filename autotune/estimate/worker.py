@@ -5,16 +5,17 @@ Raises nothing: what cannot be traced is told in the reply.
 
 import gc
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point, PointReply
-from autotune.estimate.variant import engine_is_traced
+from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point
 from autotune.job.methods import METHODS
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import Progress
+
+if TYPE_CHECKING:
+    from autotune.estimate.variants.retracing import Retracing
 
 
 def estimate(path: Path) -> None:
@@ -24,24 +25,15 @@ def estimate(path: Path) -> None:
     plain = read_json(folder.request) or {}
     points = [Point.from_plain(point) for point in plain["points"]]
     request = EstimateRequest.from_plain({**plain, "points": points})
-    began = time.monotonic()
     fresh_bytes = process_bytes()
     try:
-        reply = _answer(request, fresh_bytes, began, Progress(folder.progress))
+        reply = _answer(request, fresh_bytes, Progress(folder.progress))
     except MemoryError:
         raise
     except Exception as error:
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0][:300]
-        reply = EstimateReply(
-            points=[],
-            shapes=[],
-            optimizer_work={},
-            process_bytes=fresh_bytes,
-            policy={},
-            seconds=time.monotonic() - began,
-            problem=f"{type(error).__name__}: {first}",
-        )
+        reply = EstimateReply(process_bytes=fresh_bytes, problem=f"{type(error).__name__}: {first}")
     write_json(folder.reply, reply.plain())
 
 
@@ -52,52 +44,32 @@ def process_bytes() -> int:
     return process_status("VmRSS") + unmapped_bytes()
 
 
-def _point_replies(
-    request: EstimateRequest, reply_to: Callable[[Point], PointReply], progress: Progress
-) -> Iterator[PointReply]:
-    """The reply to every point; progress is told of each."""
-    for index, point in enumerate(request.points):
-        yield reply_to(point)
-        progress.tell(POINT, index=index)
-
-
-def _answer(
-    request: EstimateRequest, fresh_bytes: int, began: float, progress: Progress
-) -> EstimateReply:
+def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> EstimateReply:
     gc.freeze()  # what was imported is not looked through again and again
+    variant = _estimates_of(request)
+    gc.freeze()
+    points = []
+    for index, point in enumerate(request.points):
+        points.append(variant.point(point))
+        progress.tell(POINT, index=index)
+    return EstimateReply(
+        process_bytes=fresh_bytes,
+        points=points,
+        shapes=variant.shapes(),
+        optimizer_work=variant.optimizer_work(),
+    )
+
+
+def _estimates_of(request: EstimateRequest) -> "Retracing":
+    """What answers for the points of the request's kind of variant."""
     if METHODS[request.method].online:
         from autotune.estimate.variants.rollouts import RolloutEstimates
 
-        rollouts = RolloutEstimates(request)
-        return EstimateReply(
-            points=list(_point_replies(request, rollouts.point, progress)),
-            shapes=[],
-            optimizer_work={},
-            process_bytes=fresh_bytes,
-            policy=rollouts.policy,
-            seconds=round(time.monotonic() - began, 3),
-        )
-    if engine_is_traced(request.method, (request.sharding or {}).get("distributed_type")):
+        return RolloutEstimates(request)
+    if request.engine:
         from autotune.estimate.variants.sharded import ShardedEstimates
 
-        sharded = ShardedEstimates(request)
-        return EstimateReply(
-            points=list(_point_replies(request, sharded.point, progress)),
-            shapes=sharded.shapes(),
-            optimizer_work=sharded.optimizer_work(),
-            process_bytes=fresh_bytes,
-            policy=sharded.policy,
-            seconds=round(time.monotonic() - began, 3),
-        )
+        return ShardedEstimates(request)
     from autotune.estimate.variants.offline import OfflineEstimates
 
-    offline = OfflineEstimates(request)
-    gc.freeze()
-    return EstimateReply(
-        points=list(_point_replies(request, offline.point, progress)),
-        shapes=offline.shapes(),
-        optimizer_work=offline.optimizer_work(),
-        process_bytes=fresh_bytes,
-        policy=offline.traces.policy,
-        seconds=round(time.monotonic() - began, 3),
-    )
+    return OfflineEstimates(request)

@@ -11,19 +11,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from autotune.errors import UserError, nearest, user_error
 from autotune.facts.devices import DeviceFacts
-from autotune.units import format_bytes, parse_bytes
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16")
 """The number formats of the table's rates."""
 
 _FILE = "device_kinds.yaml"
 _MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
-_LEAST_MEMORY = 2**28
 # The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
 _SAME_MEMORY = 0.1
-_GENERIC_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,44 +62,21 @@ class DeviceKind:
 class ArchitectureRules:
     """What a capability and a PyTorch release decide together.
 
-    The workspaces are bytes per cuBLAS handle and stream, without CUBLAS_WORKSPACE_CONFIG; that of
-    cuBLASLt is what it takes on top, 0 where it shares. `cublas_workspace_kept`: they stay
-    allocated between calls. `cudnn_sdpa_first`: with a recent cuDNN, SDPA tries it before flash
-    attention. `cuda_context_bytes` is outside PyTorch's allocator; None: not known.
+    Attributes:
+        cublas_workspace_bytes: of a cuBLAS handle and stream, without CUBLAS_WORKSPACE_CONFIG.
+        flash_sdpa: whether SDPA has flash attention.
+        cudnn_sdpa_first: with a recent cuDNN, SDPA tries it before flash attention.
     """
 
     cublas_workspace_bytes: int
-    cublaslt_workspace_bytes: int
-    cublas_workspace_kept: bool
     flash_sdpa: bool
-    efficient_sdpa: bool
-    cudnn_sdpa: bool
     cudnn_sdpa_first: bool
-    cuda_context_bytes: int | None
 
 
 @functools.cache
 def device_kinds() -> tuple[DeviceKind, ...]:
     """Every kind in the table, in its order."""
     return tuple(_kind(row) for row in _table()["devices"])
-
-
-def find_kind(text: str) -> DeviceKind:
-    """The kind that `text` names: an alias, a name, or `memory=24GiB` for any GPU of that memory.
-
-    A kind by memory alone has capability 8.0 and no known rates: it says what fits, not how fast.
-
-    Raises:
-        UserError: no such kind, or not a size.
-    """
-    key, equals, size = text.partition("=")
-    if equals and key.strip().lower() == "memory":
-        return _of_memory(size.strip())
-    name = _plain(text)
-    for kind in device_kinds():
-        if name in (*kind.aliases, *_plain_names(kind)):
-            return kind
-    raise _unknown_kind(text, name)
 
 
 def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
@@ -143,21 +116,11 @@ def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRul
     row = by_release[max(releases, default=min(by_release))]
     workspace = row["cublas_workspace_bytes"]
     large = capability[0] in workspace["large_majors"]
-    separate = row["cublaslt_workspace"] == "separate"
-
-    def accepted(backend: str) -> bool:
-        lowest, highest = rules["sdpa_capabilities"][backend]
-        return tuple(lowest) <= capability <= tuple(highest)
-
+    lowest, highest = map(tuple, rules["flash_sdpa_capabilities"])
     return ArchitectureRules(
         cublas_workspace_bytes=workspace["large" if large else "default"],
-        cublaslt_workspace_bytes=row["cublaslt_workspace_bytes"] if separate else 0,
-        cublas_workspace_kept=row["cublas_workspace_kept"],
-        flash_sdpa=accepted("flash"),
-        efficient_sdpa=accepted("efficient"),
-        cudnn_sdpa=accepted("cudnn"),
+        flash_sdpa=lowest <= capability <= highest,
         cudnn_sdpa_first=list(capability) in row["cudnn_sdpa_first"],
-        cuda_context_bytes=rules["cuda_context_bytes"],
     )
 
 
@@ -190,39 +153,6 @@ def _kind(row: Mapping[str, Any]) -> DeviceKind:
         ),
         also_reported_as=tuple(row.get("also_reported_as", ())),
         source=tuple(row["source"]),
-    )
-
-
-def _of_memory(size: str) -> DeviceKind:
-    try:
-        memory = parse_bytes(size)
-    except ValueError as error:
-        raise user_error(str(error), where="device", hint="write `memory=24GiB`") from None
-    if memory < _LEAST_MEMORY:
-        raise user_error(
-            f"{format_bytes(memory)} is too little for a GPU",
-            where="device",
-            hint="write `memory=24GiB`, with its unit",
-        )
-    return DeviceKind(
-        name=f"CUDA device of {format_bytes(memory)}",
-        aliases=(),
-        memory_bytes=memory,
-        memory_source="asked for",
-        capability=_GENERIC_CAPABILITY,
-        matrix_flops_per_s=dict.fromkeys(DTYPES),
-    )
-
-
-def _unknown_kind(text: str, name: str) -> UserError:
-    kinds = device_kinds()
-    close = nearest(name, [alias for kind in kinds for alias in kind.aliases])
-    aliases = ", ".join(kind.aliases[0] for kind in kinds)
-    choices = f"the kinds are {aliases}; or `memory=24GiB`"
-    return user_error(
-        f"`{text}` is not a known kind of GPU",
-        where="device",
-        hint=f"{close} {choices}" if close else choices,
     )
 
 

@@ -40,7 +40,6 @@ class ModelFacts:
     max_positions: int | None
     attention_modules: tuple[str, ...]
     """Names of the linear modules inside attention blocks (LoRA target set `attention`)."""
-    linear_modules: tuple[str, ...]
     sdpa: bool = True
     """Whether the architecture has sdpa attention."""
     flash_attention: bool = True
@@ -57,7 +56,7 @@ class ModelFacts:
 
 def model_from_plain(data: dict[str, Any]) -> ModelFacts:
     """The facts that JSON data hold: its lists are tuples again."""
-    lists = {name: tuple(data[name]) for name in ("attention_modules", "linear_modules")}
+    lists = {"attention_modules": tuple(data["attention_modules"])}
     return ModelFacts(**{**data, **lists})
 
 
@@ -89,7 +88,6 @@ def survey_model(
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     model = build_on_meta(config, method)
-    attention, linear = _linear_modules(model)
     positions, fixed_positions = _positions(model)
     return ModelFacts(
         name=name,
@@ -102,8 +100,7 @@ def survey_model(
         layers=getattr(text, "num_hidden_layers", None),
         vocab_size=getattr(text, "vocab_size", None),
         max_positions=positions,
-        attention_modules=attention,
-        linear_modules=linear,
+        attention_modules=_attention_modules(model),
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
         flash_attention=bool(getattr(model, "_supports_flash_attn", False)),
         cache_bytes_per_token=_cache_bytes(text),
@@ -264,18 +261,15 @@ def _positions(model: Any) -> tuple[int | None, bool]:
     return positions, config.model_type in _TABLES_WITHOUT_WEIGHTS
 
 
-def _linear_modules(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Leaf names of linear layers: (inside attention, all but the output head)."""
+def _attention_modules(model: Any) -> tuple[str, ...]:
+    """Leaf names of linear layers inside attention."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings() or getattr(model, "score", None)
-    attention, linear = set(), set()
+    names = set()
     for path, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear | Conv1D) or module is head:
-            continue
         *parents, leaf = path.split(".")
-        linear.add(leaf)
-        if any("attn" in parent or "attention" in parent for parent in parents):
-            attention.add(leaf)
-    return tuple(sorted(attention)), tuple(sorted(linear))
+        inside = any("attn" in parent or "attention" in parent for parent in parents)
+        if inside and isinstance(module, torch.nn.Linear | Conv1D):
+            names.add(leaf)
+    return tuple(sorted(names))

@@ -124,6 +124,19 @@ def _word(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _word)
 
 
+def dump_flow(value: Any) -> str:
+    """A value as it is written within a line of YAML."""
+    text: str = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_flow_style=True,
+        sort_keys=False,
+        allow_unicode=True,
+        width=10**6,
+    )
+    return text.removesuffix("...\n").strip()
+
+
 def to_yaml(data: dict[str, Any]) -> str:
     """A mapping as YAML text, its order kept."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -32,21 +32,19 @@ def estimates_of(
     limit: int,
     *,
     ceilings: Ceilings | None = None,
-    residual: Residual | None = None,
 ) -> dict[str, Estimate]:
     """The estimate of each candidate, by its key: by trace, or by formula where there is none.
 
     Args:
         limit: bytes a process may take on the device.
         ceilings: rates of the device; None: no speeds.
-        residual: what a process takes beyond its estimate; None: what is assumed before a probe.
     """
     answers = (
         _Answer(task, reply, _speed(task, reply, ceilings))
         for task, reply in zip(tasks, replies, strict=True)
     )
     return {
-        member.candidate.key: _estimate(answer, member, limit, residual)
+        member.candidate.key: _estimate(answer, member, limit)
         for answer in answers
         for member in answer.task.members
     }
@@ -70,20 +68,20 @@ def _speed(
     return RolloutTime(ceilings) if online else VariantSpeed(reply, ceilings)
 
 
-def _estimate(answer: _Answer, member: Member, limit: int, residual: Residual | None) -> Estimate:
+def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
     """Memory of a process, then its speed, then what processes take of links, server and host."""
-    estimate = _of_process(answer, member, limit, residual)
+    estimate = _of_process(answer, member, limit)
     estimate = _with_speed(estimate, answer, member)
     estimate = with_exchange(estimate, member.settings)
     estimate = with_server(estimate, member.settings)
     return _with_host(estimate, answer, member)
 
 
-def _of_process(answer: _Answer, member: Member, limit: int, residual: Residual | None) -> Estimate:
+def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
     """What one process takes on its device: from the member's point, or by formula."""
     reply, settings = answer.reply, member.settings
     kind, devices = settings.facts.device.kind, settings.job.devices.total
-    residual = residual or prior_residual(kind, reply.process_bytes, devices)
+    residual = prior_residual(kind, reply.process_bytes, devices)
     if reply.problem is not None:
         return by_formula(settings, residual, limit, reply.problem)
     adjusted = member.replaced + formulas_of(settings, by_formula=reply.by_formula)
@@ -165,7 +163,7 @@ def reference_logps(settings: Settings) -> float:
 
 
 def by_formula(settings: Settings, residual: Residual, limit: int, reason: str) -> Estimate:
-    """The estimate of a candidate that could not be traced; `why` not."""
+    """The estimate of a candidate that could not be traced, for `reason`."""
     # The knobs by their own names: this version of the stack may call a field something else.
     job, facts, candidate = settings.job, settings.facts, settings.candidate
     config = {**settings.config, **candidate.values}

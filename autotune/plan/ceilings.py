@@ -27,16 +27,19 @@ def ceilings_of(
     servers: Servers,
     folder: Path,
     progress: Progress,
+    *,
+    worth_measuring: bool = True,
 ) -> Ceilings | None:
     """The ceilings of the device: tabled for one that is not here, else measured once.
 
     Args:
         folder: for the files of the measurement.
+        worth_measuring: whether they are measured now, where they are not yet.
     """
     if kind is not None:
         return ceilings_of_kind(kind)
     stored = cache.ceilings(facts.device.name)
-    if stored is not None:
+    if stored is not None or not worth_measuring:
         return stored
     progress.measuring()
     return _measured(facts, cache, servers.first, ChildFolder(path=folder))

@@ -128,12 +128,4 @@ def _last_words(folder: ChildFolder) -> str:
 
 def untraced(problem: str) -> EstimateReply:
     """The reply of a variant that cannot be traced: what is on it is estimated by formula."""
-    return EstimateReply(
-        points=[],
-        shapes=[],
-        optimizer_work={},
-        process_bytes=0,
-        policy={},
-        seconds=0.0,
-        problem=problem,
-    )
+    return EstimateReply(process_bytes=0, problem=problem)

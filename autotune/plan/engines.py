@@ -20,10 +20,11 @@ from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.choices import is_safe
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import Member, VariantTask
-from autotune.space.sharding.sharding import Sharding, heaviest_ranks
+from autotune.space.sharding.sharding import heaviest_ranks
 
 FIRST = 8
 """Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
@@ -144,7 +145,7 @@ class EngineEstimates:
             place = ranked[number][1].place
             if not task.engine or reply.problem is not None or reply.by_formula:
                 return
-            ranks = heaviest_ranks(Sharding(**task.request.sharding or {}))
+            ranks = heaviest_ranks(task.request.parsed_sharding)
             is_whole = reply.points[place].method == "trace"
             if (number, place) in settled or (is_whole and len(ranks) == 1):
                 return
@@ -234,9 +235,9 @@ def rank(estimate: Estimate, *, by_formula: bool) -> Rank:
     """What may fit comes first, the fastest of it before the others; else the leanest.
 
     Args:
-        by_formula: whether its engine is; of what was traced counts whether it does fit.
+        by_formula: whether its engine is; of what was traced counts whether it is safe.
     """
-    if _may_fit(estimate) if by_formula else estimate.fits:
+    if _may_fit(estimate) if by_formula else is_safe(estimate):
         return False, -(estimate.tokens_per_s or 0.0)
     return True, float(estimate.peak_memory_bytes)
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
@@ -16,12 +15,15 @@ from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.facts.host import host_limit
 from autotune.job.job import Job
+from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import Servers
+from autotune.plan.choices import Choice, choices, order
 from autotune.plan.device import device_facts, placed, planned_limit
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
+from autotune.plan.narrowing import narrowed
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
 from autotune.probe.survey import survey
@@ -43,6 +45,9 @@ class Plan:
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
         by_formula: how many of the candidates are spread by an engine that was not traced for them.
+        choices: the candidates as a person tells them apart, the best first.
+        answer: what to use; None: nothing fits.
+        assumed: what the job leaves open and was assumed, as sentences.
         not_installed: what the job needs to be run that is not here, as a sentence; None: nothing.
     """
 
@@ -57,17 +62,15 @@ class Plan:
     nodes: int = 1
     host_limit_bytes: int | None = None
     by_formula: int = 0
+    choices: tuple[Choice, ...] = ()
+    answer: Answer | None = None
+    assumed: tuple[str, ...] = ()
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
-        """Candidates that fit first; the fastest first where speed is known, else the leanest."""
-
-        def order(pair: tuple[Candidate, Estimate]) -> tuple[Any, ...]:
-            estimate = pair[1]
-            speed = -(estimate.tokens_per_s or 0.0)
-            return not estimate.fits, speed, estimate.peak_memory_bytes
-
+        """The safe candidates first, then those that fit; the fastest first where speed is known,
+        else the leanest."""
         pairs = ((candidate, self.estimates[candidate.key]) for candidate in self.space.candidates)
-        return sorted(pairs, key=order)
+        return sorted(pairs, key=lambda pair: order(pair[1]))
 
 
 def plan(
@@ -77,6 +80,7 @@ def plan(
     *,
     device: str | None = None,
     only_default: bool = False,
+    whole_space: bool = False,
     effort: Effort = PROMISING,
     progress: Progress | None = None,
 ) -> Plan:
@@ -86,6 +90,7 @@ def plan(
         scratch: a folder for the files of the survey and the traces.
         device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
         only_default: the default candidate alone, pinned knobs as pinned.
+        whole_space: whether values that no estimate prefers are planned, too (`narrowing.py`).
         effort: for which candidates DeepSpeed and FSDP are traced, where there are many.
 
     Raises:
@@ -95,25 +100,30 @@ def plan(
     began = time.monotonic()
     job, kind = placed(job, device)
     cache = PlanCache.of_user()
-    place = f"{kind!r}, {'the default' if only_default else 'all'}, {effort!r}"
+    place = f"{kind!r}, {only_default=}, {whole_space=}, {effort!r}"
     key = cache.key(job, definition, None if kind is None else place)
     stored = None if key is None else cache.read(key)
     run = RunFolder(path=scratch)
     with Servers(scratch) as servers:
         facts = stored[0] if stored else device_facts(survey(job, run, servers.first), kind)
-        space = bind(definition, job, facts)
+        space = bind(definition if whole_space else narrowed(definition, job, facts), job, facts)
         if only_default:
             space = dataclasses.replace(space, candidates=(space.default(),))
-        estimator = _estimator(job, facts, space, run, servers, kind, progress or Progress())
-        estimator = dataclasses.replace(estimator, effort=effort, cache=cache)
+        estimator = _estimator(job, facts, space, run, servers, kind, effort, progress)
+        replies = _Replies(estimator, None if stored is None else stored[1])
         tasks = estimator.tasks(space.candidates)
-        replies = stored[1] if stored else estimator.replies(tasks)
-    if stored is None and key is not None and not any(map(_failed, replies)):
-        cache.write(key, facts, replies)
+        estimates = estimator.combined(tasks, replies.of(tasks))
+        folded = _choices(space, estimates, job)
+        answer = None if only_default else _answer(folded, estimator, replies)
+    if not stored and key and not any(map(_failed, replies.given)):
+        cache.write(key, facts, replies.given)
     return Plan(
         facts=facts,
         space=space,
-        estimates=estimator.combined(tasks, replies),
+        choices=tuple(folded),
+        answer=answer,
+        assumed=tuple(job.assumed),
+        estimates=estimates,
         limit_bytes=estimator.limit,
         devices=job.devices.total,
         nodes=job.devices.nodes,
@@ -121,8 +131,41 @@ def plan(
         cached=stored is not None,
         not_installed=not_installed(job, facts),
         host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
-        by_formula=_by_formula(tasks, replies),
+        by_formula=_by_formula(tasks, replies.given),
     )
+
+
+class _Replies:
+    """Replies to tasks: those that are remembered, in their order; else new ones.
+
+    Attributes:
+        given: all replies so far.
+    """
+
+    def __init__(self, estimator: Estimator, remembered: Sequence[EstimateReply] | None) -> None:
+        self._estimator, self._remembered = estimator, remembered
+        self.given: list[EstimateReply] = []
+
+    def of(self, tasks: Sequence[VariantTask]) -> list[EstimateReply]:
+        """The replies to these tasks."""
+        if self._remembered is None:
+            replies = self._estimator.replies(tasks)
+        else:
+            begin = len(self.given)
+            replies = list(self._remembered[begin : begin + len(tasks)])
+        self.given += replies
+        return replies
+
+
+def _answer(folded: Sequence[Choice], estimator: Estimator, replies: _Replies) -> Answer | None:
+    """What to use; where weights are in float32 because nobody chose, with what bfloat16 takes."""
+    answer = answer_of(folded, estimator.job, estimator.facts)
+    other = None if answer is None else in_bfloat16(estimator.job, answer.choice.candidate)
+    if answer is None or other is None:
+        return answer
+    tasks = estimator.tasks([other])
+    estimate = estimator.combined(tasks, replies.of(tasks))[other.key]
+    return dataclasses.replace(answer, alternative=estimate)
 
 
 def _estimator(
@@ -132,13 +175,20 @@ def _estimator(
     run: RunFolder,
     servers: Servers,
     kind: DeviceKind | None,
-    progress: Progress,
+    effort: Effort,
+    progress: Progress | None,
 ) -> Estimator:
     """What estimates candidates; with speeds where they are tabled, or worth to be measured."""
-    ceilings = None
-    if kind is not None or len(space.candidates) >= WORTH_MEASURING:
-        folder = run.path / "ceilings"
-        ceilings = ceilings_of(facts, kind, PlanCache.of_user(), servers, folder, progress)
+    cache, progress = PlanCache.of_user(), progress or Progress()
+    ceilings = ceilings_of(
+        facts,
+        kind,
+        cache,
+        servers,
+        run.path / "ceilings",
+        progress,
+        worth_measuring=len(space.candidates) >= WORTH_MEASURING,
+    )
     return Estimator(
         job=job,
         facts=facts,
@@ -147,8 +197,15 @@ def _estimator(
         folder=run.path / "traces",
         rows=run.rows,
         ceilings=ceilings,
+        effort=effort,
+        cache=cache,
         progress=progress,
     )
+
+
+def _choices(space: SearchSpace, estimates: Mapping[str, Estimate], job: Job) -> list[Choice]:
+    pairs = [(candidate, estimates[candidate.key]) for candidate in space.candidates]
+    return choices(space, pairs, job.devices.total)
 
 
 def _failed(reply: EstimateReply) -> bool:
@@ -156,5 +213,5 @@ def _failed(reply: EstimateReply) -> bool:
 
 
 def _by_formula(tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]) -> int:
-    pairs = zip(tasks, replies, strict=True)
+    pairs = zip(tasks, replies, strict=False)
     return sum(len(task.members) for task, reply in pairs if reply.by_formula)

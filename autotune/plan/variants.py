@@ -22,7 +22,6 @@ from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
 from autotune.space.knobs import Candidate
 from autotune.space.settings import Settings, settings
-from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
 
@@ -57,8 +56,7 @@ class VariantTask:
     @property
     def engine(self) -> bool:
         """Whether DeepSpeed or FSDP itself is to be traced."""
-        kind = (self.request.sharding or {}).get(DISTRIBUTED_TYPE)
-        return engine_is_traced(self.request.method, kind)
+        return self.request.engine
 
 
 def variant_tasks(

@@ -1,24 +1,23 @@
 """Probe one candidate, from the parent's side: ask, wait, and name what happened.
 
-The child names what it can. What it cannot (a kill, a hang, silence) is named here, from how the
-process ended and what it held; never from the text of a log.
+What happened is named by `outcome.py`.
 """
 
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
 
 from autotune.facts import Facts, devices
 from autotune.facts.host import host_limit
 from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.nvme_folder import own_folder
+from autotune.probe.outcome import name_outcome
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.worst import lagging_ranks
-from autotune.process.host_memory import HostMeter, HostUse
-from autotune.process.limits import Ending, Limits, Watcher, signal_name
+from autotune.process.host_memory import HostMeter
+from autotune.process.limits import Limits, Watcher
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
 from autotune.process.server import ChildServer
@@ -27,9 +26,6 @@ from autotune.space.settings import settings, threads
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks.group:probe"
-_DEATHS_BY_MEMORY = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}
-NEAR_LIMIT = 0.85
-"""A child that dies or hangs holding this share of its limit is taken to have run out of memory."""
 
 
 def probe_request(
@@ -174,99 +170,6 @@ def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -
     return dataclasses.replace(
         measurement, failed_rank=rank, reason=f"rank {rank} of {count}: {reason}"
     )
-
-
-def name_outcome(
-    ending: Ending, reply: Any | None, request: ProbeRequest, *, kernel_killed: bool = False
-) -> Measurement:
-    """The measurement of a probe that ended as `ending` says and left `reply`."""
-    if ending.why == "host":
-        return _beyond_host(ending.host, request)
-    if ending.why == "stopped":
-        return _stopped_measurement(ending)
-    if ending.why == "wall":
-        return Measurement(outcome="timeout", reason=f"still running after {ending.seconds:.0f} s")
-    if ending.why == "stall":
-        return _stalled(ending, request)
-    if ending.why == "lost":
-        return Measurement(
-            outcome="crash", reason="the process that starts probes died", inferred=True
-        )
-    if isinstance(reply, dict):
-        return measurement_of_reply(reply)
-    return _silent(ending, request, kernel_killed)
-
-
-def measurement_of_reply(reply: dict[str, Any]) -> Measurement:
-    """The measurement that a child's reply is; a crash where it makes no sense."""
-    try:
-        measurement = Measurement.from_plain(reply)
-    except (TypeError, ValueError) as error:
-        return Measurement(outcome="crash", reason=f"the worker wrote an invalid reply: {error}")
-    figures = (measurement.tokens_per_s, measurement.peak_memory_bytes)
-    if measurement.outcome == "ok" and None in figures:
-        return Measurement(outcome="crash", reason="the worker's reply says ok, but has no figures")
-    return measurement
-
-
-def _stopped_measurement(ending: Ending) -> Measurement:
-    estimates = [event for event in ending.events if event.get("event") == "estimate"]
-    return Measurement(
-        outcome="stopped",
-        reason=ending.stop_reason or "it cannot win",
-        tokens_per_s=estimates[-1].get("tokens_per_s") if estimates else None,
-        relative_uncertainty=estimates[-1].get("relative_uncertainty") if estimates else None,
-    )
-
-
-def _beyond_host(use: HostUse, request: ProbeRequest) -> Measurement:
-    count = request.parsed_sharding.num_processes
-    subject = f"{count} processes" if count > 1 else "the process"
-    peak, limit = format_bytes(use.peak_bytes or 0), format_bytes(use.limit_bytes or 0)
-    return Measurement(
-        outcome="host_oom",
-        reason=f"{subject} took {peak} of the host's memory while {use.when}; the limit is {limit}",
-        memory_limit_bytes=request.memory_limit_bytes,
-        missing_bytes=use.missing_bytes,
-    )
-
-
-def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
-    resident, limit = ending.rss_at_stop_bytes, request.process_limit_bytes
-    if request.device_kind == "cpu" and resident and limit and resident >= NEAR_LIMIT * limit:
-        return Measurement(
-            outcome="oom",
-            reason=f"hung while holding {format_bytes(resident)} of {format_bytes(limit)}",
-            memory_limit_bytes=request.memory_limit_bytes,
-            inferred=True,
-        )
-    return Measurement(
-        outcome="timeout", reason="hung: no progress and no processor time", inferred=True
-    )
-
-
-def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
-    """A child that ended without a whole reply."""
-    if ending.signal is None:
-        reason = f"ended with exit code {ending.exit_code} before its reply was complete"
-        return Measurement(outcome="crash", reason=reason)
-    name = signal_name(ending.signal)
-    limit, resident = request.process_limit_bytes, ending.max_rss_bytes
-    is_near_limit = (
-        request.device_kind == "cpu" and limit and resident and resident >= NEAR_LIMIT * limit
-    )
-    # A refused allocation in a thread of C++ ends in abort() or worse, without a word.
-    if (name == "SIGKILL" and kernel_killed) or (is_near_limit and name in _DEATHS_BY_MEMORY):
-        circumstance = (
-            "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
-        )
-        return Measurement(
-            outcome="host_oom" if request.device_kind == "cuda" else "oom",
-            reason=f"{name} {circumstance}, holding {format_bytes(resident or 0)}",
-            memory_limit_bytes=request.memory_limit_bytes,
-            inferred=True,
-        )
-    return Measurement(outcome="crash", reason=f"ended by {name}")
 
 
 def kernel_oom_kills() -> int:

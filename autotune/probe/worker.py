@@ -14,12 +14,11 @@ from autotune.job.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.offline import train_offline
 from autotune.probe.online import train_online
+from autotune.probe.outcome import beyond_limit, outcome_and_remark, outcome_of
 from autotune.probe.protocol import Failure, Measurement, ProbeRequest
 from autotune.process.messages import ChildFolder, write_json
-from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
+from autotune.process.out_of_memory import missing_on_host
 from autotune.process.rank import Place
-from autotune.training.spec import Unsupported
-from autotune.units import format_bytes
 
 
 class Stages:
@@ -113,31 +112,6 @@ def with_vllm(
     return {**figures, "peak_memory_bytes": peak + vllm_bytes, "vllm_bytes": vllm_bytes}
 
 
-def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
-    """Bytes by which a probe that ended well took more than it was given; 0 where it did not.
-
-    What enforces the limit does not see all that the peak counts: `RLIMIT_DATA` no pages of
-    library code, the CUDA allocator nothing of what libraries take for themselves.
-    """
-    if peak_bytes is None or limit_bytes is None:
-        return 0
-    return max(peak_bytes - limit_bytes, 0)
-
-
-def outcome_and_remark(beyond_bytes: int, retries: int) -> tuple[str, str]:
-    """The outcome of a training that came to its end, and what its reason says of that.
-
-    An allocator that had to give its cache back to find memory will be at its limit again in the
-    long run: it is slow there, and what it finds depends on how its memory is cut up.
-    """
-    if beyond_bytes:
-        return "oom", f", and ended {format_bytes(beyond_bytes)} above its memory limit"
-    if retries:
-        times = "once" if retries == 1 else f"{retries} times"
-        return "unstable", f"; the allocator had to empty its cache {times} to find memory"
-    return "ok", ""
-
-
 def _failed_measurement(
     request: ProbeRequest,
     memory: CpuMemory | CudaMemory | None,
@@ -164,22 +138,3 @@ def _failed_measurement(
         failure=failure.plain(),
         **figures,
     )
-
-
-def outcome_of(error: BaseException, stage: str, device_kind: str) -> str:
-    """The outcome an exception stands for. On a CPU the host's memory is the device's.
-
-    What is not installed is told wherever it is asked for (optimizers, when training begins). A
-    refusal while the trainer is put together is the stack's own word that it cannot do this;
-    the same exception types during training are crashes.
-    """
-    if is_out_of_memory(error):
-        return "host_oom" if device_kind == "cuda" and is_of_the_host(error) else "oom"
-    if type(error).__name__ == "NotFinite":
-        return "unstable"
-    refusals = (ValueError, NotImplementedError, TypeError)
-    if isinstance(error, Unsupported | ImportError) or (
-        stage in {"plan", "build"} and isinstance(error, refusals)
-    ):
-        return "unsupported"
-    return "crash"

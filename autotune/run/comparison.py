@@ -89,11 +89,7 @@ def compared(expectations: Expectations, records: Sequence[Record]) -> Compariso
     """Hold the estimates of a run against its probes."""
     residual, speed = expectations.residual(records), expectations.speed(records)
     errors, speed_errors, expected_s, measured_s = [], [], [], []
-    for record in records:
-        estimate = expectations.estimates.get(record.candidate.key)
-        measurement = record.measurement
-        if estimate is None or measurement is None or measurement.outcome != "ok":
-            continue
+    for estimate, measurement in expectations.pairs(records):
         if measurement.peak_memory_bytes:
             corrected = residual.corrected(estimate.own_reserved_bytes)
             process_bytes = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)

@@ -54,6 +54,8 @@ def conclude(session: Session, reason: str) -> Result:
         records=records,
         stop_reason=reason,
         space_size=size,
+        space=session.space,
+        devices=session.job.devices.total,
         recommendation=recommendation,
         verification=verification,
         saving=saving(session, recommendation, records),
@@ -268,5 +270,7 @@ def interrupted(session: Session | None) -> Result:
         records=records,
         stop_reason="interrupted",
         space_size=len(session.space.candidates),
+        space=session.space,
+        devices=session.job.devices.total,
         recommendation=best if isinstance(best, Recommendation) else None,
     )

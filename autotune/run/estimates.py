@@ -54,15 +54,22 @@ def expected(
         if not missing:
             return stored
         progress.estimating(len(space.candidates))
-        ceilings = cache.ceilings(facts.device.name)
-        if ceilings is None and len(space.candidates) >= WORTH_MEASURING:
-            ceilings = ceilings_of(facts, None, cache, servers, folder / "ceilings", progress)
+        worth_measuring = len(space.candidates) >= WORTH_MEASURING
+        ceilings = ceilings_of(
+            facts,
+            None,
+            cache,
+            servers,
+            folder / "ceilings",
+            progress,
+            worth_measuring=worth_measuring,
+        )
         estimator = dataclasses.replace(estimator, ceilings=ceilings)
         replies = estimator.replies(missing)
     expectations = dataclasses.replace(
         stored,
         estimates={**stored.estimates, **estimator.combined(missing, replies)},
-        prior=stored.prior if stored.estimates else prior_of(replies, facts),
+        prior=stored.prior if stored.estimates else prior_of(replies, facts, job.devices.total),
     )
     write_json(run.estimates, expectations.plain())
     return expectations

@@ -2,7 +2,7 @@
 teach about them. Pure, but for files that keep it."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from autotune.estimate.residual import Residual, refined
 from autotune.estimate.speed.calibration import Coefficients, calibrated
 from autotune.facts import Facts
 from autotune.plan.candidates import TYPICAL_PROCESS
+from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
 from autotune.space.knobs import Candidate
 
@@ -33,14 +34,17 @@ class Expectations:
     prior: Residual
     limit_bytes: int
 
+    def pairs(self, records: Sequence[Record]) -> Iterator[tuple[Estimate, Measurement]]:
+        """The estimate and the measurement of each probe that ended well and was estimated."""
+        for record in records:
+            estimate, measurement = self.estimates.get(record.candidate.key), record.measurement
+            if estimate is not None and measurement is not None and measurement.outcome == "ok":
+                yield estimate, measurement
+
     def residual(self, records: Sequence[Record]) -> Residual:
         """What the probes so far say of the estimates: an offset, a spread, how sure both are."""
         estimated_bytes, measured_bytes = [], []
-        for record in records:
-            estimate = self.estimates.get(record.candidate.key)
-            measurement = record.measurement
-            if estimate is None or measurement is None or measurement.outcome != "ok":
-                continue
+        for estimate, measurement in self.pairs(records):
             if estimate.traced and measurement.peak_memory_bytes is not None:
                 estimated_bytes.append(float(estimate.own_reserved_bytes))
                 process_bytes = measurement.peak_memory_bytes - (measurement.vllm_bytes or 0)
@@ -51,11 +55,7 @@ class Expectations:
         """What the probes so far say of the estimated step times: a factor for each of their parts,
         and how sure these are."""
         parts, measured_s = [], []
-        for record in records:
-            estimate = self.estimates.get(record.candidate.key)
-            measurement = record.measurement
-            if estimate is None or measurement is None or measurement.outcome != "ok":
-                continue
+        for estimate, measurement in self.pairs(records):
             if estimate.time_parts is not None and measurement.step_time_s:
                 parts.append(estimate.time_parts)
                 measured_s.append(measurement.step_time_s)
@@ -136,7 +136,7 @@ def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
     )
 
 
-def prior_of(replies: Collection[EstimateReply], facts: Facts) -> Residual:
+def prior_of(replies: Collection[EstimateReply], facts: Facts, devices: int) -> Residual:
     """What is assumed of a process before any was measured."""
     process_bytes = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
-    return prior_residual(facts.device.kind, process_bytes)
+    return prior_residual(facts.device.kind, process_bytes, devices)

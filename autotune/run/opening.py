@@ -12,7 +12,7 @@ from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.job.yaml_file import to_yaml
 from autotune.plan.progress import Progress
-from autotune.probe.measure import measurement_of_reply
+from autotune.probe.outcome import measurement_of_reply
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, refuse_untried, survey
 from autotune.process.messages import read_json, write_json

@@ -25,7 +25,7 @@ from autotune.search.recommend import Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
 from autotune.search.study import Study
 from autotune.space.bind import SearchSpace, bind
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
 

@@ -121,6 +121,9 @@ class Result:
     records: tuple[Record, ...]
     stop_reason: str
     space_size: int
+    space: SearchSpace | None = None
+    """None: it was not known yet."""
+    devices: int = 1
     seconds: float = 0.0
     recommendation: Recommendation | None = None
     verification: Verification | None = None

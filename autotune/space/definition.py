@@ -1,5 +1,6 @@
 """Search space files: read strictly, every problem reported at once."""
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -62,6 +63,11 @@ def shipped_space(method: str) -> str:
     return packaged.read_text(encoding="utf-8")
 
 
+@functools.cache
+def _shipped_definition(method: str) -> SpaceDefinition:
+    return parse_definition(shipped_space(method), f"search_spaces/{method}.yaml")
+
+
 def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
     """The search space of a method, or the user's own from `path`.
 
@@ -69,7 +75,7 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
         UserError: the file is missing or malformed.
     """
     if path is None:
-        return parse_definition(shipped_space(method), f"search_spaces/{method}.yaml")
+        return _shipped_definition(method)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -22,8 +22,8 @@ class RehearsalRequest(Message):
     target: str
     dataset_config: str | None
     batching: dict[str, Any]
-    """Fields of `training.batches.Batching`; of `training.rounds.Rollout` where completions are
-    generated."""
+    """Fields of `training.batch_plan.Batching`; where completions are generated, of
+    `training.rollout_plan.Rollout`."""
     timed_steps: int
     eval_batch: int
     rows_total: int

@@ -15,7 +15,7 @@ from pathlib import Path
 from autotune.estimate.residual import Residual
 from autotune.plan.candidates import by_formula
 from autotune.plan.plan import plan
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from autotune.space.settings import settings
 
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.plan.engines import EVERY, PROMISING, Effort
 from autotune.plan.plan import Plan, plan
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from autotune.space.sharding.sharding import engine_name, sharding_of
 
 HERE = Path(__file__).parent

@@ -36,7 +36,7 @@ from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from benchmarks.gpu_memory.cases import MODELS, Case, chosen, probe_seconds, some_paths
 from scripts.gpu_smoke import said_by
 

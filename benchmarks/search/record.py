@@ -37,8 +37,8 @@ from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
 from autotune.run.estimates import expected  # noqa: E402
 from autotune.space.bind import SearchSpace, bind  # noqa: E402
+from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate, from_knobs  # noqa: E402
-from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.search.grid import undisturbed  # noqa: E402
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "optuna")

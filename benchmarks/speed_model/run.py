@@ -27,12 +27,12 @@ sys.path.insert(0, str(ROOT))
 
 from autotune.estimate.records.events import Work  # noqa: E402
 from autotune.estimate.speed.ceilings import Ceilings  # noqa: E402
-from autotune.estimate.speed.operators import (  # noqa: E402
+from autotune.estimate.speed.shapes import ShapeTimes  # noqa: E402
+from autotune.estimate.speed.step_time import (  # noqa: E402
     TimeParts,
     step_parts,
     work_time,
 )
-from autotune.estimate.speed.shapes import ShapeTimes  # noqa: E402
 from autotune.facts import Facts  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
 from autotune.probe import measure  # noqa: E402
@@ -42,8 +42,8 @@ from autotune.process.messages import ChildFolder, read_json, write_json  # noqa
 from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.definition import SpaceDefinition  # noqa: E402
+from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
-from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.speed_model.cases import JOB, MODEL, chosen, levels  # noqa: E402
 from benchmarks.speed_model.table import table  # noqa: E402
 from benchmarks.speed_model.works import added, split_off_loss, work_counts  # noqa: E402

@@ -8,7 +8,7 @@ from statistics import geometric_mean, mean, median
 from typing import Any
 
 from autotune.estimate.speed.calibration import calibrated, rank_correlation, top_k_regret
-from autotune.estimate.speed.operators import TERMS, TimeParts
+from autotune.estimate.speed.step_time import TERMS, TimeParts
 
 Row = dict[str, Any]
 CLOSE = 1.02

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.estimate.records.events import NOWHERE, Work, chunk
-from autotune.estimate.speed.operators import TERMS, TimeParts
+from autotune.estimate.speed.step_time import TERMS, TimeParts
 
 LOSS = chunk(0)
 

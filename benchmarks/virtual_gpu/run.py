@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from autotune.errors import UserError  # noqa: E402
 from autotune.facts import Facts, devices  # noqa: E402
-from autotune.facts.device_kinds import find_kind  # noqa: E402
+from autotune.facts.kind_names import find_kind  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
 from autotune.plan.children import Servers, traced_in_children  # noqa: E402
 from autotune.plan.device import device_facts, placed  # noqa: E402
@@ -34,8 +34,8 @@ from autotune.process.messages import ChildFolder, read_json, write_json  # noqa
 from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
+from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
-from autotune.space.loading.load import load_job  # noqa: E402
 from benchmarks.command import done_in  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.cases import Case, drawn  # noqa: E402

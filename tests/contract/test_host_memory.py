@@ -4,7 +4,7 @@ import pytest
 from staging import Stage
 from test_naming import request
 
-from autotune.probe.measure import name_outcome
+from autotune.probe.outcome import name_outcome
 from autotune.process.host_memory import HostMeter
 from autotune.process.messages import read_json
 

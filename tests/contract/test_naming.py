@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from staging import Stage
 
-from autotune.probe.measure import NEAR_LIMIT, name_outcome
+from autotune.probe.outcome import NEAR_LIMIT, name_outcome
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.process.limits import Ending
 from autotune.process.messages import read_json

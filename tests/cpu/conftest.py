@@ -29,8 +29,8 @@ from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
+from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
-from autotune.space.loading.load import load_job
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -83,6 +83,7 @@ def test_eight_gpus_are_divided_between_training_and_a_server(autotune: Command)
 def test_ppo_takes_far_more_than_methods_without_a_value_model(autotune: Command) -> None:
     one = ["--set", "recipe.dtype=[bfloat16]", "--set", "per_device_train_batch_size=4"]
     one += ["--set", "gradient_checkpointing=true", "--device", "memory=40GiB"]
+    one += ["--set", "optim=adamw_torch"]  # which is estimated from the trace of the fused one
     rollouts = {
         "job": "local_rollout_forward_batch_size=64",
         "rloo": "generation_batch_size=64",

@@ -171,12 +171,27 @@ def test_the_second_plan_is_remembered(plans: Plans) -> None:
     assert differing == {"cached", "seconds"}
 
 
-def test_people_get_a_table_and_a_reason(plans: Plans) -> None:
+def test_people_get_the_answer_first_and_a_table(plans: Plans) -> None:
     text = plans.command("plan", "job.yaml", "--device", "memory=1GiB")
     lines = text.splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == ["1x8", "2x4"]
+    assert lines[0].startswith("Use 1 x 8")
+    assert max(map(len, lines)) <= 80
+    rows = [line.split("  ")[0] for line in lines if re.match(r"\d+ x \d+ ", line)]
+    assert sorted(rows) == ["1 x 8", "2 x 4", "4 x 2", "8 x 1"] and rows[0] == "1 x 8"
     assert "of 4 candidates fit in 1 GiB" in text
-    assert "The leanest that does not fit is" in text
+    every = plans.command("plan", "job.yaml", "--device", "memory=1GiB", "--all").splitlines()
+    assert {line.partition(" ")[0] for line in every} >= {"1x8", "2x4", "4x2", "8x1"}
+
+
+def test_the_answer_is_an_object_and_its_alternative_is_estimated(plans: Plans) -> None:
+    answer = plans("--device", "h200")["answer"]
+    best = plans("--device", "h200")["candidates"][0]
+    assert answer["knobs"] == best["knobs"] and answer["safe"]
+    assert answer["epoch_s"] > 0 and answer["job_s"] == pytest.approx(3 * answer["epoch_s"])
+    half, whole = answer["in_bfloat16"], best["estimate"]
+    assert half["method"] in {"trace", "scaled trace"}
+    assert half["parts"]["weights"] == pytest.approx(whole["parts"]["weights"] / 2, rel=0.01)
+    assert plans("--device", "memory=700MiB", "--fits", expect=1)["answer"] is None
 
 
 def test_what_cannot_be_traced_says_so(plans: Plans) -> None:

@@ -23,6 +23,9 @@ from tests.cpu.test_run import assert_launched, probes_of, write_job
 from tests.cpu.workers import RANK_FAULTS
 
 pytestmark = pytest.mark.usefixtures("deepspeed_compiled")
+LONG = pytest.mark.skipif(
+    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes on one core: AUTOTUNE_LONG_TESTS=1"
+)
 
 MODEL = {**LLAMA, "hidden_size": 128, "intermediate_size": 320}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -104,15 +107,21 @@ def test_one_process_offloads_in_a_group_of_one_and_computes_the_same(
     assert measured["DDP"].tokens_per_step == 2 * (one.tokens_per_step or 0)
 
 
+NVME = {**STRATEGIES["ZeRO-1"], "zero_stage": 3, "offload_optimizer_device": "nvme"}
+
+
+def test_a_disk_that_is_not_there_is_told(two: Bench, tmp_path: Path) -> None:
+    nowhere = probe(two, "nowhere", **NVME, nvme_path=str(tmp_path / "not there"))
+    assert nowhere.outcome == "unsupported" and "not there" in nowhere.reason
+
+
+@LONG
 def test_states_are_kept_on_a_disk_or_the_reason_is_told(
     two: Bench, measured: dict[str, Measurement], tmp_path: Path
 ) -> None:
-    knobs = {**STRATEGIES["ZeRO-1"], "zero_stage": 3, "offload_optimizer_device": "nvme"}
     disk = tmp_path / "disk"
-    nowhere = probe(two, "nowhere", **knobs, nvme_path=str(tmp_path / "not there"))
-    assert nowhere.outcome == "unsupported" and "not there" in nowhere.reason
     disk.mkdir()
-    one = probe(two, "on disk", **knobs, nvme_path=str(disk))
+    one = probe(two, "on disk", **NVME, nvme_path=str(disk))
     if not AsyncIOBuilder().is_compatible():
         assert one.outcome == "unsupported" and "libaio" in one.reason
         return
@@ -235,9 +244,7 @@ def test_other_trainers_are_divided_too(server: ChildServer, tmp_path: Path, met
         assert one.tokens_per_step > 16
 
 
-@pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes on one core: AUTOTUNE_LONG_TESTS=1"
-)
+@LONG
 @pytest.mark.parametrize(
     ("count", "kept", "engine"), [(2, "none", "ZeRO-2"), (1, "cpu", "ZeRO-2, optimizer on cpu")]
 )

@@ -29,7 +29,6 @@ def make_facts(
             vocab_size=4096,
             max_positions=2048,
             attention_modules=("k_proj", "o_proj", "q_proj", "v_proj"),
-            linear_modules=("down_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"),
         ),
         data=DataFacts(
             source=source,

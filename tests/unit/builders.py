@@ -49,7 +49,6 @@ def make_facts(
             vocab_size=100,
             max_positions=2048,
             attention_modules=("k_proj", "q_proj"),
-            linear_modules=("k_proj", "q_proj", "up_proj"),
         ),
         data=DataFacts(
             source="/data/some",

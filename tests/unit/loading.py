@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.job.job import Job
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 
 
 def load(folder: Path, text: str, *sets: str) -> Job:

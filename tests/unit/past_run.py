@@ -13,7 +13,7 @@ from autotune.process.run_folder import RunFolder
 from autotune.search.sampler.params import compared_sampler
 from autotune.search.study import Study
 from autotune.space.bind import bind
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from tests.unit.builders import GIB, bad, make_facts, ok
 
 STUDY = "autotune-test"

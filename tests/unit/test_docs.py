@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from autotune.cli import COMMANDS
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("autotune", "benchmarks", "docs", "examples", "scripts", "search_spaces", "tests")

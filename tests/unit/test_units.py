@@ -15,8 +15,8 @@ from autotune.units import format_bytes, format_seconds, parse_bytes, parse_seco
         ("512 MiB", 2**29),
         ("3k", 3072),
         ("7b", 7),
-        ("7", 7),
-        (123, 123),
+        ("70000000", 70_000_000),
+        (123_456_789, 123_456_789),
     ],
 )
 def test_a_size_is_read_as_people_write_it(text, count):
@@ -28,6 +28,12 @@ def test_a_size_is_read_as_people_write_it(text, count):
 )
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["20", 20, "24", 64 * 2**20 - 1])
+def test_a_number_of_bytes_that_wants_a_unit_is_answered_with_it(text):
+    with pytest.raises(ValueError, match=f"`{text}` is {text} bytes; did you mean `{text}GiB`"):
         parse_bytes(text)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.cli.views.tables import describe
+from autotune.estimate.estimate import Estimate
 from autotune.plan.questions.fewest_devices import Tried
 from autotune.plan.questions.largest import Largest
 from autotune.space.knobs import value_label
@@ -76,25 +77,34 @@ def _shown(count: Tried) -> tuple[Any, Any]:
 
 def largest_plain(answer: Largest) -> dict[str, Any]:
     """What `autotune limits --of KNOB --json` prints."""
+    estimate, possible = answer.estimate, answer.possible_estimate
     return {
         "schema": SCHEMA,
         "knob": answer.knob,
         "value": answer.value,
+        "possible": answer.possible,
         "too_large": answer.too_large,
         "device": answer.device,
         "limit_bytes": answer.limit_bytes,
-        "estimate": None if answer.estimate is None else answer.estimate.plain(),
+        "estimate": None if estimate is None else estimate.plain(),
+        "possible_estimate": None if possible is None else possible.plain(),
     }
 
 
-def largest_line(answer: Largest) -> str:
-    """The answer in a sentence."""
+def largest_lines(answer: Largest) -> Iterator[str]:
+    """What is safe, and what is merely possible."""
     where = f"{format_bytes(answer.limit_bytes)} on {answer.device}"
     if answer.value is None or answer.estimate is None:
-        return f"no {answer.knob} fits in {where}"
-    takes = format_bytes(answer.estimate.peak_memory_bytes)
-    bound = "larger ones were not tried" if answer.bounded else f"{answer.too_large} does not fit"
-    if answer.knob != "max_length" and answer.value > answer.most_rows:
-        bound += f"; the job's own global batch has {answer.most_rows} rows for a device"
-    sure = f"it takes {takes}, p(oom) {answer.estimate.p_oom:.2f}"
-    return f"{answer.knob}={answer.value} fits in {where} ({sure}); {bound}"
+        yield f"No {answer.knob} is safe in {where}."
+    else:
+        yield f"{answer.knob}={answer.value} is safe in {where}: {_takes(answer.estimate)}."
+    if answer.possible is not None and answer.possible_estimate is not None:
+        yield f"{answer.possible} may fit: {_takes(answer.possible_estimate)}."
+    yield "Larger ones were not tried." if answer.bounded else f"{answer.too_large} does not fit."
+    largest = max(answer.value or 0, answer.possible or 0)
+    if answer.knob != "max_length" and largest > answer.most_rows:
+        yield f"The job's global batch has {answer.most_rows} rows for a device."
+
+
+def _takes(estimate: Estimate) -> str:
+    return f"{format_bytes(estimate.peak_memory_bytes)}, p(oom) {estimate.p_oom:.2f}"

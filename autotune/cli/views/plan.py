@@ -1,33 +1,30 @@
 """Plans for people and for programs. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.cli.views.answer import (
+    ROWS,
+    answer_lines,
+    answer_plain,
+    choices_table,
+    nothing_fits_lines,
+    shortfall_text,
+)
 from autotune.cli.views.splits import divisions, divisions_table
 from autotune.cli.views.tables import describe
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.records.events import (
-    ACTIVATIONS,
-    CASTS,
-    GRADIENTS,
-    LOGITS,
-    OPTIMIZER,
-    VLLM,
-    WEIGHTS,
-)
+from autotune.plan.choices import shortened
 from autotune.plan.plan import Plan
-from autotune.space.knobs import COMPLETION, RESPONSE, Candidate
-from autotune.space.vllm.colocated import SLEEP, USE
+from autotune.space.knobs import Candidate
 from autotune.units import format_bytes, format_seconds
 
 SCHEMA = 1
-SHOWN = 25
-LITTLE = 2**20
 Chosen = Sequence[tuple[Candidate, Estimate]]
 
 
@@ -47,6 +44,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
             "capability": device.capability,
         },
         "model": {"name": plan.facts.model.name, "parameters": plan.facts.model.parameters},
+        "answer": None if plan.answer is None else answer_plain(plan, plan.answer),
         "candidates": [
             {"knobs": candidate.knobs, "estimate": estimate.plain(), "fits": estimate.fits}
             for candidate, estimate in chosen
@@ -72,42 +70,73 @@ def _counts(plan: Plan) -> dict[str, int]:
     }
 
 
-def plan_view(plan: Plan, chosen: Chosen) -> Iterator[RenderableType]:
-    """A table of candidates, and why the first that does not fit does not."""
+def plan_view(
+    plan: Plan,
+    chosen: Chosen,
+    *,
+    command: str,
+    every: bool = False,
+    fits: bool = False,
+    top: int | None = None,
+) -> Iterator[RenderableType]:
+    """The answer, and the choices that it is of.
+
+    Args:
+        chosen: candidates to show, where `every` one is.
+        command: what the user would run to measure and verify.
+        fits: whether only choices that fit are shown.
+        top: how many at most; None: `ROWS`.
+    """
     if len(plan.space.candidates) == 1:
         yield _parts_table(chosen[0][1] if chosen else next(iter(plan.estimates.values())))
     else:
-        yield _candidates_table(plan, chosen[:SHOWN])
-        if len(chosen) > SHOWN:
-            yield f"... and {len(chosen) - SHOWN} more (--top, --json)\n"
+        yield "\n".join(_sentences(plan, command)) + "\n"
+        yield _candidates_table(plan, chosen) if every else _choices_table(plan, fits, top)
     divided = divisions(plan.ranked(), plan.devices)
     if divided:
         yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
         yield divisions_table(divided)
     if plan.not_installed:
         yield f"{escape(plan.not_installed)}: it can be planned, but not run.\n"
-    for note in plan.space.notes:
-        yield f"note: {escape(note)}\n"
-    counts = _counts(plan)
-    owner = f"each of {plan.devices} " if plan.devices > 1 else ""
-    where = f" in {plan.nodes} machines" if plan.nodes > 1 else ""
-    yield (
-        f"{counts['fit']} of {counts['candidates']} candidates fit in "
-        f"{format_bytes(plan.limit_bytes)} on {owner}{plan.facts.device.name}{where}; "
-        f"planned in {format_seconds(plan.seconds)}\n"
-    )
+    if len(plan.space.candidates) == 1:
+        for note in plan.space.notes:
+            yield f"note: {escape(note)}\n"
+    yield _count_line(plan)
     if plan.by_formula:
         yield (
             f"of {plan.by_formula} candidates DeepSpeed or FSDP was not traced but estimated by "
             "formula (`adjusted trace`); of the fastest that may fit it was (of all: --trace-all)\n"
         )
-    nearest = min(
-        (pair for pair in plan.ranked() if pair[1].missing_bytes is not None),
-        key=lambda pair: pair[1].peak_memory_bytes,
-        default=None,
+    if len(plan.space.candidates) == 1:
+        yield from map(escape, _why_not(plan))
+
+
+def _sentences(plan: Plan, command: str) -> Iterator[str]:
+    if plan.answer is None:
+        yield from map(escape, nothing_fits_lines(plan))
+        return
+    yield from map(escape, answer_lines(plan, plan.answer, command))
+
+
+def _choices_table(plan: Plan, fits: bool, top: int | None) -> RenderableType:
+    folded = [choice for choice in plan.choices if choice.estimate.fits or not fits]
+    shown = shortened(folded, top or ROWS, plan.devices)
+    table = choices_table(plan, shown)
+    if len(shown) == len(folded):
+        return table
+    left = f"... and {len(folded) - len(shown)} more choices (--all: every candidate)\n"
+    return Group(table, left)
+
+
+def _count_line(plan: Plan) -> str:
+    counts = _counts(plan)
+    owner = f"each of {plan.devices} " if plan.devices > 1 else ""
+    where = f" in {plan.nodes} machines" if plan.nodes > 1 else ""
+    return (
+        f"{counts['fit']} of {counts['candidates']} candidates fit in "
+        f"{format_bytes(plan.limit_bytes)} on {owner}{plan.facts.device.name}{where}; "
+        f"planned in {format_seconds(plan.seconds)}\n"
     )
-    if nearest is not None:
-        yield escape(_why_not(*nearest, plan.facts.stack.fused_head))
 
 
 def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
@@ -169,57 +198,8 @@ def _parts_table(estimate: Estimate) -> Table:
     return table
 
 
-def _why_not(candidate: Candidate, estimate: Estimate, fused_head: bool) -> str:
-    if estimate.missing_bytes is None and estimate.host_missing_bytes is not None:
-        shortfall = format_bytes(estimate.host_missing_bytes)
-        return f"The leanest that does not fit is {shortfall} of the host's memory short.\n"
-    largest = max(estimate.parts, key=lambda name: estimate.parts[name])
-    missing = estimate.missing_bytes or 0
-    shortfall = f"{format_bytes(missing)} short" if missing >= LITTLE else "hardly too large"
-    text = (
-        f"The leanest that does not fit is {shortfall}: "
-        f"{format_bytes(estimate.parts[largest])} are {largest}, its peak is in "
-        f"{estimate.peak_operator or 'no one place'}."
-    )
-    change = most_helpful(estimate.parts, candidate.values, fused_head=fused_head)
-    return f"{text} What helps most: {change}.\n" if change else text + "\n"
-
-
-def most_helpful(
-    parts: Mapping[str, int], candidate: Mapping[str, Any], *, fused_head: bool = False
-) -> str | None:
-    """Which change of the candidate would take most from the largest part that one is known for."""
-    chunked = fused_head or candidate.get("loss_type") != "nll"
-    lora = candidate.get("lora_r") is not None
-    smaller = [] if candidate.get("per_device_train_batch_size") == 1 else ["a smaller micro-batch"]
-    shorter = [*smaller, "a shorter max_length"]
-    if RESPONSE in candidate:  # PPO keeps the logits of all responses of an update
-        shorter = ["a smaller global_batch_size", f"a shorter {RESPONSE}"]
-    elif COMPLETION in candidate:
-        shorter = [*smaller, f"a shorter {COMPLETION}"]
-    changes = {
-        ACTIVATIONS: [
-            *([] if candidate.get("gradient_checkpointing") else ["gradient_checkpointing"]),
-            *shorter,
-        ],
-        LOGITS: [
-            *([] if chunked else ["loss_type=chunked_nll"]),
-            *shorter,
-        ],
-        OPTIMIZER: [] if lora else ["tuning: lora", "a leaner optimizer"],
-        GRADIENTS: [] if lora else ["tuning: lora"],
-        CASTS: ["dtype: bfloat16 (a recipe knob)"],
-        WEIGHTS: [
-            *([] if candidate.get("dtype") == "bfloat16" else ["dtype: bfloat16 (a recipe knob)"]),
-            *([] if "load_in_8bit" in candidate or candidate.get(USE) else ["tuning: qlora"]),
-        ],
-        VLLM: [
-            *([] if candidate.get(SLEEP) else [f"{SLEEP}: true"]),
-            "a smaller vllm_gpu_memory_utilization (unpinned it is what the completions need)",
-            f"transformers' generation (no {USE})",
-        ],
-    }
-    for part in sorted(parts, key=lambda name: -parts[name]):
-        if changes.get(part):
-            return ", or ".join(changes[part][:2])
-    return None
+def _why_not(plan: Plan) -> Iterator[str]:
+    """Why a single candidate does not fit."""
+    ((candidate, estimate),) = plan.ranked()
+    if not estimate.fits:
+        yield shortfall_text(plan, candidate, estimate) + "\n"

@@ -28,7 +28,7 @@ from autotune.estimate.records.events import (
     live_after,
     training_start,
 )
-from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 BROADCAST, IN_FLIGHT = 250 << 20, 2
@@ -39,14 +39,14 @@ def on_devices(events: list[Event], request: EstimateRequest) -> list[Event]:
     """The record of one device as that of one of those that a request is about."""
     if request.devices == 1:
         return events
-    if Sharding(**request.sharding or {}).distributed_type not in (DEEPSPEED, FSDP):
+    if request.parsed_sharding.distributed_type not in (DEEPSPEED, FSDP):
         return with_buckets(events)
     return sharded_record(events, zero_of_request(request))
 
 
 def zero_of_request(request: EstimateRequest) -> Zero:
     """How a request's training is divided; on a CPU the host is the device."""
-    sharding = Sharding(**request.sharding or {})
+    sharding = request.parsed_sharding
     zero = zero_of(request.config, sharding, request.devices, request.hidden)
     return zero if request.cuda else replace(zero, offloads=(False, False))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.speed.linear import dot, inverse, solve
-from autotune.estimate.speed.operators import TERMS, TimeParts
+from autotune.estimate.speed.step_time import TERMS, TimeParts
 
 SHARED_SD = 1.0
 """Standard deviation, before any measurement, of the logarithm by which all terms are off alike."""

@@ -8,8 +8,8 @@ from functools import cached_property
 from autotune.estimate.protocol import EstimateReply, Point, PointReply, ShapeWork
 from autotune.estimate.records.events import Work, work_from_plain
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.estimate.speed.operators import TimeParts, step_parts, tokens_per_s, work_time
 from autotune.estimate.speed.shapes import ShapeTimes
+from autotune.estimate.speed.step_time import TimeParts, step_parts, tokens_per_s, work_time
 from autotune.job.methods import METHODS
 
 UNKNOWN_HOST_RATE = 2e10

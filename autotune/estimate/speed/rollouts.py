@@ -9,7 +9,7 @@ paid for in time is not counted where functions give them.
 from autotune.estimate.protocol import Point, PointReply
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.offline import Speed, counted_work
-from autotune.estimate.speed.operators import TimeParts, in_sequence, work_time
+from autotune.estimate.speed.step_time import TimeParts, in_sequence, work_time
 from autotune.training.rollout_plan import Rollout
 
 

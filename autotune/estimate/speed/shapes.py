@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Self
 
 from autotune.estimate.speed.linear import dot, least_squares
-from autotune.estimate.speed.operators import TERMS, TimeParts
+from autotune.estimate.speed.step_time import TERMS, TimeParts
 
 Shape = tuple[int, int]
 """Rows and their padded length; rows laid one behind the other are one row."""

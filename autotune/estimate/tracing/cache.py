@@ -12,16 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.estimate.protocol import EstimateRequest, RolloutTraceRequest
+from autotune.estimate.protocol import (
+    EstimateRequest,
+    RolloutTraceReply,
+    RolloutTraceRequest,
+    TraceReply,
+)
+from autotune.estimate.records.layers import Irregular
 from autotune.estimate.tracing.kernels.cpu_scratch import processor
 from autotune.estimate.variant import variant_of
-from autotune.process.messages import Message
 
 SIZES = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
     *("optim", "local_rollout_forward_batch_size"),
 )
-_Reply = TypeVar("_Reply", bound=Message)
+_Reply = TypeVar("_Reply", TraceReply, RolloutTraceReply)
 
 
 class TraceCache:
@@ -30,7 +35,18 @@ class TraceCache:
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request
 
-    def load(self, request: Any, kind: type[_Reply]) -> _Reply | None:
+    def reply(self, request: Any, kind: type[_Reply], trace: Callable[[Any], _Reply]) -> _Reply:
+        """The trace of a request: that which was kept, or one made now.
+
+        Raises:
+            Irregular: fewer layers than all are asked for, and the model's cannot be found.
+        """
+        reply = self._load(request, kind) or self._make(request, trace)
+        if request.layers is not None and reply.layers != request.layers:
+            raise Irregular("the model's layers cannot be found")
+        return reply
+
+    def _load(self, request: Any, kind: type[_Reply]) -> _Reply | None:
         """A trace that was kept; None where there is none that can be read."""
         file = self._file(request)
         if file is None:
@@ -39,7 +55,7 @@ class TraceCache:
             return kind.from_plain(json.loads(gzip.decompress(file.read_bytes())))
         return None
 
-    def make(self, request: Any, trace: Callable[[Any], _Reply]) -> _Reply:
+    def _make(self, request: Any, trace: Callable[[Any], _Reply]) -> _Reply:
         """Trace, and keep it for the next plan; a full or read-only disk only costs that one its
         speed."""
         with contextlib.redirect_stdout(io.StringIO()):

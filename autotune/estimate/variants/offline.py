@@ -10,12 +10,13 @@ from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, Point
 from autotune.estimate.records.events import STEP, Event, MemoryUse, counted_rows, grown, live_bytes
 from autotune.estimate.records.layers import SMALLEST, Irregular
 from autotune.estimate.records.shapes import passing_of_step
-from autotune.estimate.tracing.fused_head import tokens_per_chunk
+from autotune.estimate.tracing.kernels.cuda import MOST_UNSORTED_IDS
 from autotune.estimate.variant import optimizer_config
+from autotune.estimate.variants.chunking import chunking_of
 from autotune.estimate.variants.data import VariantData
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.sizes import (
-    LossChunks,
+    TracedSizes,
     Worst,
     chunk_count,
     histogram,
@@ -24,25 +25,12 @@ from autotune.estimate.variants.sizes import (
     smallest_with_chunks,
 )
 from autotune.estimate.variants.traces import Traces
-from autotune.facts.stack import fused_head
 from autotune.job.methods import METHODS
 
-ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
-"""Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
 LITTLE = 0.005
 """Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
 Key = tuple[int, int, bool]
 _Shares = tuple[float, ...]
-
-
-def chunking_of(request: EstimateRequest) -> LossChunks:
-    """How the installed TRL divides the loss of a variant. Its fused head scores the labelled
-    tokens on CUDA, and every position elsewhere."""
-    if fused_head():
-        return LossChunks(rows=tokens_per_chunk(), labelled_only=request.cuda is not None)
-    if request.config.get("loss_type") == "chunked_nll":
-        return LossChunks(rows=CHUNKED_ROWS, labelled_only=True)
-    return LossChunks(rows=ENTROPY_ROWS, labelled_only=False)
 
 
 class OfflineEstimates(Retracing):
@@ -60,7 +48,7 @@ class OfflineEstimates(Retracing):
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
         self._uneven = not self._flat and not eager and any(map(self._data.padded, request.points))
         self.traces = Traces(request)
-        self._keys: dict[bool, tuple[list[int], list[int]]] = {}
+        self._sizes: dict[bool, TracedSizes] = {}
         self._length = max(max(worst.lengths) for worst in self._worsts)
         # What candidates share with a plan must not depend on which others are planned with them.
         self.opening = self._short_rows(max(self._length // 4, 8))
@@ -117,8 +105,8 @@ class OfflineEstimates(Retracing):
         for padded in sorted(variants):
             fitting = [w.size for w in self._worsts if not (padded and w.size == 1)]
             fitting = [n for n in fitting if padded or n == 1 or not self._needs_padding(n)]
-            self._keys[padded] = self._sizes(fitting or [2 * self._per_row])
-            for size in self._keys[padded][0] + self._keys[padded][1]:
+            self._sizes[padded] = self._sizes_of(fitting or [2 * self._per_row])
+            for size in self._sizes[padded].every:
                 batches[size, self._length, padded] = self._micro_batch(size, self._length, padded)
         only_work = self._add_short_shapes(batches)
         all_layers = self.way != FEW_LAYERS
@@ -127,18 +115,26 @@ class OfflineEstimates(Retracing):
     def _needs_padding(self, size: int) -> bool:
         return all(worst.padded for worst in self._worsts if worst.size == size)
 
-    def _sizes(self, fitting: list[int]) -> tuple[list[int], list[int]]:
+    def _sizes_of(self, fitting: list[int]) -> TracedSizes:
         # Liger's chunks are powers of two, which no curve follows.
         each_size = METHODS[self._request.method].loops_over_rows or self._liger
         if self.way == DIRECT or each_size:
-            return sorted(set(fitting)), []
+            return TracedSizes(direct=tuple(sorted(set(fitting))))
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._chunking.labelled_only:
             labelled = sum(worst.labelled for worst in self._worsts)
             per_size *= labelled / max(sum(sum(worst.lengths) for worst in self._worsts), 1)
         smallest = smallest_with_chunks(per_size, self._chunking.rows, flat=self._flat)
         smallest = -(-smallest // self._per_row) * self._per_row
-        return sizes_to_trace(fitting, flat=self._flat, smallest_with_chunks=smallest)
+        unsorted = MOST_UNSORTED_IDS // (1 if self._flat else self._length)
+        trains_embeddings = not self._request.config.get("use_peft")
+        is_sorted = self._request.cuda is not None and trains_embeddings
+        return sizes_to_trace(
+            fitting,
+            flat=self._flat,
+            smallest_with_chunks=smallest,
+            most_unsorted=unsorted if is_sorted else None,
+        )
 
     def _micro_batch(self, size: int, length: int, padded: bool) -> MicroBatch:
         share = self._share(size, length)
@@ -152,10 +148,10 @@ class OfflineEstimates(Retracing):
         """
         last_key = None
         length = max(self._length // 4, 8)
-        padded = True in self._keys
-        direct, scaled = self._keys[padded]
-        sizes = [] if self._flat else (scaled or direct)[:1]
-        for size in sizes + ([1] if sizes and 1 in direct and not padded else []):
+        padded = True in self._sizes
+        traced_sizes = self._sizes[padded]
+        sizes = [] if self._flat else [traced_sizes.smallest_scaled]
+        for size in sizes + ([1] if sizes and 1 in traced_sizes.direct and not padded else []):
             key = (size, length, padded)
             if key not in batches:
                 last_key, batches[key] = key, self._micro_batch(*key)
@@ -178,20 +174,20 @@ class OfflineEstimates(Retracing):
     def _point(self, point: Point) -> PointReply:
         worst = self._data.worst(point)
         variants = [worst.padded]
-        if worst.size > 1 and True in self._keys:
+        if worst.size > 1 and True in self._sizes:
             variants.append(True)
         replies = [self._variant(point, worst, padded) for padded in dict.fromkeys(variants)]
         return max(replies, key=lambda reply: reply.peak_reserved_bytes)
 
     def _variant(self, point: Point, worst: Worst, padded: bool) -> PointReply:
-        if True not in self._keys or False not in self._keys:
-            padded = next(iter(self._keys))
+        if True not in self._sizes or False not in self._sizes:
+            padded = next(iter(self._sizes))
         return PointReply(
             **self._replayed(point, worst, padded).as_reply_fields(),
             sigma=self._data.order_sigma(point),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
-            method=self._method(worst.size in self._keys[padded][0]),
+            method=self._method(worst.size in self._sizes[padded].direct),
         )
 
     def _method(self, direct: bool) -> str:
@@ -240,11 +236,10 @@ class OfflineEstimates(Retracing):
         return replayed(events, limit, expandable_segments=point.expandable_segments, use=use)
 
     def _record(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> list[Event]:
-        direct, scaled = self._keys[padded]
-        sizes = [worst.size] if worst.size in direct else scaled
+        sizes = self._sizes[padded].measures(worst.size)
         keys = [(size, self._length, padded) for size in sizes]
         chunks = self.traces.shape(keys[0]).chunks
-        if chunks and worst.size not in direct:
+        if chunks and worst.size not in self._sizes[padded].direct:
             chunks = self._chunks(worst)
         optimizer = None if point.optim is None else self._traces_with(point.optim)
         return self.traces.record(

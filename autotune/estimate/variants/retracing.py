@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from autotune.estimate.protocol import Point, PointReply, ShapeWork
 from autotune.estimate.records.layers import Irregular
 
 _T = TypeVar("_T")
@@ -22,6 +23,18 @@ class Retracing(ABC):
     @abstractmethod
     def trace(self) -> None:
         """Trace all that is needed, `way` says how. Irregular: not in this way."""
+
+    @abstractmethod
+    def point(self, point: Point) -> PointReply:
+        """What one point of the variant takes."""
+
+    def shapes(self) -> list[ShapeWork]:
+        """The work of each traced shape; none where every point has its own work."""
+        return []
+
+    def optimizer_work(self) -> dict[str, list[Any]]:
+        """The work of an optimizer step, by optimizer; none where every point has its own."""
+        return {}
 
     @abstractmethod
     def forget(self) -> None:

@@ -37,7 +37,7 @@ from autotune.estimate.records.events import (
     live_bytes,
     work_from_plain,
 )
-from autotune.estimate.records.layers import SMALLEST, Irregular, with_layers
+from autotune.estimate.records.layers import SMALLEST, with_layers
 from autotune.estimate.records.shapes import Shape, ShapeFamily, passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
@@ -58,7 +58,6 @@ class RolloutEstimates(Retracing):
         self._lengths = Rows(request.rows, request.method).longest
         self._replies: dict[str, PointReply] = {}
         self._steps: dict[str | None, tuple[int, WorkRows]] = {}
-        self.policy: dict[str, int] = {}
         super().__init__()
 
     def trace(self) -> None:
@@ -201,20 +200,20 @@ class RolloutEstimates(Retracing):
             small[METHODS[self._request.method].completion] = TOKENS
             if "beta" in config:
                 small["beta"] = 0.0
-                reply = self._reply(
-                    RolloutTraceRequest(
-                        method=self._request.method,
-                        config={**config, **small},
-                        model_path=self._request.model_path,
-                        layers=self._layers_to_trace(),
-                        cuda=self._request.cuda,
-                        prompts=[8],
-                        tokens=TOKENS,
-                        again=False,
-                        micro_steps=1,
-                        seed=self._request.seed,
-                    )
+            reply = self._reply(
+                RolloutTraceRequest(
+                    method=self._request.method,
+                    config={**config, **small},
+                    model_path=self._request.model_path,
+                    layers=self._layers_to_trace(),
+                    cuda=self._request.cuda,
+                    prompts=[8],
+                    tokens=TOKENS,
+                    again=False,
+                    micro_steps=1,
+                    seed=self._request.seed,
                 )
+            )
             events = [tuple(event) for event in reply.events]
             deep_events = events
             if reply.layers not in (0, self._request.layers):
@@ -231,12 +230,7 @@ class RolloutEstimates(Retracing):
         return SMALLEST if traces_few else None
 
     def _reply(self, request: RolloutTraceRequest) -> RolloutTraceReply:
-        cache = TraceCache(self._request)
-        reply = cache.load(request, RolloutTraceReply) or cache.make(request, trace_rollout)
-        if request.layers is not None and reply.layers != request.layers:
-            raise Irregular("the model's layers cannot be found")
-        self.policy = reply.policy
-        return reply
+        return TraceCache(self._request).reply(request, RolloutTraceReply, trace_rollout)
 
     def _replayed(self, events: list[Event], point: Point) -> Replay:
         limit = self._request.limit_bytes

@@ -55,15 +55,6 @@ class ShardedEstimates(Retracing):
         self._runs: dict[tuple[bool, str | None], _Run] = {}
         self._depths: tuple[int, ...] = ()
 
-    @property
-    def policy(self) -> dict[str, int]:
-        """Reads of values that nothing is known of, by operator: how often they were guessed."""
-        policy: dict[str, int] = {}
-        for run in self._runs.values():
-            for depth in run.traces:
-                policy |= depth.policy
-        return policy
-
     # -- what to trace
 
     def trace(self) -> None:

@@ -23,7 +23,6 @@ from autotune.estimate.records.events import (
 from autotune.estimate.records.first_step import with_smaller_batches
 from autotune.estimate.records.host import split_by_place
 from autotune.estimate.records.interpolation import Weights
-from autotune.estimate.records.layers import Irregular
 from autotune.estimate.records.peaks_by_depth import (
     Peaks,
     highest_part,
@@ -81,7 +80,6 @@ class Depth:
     layers: int
     steps: list[Step]
     optimizer_work: list[Work]
-    policy: dict[str, int]
 
 
 def trace_depth(
@@ -104,10 +102,7 @@ def trace_depth(
     largest = max(worsts, key=lambda worst: worst.tokens)
     steps = [_micro_batch(worst) for worst in (largest, *worsts)]
     trace_request = _trace_request(request, layers, steps, accumulates=accumulates, optim=optim)
-    cache = TraceCache(request)
-    reply = cache.load(trace_request, TraceReply) or cache.make(trace_request, trace_steps)
-    if layers is not None and reply.layers != layers:
-        raise Irregular("the model's layers cannot be found")
+    reply = TraceCache(request).reply(trace_request, TraceReply, trace_steps)
     works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
     records = step_records([tuple(event) for event in reply.events])
     shares = [worst.tokens / largest.tokens for worst in worsts]
@@ -118,7 +113,6 @@ def trace_depth(
             for events, share, work in zip(records, shares, works[1:], strict=True)
         ],
         optimizer_work=[work_from_plain(row) for row in reply.optimizer_work],
-        policy=reply.policy,
     )
 
 

@@ -78,22 +78,77 @@ def micro_batch(size: int, length: int, *, flat: bool, padded: bool, share: floa
     return MicroBatch(lengths=(length, *[shorter_length] * (size - 1)), labelled=share)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TracedSizes:
+    """The sizes of micro-batches that are traced: some as they are, from others the rest follows.
+
+    Attributes:
+        direct: those that are traced as they are.
+        families: (the largest size that follows, None: any; the sizes it follows from), in order.
+    """
+
+    direct: tuple[int, ...]
+    families: tuple[tuple[int | None, tuple[int, ...]], ...] = ()
+
+    @property
+    def every(self) -> list[int]:
+        """All sizes to trace, each once."""
+        sizes = [*self.direct, *(size for _, measures in self.families for size in measures)]
+        return list(dict.fromkeys(sizes))
+
+    def measures(self, size: int) -> list[int]:
+        """The traced sizes that `size` follows from: itself, where it is traced."""
+        if size in self.direct:
+            return [size]
+        return next(
+            list(measures) for most, measures in self.families if most is None or size <= most
+        )
+
+    @property
+    def smallest_scaled(self) -> int:
+        """The smallest size that others follow from; where none do, the smallest."""
+        return self.families[0][1][0] if self.families else self.direct[0]
+
+
 def sizes_to_trace(
-    wanted_sizes: Iterable[int], *, flat: bool, smallest_with_chunks: int
-) -> tuple[list[int], list[int]]:
-    """(sizes traced as they are, sizes to scale from); each that is needed follows from either.
+    wanted_sizes: Iterable[int],
+    *,
+    flat: bool,
+    smallest_with_chunks: int,
+    most_unsorted: int | None = None,
+) -> TracedSizes:
+    """The fewest sizes from which each wanted one follows.
 
     Args:
         smallest_with_chunks: the smallest size whose loss has enough chunks to be resized.
+        most_unsorted: the largest size whose kernels are others than those of larger sizes; None:
+            there is none such.
     """
     sizes = sorted(set(wanted_sizes))
     low = max(smallest_with_chunks, 1 if flat else 2)
+    if most_unsorted is None or sizes[0] > most_unsorted:
+        first = low if most_unsorted is None else max(low, _above(most_unsorted, flat=flat))
+        return _family(sizes, first, None, flat=flat)
+    below = _family([n for n in sizes if n <= most_unsorted], low, most_unsorted, flat=flat)
+    larger = [n for n in sizes if n > most_unsorted]
+    if not larger:
+        return below
+    above = _family(larger, max(low, _above(most_unsorted, flat=flat)), None, flat=flat)
+    return TracedSizes(direct=below.direct + above.direct, families=below.families + above.families)
+
+
+def _above(size: int, *, flat: bool) -> int:
+    return (size // 128 + 1) * 128 if flat else size + 1
+
+
+def _family(sizes: list[int], low: int, most: int | None, *, flat: bool) -> TracedSizes:
+    """What is traced of sizes up to `most`."""
     direct = [size for size in sizes if size < low or (size == 1 and not flat)]
     scaled = [size for size in sizes if size not in direct]
-    measures = [low, 2 * low, 3 * low] if flat else [low, 2 * low]
-    if len(scaled) < len(measures):
-        return direct + scaled, []
-    return direct, measures
+    measures = (low, 2 * low, 3 * low) if flat else (low, 2 * low)
+    if len(scaled) < len(measures) or (most is not None and measures[-1] > most):
+        return TracedSizes(direct=tuple(sizes))
+    return TracedSizes(direct=tuple(direct), families=((most, measures),))
 
 
 def smallest_with_chunks(per_size: float, rows_per_chunk: int, *, flat: bool) -> int:

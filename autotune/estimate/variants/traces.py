@@ -10,7 +10,7 @@ from autotune.estimate.formula.ddp import on_devices
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.records.events import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.records.first_step import with_first_step, with_smaller_batches
-from autotune.estimate.records.layers import SMALLEST, Irregular
+from autotune.estimate.records.layers import SMALLEST
 from autotune.estimate.records.shapes import (
     Shape,
     ShapeFamily,
@@ -29,7 +29,6 @@ class Traces:
     """Traced steps of one variant, by (size, padded)."""
 
     request: EstimateRequest
-    policy: dict[str, int] = field(default_factory=dict)
     optimizer_work: list[Work] = field(default_factory=list)
     _steps: dict[tuple[int, int, bool], Shape] = field(default_factory=dict)
     _opening: list[Event] = field(default_factory=list)
@@ -54,10 +53,7 @@ class Traces:
         steps = [opening, *(batches[key] for key in keys)]
         layers = SMALLEST if self.request.layers > SMALLEST + 1 and not all_layers else None
         reply = self._traced(steps, layers, last_once=only_work is not None)
-        if layers is not None and reply.layers != layers:
-            raise Irregular("the model's layers cannot be found")
         self.traced_layers = reply.layers
-        self.policy = reply.policy
         self._steps = {}
         steps_of_trace: Steps = divide([tuple(event) for event in reply.events])
         self.optimizer_work = [work_from_plain(row) for row in reply.optimizer_work]
@@ -145,8 +141,7 @@ class Traces:
             last_once=last_once,
             seed=self.request.seed,
         )
-        cache = TraceCache(self.request)
-        return cache.load(trace_request, TraceReply) or cache.make(trace_request, trace_steps)
+        return TraceCache(self.request).reply(trace_request, TraceReply, trace_steps)
 
 
 def gradient_bytes(events: list[Event]) -> int:

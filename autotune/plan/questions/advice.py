@@ -22,6 +22,7 @@ from autotune.plan.children import Servers
 from autotune.plan.device import device_facts, placed, planned_limit
 from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
+from autotune.plan.narrowing import narrowed
 from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import Change, offloading, one_more_device, single_changes
 from autotune.probe.survey import survey
@@ -110,7 +111,8 @@ def advise(
             effort=FASTEST,
             progress=progress or Progress(),
         )
-        return Advisor(estimator, kind).advice(bind(definition, job, facts))
+        space = bind(narrowed(definition, job, facts), job, facts)
+        return Advisor(estimator, kind).advice(space)
 
 
 def advise_in_run(
@@ -239,7 +241,8 @@ class Advisor:
     def _space(self, job: Job) -> SearchSpace | None:
         """The space of a changed job; None where it has none."""
         try:
-            return bind(load_definition(job.method, job.search_space), job, self._facts)
+            definition = load_definition(job.method, job.search_space)
+            return bind(narrowed(definition, job, self._facts), job, self._facts)
         except UserError:
             return None
 

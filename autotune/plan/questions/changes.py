@@ -1,6 +1,7 @@
 """When nothing fits: which single change of the job would make it fit. Pure.
 
-The changes are tried by real probes (see `tuning.py`); an untried change is never called a way out.
+The changes are tried by real probes (`run/conclusion.py`); an untried change is never called a way
+out.
 """
 
 from collections.abc import Iterator, Mapping

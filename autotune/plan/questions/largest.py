@@ -1,6 +1,7 @@
 """The largest micro-batch, or the longest rows, that fit a device."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.children import Servers
+from autotune.plan.choices import is_safe
 from autotune.plan.device import device_facts, placed, planned_limit
 from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
@@ -30,15 +32,23 @@ STEP = {MICRO_BATCH: 1, "max_length": 128}
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The answer: the largest value that fits, and what it and the next one take.
+    """The largest value of a knob that is safe, and the largest that may fit.
 
-    `value` is None where not even the smallest fits. `bounded`: larger ones were not tried.
-    `most_rows`: of the job's optimizer step on a device; a larger micro-batch needs another job.
+    Attributes:
+        value: the largest that is safe (`choices.SAFE`); None: not even the smallest is.
+        estimate: what it takes.
+        possible: a larger one that more likely fits than not; None: there is none.
+        possible_estimate: what that takes.
+        too_large: the next one, which does not fit.
+        bounded: whether larger ones were not tried.
+        most_rows: of the job's optimizer step on a device; a larger micro-batch needs another job.
     """
 
     knob: str
     value: int | None
     estimate: Estimate | None
+    possible: int | None
+    possible_estimate: Estimate | None
     too_large: int | None
     device: str
     limit_bytes: int
@@ -55,7 +65,7 @@ def largest(
     device: str | None,
     progress: Progress | None = None,
 ) -> Largest:
-    """Look for the largest value of a knob with which the job's default candidate fits.
+    """Look for the largest value of a knob with which the job's default candidate surely fits.
 
     The values are tried in growing steps, and then where the line through the two nearest peaks
     meets the limit: each is one estimate.
@@ -81,10 +91,12 @@ def largest(
             effort=Effort(first=None),
             progress=progress or Progress(),
         )
-        return _Search(estimator, bind(definition, job, facts).default(), knob).answer()
+        return LargestSearch(estimator, bind(definition, job, facts).default(), knob).answer()
 
 
-class _Search:
+class LargestSearch:
+    """Looks for the largest value of a knob, from the candidate that the stack has by default."""
+
     def __init__(self, estimator: Estimator, default: Candidate, knob: str) -> None:
         self._estimator, self._default, self._knob = estimator, default, knob
         if knob == "max_length" and default.values.get("padding_free"):
@@ -104,29 +116,45 @@ class _Search:
         return [value for value in starts if value < longest] + [longest]
 
     def answer(self) -> Largest:
-        """Look for it."""
-        value, too_large = 0, None
-        for candidate_value in self._starts():
-            if not self._fits(candidate_value):
-                too_large = candidate_value
-                break
-            value = candidate_value
-        while too_large is not None and too_large - value > STEP[self._knob]:
-            candidate_value = self._between(value, too_large)
-            if self._fits(candidate_value):
-                value = candidate_value
-            else:
-                too_large = candidate_value
+        """Look for what is safe; then for what may fit."""
+        value, unsafe = self._largest(is_safe, 0, self._starts())
+        starts = [start for start in self._starts() if start > value]
+        possible, too_large = self._largest(lambda estimate: estimate.fits, value, starts)
         return Largest(
             knob=self._knob,
             value=value or None,
             estimate=self._known.get(value),
+            possible=possible if possible > value else None,
+            possible_estimate=self._known.get(possible) if possible > value else None,
             too_large=too_large,
             device=self._estimator.facts.device.name,
             limit_bytes=self._estimator.limit,
-            bounded=too_large is None,
+            bounded=unsafe is None,
             most_rows=self._default.global_batch,
         )
+
+    def _largest(
+        self, passes: Callable[[Estimate], bool], value: int, starts: Sequence[int]
+    ) -> tuple[int, int | None]:
+        """(the largest value whose estimate passes, the next that was seen not to; None: none).
+
+        Args:
+            value: one that passes, or 0.
+            starts: larger ones to try first, in growing steps.
+        """
+        too_large = None
+        for start in sorted({*starts, *(known for known in self._known if known > value)}):
+            if not passes(self._estimate(start)):
+                too_large = start
+                break
+            value = start
+        while too_large is not None and too_large - value > STEP[self._knob]:
+            between = self._between(value, too_large)
+            if passes(self._estimate(between)):
+                value = between
+            else:
+                too_large = between
+        return value, too_large
 
     def _between(self, value: int, too_large: int) -> int:
         """Where the limit should be met; at times the middle, so that the gap surely closes."""
@@ -138,11 +166,12 @@ class _Search:
         guess = round((value + share * (too_large - value)) / step) * step
         return min(max(guess, value + step), too_large - step)
 
-    def _fits(self, value: int) -> bool:
-        estimate = self._known[value] = self._estimate(value)
-        return estimate.fits
-
     def _estimate(self, value: int) -> Estimate:
+        if value not in self._known:
+            self._known[value] = self._estimated(value)
+        return self._known[value]
+
+    def _estimated(self, value: int) -> Estimate:
         self._estimator.progress.looking_at(f"{self._knob} {value}")
         candidate = self._candidate(value)
         facts = self._of_length()

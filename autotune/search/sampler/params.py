@@ -7,7 +7,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual
-from autotune.estimate.speed.operators import TERMS
+from autotune.estimate.speed.step_time import TERMS
 from autotune.search.sampler.baselines import FeasibleSampler, inner_sampler
 from autotune.search.sampler.expected import NOTHING_KNOWN, Expected, Params, Reading
 from autotune.search.sampler.sampler import EstimateGuidedSampler

@@ -10,7 +10,7 @@ from autotune.cli.views.json import (
     result_plain,
     space_plain,
 )
-from autotune.cli.views.tables import result_lines
+from autotune.cli.views.results import result_lines
 from autotune.estimate.residual import Residual
 from autotune.plan.questions.changes import TriedChange
 from autotune.run.expectations import Expectations
@@ -138,6 +138,14 @@ def test_a_recommendation_in_words_ends_with_its_bundle():
     assert "  per_device_train_batch_size: 4" in lines
     assert "  gradient_checkpointing: false" in lines
     assert lines[-2:] == ["verified: launched", "bundle: /runs/a 0/bundle"]
+
+
+def test_it_begins_with_what_to_use_as_it_was_measured():
+    space = make_space(make_job(global_batch_size=16), make_facts("cuda"))
+    lines = result_lines(recommended(space=space), "b")
+    assert lines[0].startswith("Use 4 x 4 without checkpointing")
+    assert "tokens/s (measured" in lines[0] and "of 2 GiB" in lines[0]
+    assert lines[1] == "recommended: probe 0"
 
 
 def test_probes_that_say_nothing_are_not_counted():

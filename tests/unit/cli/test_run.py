@@ -8,7 +8,7 @@ import pytest
 from autotune.process.messages import read_json
 from autotune.run.session import Options, Result
 from autotune.search.recommend import NothingFits, recommend
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from tests.unit.builders import ok
 from tests.unit.calling import call, refused
 from tests.unit.past_run import make_run, start_run, write_job

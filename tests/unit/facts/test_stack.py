@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 ASK = """
 import json, sys
 from autotune.facts.stack import installed, training_fields
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from autotune.space.definition import load_definition
 load_definition("sft")
 facts = installed()

@@ -12,7 +12,7 @@ from autotune.facts import stack
 from autotune.plan import cache as plan_cache
 from autotune.plan.cache import PlanCache
 from tests.unit.builders import make_facts, make_job, shipped
-from tests.unit.estimate.speed.test_operators import CEILINGS
+from tests.unit.estimate.speed.test_step_time import CEILINGS
 
 REPLY = EstimateReply(
     points=[
@@ -34,8 +34,6 @@ REPLY = EstimateReply(
     shapes=[ShapeWork(rows=1, length=8, masked=False, flat=True, work=[["aten::mm", 1]])],
     optimizer_work={"": [["aten::add", 2]]},
     process_bytes=9,
-    policy={"item": 1},
-    seconds=0.5,
 )
 
 

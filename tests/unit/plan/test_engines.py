@@ -68,8 +68,6 @@ def reply(points, *, by_formula=False):
         shapes=[],
         optimizer_work={},
         process_bytes=1,
-        policy={},
-        seconds=0.0,
         by_formula=by_formula,
     )
 

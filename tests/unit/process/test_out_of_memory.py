@@ -5,7 +5,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from autotune.facts.host import host
-from autotune.probe.worker import outcome_of
+from autotune.probe.outcome import outcome_of
 from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
 
 CUDA_SAYS = (

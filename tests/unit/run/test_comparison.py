@@ -7,7 +7,7 @@ import pytest
 
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.calibration import calibrated
-from autotune.estimate.speed.operators import TimeParts
+from autotune.estimate.speed.step_time import TimeParts
 from autotune.run.comparison import Comparison, compared
 from autotune.run.expectations import Expectations
 from autotune.search.record import Record

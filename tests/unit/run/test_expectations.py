@@ -61,8 +61,6 @@ def reply(points=(), **changes):
         "shapes": [shape, replace(shape, length=1000)],
         "optimizer_work": {"": [ELEMENTWISE]},
         "process_bytes": 0,
-        "policy": {},
-        "seconds": 1.0,
     }
     return EstimateReply(**{**fields, **changes})
 
@@ -180,9 +178,14 @@ def test_expectations_are_read_back_as_they_were():
 
 def test_the_prior_is_that_of_the_largest_process():
     replies = [reply(process_bytes=size) for size in (3 * GIB, 5 * GIB, GIB)]
-    offsets = [prior_of(some, make_facts()).offset_bytes for some in (replies, replies[1:2])]
+    offsets = [prior_of(some, make_facts(), 1).offset_bytes for some in (replies, replies[1:2])]
     assert offsets[0] == offsets[1] > 5 * GIB
-    assert prior_of((), make_facts()).offset_bytes < GIB
+    assert prior_of((), make_facts(), 1).offset_bytes < GIB
+
+
+def test_several_gpus_have_channels_between_them():
+    one, two = (prior_of((), make_facts("cuda"), devices).offset_bytes for devices in (1, 2))
+    assert two > one
 
 
 # -- estimates of replies
@@ -262,14 +265,6 @@ def test_offloading_is_traced_without_and_then_adjusted(tmp_path):
     copying = 4 * 2 * 3 * GIB / CEILINGS.host_bytes_per_s
     assert here.step_time_s < 1 < copying <= there.step_time_s < 1.01 * copying + here.step_time_s
     assert there.tokens_per_s == pytest.approx(4 * 800 / there.step_time_s)
-
-
-def test_a_known_residual_takes_the_place_of_the_prior(tmp_path):
-    job, facts = make_job(), make_facts("cuda")
-    tasks = tasks_of(job, facts, CANDIDATES[:1], tmp_path)
-    known = Residual(offset_bytes=7 * GIB)
-    found = estimates_of(tasks, [reply([point()])], LIMIT, residual=known)
-    assert found[CANDIDATES[0].key].parts[CONTEXT] == 7 * GIB
 
 
 def test_an_upper_bound_leaves_no_candidate_out():

@@ -4,8 +4,8 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.space.bind import bind
+from autotune.space.job_file.load import load_job
 from autotune.space.learning_rate import scaling
-from autotune.space.loading.load import load_job
 from autotune.space.settings import settings
 from tests.unit.builders import make_facts, make_job, make_space, shipped
 

@@ -31,7 +31,7 @@ from autotune.estimate.speed.ceilings import (
 )
 from autotune.estimate.speed.measuring.clock import Clock, CudaClock
 from autotune.estimate.speed.measuring.operators import operator_calls, overhead_s_per_operator
-from autotune.estimate.speed.operators import BACKWARD
+from autotune.estimate.speed.step_time import BACKWARD
 from autotune.estimate.tracing.operator_work import work_of
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import processor_wait_seconds

@@ -21,7 +21,7 @@ _MATMULS = (
     *(aten.mm.default, aten.mm.out, aten.bmm.default),
     *(aten.addmm.default, aten.addmm_.default, aten.baddbmm.default),
 )
-_UNSORTED_IDS = 3072
+MOST_UNSORTED_IDS = 3072
 """The most ids whose gradients of an embedding are summed without sorting them."""
 _ROWS_PER_PARTIAL = 10
 _HALF = (torch.float16, torch.bfloat16)
@@ -152,7 +152,7 @@ def _multinomial(args: Any, out: Any) -> Iterator[int]:
 def _embedding_backward(args: Any, out: Any) -> Iterator[int]:
     """Sorted ids, and float32 sums of at most ten rows each before they are added up."""
     ids, width = args[1].numel(), out.shape[-1]
-    if ids <= _UNSORTED_IDS:
+    if ids <= MOST_UNSORTED_IDS:
         return
     segments = min(ids, out.shape[0])
     partials = ids // _ROWS_PER_PARTIAL + segments

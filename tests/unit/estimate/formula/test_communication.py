@@ -175,7 +175,7 @@ def test_a_way_to_spread_a_training_has_a_short_name():
     free = ["per_device_train_batch_size", "distributed_type", "zero_stage"]
     names = {
         "DDP": {"distributed_type": "MULTI_GPU", "zero_stage": 0},
-        "ZeRO-2+adam-cpu": {
+        "ZeRO-2, optimizer on cpu": {
             "distributed_type": "DEEPSPEED",
             "zero_stage": 2,
             "offload_optimizer_device": "cpu",

@@ -15,7 +15,8 @@ from autotune.estimate.speed.ceilings import (
     interpolate,
 )
 from autotune.estimate.speed.datasheet import ceilings_of_kind
-from autotune.facts.device_kinds import device_kinds, find_kind
+from autotune.facts.device_kinds import device_kinds
+from autotune.facts.kind_names import find_kind
 
 SIZES = st.integers(1, 1 << 18)
 

@@ -5,7 +5,7 @@ import pytest
 from autotune.estimate.protocol import EstimateReply, ShapeWork
 from autotune.estimate.speed.datasheet import ceilings_of_kind
 from autotune.estimate.speed.offline import VariantSpeed
-from autotune.facts.device_kinds import find_kind
+from autotune.facts.kind_names import find_kind
 
 H200 = ceilings_of_kind(find_kind("h200"))
 
@@ -23,8 +23,6 @@ def variant(*shapes: ShapeWork) -> VariantSpeed:
         shapes=list(shapes),
         optimizer_work={"": []},
         process_bytes=0,
-        policy={},
-        seconds=0.0,
     )
     return VariantSpeed(reply, H200)
 
@@ -62,8 +60,6 @@ def test_an_engine_follows_the_curve_of_copies_through_its_own_shapes() -> None:
         copied_shapes=list(PADDED),
         optimizer_work={"": []},
         process_bytes=0,
-        policy={},
-        seconds=0.0,
     )
     engine = VariantSpeed(reply, H200)
     assert engine.at(4, 2048, True).total == pytest.approx(2 * copies.at(4, 2048, True).total)

@@ -18,6 +18,9 @@ class Traced(Retracing):
         if self.way in self.failing:
             raise Irregular("unlike layers")
 
+    def point(self, point):
+        raise NotImplementedError
+
     def forget(self) -> None:
         self.history.append("forgotten")
 

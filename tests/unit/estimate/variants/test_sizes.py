@@ -106,24 +106,30 @@ WANTED = st.lists(st.one_of(st.integers(1, 40), st.integers(1, 5000)), min_size=
 SMALLEST = st.one_of(st.integers(1, 40), st.integers(1, 400))
 
 
-@given(WANTED, st.booleans(), SMALLEST)
-@example([6, 7, 8, 9], False, 7)
-def test_every_size_is_traced_or_can_be_scaled_to(sizes, flat, smallest):
-    direct, measures = sizes_to_trace(sizes, flat=flat, smallest_with_chunks=smallest)
-    assert set(direct) <= set(sizes)
-    assert len(measures) in ((0, 3) if flat else (0, 2))
-    scaled = set(sizes) - set(direct)
-    assert not scaled or measures
-    assert all(size >= smallest for size in measures)
-    assert all(size >= min(measures) for size in scaled)
-    assert flat or 1 not in {*scaled, *measures}  # one row alone is like no others
+UNSORTED = st.one_of(st.none(), st.integers(0, 400))
 
 
-@given(WANTED, st.booleans(), SMALLEST)
-def test_scaling_never_costs_more_traces_than_it_saves(sizes, flat, smallest):
-    direct, measures = sizes_to_trace(sizes, flat=flat, smallest_with_chunks=smallest)
-    assert len(set(direct)) == len(direct)
-    assert len(direct) + len(measures) <= len(set(sizes))
+@given(WANTED, st.booleans(), SMALLEST, UNSORTED)
+@example([6, 7, 8, 9], False, 7, None)
+@example([1, 2, 4, 8, 16], False, 2, 3)
+def test_every_size_is_traced_or_can_be_scaled_to(sizes, flat, smallest, unsorted):
+    traced = sizes_to_trace(sizes, flat=flat, smallest_with_chunks=smallest, most_unsorted=unsorted)
+    assert set(traced.direct) <= set(sizes)
+    for size in set(sizes) - set(traced.direct):
+        measures = traced.measures(size)
+        assert len(measures) == (3 if flat else 2)
+        assert smallest <= min(measures) <= size
+        assert flat or 1 not in {size, *measures}  # one row alone is like no others
+        if unsorted is not None:  # its kernels are those of what it follows from
+            assert {size <= unsorted} == {measure <= unsorted for measure in measures}
+    assert all(traced.measures(size) == [size] for size in traced.direct)
+
+
+@given(WANTED, st.booleans(), SMALLEST, UNSORTED)
+def test_scaling_never_costs_more_traces_than_it_saves(sizes, flat, smallest, unsorted):
+    traced = sizes_to_trace(sizes, flat=flat, smallest_with_chunks=smallest, most_unsorted=unsorted)
+    assert len(set(traced.direct)) == len(traced.direct)
+    assert len(traced.every) <= len(set(sizes))
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=6), st.booleans(), st.integers(1, 400))

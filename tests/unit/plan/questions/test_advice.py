@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 
 from autotune.cli.views.advice import advice_lines, advice_plain
-from autotune.facts.device_kinds import find_kind
+from autotune.facts.kind_names import find_kind
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import Servers
 from autotune.plan.estimator import Estimator
+from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.advice import Advisor, decisive, leanest
 from autotune.plan.questions.changes import one_more_device
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
-from tests.unit.estimate.speed.test_operators import CEILINGS
+from tests.unit.estimate.speed.test_step_time import CEILINGS
 
 GIB = 2**30
 
@@ -45,9 +46,10 @@ def advised(tmp_path):
     cache.keep_ceilings(make_facts("cuda").device.name, CEILINGS)
 
     def advise(job, fits, speed=lambda job, one: 100.0, tried=(), kind=None, failed=False, jobs=()):
+        facts = make_facts("cuda")
         estimator = Imagined(
             job=job,
-            facts=make_facts("cuda"),
+            facts=facts,
             limit=40 * GIB,
             servers=Servers(tmp_path),
             folder=tmp_path,
@@ -57,7 +59,7 @@ def advised(tmp_path):
             speed=speed,
             jobs=[] if jobs == () else jobs,
         )
-        space = bind(load_definition(job.method), job, make_facts("cuda"))
+        space = bind(narrowed(load_definition(job.method), job, facts), job, facts)
         device = None if kind is None else find_kind(kind)
         return Advisor(estimator, device, tried).advice(space, seen_to_fail=failed)
 

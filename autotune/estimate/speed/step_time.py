@@ -153,11 +153,6 @@ def step_parts(
     return in_sequence([*parts, optimizer])
 
 
-def step_time_s(micro: Sequence[TimeParts], optimizer: TimeParts, accumulation: int) -> float:
-    """Seconds of one optimizer step over the micro-batches of the sample."""
-    return step_parts(micro, optimizer, accumulation).total
-
-
 def tokens_per_s(step_s: float, tokens: Sequence[int], accumulation: int) -> float:
     """Real tokens per second, end to end; `tokens` of each micro-batch of the sample."""
     return accumulation * mean(tokens) / step_s

@@ -1,6 +1,6 @@
 """What a probe that ended well took beyond what it was given."""
 
-from autotune.probe.worker import beyond_limit
+from autotune.probe.outcome import beyond_limit
 
 
 def test_only_what_is_above_the_limit_counts() -> None:

@@ -25,19 +25,25 @@ def details_by_path(error: ValidationError) -> list[tuple[tuple[str | int, ...],
     return list(details.items())
 
 
-def explain(detail: Any, path: tuple[str | int, ...]) -> tuple[str, str | None]:
-    """A pydantic error in our words: what is wrong, and the next step."""
+def explain(
+    detail: Any, path: tuple[str | int, ...], home: str | None = None
+) -> tuple[str, str | None]:
+    """A pydantic error in our words: what is wrong, and the next step.
+
+    Args:
+        home: what to write in place of the field.
+    """
     field = ".".join(str(part) for part in path)
     if detail["type"] in ("extra_forbidden", "invalid_key"):
         siblings = _fields_at(path[:-1])
-        return f"unknown field `{field}`", nearest(str(path[-1]), siblings)
+        return f"unknown field `{field}`", home or nearest(str(path[-1]), siblings)
     if detail["type"] == "missing":
         return f"the field `{field}` is missing", None
     message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if not detail["msg"].startswith("Value error"):
         message = f"must be {message}, but got `{as_yaml(detail['input'])}`"
     what, _, hint = message.partition("; write ")
-    return f"`{field}`: {what}", f"write {hint}" if hint else None
+    return f"`{field}`: {what}", f"write {hint}" if hint else home
 
 
 def _fields_at(path: tuple[str | int, ...]) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any
 
 from autotune.job.job import Job
 from autotune.space.definition import SpaceDefinition
+from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import Knob, condition_holds
-from autotune.space.loading.problems import as_yaml
 from autotune.space.sharding.processes import may_be_sharded
 from autotune.space.sharding.sharding import (
     DEEPSPEED,

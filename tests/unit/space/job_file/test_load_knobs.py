@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.job.paths import resolve_path
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from tests.unit.loading import load, problems
 
 

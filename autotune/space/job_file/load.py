@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.errors import Problem, UserError, nearest
+from autotune.errors import Problem, UserError, nearest, user_error
 from autotune.facts.stack import missing
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
@@ -15,16 +15,11 @@ from autotune.job.paths import absolute_path, exists, resolve_path
 from autotune.job.yaml_file import parse_yaml
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, load_definition
-from autotune.space.knobs import (
-    ACCUMULATION,
-    GLOBAL_BATCH,
-    GROUP,
-    TENSOR_PARALLEL,
-    VLLM_SHARE,
-)
-from autotune.space.loading.overrides import OWNERS, Draft
-from autotune.space.loading.problems import as_yaml, details_by_path, explain
-from autotune.space.loading.unused_pins import pin_problems
+from autotune.space.job_file.homes import home_of, refuse_foreign
+from autotune.space.job_file.overrides import OWNERS, Draft
+from autotune.space.job_file.problems import as_yaml, details_by_path, explain
+from autotune.space.job_file.unused_pins import pin_problems
+from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, TENSOR_PARALLEL, VLLM_SHARE
 from autotune.space.value_words import COUNTS, COUNTS_FROM_ZERO, counts
 from autotune.space.vllm.colocated import MODE, USE
 
@@ -58,9 +53,8 @@ def load_job(path: Path | None, sets: Sequence[str] = ()) -> tuple[Job, SpaceDef
         try:
             data, lines = parse_yaml(path.read_text(encoding="utf-8"), name)
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                Problem(where=name, what=f"cannot read the job file: {error}")
-            ) from None
+            raise user_error(f"cannot read the job file: {error}", where=name) from None
+        refuse_foreign(data, name)
     return _Loading(data, lines, name, base).load(sets)
 
 
@@ -79,7 +73,7 @@ class _Loading(Draft):
         self.pins_from_training(definition)
         self._check_names(definition)
         self._check_online()
-        job = self._validated()
+        job = self._validated(definition)
         if job is not None:
             self._check_values(job, definition)
             job = self._with_paths(job)
@@ -196,13 +190,15 @@ class _Loading(Draft):
             hint = "`fixed: {max_completion_length: ...}` says how long completions are"
             self._report(path, f"`{name}` conflicts with max_completion_length", hint)
 
-    def _validated(self) -> Job | None:
+    def _validated(self, definition: SpaceDefinition) -> Job | None:
         """The job; where fields are wrong, the job of the others, so that these are judged too."""
         try:
             return Job.model_validate(self._data)
         except ValidationError as error:
             for path, detail in details_by_path(error):
-                self._report(path, *explain(detail, path))
+                field = str(path[0])
+                home = home_of(field, self._data.get(field), definition, self._fields)
+                self._report(path, *explain(detail, path, home if len(path) == 1 else None))
                 self._unsound.add(str(path[0]))
         sound = {k: v for k, v in self._data.items() if str(k) not in self._unsound}
         for field in {"model", "dataset"} & self._unsound:

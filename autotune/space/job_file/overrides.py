@@ -10,8 +10,8 @@ from autotune.job.job import Job, as_budget
 from autotune.job.methods import SFT
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.definition import SpaceDefinition
+from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import ACCUMULATION
-from autotune.space.loading.problems import as_yaml
 
 OWNERS = {
     "max_length": "`max_length`",

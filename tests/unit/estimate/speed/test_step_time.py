@@ -17,16 +17,15 @@ from autotune.estimate.speed.ceilings import (
     OperatorRate,
 )
 from autotune.estimate.speed.linear import inverse, least_squares, solve
-from autotune.estimate.speed.operators import (
+from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
+from autotune.estimate.speed.step_time import (
     TERMS,
     TimeParts,
     in_sequence,
     step_parts,
-    step_time_s,
     tokens_per_s,
     work_time,
 )
-from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
 from autotune.probe.throughput import MicroStep, throughput
 
 CEILINGS = Ceilings(
@@ -234,7 +233,7 @@ def test_a_step_is_what_a_probe_that_timed_the_whole_sample_would_say(micro, opt
     ]
     probed = throughput(timed, [optimizer], [0.0], sample, steps)
     parts = [TimeParts(memory_s=seconds) for _, seconds in micro]
-    step = step_time_s(parts, TimeParts(overhead_s=optimizer), steps)
+    step = step_parts(parts, TimeParts(overhead_s=optimizer), steps).total
     assert step == pytest.approx(probed.step_time_s)
     rate = tokens_per_s(step, [tokens for tokens, _ in sample], steps)
     assert rate == pytest.approx(probed.tokens_per_s)

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from autotune.errors import UserError
-from autotune.space.loading.load import load_job
+from autotune.space.job_file.load import load_job
 from tests.unit.loading import load, problems
 
 

@@ -1,0 +1,194 @@
+"""The answer of a plan in sentences, and its choices as a table. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from autotune.cli.views.words import batch_text, candidate_text, format_speed, other_words
+from autotune.estimate.estimate import Estimate
+from autotune.plan.answer import SPEED_ERROR, Answer
+from autotune.plan.choices import CHECKPOINTING, Choice
+from autotune.plan.plan import Plan
+from autotune.space.knobs import Candidate
+from autotune.space.sharding.sharding import engine_name, sharding_of
+from autotune.units import format_bytes, format_seconds
+
+ROWS = 20
+"""Choices that a table has at most."""
+
+
+def answer_lines(plan: Plan, answer: Answer, command: str) -> Iterator[str]:
+    """What to use, why, what is assumed, and how to go on.
+
+    Args:
+        command: what measures and verifies it.
+    """
+    yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
+    yield from _reasons(plan, answer)
+    yield from _assumptions(plan, answer)
+    yield f"Next: {command}"
+
+
+def _text(plan: Plan, choice: Choice) -> str:
+    return candidate_text(choice.candidate, plan.space, plan.devices)
+
+
+def _figures(plan: Plan, answer: Answer) -> str:
+    estimate = answer.choice.estimate
+    peak = f"{format_bytes(estimate.peak_memory_bytes)} of {format_bytes(plan.limit_bytes)}"
+    if estimate.tokens_per_s is None:
+        return f"{peak} (estimated)"
+    speed = f"{format_speed(estimate.tokens_per_s)} (estimated, +-{100 * SPEED_ERROR:.0f}%)"
+    epoch = "" if answer.epoch_s is None else f"; an epoch takes {format_seconds(answer.epoch_s)}"
+    return f"{speed}, {peak}{epoch}"
+
+
+def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
+    estimate = answer.choice.estimate
+    if not answer.choice.safe:
+        yield f"Nothing is safe: this runs out of memory with probability {estimate.p_oom:.0%}."
+    speed = estimate.tokens_per_s
+    if speed is None:
+        yield (
+            "The rates of this device are not known: what needs least memory comes first. "
+            "`--device` with the name of a GPU estimates speeds."
+        )
+    elif answer.faster is not None and answer.faster.estimate.tokens_per_s is not None:
+        faster = answer.faster.estimate
+        yield (
+            f"Memory is the limit: {_text(plan, answer.faster)} would be "
+            f"{100 * (answer.faster.estimate.tokens_per_s / speed - 1):.0f}% faster, but needs "
+            f"{format_bytes(faster.peak_memory_bytes)}."
+        )
+    else:
+        yield "Memory is not the limit: nothing that needs more of it is estimated to be faster."
+    if answer.next_best is not None:
+        following = answer.next_best.estimate
+        slower = _slower(following.tokens_per_s, estimate.tokens_per_s)
+        yield (
+            f"Next best: {_text(plan, answer.next_best)}, {slower}"
+            f"{format_bytes(following.peak_memory_bytes)}."
+        )
+
+
+def _slower(speed: float | None, than: float | None) -> str:
+    return f"{100 * (1 - (speed or 0.0) / than):.1f}% slower, " if than else ""
+
+
+def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
+    alternative, estimate = answer.alternative, answer.choice.estimate
+    if alternative is not None:
+        speed = alternative.tokens_per_s
+        yield (
+            "Assumed: weights in float32, which is TRL's default. In bfloat16 "
+            "(`recipe: {dtype: [bfloat16]}`) the same needs "
+            f"{format_bytes(alternative.peak_memory_bytes)}"
+            f"{'' if speed is None else f', at {format_speed(speed)}'}; it learns otherwise."
+        )
+    for assumption in plan.assumed:
+        yield f"Assumed: {assumption}."
+    if answer.packages:
+        yield f"Install on the training machine: {', '.join(answer.packages)}."
+    for note in (*estimate.notes, *plan.space.notes):
+        yield f"Note: {note}."
+
+
+def nothing_fits_lines(plan: Plan) -> Iterator[str]:
+    """That nothing fits, by how much, and how to go on."""
+    candidate, estimate = min(plan.ranked(), key=lambda pair: pair[1].peak_memory_bytes)
+    choice = Choice(candidate=candidate, estimate=estimate, folded=1)
+    yield f"Nothing fits. The smallest is {_text(plan, choice)}."
+    yield shortfall_text(plan, candidate, estimate)
+    yield "Next: `autotune advise` with the same options looks for changes that make it fit."
+
+
+def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:
+    """What a candidate that does not fit lacks, and what takes most."""
+    if estimate.missing_bytes is None and estimate.host_missing_bytes is not None:
+        return f"It is {format_bytes(estimate.host_missing_bytes)} of the host's memory short."
+    if estimate.missing_bytes is None and estimate.server is not None:
+        return f"Its server is {format_bytes(estimate.server.missing_bytes or 0)} short."
+    largest = max(estimate.parts, key=lambda name: estimate.parts[name])
+    return (
+        f"It needs {format_bytes(estimate.peak_memory_bytes)} of "
+        f"{format_bytes(plan.limit_bytes)}, {format_bytes(estimate.parts[largest])} of that for "
+        f"{largest}; its peak is in {estimate.peak_operator or 'no one place'}."
+    )
+
+
+def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
+    """The answer as JSON data."""
+    estimate = answer.choice.estimate
+    return {
+        "text": f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}.",
+        "knobs": answer.choice.candidate.knobs,
+        "tokens_per_s": estimate.tokens_per_s,
+        "speed_error": SPEED_ERROR,
+        "peak_memory_bytes": estimate.peak_memory_bytes,
+        "limit_bytes": plan.limit_bytes,
+        "p_oom": round(estimate.p_oom, 4),
+        "safe": answer.choice.safe,
+        "epoch_s": answer.epoch_s,
+        "job_s": answer.job_s,
+        "next_best": _choice_plain(answer.next_best),
+        "limited_by": _choice_plain(answer.faster),
+        "in_bfloat16": None if answer.alternative is None else answer.alternative.plain(),
+        "assumed": list(plan.assumed),
+        "packages": list(answer.packages),
+    }
+
+
+def _choice_plain(choice: Choice | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    estimate = choice.estimate
+    return {
+        "knobs": choice.candidate.knobs,
+        "tokens_per_s": estimate.tokens_per_s,
+        "peak_memory_bytes": estimate.peak_memory_bytes,
+        "p_oom": round(estimate.p_oom, 4),
+    }
+
+
+def choices_table(plan: Plan, shown: Sequence[Choice]) -> Table:
+    """A row for each choice, with what the best of it has besides."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    sharded = plan.devices > 1 or len({engine(plan, choice) for choice in shown}) > 1
+    for name, justify in (
+        ("batch", "left"),
+        *((("sharding", "left"),) if sharded else ()),
+        ("ckpt", "left"),
+        ("tokens/s", "right"),
+        ("peak", "right"),
+        ("p(oom)", "right"),
+        ("fits", "left"),
+    ):
+        table.add_column(name, justify=justify, no_wrap=True)
+    table.add_column("with", overflow="fold")
+    for choice in shown:
+        table.add_row(*_row(plan, choice, sharded=sharded))
+    return table
+
+
+def engine(plan: Plan, choice: Choice) -> str:
+    """The sharding of a choice."""
+    return engine_name(sharding_of(choice.candidate.values, plan.devices))
+
+
+def _row(plan: Plan, choice: Choice, *, sharded: bool) -> list[str]:
+    candidate, estimate = choice.candidate, choice.estimate
+    speed = estimate.tokens_per_s
+    checkpointing = candidate.values.get(CHECKPOINTING)
+    processes = sharding_of(candidate.values, plan.devices).num_processes
+    return [
+        batch_text(candidate),
+        *([f"{processes} {engine(plan, choice)}"] if sharded else []),
+        "-" if checkpointing is None else "yes" if checkpointing else "no",
+        "-" if speed is None else format_speed(speed).removesuffix(" tokens/s"),
+        format_bytes(estimate.peak_memory_bytes),
+        f"{estimate.p_oom:.2f}",
+        "yes" if choice.safe else "maybe" if estimate.fits else "no",
+        escape(", ".join(other_words(candidate, plan.space))),
+    ]

@@ -1,0 +1,69 @@
+"""A candidate in words: what a person tells apart, then what is not as the stack has it. Pure."""
+
+from autotune.job.job import KnobValue
+from autotune.plan.choices import CHECKPOINTING, differing
+from autotune.space.bind import SearchSpace
+from autotune.space.knobs import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    NUM_PROCESSES,
+    TENSOR_PARALLEL,
+    Candidate,
+    value_label,
+)
+from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
+
+_APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNOBS}
+_FLAGS = {
+    "padding_free": "padding-free",
+    "use_liger_kernel": "Liger kernels",
+    "activation_offloading": "activation offloading",
+    "expandable_segments": "expandable segments",
+    "torch_compile": "torch.compile",
+}
+
+
+def candidate_text(candidate: Candidate, space: SearchSpace, devices: int) -> str:
+    """A candidate of a job of so many devices: `8 x 3 without checkpointing, group_by_length`."""
+    head = f"{batch_text(candidate)}{_sharding_text(candidate, devices)}"
+    if CHECKPOINTING in candidate.values:
+        used = "with" if candidate[CHECKPOINTING] else "without"
+        head = f"{head} {used} checkpointing"
+    return ", ".join([head, *other_words(candidate, space)])
+
+
+def batch_text(candidate: Candidate) -> str:
+    """Micro-batch x accumulation."""
+    return f"{candidate.micro_batch} x {candidate.gradient_accumulation_steps}"
+
+
+def _sharding_text(candidate: Candidate, devices: int) -> str:
+    sharding = sharding_of(candidate.values, devices)
+    if devices == 1 and not sharding.in_group:
+        return ""
+    return f" on {sharding.num_processes} devices ({engine_name(sharding)})"
+
+
+def other_words(candidate: Candidate, space: SearchSpace) -> list[str]:
+    """What else differs from the stack's defaults, and the recipe that the job varies."""
+    knobs = differing(candidate, space.default(), space)
+    varied = [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
+    knobs |= {name: candidate[name] for name in varied if name in candidate.values}
+    return [_word(name, value) for name, value in knobs.items() if name not in _APART]
+
+
+def _word(name: str, value: KnobValue) -> str:
+    if name in _FLAGS:
+        return _FLAGS[name] if value else f"no {_FLAGS[name]}"
+    if name == TENSOR_PARALLEL:
+        return f"vLLM on {value_label(value)}"
+    if isinstance(value, str):
+        return value
+    return f"{name} {value_label(value)}"
+
+
+def format_speed(tokens_per_s: float) -> str:
+    """`45k tokens/s`."""
+    if tokens_per_s < 1000:
+        return f"{tokens_per_s:.3g} tokens/s"
+    return f"{tokens_per_s / 1000:.3g}k tokens/s"

@@ -1,0 +1,110 @@
+"""What a plan comes to: the configuration to use, what limits it, what was assumed. Pure."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.estimate.estimate import Estimate
+from autotune.facts import Facts
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.plan.choices import Choice, is_safe
+from autotune.space.knobs import GROUP, Candidate
+from autotune.space.packages import PACKAGES
+from autotune.space.quantization import PACKAGE
+from autotune.space.settings import settings
+
+SPEED_ERROR = 0.2
+"""How far an estimated speed may be off: all 28 published runs that trained on one GPU are within
+0.88 to 1.18 of it (`benchmarks/published_runs`). Of several GPUs nothing was measured."""
+WORTH_NAMING = 1.02
+"""How much faster something has to be for the answer to say what keeps it from being used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The configuration that a plan recommends.
+
+    Attributes:
+        choice: it.
+        next_best: the choice after it, where that is safe, too.
+        faster: the fastest choice that would be faster, but is not safe: memory limits the answer.
+        epoch_s: seconds of an epoch, by estimate.
+        job_s: of the whole job, without evaluation and saving.
+        alternative: the same candidate with weights in bfloat16, where they are in float32 because
+            nobody chose.
+        packages: what it needs that is not on this machine.
+    """
+
+    choice: Choice
+    next_best: Choice | None
+    faster: Choice | None
+    epoch_s: float | None
+    job_s: float | None
+    alternative: Estimate | None = None
+    packages: tuple[str, ...] = ()
+
+
+def answer_of(folded: Sequence[Choice], job: Job, facts: Facts) -> Answer | None:
+    """The answer of a plan's choices, the best first; None: nothing fits."""
+    if not folded or not folded[0].estimate.fits:
+        return None
+    first = folded[0]
+    epoch_s, job_s = training_s(job, facts, first.candidate, first.estimate)
+    return Answer(
+        choice=first,
+        next_best=folded[1] if len(folded) > 1 and is_safe(folded[1].estimate) else None,
+        faster=_faster(folded, first.estimate.tokens_per_s),
+        epoch_s=epoch_s,
+        job_s=job_s,
+        packages=tuple(packages_to_install(job, facts, first.candidate)),
+    )
+
+
+def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
+    """The fastest choice that is clearly faster, but not safe."""
+    unsafe = [choice for choice in folded if not choice.safe and choice.estimate.tokens_per_s]
+    fastest = max(unsafe, key=lambda choice: choice.estimate.tokens_per_s or 0.0, default=None)
+    if fastest is None or not speed:
+        return None
+    return fastest if (fastest.estimate.tokens_per_s or 0.0) >= WORTH_NAMING * speed else None
+
+
+def packages_to_install(job: Job, facts: Facts, candidate: Candidate) -> Iterator[str]:
+    """The packages that a candidate needs where it trains, and that are not here."""
+    for package in PACKAGES:
+        here = getattr(facts.stack, package.fact)
+        if candidate.values.get(package.knob) == package.value and not here:
+            yield package.name
+    if job.tuning == "qlora" and not facts.stack.bitsandbytes:
+        yield PACKAGE
+
+
+def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:
+    """The candidate with weights in bfloat16; None where nobody left them in float32."""
+    names = {*job.fixed, *job.recipe, *job.training}
+    if "dtype" in names or candidate.values.get("dtype") != "float32":
+        return None
+    return dataclasses.replace(candidate, values={**candidate.values, "dtype": "bfloat16"})
+
+
+def training_s(
+    job: Job, facts: Facts, candidate: Candidate, estimate: Estimate
+) -> tuple[float | None, float | None]:
+    """Seconds of (an epoch, the whole job), without evaluation and saving; None: not known."""
+    if estimate.step_time_s is None or estimate.tokens_per_s is None:
+        return None, None
+    chosen = settings(job, facts, candidate)
+    max_steps = int(chosen.config.get("max_steps") or 0)
+    rows = candidate.global_batch * chosen.processes
+    if METHODS[job.method].online:
+        group = candidate.values.get(GROUP)
+        rows //= group if isinstance(group, int) else 1
+    if chosen.config.get("packing"):
+        epoch_s = facts.data.rows * facts.data.mean_length / estimate.tokens_per_s
+    else:
+        epoch_s = math.ceil(facts.data.rows / max(rows, 1)) * estimate.step_time_s
+    if max_steps > 0:
+        return epoch_s, max_steps * estimate.step_time_s
+    return epoch_s, float(chosen.config["num_train_epochs"]) * epoch_s

@@ -1,0 +1,122 @@
+"""The candidates of a plan, folded into the choices that a person tells apart. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autotune.estimate.estimate import Estimate
+from autotune.job.job import KnobValue
+from autotune.space.bind import SearchSpace
+from autotune.space.knobs import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    NUM_PROCESSES,
+    TENSOR_PARALLEL,
+    USE_VLLM,
+    VLLM_MODE,
+    Candidate,
+    value_label,
+)
+from autotune.space.sharding.sharding import engine_name, sharding_of
+
+CHECKPOINTING = "gradient_checkpointing"
+SAFE = 0.05
+"""A candidate is safe where it runs out of memory with at most this probability."""
+AS_FAST = 0.01
+"""Of candidates whose speeds differ by less, the simplest stands for its choice."""
+_ALWAYS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES)
+_OF_VLLM = (USE_VLLM, VLLM_MODE, TENSOR_PARALLEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A way to train that a person tells apart, as the best of its candidates.
+
+    Attributes:
+        candidate: the fastest that is safe; else the fastest that fits; else the leanest.
+        folded: how many candidates there are of it.
+    """
+
+    candidate: Candidate
+    estimate: Estimate
+    folded: int
+
+    @property
+    def safe(self) -> bool:
+        """Whether its candidate hardly ever runs out of memory."""
+        return is_safe(self.estimate)
+
+
+def is_safe(estimate: Estimate) -> bool:
+    """Whether a candidate fits, and hardly ever runs out of memory, the host's among it."""
+    return estimate.fits and max(estimate.p_oom, estimate.p_host_oom or 0.0) <= SAFE
+
+
+def order(estimate: Estimate) -> tuple[bool, bool, float, int]:
+    """What sorts estimates: the safe first, then what fits; the fastest, then the leanest."""
+    return (
+        not is_safe(estimate),
+        not estimate.fits,
+        -(estimate.tokens_per_s or 0.0),
+        estimate.peak_memory_bytes,
+    )
+
+
+def choices(
+    space: SearchSpace, pairs: Iterable[tuple[Candidate, Estimate]], devices: int
+) -> list[Choice]:
+    """The choices among some candidates, the best first.
+
+    Args:
+        pairs: the candidates with their estimates.
+        devices: how many the job has.
+    """
+    names = [*_ALWAYS, *_OF_VLLM]
+    names += [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
+    groups: dict[tuple[str, ...], list[tuple[Candidate, Estimate]]] = {}
+    for candidate, estimate in pairs:
+        knobs = candidate.knobs
+        key = (
+            engine_name(sharding_of(candidate.values, devices)),
+            *(value_label(knobs.get(name)) for name in dict.fromkeys(names)),
+        )
+        groups.setdefault(key, []).append((candidate, estimate))
+    default = space.default()
+    folded = [_choice(group, default) for group in groups.values()]
+    return sorted(folded, key=lambda choice: order(choice.estimate))
+
+
+def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> Choice:
+    """The choice of a group. Of those that are as fast, one that was traced as it is; then one with
+    the fewest settings that are not the stack's own; then the leanest."""
+
+    def simplicity(pair: tuple[Candidate, Estimate]) -> tuple[bool, int, int]:
+        candidate, estimate = pair
+        return not estimate.traced, len(candidate.differences(default)), estimate.peak_memory_bytes
+
+    candidate, estimate = min(group, key=lambda pair: order(pair[1]))
+    enough = (1 - AS_FAST) * (estimate.tokens_per_s or 0.0)
+    if not estimate.fits:
+        candidate, estimate = min(group, key=lambda pair: pair[1].peak_memory_bytes)
+    elif enough:
+        alike = [pair for pair in group if order(pair[1])[:2] == order(estimate)[:2]]
+        near = [pair for pair in alike if (pair[1].tokens_per_s or 0.0) >= enough]
+        candidate, estimate = min(near, key=simplicity)
+    return Choice(candidate=candidate, estimate=estimate, folded=len(group))
+
+
+def shortened(folded: Sequence[Choice], most: int, devices: int) -> list[Choice]:
+    """The best choices, at most so many, the best of each sharding among them."""
+    firsts: dict[str, Choice] = {}
+    for choice in folded:
+        sharding = engine_name(sharding_of(choice.candidate.values, devices))
+        firsts.setdefault(sharding, choice)
+    kept = list(firsts.values())[:most]
+    rest = [choice for choice in folded if choice not in kept]
+    chosen = {id(choice) for choice in [*kept, *rest[: most - len(kept)]]}
+    return [choice for choice in folded if id(choice) in chosen]
+
+
+def differing(candidate: Candidate, default: Candidate, space: SearchSpace) -> dict[str, KnobValue]:
+    """The free knobs in which a candidate is not what the stack does when nobody chooses."""
+    free = {knob.name for knob in space.free_knobs}
+    return {name: value for name, value in candidate.differences(default).items() if name in free}

@@ -1,0 +1,58 @@
+"""The part of a search space that a plan looks at: no value that no estimate prefers. Pure.
+
+A run probes these values all the same; so does `autotune plan --all`.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from autotune.facts import Facts
+from autotune.job.job import Job, KnobValue
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import Knob
+
+SAME_ESTIMATES = ("dataloader_num_workers",)
+"""Knobs that no estimate hears of."""
+SAMPLING = "train_sampling_strategy"
+
+
+def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefinition:
+    """The definition with fewer values of the knobs that the job leaves open."""
+    left_out = dict(_left_out(job, facts))
+    return dataclasses.replace(
+        definition, knobs=tuple(_without(knob, left_out) for knob in definition.knobs)
+    )
+
+
+def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ...] | None]]:
+    """(knob, the values that no estimate prefers; None: all but its default), of open knobs."""
+    names = {*job.fixed, *job.recipe, *job.training}
+    for name in SAME_ESTIMATES:
+        if name not in names:
+            yield name, None
+    if "attn_implementation" not in names and facts.model.sdpa:
+        yield "attn_implementation", ("eager",)  # it keeps scores that sdpa never has
+    if "optim" not in names and facts.device.kind == "cuda":
+        yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
+    if SAMPLING not in names and facts.data.quantiles.get("p1") == facts.data.longest:
+        yield SAMPLING, None  # rows are of one length
+
+
+def _without(knob: Knob, left_out: dict[str, tuple[KnobValue, ...] | None]) -> Knob:
+    if knob.name not in left_out:
+        return knob
+    values = left_out[knob.name]
+    if values is None:
+        return dataclasses.replace(knob, values=[knob.default])
+    kept = _fewer(knob.values, values)
+    return knob if kept is None else dataclasses.replace(knob, values=kept)
+
+
+def _fewer(searched: object, left_out: tuple[KnobValue, ...]) -> object:
+    """Values without some of them, of each kind of device; None: nothing would be left."""
+    if isinstance(searched, dict):
+        kept = {kind: _fewer(values, left_out) for kind, values in searched.items()}
+        return None if None in kept.values() else kept
+    if not isinstance(searched, list):
+        return None
+    return [value for value in searched if value not in left_out] or None

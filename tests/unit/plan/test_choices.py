@@ -1,0 +1,148 @@
+"""Candidates as choices that a person tells apart, and the answer that is their first."""
+
+from dataclasses import replace
+
+from autotune.plan.answer import answer_of, in_bfloat16, training_s
+from autotune.plan.choices import SAFE, choices, is_safe, shortened
+from autotune.plan.narrowing import narrowed
+from autotune.space.bind import bind
+from autotune.space.sharding.sharding import engine_name, sharding_of
+from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space, shipped
+
+
+def planned(job, facts, estimate_of):
+    """The choices of a job whose estimates are a function of the candidate."""
+    space = make_space(job, facts)
+    pairs = [(candidate, estimate_of(candidate)) for candidate in space.candidates]
+    return space, choices(space, pairs, job.devices.total)
+
+
+def risky(reserved, speed, p_oom):
+    return replace(make_estimate(reserved, speed), p_oom=p_oom, fits=p_oom < 0.5)
+
+
+def by_rows(candidate):
+    """The more rows, the faster, and the more memory; padding-free is faster still."""
+    rows = candidate.micro_batch
+    speed = 100.0 * rows * (2 if candidate["gradient_checkpointing"] else 3)
+    speed *= 1.1 if candidate["padding_free"] else 1
+    return risky(rows * GIB, speed, 0.01 if rows <= 4 else 0.3 if rows == 8 else 1.0)
+
+
+def test_a_choice_is_a_batch_and_whether_it_is_checkpointed_and_the_best_of_the_rest():
+    space, folded = planned(make_job(global_batch_size=16), make_facts("cuda"), by_rows)
+    seen = [(c.candidate.micro_batch, c.candidate["gradient_checkpointing"]) for c in folded]
+    assert len(seen) == len(set(seen)) == 10  # 1, 2, 4, 8 and 16 rows
+    assert sum(choice.folded for choice in folded) == len(space.candidates)
+    assert all(c.candidate["padding_free"] for c in folded if 1 < c.candidate.micro_batch < 16)
+
+
+def test_of_those_as_fast_the_one_that_was_traced_and_is_plainest_stands_for_a_choice():
+    def estimate_of(candidate):
+        estimate = risky(GIB, 100.0 + 0.1 * bool(candidate["expandable_segments"]), 0.0)
+        if candidate["activation_offloading"]:  # leaner, but not traced as it is
+            return replace(estimate, method="adjusted trace", peak_memory_bytes=GIB // 2)
+        return estimate
+
+    space, folded = planned(make_job(global_batch_size=16), make_facts("cuda"), estimate_of)
+    for choice in folded:
+        assert not choice.candidate["activation_offloading"]
+        assert not choice.candidate["expandable_segments"]
+    assert folded[0].candidate.differences(space.default()).keys() <= {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+    }
+
+
+def test_what_is_safe_comes_first_though_what_may_fit_is_faster():
+    _, folded = planned(make_job(global_batch_size=16), make_facts("cuda"), by_rows)
+    assert folded[0].candidate.micro_batch == 4 and folded[0].safe
+    order = [choice.candidate.micro_batch for choice in folded]
+    assert order[6:8] == [8, 8] and order[8:] == [16, 16]
+    assert [choice.safe for choice in folded] == [True] * 6 + [False] * 4
+
+
+def test_safe_means_the_hosts_memory_too():
+    assert is_safe(risky(GIB, 1.0, SAFE))
+    assert not is_safe(risky(GIB, 1.0, SAFE + 0.01))
+    assert not is_safe(replace(risky(GIB, 1.0, 0.0), p_host_oom=0.2))
+
+
+def test_the_answer_says_what_would_be_faster_and_what_is_next():
+    job, facts = make_job(global_batch_size=16), make_facts("cuda")
+    _, folded = planned(job, facts, by_rows)
+    answer = answer_of(folded, job, facts)
+    assert answer.choice is folded[0] and answer.next_best is folded[1]
+    assert answer.faster.candidate.micro_batch == 16
+
+
+def test_memory_is_no_limit_where_nothing_is_clearly_faster():
+    job, facts = make_job(global_batch_size=16), make_facts("cuda")
+    _, folded = planned(job, facts, lambda c: replace(by_rows(c), tokens_per_s=100.0))
+    assert answer_of(folded, job, facts).faster is None
+
+
+def test_without_speeds_the_least_memory_is_the_answer_and_nothing_is_faster():
+    job, facts = make_job(global_batch_size=16), make_facts("cuda")
+    _, folded = planned(job, facts, lambda c: replace(by_rows(c), tokens_per_s=None))
+    answer = answer_of(folded, job, facts)
+    assert answer.choice.candidate.micro_batch == 1
+    assert (answer.faster, answer.epoch_s) == (None, None)
+
+
+def test_where_nothing_fits_there_is_no_answer():
+    job, facts = make_job(), make_facts("cuda")
+    _, folded = planned(job, facts, lambda c: risky(c.micro_batch * GIB, 1.0, 1.0))
+    assert answer_of(folded, job, facts) is None
+
+
+def test_every_sharding_keeps_its_best_where_choices_are_left_out():
+    job = make_job(devices={"kind": "cuda", "count": 4}, global_batch_size=32)
+    _, folded = planned(job, make_facts("cuda"), by_rows)
+    shown = shortened(folded, 20, 4)
+    names = [
+        {engine_name(sharding_of(c.candidate.values, 4)) for c in some} for some in (folded, shown)
+    ]
+    assert len(shown) == 20 < len(folded) and names[0] == names[1]
+    assert shown == [choice for choice in folded if choice in shown]
+
+
+def test_an_epoch_is_as_many_steps_as_the_rows_make():
+    job, facts = make_job(global_batch_size=16), make_facts("cuda", rows=5001)
+    space = make_space(job, facts)
+    estimate = replace(make_estimate(GIB, 1000.0), step_time_s=2.0)
+    assert training_s(job, facts, space.default(), estimate) == (2 * 313, 3 * 2 * 313)
+    short = job.model_copy(update={"training": {"max_steps": 10, "num_train_epochs": 3}})
+    assert training_s(short, facts, space.default(), estimate) == (2 * 313, 20)
+
+
+def test_only_weights_that_nobody_chose_are_compared_with_bfloat16():
+    candidate = make_space(make_job(), make_facts("cuda")).default()
+    assert in_bfloat16(make_job(), candidate)["dtype"] == "bfloat16"
+    assert in_bfloat16(make_job(recipe={"dtype": ["float32"]}), candidate) is None
+
+
+# -- what a plan leaves out
+
+
+def values_of(job, facts):
+    space = bind(narrowed(shipped(), job, facts), job, facts)
+    return {knob.name: knob.values for knob in space.knobs}
+
+
+def test_values_that_no_estimate_prefers_do_not_multiply_a_plan():
+    values = values_of(make_job(), make_facts("cuda"))
+    assert values["dataloader_num_workers"] == (0,)
+    assert values["optim"] == ("adamw_torch_fused",)
+    assert "eager" not in values["attn_implementation"]
+    assert values["train_sampling_strategy"] == ("random", "group_by_length")
+
+
+def test_rows_of_one_length_need_no_grouping():
+    facts = make_facts("cuda", longest=1000)
+    even = replace(facts, data=replace(facts.data, quantiles={"p1": 1000, "p50": 1000}))
+    assert values_of(make_job(), even)["train_sampling_strategy"] == ("random",)
+
+
+FOREACH = "adamw_torch"
