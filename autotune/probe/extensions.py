@@ -26,7 +26,9 @@ def extensions_of(request: ProbeRequest) -> list[str]:
         return []
     exchange = ["ShareMemCommBuilder"] if request.device_kind == "cpu" else []
     update = ["CPUAdamBuilder"] if sharding.offload_optimizer_device != "none" else []
-    disk = ["AsyncIOBuilder"] if sharding.on_disk else []
+    # Of a disk that is not there the probe says so, without waiting for a compiler.
+    is_there = sharding.on_disk and Path(sharding.nvme_path).is_dir()
+    disk = ["AsyncIOBuilder"] if is_there else []
     return [*exchange, *update, *disk]
 
 

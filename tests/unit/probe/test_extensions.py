@@ -19,9 +19,14 @@ ZERO = {"num_processes": 2, "distributed_type": "DEEPSPEED", "zero_stage": 3}
         (ZERO, "cpu", ["ShareMemCommBuilder"]),
         ({**ZERO, "offload_optimizer_device": "cpu"}, "cuda", ["CPUAdamBuilder"]),
         (
-            {**ZERO, "offload_optimizer_device": "nvme"},
+            {**ZERO, "offload_optimizer_device": "nvme", "nvme_path": "/"},
             "cuda",
             ["CPUAdamBuilder", "AsyncIOBuilder"],
+        ),
+        (
+            {**ZERO, "offload_optimizer_device": "nvme", "nvme_path": "/not there"},
+            "cuda",
+            ["CPUAdamBuilder"],
         ),
     ],
 )
