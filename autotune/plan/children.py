@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,8 @@ LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
 MAX_SERVERS = 8
 TASKS_A_SERVER = 4
 """Another process to fork from takes as long to start as this many traces."""
+AT_ONCE = 2
+"""So many import the stack beside each other where a space is planned: few spaces are one trace."""
 
 
 class Servers:
@@ -34,6 +37,7 @@ class Servers:
     def __init__(self, folder: Path, *running: ChildServer) -> None:
         self._folder, self._stack = folder, contextlib.ExitStack()
         self._running = dict(enumerate(running))
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -47,17 +51,26 @@ class Servers:
         return self.at(0)
 
     def at(self, number: int) -> ChildServer:
-        """The server of this number; it is started where it does not run yet."""
-        if number not in self._running:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            server = ChildServer(self._folder / f"server-{number}.log")
-            self._running[number] = self._stack.enter_context(server)
-        return self._running[number]
+        """The server of this number. Where it does not run yet it begins to import; its first child
+        waits for that."""
+        with self._lock:
+            if number not in self._running:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                server = ChildServer(self._folder / f"server-{number}.log")
+                self._stack.push(server)
+                server.begin()
+                self._running[number] = server
+            return self._running[number]
+
+    def begin(self, count: int) -> None:
+        """Let so many import beside each other, as there are cores."""
+        for number in range(min(count, len(os.sched_getaffinity(0)))):
+            self.at(number)
 
     def wanted(self, tasks: int) -> int:
         """How many servers that many tasks are worth: at most one for each core."""
         count = min(len(os.sched_getaffinity(0)), MAX_SERVERS, tasks // TASKS_A_SERVER)
-        return max(count, len(self._running), 1)
+        return min(max(count, len(self._running), 1), max(tasks, 1))
 
     def end(self) -> None:
         """End them and their children now, though another Ctrl-C comes between."""

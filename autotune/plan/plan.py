@@ -18,7 +18,7 @@ from autotune.job.job import Job
 from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
-from autotune.plan.children import Servers
+from autotune.plan.children import AT_ONCE, Servers
 from autotune.plan.choices import Choice, choices, order
 from autotune.plan.device import device_facts, placed, planned_limit
 from autotune.plan.engines import PROMISING, Effort
@@ -105,6 +105,8 @@ def plan(
     stored = None if key is None else cache.read(key)
     run = RunFolder(path=scratch)
     with Servers(scratch) as servers:
+        if not stored and not only_default:
+            servers.begin(AT_ONCE)
         facts = stored[0] if stored else device_facts(survey(job, run, servers.first), kind)
         space = bind(definition if whole_space else narrowed(definition, job, facts), job, facts)
         if only_default:

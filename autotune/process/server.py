@@ -66,17 +66,22 @@ class ChildServer:
         self._buffer = b""
         self.fresh: str | None = None
         """Why every child is a fresh process, slower by the imports; None: children are forked."""
+        self._importing_since: float | None = None
 
     def __enter__(self) -> Self:
-        self._start()
+        self.begin()
+        self._await_imports()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._importing_since is not None:
+            self.close()
         process, self._process = self._process, None
         if process and not keep(Kept(process, self._preload, self._surroundings, self.fresh)):
             end_server(process, _CLOSE_S)
 
-    def _start(self) -> None:
+    def begin(self) -> None:
+        """Start to import; the first child waits until that is done."""
         self._buffer = b""
         self._surroundings = {**os.environ, **child_environment(), **self._environment}
         if kept := take(self._preload, self._surroundings):
@@ -92,10 +97,20 @@ class ChildServer:
                 env=self._surroundings,
                 start_new_session=True,
             )
-        began = time.monotonic()
-        ready = self._next_event(self._ready_s)
+        self._importing_since = time.monotonic()
+
+    def _await_imports(self) -> None:
+        """Wait until everything is imported.
+
+        Raises:
+            MachineError: it cannot be, or not in time.
+        """
+        if self._importing_since is None:
+            return
+        deadline = self._importing_since + self._ready_s
+        ready = self._next_event(deadline - time.monotonic())
         if ready is None:
-            is_late = time.monotonic() - began >= self._ready_s
+            is_late = time.monotonic() >= deadline
             self.close()
             if is_late:
                 raise machine_error(
@@ -111,15 +126,18 @@ class ChildServer:
             self.close()
             choice = f"fresh: importing {ready['starter']} starts CUDA"
             self._environment = {**self._environment, CHOICE: choice}
-            self._start()
+            self.begin()
+            self._await_imports()
         else:
-            self.fresh = ready["fresh"]
+            self._importing_since, self.fresh = None, ready["fresh"]
 
     def close(self) -> None:
         """End the server; it kills its children when its input closes."""
         process, self._process = self._process, None
         if process is not None:
-            end_server(process, _CLOSE_S)
+            # While it imports it has no children, and does not look at its input.
+            end_server(process, _CLOSE_S if self._importing_since is None else 0.0)
+        self._importing_since = None
 
     def run(
         self,
@@ -137,9 +155,11 @@ class ChildServer:
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.reply.unlink(missing_ok=True)
         folder.progress.unlink(missing_ok=True)
-        if self._process is None or self._process.poll() is not None:
+        importing = self._importing_since is not None
+        if self._process is None or (not importing and self._process.poll() is not None):
             self.close()
-            self._start()
+            self.begin()
+        self._await_imports()
         try:
             self._send({"start": str(folder.path), "worker": worker})
             event = self._next_event(timeout_s=30.0)

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from autotune.estimate.allocator.pools import LARGE_SEGMENT
-from autotune.estimate.allocator.replay import Replay, on_cpu, on_cuda, replayed
+from autotune.estimate.allocator.replay import Replay
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
-from autotune.estimate.records.events import STEP, Event, MemoryUse, counted_rows, grown, live_bytes
+from autotune.estimate.records.events import STEP, Event, counted_rows, grown, live_bytes
 from autotune.estimate.records.layers import SMALLEST, Irregular
 from autotune.estimate.records.shapes import passing_of_step
 from autotune.estimate.tracing.kernels.cuda import MOST_UNSORTED_IDS
 from autotune.estimate.variant import optimizer_config
 from autotune.estimate.variants.chunking import chunking_of
 from autotune.estimate.variants.data import VariantData
+from autotune.estimate.variants.replays import PointReplays, Shares
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.sizes import (
     TracedSizes,
@@ -30,7 +31,6 @@ from autotune.job.methods import METHODS
 LITTLE = 0.005
 """Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
 Key = tuple[int, int, bool]
-_Shares = tuple[float, ...]
 
 
 class OfflineEstimates(Retracing):
@@ -53,8 +53,7 @@ class OfflineEstimates(Retracing):
         # What candidates share with a plan must not depend on which others are planned with them.
         self.opening = self._short_rows(max(self._length // 4, 8))
         self._optimizer_traces: dict[str, Traces] = {}
-        self._replays: dict[object, Replay] = {}
-        self._events: dict[object, dict[_Shares, tuple[list[Event], MemoryUse]]] = {}
+        self._replays = PointReplays(request, self._record)
         super().__init__()
         self.attempt(self._check_chunks)
 
@@ -66,8 +65,8 @@ class OfflineEstimates(Retracing):
 
     def forget(self) -> None:
         """What was made of the traces so far is of no use any more."""
-        for store in (self._replays, self._events, self._optimizer_traces):
-            store.clear()
+        self._replays.forget()
+        self._optimizer_traces.clear()
         self.__dict__.pop("_growth", None)
 
     def _check_chunks(self) -> None:
@@ -207,11 +206,8 @@ class OfflineEstimates(Retracing):
                 use = dataclasses.replace(base.use, phases={**base.use.phases, STEP: step})
                 return dataclasses.replace(base, use=use)
         shares = () if self._request.cuda is None else self._data.first_shares(point)
-        key = (worst, padded, point.accumulates, point.optim, point.expandable_segments, shares)
-        if key not in self._replays:
-            replays = [self._replay(point, worst, padded, first) for first in {(), shares}]
-            self._replays[key] = max(replays, key=lambda replay: replay.need)
-        return self._replays[key]
+        replays = [self._replays.of(point, worst, padded, first) for first in {(), shares}]
+        return max(replays, key=lambda replay: replay.need)
 
     def _passing_of(self, optim: str) -> float:
         """What a step with another optimizer makes and lets go of, of the whole model. Bytes."""
@@ -222,20 +218,7 @@ class OfflineEstimates(Retracing):
     def _growth(self) -> float:
         return self.traces.growth()
 
-    def _replay(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> Replay:
-        limit = self._request.limit_bytes
-        if self._request.cuda is None:
-            return on_cpu(self._record(point, worst, padded, ()), limit)
-        key = (worst, padded, point.accumulates, point.optim)
-        records = self._events.get(key, {})
-        self._events = {key: records}  # records are large: those of one point at a time
-        if first not in records:
-            events = self._record(point, worst, padded, first)
-            records[first] = events, on_cuda(events)
-        events, use = records[first]
-        return replayed(events, limit, expandable_segments=point.expandable_segments, use=use)
-
-    def _record(self, point: Point, worst: Worst, padded: bool, first: _Shares) -> list[Event]:
+    def _record(self, point: Point, worst: Worst, padded: bool, first: Shares) -> list[Event]:
         sizes = self._sizes[padded].measures(worst.size)
         keys = [(size, self._length, padded) for size in sizes]
         chunks = self.traces.shape(keys[0]).chunks
