@@ -152,7 +152,8 @@ class Job(_Strict):
 
     model: str = Field(min_length=1)
     """Hub id, local model folder, or a bare `config.json` (then weights are random, and a tokenizer
-    is optional)."""
+    is optional). Of the models below the last part of the id is enough (`qwen2.5-7b`), and a plan
+    needs no hub: their shapes are built in."""
     method: Literal["sft", "reward", "dpo", "kto", "grpo", "rloo", "ppo"] = "sft"
     """Training method: which of TRL's trainers, by the name of its command (`ppo`, which has none,
     needs TRL up to 1.12)."""

@@ -87,6 +87,8 @@ class SurveyRequest(Message):
     reward_model_path: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that show it the devices of the job."""
+    shape_suffices: bool = False
+    """Whether a built-in shape may take the place of a model that the hub does not give."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,11 @@ class Draft:
                 return f"{self._name}:{self._lines[path[:length]]}"
         return "--set" if any(prefix[: len(path)] == path for prefix in self._set) else self._name
 
+    def _base_of(self, path: tuple[str, ...]) -> Path:
+        """What a path is relative to: the job file, or the shell where a flag gave it."""
+        by_flag = any(path[:length] in self._set for length in range(1, len(path) + 1))
+        return Path.cwd() if by_flag else self._base
+
     def _report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
         self._problems.append(Problem(where=self._where(path), what=what, hint=hint))
 
