@@ -31,8 +31,6 @@ default until the job lists values for it under `recipe:`. `fixed: {knob: value}
 `autotune space show job.yaml` prints what is left of the space for a job.
 """
 PATHS = "What a job file names is relative to the file; what a flag names, to the shell.\n\n"
-    "What a job file names is relative to the file; what a flag names, to the shell's folder.\n\n"
-)
 MODELS = """
 ## Models whose shape is built in
 

@@ -201,9 +201,9 @@ class Job(_Strict):
     """The devices to tune for."""
     objective: Literal["tokens_per_s"] = "tokens_per_s"
     """What to maximise: real (non-padding) tokens per second, end to end."""
-    learning_rate: Literal["kept", "scaled"] = "kept"
-    """Where the global batch moves (`recipe: {global_batch_size: [16, 64]}`): `kept` leaves
-    `training: {learning_rate}` alone and only says what it would be; `scaled` scales it by the
+    learning_rate_scaling: Literal["none", "by_batch"] = "none"
+    """Where the global batch moves (`recipe: {global_batch_size: [16, 64]}`): `none` leaves
+    `training: {learning_rate}` alone and only says what it would be; `by_batch` scales it by the
     square-root rule (the linear one for SGD)."""
     headroom: float = Field(default=0.1, ge=0.0, lt=0.9)
     """Share of the device memory that a recommended candidate leaves free at its peak."""

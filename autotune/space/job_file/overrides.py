@@ -83,9 +83,7 @@ class Draft:
             self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
             return
         head, *parts = name.split(".")
-        # The job's own field of that name is a word; a rate is the trainer's.
-        rate = name == "learning_rate" and not isinstance(value, str)
-        if head in Job.model_fields and not rate:
+        if head in Job.model_fields:
             self._set_field([head, *parts], value)
             return
         knob = canonical_name(name)
