@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.facts.architecture import check_architecture
 from autotune.facts.model_files import locate_model, probed_weights
 from autotune.facts.quantized_weights import unquantised_weights
 from autotune.job.methods import METHODS
@@ -77,7 +78,8 @@ def survey_model(
 
     Raises:
         OSError, ValueError: transformers cannot make a model of it (its own message says why).
-        UserError: it cannot be had, or it is to give one reward, and gives several.
+        UserError: it cannot be had, the method does not train such a model, or it is to give one
+            reward, and gives several.
     """
     path, built_in = locate_model(name, folder, revision, shape_suffices)
     kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -86,6 +88,7 @@ def survey_model(
     if METHODS[method].classifier:
         check_labels(path, **kinds)
     config = model_config(path, method, **kinds)
+    check_architecture(config, method, name)
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     model = build_on_meta(config, method)
