@@ -14,6 +14,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -166,6 +167,10 @@ class Job(_Strict):
     `reward` and `dpo`; these, or `prompt`/`completion`/`label`, for `kto`; `prompt` for `grpo`,
     `rloo` and `ppo`. Where there is no data yet: `{lengths: {max: 2048, p50: 300, p99: 1500}}` (of
     prompts for these three), of which only `max` is required."""
+    columns: dict[str, str] = {}
+    """What TRL calls a column, and what your data do: `{prompt: instruction, completion: output}`.
+    TRL's commands rename nothing, so a run keeps a copy of the data set with these names in its
+    folder, and its bundle trains on that."""
     dataset_config: str | None = None
     """Configuration name of a hub dataset."""
     dataset_train_split: str = "train"
@@ -224,6 +229,16 @@ class Job(_Strict):
     @classmethod
     def _batch(cls, value: object) -> int | str:
         return as_batch(value)
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, columns: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        names = list(columns.values())
+        if len(set(names)) < len(names):
+            raise ValueError("two columns have the same name in the data")
+        if columns and isinstance(info.data.get("dataset"), NoData):
+            raise ValueError("lengths have no columns; leave it out until there are data")
+        return columns
 
     @field_validator("recipe")
     @classmethod

@@ -90,7 +90,8 @@ def _survey_in_child(
         reward_funcs=job.reward_funcs,
         reward_model_path=job.reward_model_path,
         environment=device_environment(device),
-        shape_suffices=planned,
+        planned=planned,
+        columns=job.columns,
     )
     write_json(folder.request, request.plain())
     ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))

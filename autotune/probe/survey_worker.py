@@ -125,7 +125,7 @@ def _model(request: SurveyRequest) -> Any:
         method=request.method,
         revision=request.training.get("model_revision"),
         trust_remote_code=bool(request.training.get("trust_remote_code", False)),
-        shape_suffices=request.shape_suffices,
+        shape_suffices=request.planned,
     )
 
 
