@@ -18,6 +18,7 @@ import click
 from pydantic import BaseModel
 
 from autotune.cli import main as cli
+from autotune.facts.known_models import known_models
 from autotune.job.job import Budget, Devices, Job, Lengths
 from autotune.space.definition import INCLUDES, SpaceDefinition, load_definition, shared_part
 from autotune.space.knobs import value_label
@@ -29,16 +30,35 @@ A *speed* knob changes time and memory only. A *recipe* knob changes what is lea
 default until the job lists values for it under `recipe:`. `fixed: {knob: value}` pins any knob.
 `autotune space show job.yaml` prints what is left of the space for a job.
 """
+PATHS = "What a job file names is relative to the file; what a flag names, to the shell.\n\n"
+MODELS = """
+## Models whose shape is built in
+
+A plan of these needs neither a hub nor weights, unless there are data to be tokenized. The hub is
+asked first; where it does not answer, the built-in shape takes its place, and the plan says so. A
+test builds each one without storage and counts its parameters. A run trains the model itself, so it
+takes it from the hub. Another model can be planned from its bare `config.json`.
+
+| model | hub id | parameters |
+|---|---|---|
+"""
 PARTS = {"devices": Devices, "budget": Budget, "dataset.lengths": Lengths}
 
 
 def job_page() -> str:
     """The reference of the job file."""
-    text = "# The job file\n\n" + NOTE + "All paths are relative to the job file.\n\n"
+    text = "# The job file\n\n" + NOTE + PATHS
     text += _fields("", Job)
     for name, part in PARTS.items():
         text += f"\n## `{name}`\n\n" + _fields(name + ".", part)
-    return text
+    return (
+        text
+        + MODELS
+        + "".join(
+            f"| `{model.name}` | `{model.hub_id}` | {model.parameters:,} |\n"
+            for model in known_models()
+        )
+    )
 
 
 def _fields(prefix: str, model: type[BaseModel]) -> str:

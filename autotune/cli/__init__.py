@@ -12,6 +12,7 @@ import click
 from autotune import __version__
 
 COMMANDS = {
+    "init": "Ask four questions and write a commented job.",
     "run": "Find the fastest stable configuration of a job and write its verified bundle.",
     "plan": "Say what every candidate of a job will take, before anything runs.",
     "limits": "Say how far a job can go: largest micro-batch, longest rows, fewest devices.",

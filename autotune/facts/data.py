@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.facts.columns import copy_splits, rename_columns
 from autotune.facts.synthetic_text import labelled_of_lengths, pairs_of_lengths, prompts_of_lengths
 from autotune.facts.tokenizing import (
     as_trained,
@@ -23,6 +24,8 @@ from autotune.job.methods import METHODS
 
 RAW = "raw"
 """The untokenized rows, beside the folder of the tokenized ones."""
+RENAMED = "renamed"
+"""The copy of the data set whose columns are renamed, for what is launched; in the run's folder."""
 SAMPLE_ROWS = 20_000
 """Rows that are tokenized at most; of a larger data set a random sample of this many."""
 
@@ -75,6 +78,10 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
         raise ValueError(
             f"the data has no split `{request.train_split}`; it has {', '.join(splits)}"
         )
+    used = {
+        name: splits[name] for name in (request.train_split, request.test_split) if name in splits
+    }
+    splits = rename_columns(used, request.columns)
     train = splits[request.train_split]
     if not len(train):
         raise ValueError(f"the split `{request.train_split}` has no rows")
@@ -91,7 +98,10 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
     test = splits.get(request.test_split)
     kind = form(method, set(raw.column_names))
     total = len(train) * len(raw) // sampled_rows
-    return _facts(request.dataset, kind, total, rows, len(test) if test else 0)
+    source = request.dataset
+    if request.columns and not request.planned:
+        source = copy_splits(splits, Path(request.run_folder) / RENAMED)
+    return _facts(source, kind, total, rows, len(test) if test else 0)
 
 
 def load_splits(dataset: str, config: str | None) -> Any:

@@ -4,21 +4,19 @@ The functions here import transformers and run in a child process only. Paramete
 the meta device: no weights are read or made.
 """
 
-import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.facts.architecture import check_architecture
+from autotune.facts.model_files import locate_model, probed_weights
 from autotune.facts.quantized_weights import unquantised_weights
 from autotune.job.methods import METHODS
 
-_CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
 """Types of models whose positions are a computed table that ends."""
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +48,8 @@ class ModelFacts:
     attention_heads: int | None = None
     key_value_heads: int | None = None
     """Both of a layer; None: its config does not say."""
+    built_in: bool = False
+    """Whether the shape is one of `known_models.yaml`, because the hub did not answer."""
     unquantised: Mapping[str, int] = field(default_factory=dict)
     """How many weights a quantised base has that stay as they are, by what they are, most first."""
 
@@ -68,23 +68,27 @@ def survey_model(
     method: str,
     revision: str | None,
     trust_remote_code: bool,
+    shape_suffices: bool = False,
 ) -> ModelFacts:
     """Facts of the model called `name`; a bare config becomes a model folder in `folder`.
 
     Args:
         method: of training, which decides what is on top of the decoder.
+        shape_suffices: whether, where the hub does not answer, a built-in shape takes its place.
 
     Raises:
         OSError, ValueError: transformers cannot make a model of it (its own message says why).
-        UserError: it is to give one reward, and gives several.
+        UserError: it cannot be had, the method does not train such a model, or it is to give one
+            reward, and gives several.
     """
-    path = _local_path(name, folder, revision)
+    path, built_in = locate_model(name, folder, revision, shape_suffices)
     kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision:
         kinds["revision"] = revision
     if METHODS[method].classifier:
         check_labels(path, **kinds)
     config = model_config(path, method, **kinds)
+    check_architecture(config, method, name)
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     model = build_on_meta(config, method)
@@ -92,7 +96,8 @@ def survey_model(
     return ModelFacts(
         name=name,
         path=path,
-        weights=_weights(weights, path, revision),
+        weights=probed_weights(weights, path, revision),
+        built_in=built_in,
         architecture=type(model).__name__,
         model_type=config.model_type,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -120,64 +125,6 @@ def _cache_bytes(text: Any) -> int | None:
         return None
     size = getattr(text, "head_dim", None) or hidden // heads
     return int(2 * 2 * layers * (getattr(text, "num_key_value_heads", None) or heads) * size)
-
-
-def _local_path(name: str, folder: Path, revision: str | None) -> str:
-    path = Path(name)
-    if path.is_dir() and not _has_weights(path):
-        path = path / "config.json"
-    if path.is_dir():
-        return str(path)
-    if path.is_file():
-        return str(_folder_of_config(path, folder))
-    if path.is_absolute():
-        raise OSError(f"there is no model folder or config file {name}")
-    from huggingface_hub import snapshot_download
-
-    snapshot_download(name, revision=revision, allow_patterns=_CONFIG_AND_TOKENIZER)
-    return name
-
-
-def _folder_of_config(config: Path, folder: Path) -> Path:
-    """A model folder of ours around a bare config: the config, and the tokenizer beside it if any.
-
-    Random weights may be saved into it later, so that the bundle can be launched.
-    """
-    json.loads(config.read_text(encoding="utf-8"))
-    folder.mkdir(parents=True, exist_ok=True)
-    for pattern in ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.jinja"):
-        for file in config.parent.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-    shutil.copyfile(config, folder / "config.json")
-    return folder
-
-
-def _weights(weights: str, path: str, revision: str | None) -> str:
-    if weights == "random":
-        return "random"
-    if Path(path).is_dir():
-        present = _has_weights(Path(path))
-    else:
-        present = _hub_weights_cached(path, revision)
-    if weights == "real" and not present:
-        raise ValueError(
-            f"`weights: real` was asked for, but {path} has no weights on this machine"
-        )
-    return "real" if present else "random"
-
-
-def _hub_weights_cached(name: str, revision: str | None) -> bool:
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except OSError:
-        return False
-    return _has_weights(folder)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 
 
 def model_config(path: str, method: str, **kinds: Any) -> Any:

@@ -165,7 +165,8 @@ def _check_prompts(prompts: list[Any]) -> None:
 
 
 def _what_is_missing(method: str, columns: list[str], text_field: str) -> str:
-    has = f"the data has {', '.join(columns)}"
+    name = "chosen" if method in ("reward", "dpo") else "prompt"
+    has = f"the data has {', '.join(columns)} (`columns: {{{name}: {columns[0]}}}` renames)"
     if method == "sft":
         return (
             f"no column `{text_field}` (nor `messages`, `prompt`/`completion`, `input_ids`); "

@@ -14,6 +14,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -152,7 +153,8 @@ class Job(_Strict):
 
     model: str = Field(min_length=1)
     """Hub id, local model folder, or a bare `config.json` (then weights are random, and a tokenizer
-    is optional)."""
+    is optional). Of the models below the last part of the id is enough (`qwen2.5-7b`), and a plan
+    needs no hub: their shapes are built in."""
     method: Literal["sft", "reward", "dpo", "kto", "grpo", "rloo", "ppo"] = "sft"
     """Training method: which of TRL's trainers, by the name of its command (`ppo`, which has none,
     needs TRL up to 1.12)."""
@@ -165,6 +167,10 @@ class Job(_Strict):
     `reward` and `dpo`; these, or `prompt`/`completion`/`label`, for `kto`; `prompt` for `grpo`,
     `rloo` and `ppo`. Where there is no data yet: `{lengths: {max: 2048, p50: 300, p99: 1500}}` (of
     prompts for these three), of which only `max` is required."""
+    columns: dict[str, str] = {}
+    """What TRL calls a column, and what your data do: `{prompt: instruction, completion: output}`.
+    TRL's commands rename nothing, so a run keeps a copy of the data set with these names in its
+    folder, and its bundle trains on that."""
     dataset_config: str | None = None
     """Configuration name of a hub dataset."""
     dataset_train_split: str = "train"
@@ -200,9 +206,9 @@ class Job(_Strict):
     """The devices to tune for."""
     objective: Literal["tokens_per_s"] = "tokens_per_s"
     """What to maximise: real (non-padding) tokens per second, end to end."""
-    learning_rate: Literal["kept", "scaled"] = "kept"
-    """Where the global batch moves (`recipe: {global_batch_size: [16, 64]}`): `kept` leaves
-    `training: {learning_rate}` alone and only says what it would be; `scaled` scales it by the
+    learning_rate_scaling: Literal["none", "by_batch"] = "none"
+    """Where the global batch moves (`recipe: {global_batch_size: [16, 64]}`): `none` leaves
+    `training: {learning_rate}` alone and only says what it would be; `by_batch` scales it by the
     square-root rule (the linear one for SGD)."""
     headroom: float = Field(default=0.1, ge=0.0, lt=0.9)
     """Share of the device memory that a recommended candidate leaves free at its peak."""
@@ -223,6 +229,16 @@ class Job(_Strict):
     @classmethod
     def _batch(cls, value: object) -> int | str:
         return as_batch(value)
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, columns: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        names = list(columns.values())
+        if len(set(names)) < len(names):
+            raise ValueError("two columns have the same name in the data")
+        if columns and isinstance(info.data.get("dataset"), NoData):
+            raise ValueError("lengths have no columns; leave it out until there are data")
+        return columns
 
     @field_validator("recipe")
     @classmethod

@@ -1,4 +1,4 @@
-"""Where a plan is made for: a device that is here, or some of a kind that is not. Pure."""
+"""Where a plan is made for: a device that is here, or some of a kind that is not."""
 
 import dataclasses
 
@@ -8,7 +8,9 @@ from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind, facts_of
 from autotune.facts.kind_names import find_kind
 from autotune.job.job import Job
-from autotune.probe.survey import memory_limit
+from autotune.probe.survey import memory_limit, survey
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ChildServer
 
 
 def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
@@ -23,6 +25,15 @@ def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
     devices = job.devices.model_copy(update={"kind": "cpu"})
     job_here = job.model_copy(update={"devices": devices})
     return job_here, None if device == "cpu" else find_kind(device)
+
+
+def planned_facts(job: Job, run: RunFolder, server: ChildServer, kind: DeviceKind | None) -> Facts:
+    """What a plan starts from: the survey, in which a model's shape is enough, for such a device.
+
+    Raises:
+        UserError: the model, the data or a training field cannot be used.
+    """
+    return device_facts(survey(job, run, server, planned=True), kind)
 
 
 def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:

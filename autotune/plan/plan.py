@@ -20,13 +20,12 @@ from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import AT_ONCE, Servers
 from autotune.plan.choices import Choice, choices, order
-from autotune.plan.device import device_facts, placed, planned_limit
+from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
-from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
@@ -107,7 +106,7 @@ def plan(
     with Servers(scratch) as servers:
         if not stored and not only_default:
             servers.begin(AT_ONCE)
-        facts = stored[0] if stored else device_facts(survey(job, run, servers.first), kind)
+        facts = stored[0] if stored else planned_facts(job, run, servers.first, kind)
         space = bind(definition if whole_space else narrowed(definition, job, facts), job, facts)
         if only_default:
             space = dataclasses.replace(space, candidates=(space.default(),))

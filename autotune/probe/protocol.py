@@ -87,6 +87,11 @@ class SurveyRequest(Message):
     reward_model_path: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that show it the devices of the job."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """TRL's names of columns -> the data's."""
+    planned: bool = False
+    """Whether nothing is going to be trained: a built-in shape may take the place of a model that
+    the hub does not give, and nothing will be launched on the data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,5 +42,5 @@ def bound_space(job: Job, definition: SpaceDefinition, scratch: Path) -> tuple[S
     """The space of a job on this machine, and the facts it is bound to."""
     run = RunFolder(path=scratch)
     with ChildServer(run.log) as server:
-        facts = survey(job, run, server)
+        facts = survey(job, run, server, planned=True)
     return bind(definition, job, facts), facts

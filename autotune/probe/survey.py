@@ -23,10 +23,13 @@ WORKER = "autotune.probe.survey_worker:survey"
 WALL_S = 3600.0
 
 
-def survey(job: Job, run: RunFolder, server: ChildServer) -> Facts:
+def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = False) -> Facts:
     """Facts of the job's model, data, device and stack; kept in the run folder.
 
     A run that goes on keeps what it found of model and data; the device is looked at afresh.
+
+    Args:
+        planned: whether nothing is going to be trained, so that a model's shape is enough.
 
     Raises:
         UserError: the model, the data or a training field cannot be used.
@@ -42,7 +45,7 @@ def survey(job: Job, run: RunFolder, server: ChildServer) -> Facts:
         # Measurements of one study share one limit: the free memory of the start stands.
         device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
         return dataclasses.replace(facts, device=device, host=facts.host or host())
-    model, data = _survey_in_child(job, run, server, device)
+    model, data = _survey_in_child(job, run, server, device, planned)
     installed = stack.installed(job.method)
     facts = Facts(model=model, data=data, device=device, stack=installed, host=host())
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
@@ -66,7 +69,7 @@ def refuse_untried(job: Job) -> None:
 
 
 def _survey_in_child(
-    job: Job, run: RunFolder, server: ChildServer, device: devices.DeviceFacts
+    job: Job, run: RunFolder, server: ChildServer, device: devices.DeviceFacts, planned: bool
 ) -> tuple[ModelFacts, DataFacts]:
     folder = run.survey
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -87,6 +90,8 @@ def _survey_in_child(
         reward_funcs=job.reward_funcs,
         reward_model_path=job.reward_model_path,
         environment=device_environment(device),
+        planned=planned,
+        columns=job.columns,
     )
     write_json(folder.request, request.plain())
     ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))

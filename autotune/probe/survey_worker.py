@@ -43,7 +43,7 @@ def survey(path: Path) -> None:
         where = "reward_model_path"
         _check_reward_model(request, model)
         where = "model"
-        tokenizer = _tokenizer(request, model.path, model.vocab_size)
+        tokenizer = _tokenizer(request, model)
         where = "dataset"
         reply["data"] = asdict(_data(request, tokenizer))
     except MemoryError:
@@ -125,27 +125,33 @@ def _model(request: SurveyRequest) -> Any:
         method=request.method,
         revision=request.training.get("model_revision"),
         trust_remote_code=bool(request.training.get("trust_remote_code", False)),
+        shape_suffices=request.planned,
     )
 
 
-def _tokenizer(request: SurveyRequest, path: str, vocabulary: int | None) -> Any:
+def _tokenizer(request: SurveyRequest, model: Any) -> Any:
     """The model's tokenizer; where there is no data, one is made for a model that has none.
 
     transformers 5 makes an empty tokenizer of a folder without one, so the files are looked for.
     """
     import transformers
 
-    folder = Path(path)
+    folder = Path(model.path)
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
         built_folder = Path(request.run_folder) / "model"
+        if model.built_in and request.lengths is None:
+            raise user_error(
+                f"the hub does not give the tokenizer of `{model.name}`, needed to read the data",
+                hint="plan from lengths: `dataset: {lengths: {max: 2048, p50: 300, p99: 1500}}`",
+            )
         if request.lengths is None or folder != built_folder:
             raise OSError(
                 f"{folder} holds no tokenizer, needed to read the data; put one beside the "
                 "config, or give `dataset: {lengths: ...}`"
             )
-        return make_tokenizer(built_folder, vocabulary or 256)
+        return make_tokenizer(built_folder, model.vocab_size or 256)
     return transformers.AutoTokenizer.from_pretrained(
-        path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
+        model.path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
     )
 
 

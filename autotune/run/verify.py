@@ -26,7 +26,13 @@ from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.verdict import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
 from autotune.search.recommend import Ranked
-from autotune.space.settings import Settings, device_environment, eval_batch, settings
+from autotune.space.settings import (
+    Settings,
+    device_environment,
+    eval_batch,
+    launched_config_name,
+    settings,
+)
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply, RehearsalRequest
 
 TIMEOUT_S = 1800.0
@@ -135,7 +141,7 @@ def _prepare_data(
         rows=str(run.rows),
         raw=str(run.raw),
         target=str(run.verification / "data"),
-        dataset_config=job.dataset_config,
+        dataset_config=launched_config_name(job),
         batching=dataclasses.asdict(batching(launched)),
         timed_steps=timed_steps(ranked),
         eval_batch=_eval_batch(job, ranked),

@@ -73,5 +73,5 @@ def scaling(job: Job, candidate: Candidate) -> Scaling | None:
         rule=rule,
         alternative=alternative,
         other_rule=other_rule,
-        applied=job.learning_rate == "scaled",
+        applied=job.learning_rate_scaling == "by_batch",
     )

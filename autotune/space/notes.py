@@ -20,5 +20,12 @@ def space_notes(
         division_note(job, facts),
         packages_note(job, facts),
         unquantised_note(job, facts, candidates),
+        _shape_note(facts),
     )
     return tuple(note for note in notes if note is not None)
+
+
+def _shape_note(facts: Facts) -> str | None:
+    """Where the model's shape is from, if neither from the hub nor from a file."""
+    name = facts.model.name
+    return f"the shape of {name} is built in: the hub gave none" if facts.model.built_in else None

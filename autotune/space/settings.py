@@ -97,8 +97,8 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
     rate = scaling(job, candidate)
     if rate is not None and rate.applied:
         config["learning_rate"] = rate.proposed
-    if job.dataset_config is not None:
-        config["dataset_config"] = job.dataset_config
+    if launched_config_name(job) is not None:
+        config["dataset_config"] = launched_config_name(job)
     # An evaluation must not need more than a micro-step does.
     config.setdefault("per_device_eval_batch_size", eval_batch(job, candidate))
     if job.tuning != "full":
@@ -121,6 +121,11 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         environment=environment(candidate, facts, sharding),
         sharding=sharding,
     )
+
+
+def launched_config_name(job: Job) -> str | None:
+    """The data's configuration that a launch names; the copy with renamed columns has none."""
+    return None if job.columns else job.dataset_config
 
 
 def _rewards(job: Job) -> dict[str, Any]:

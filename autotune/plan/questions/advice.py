@@ -19,13 +19,12 @@ from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
 from autotune.plan.ceilings import ceilings_of
 from autotune.plan.children import Servers
-from autotune.plan.device import device_facts, placed, planned_limit
+from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import Change, offloading, one_more_device, single_changes
-from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
@@ -100,7 +99,7 @@ def advise(
     job, kind = placed(job, device)
     run = RunFolder(path=scratch)
     with Servers(scratch) as servers:
-        facts = device_facts(survey(job, run, servers.first), kind)
+        facts = planned_facts(job, run, servers.first, kind)
         estimator = Estimator(
             job=job,
             facts=facts,

@@ -12,11 +12,10 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.children import Servers
 from autotune.plan.choices import is_safe
-from autotune.plan.device import device_facts, placed, planned_limit
+from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
@@ -80,7 +79,7 @@ def largest(
     run = RunFolder(path=scratch)
     job, kind = placed(job, device)
     with Servers(scratch) as servers:
-        facts = device_facts(survey(job, run, servers.first), kind)
+        facts = planned_facts(job, run, servers.first, kind)
         estimator = Estimator(
             job=job,
             facts=facts,

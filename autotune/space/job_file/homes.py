@@ -26,6 +26,11 @@ _MEANS = {
     "use_lora": "tuning: lora",
     "adapter": "tuning: {}",
 }
+_RENAMED = {
+    ("learning_rate", "kept"): "leave it out",
+    ("learning_rate", "scaled"): "write `learning_rate_scaling: by_batch`",
+}
+"""Fields with a value that had another name before."""
 _SEARCHED = {
     "gradient_accumulation_steps": "it follows from `global_batch_size` and the micro-batch",
     "deepspeed": "how devices share the training is searched; "
@@ -54,6 +59,8 @@ def home_of(
         definition: the search space of the job.
         fields: the training fields of its method.
     """
+    if isinstance(value, str) and (name, value) in _RENAMED:
+        return _RENAMED[name, value]
     if value is False and name in _MEANS:
         return "leave it out"
     if name in fields and name == "warmup_ratio":

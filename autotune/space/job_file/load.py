@@ -11,12 +11,13 @@ from autotune.errors import Problem, UserError, nearest, user_error
 from autotune.facts.stack import missing
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
-from autotune.job.paths import absolute_path, exists, resolve_path
+from autotune.job.paths import absolute_path
 from autotune.job.yaml_file import parse_yaml
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.job_file.homes import home_of, refuse_foreign
 from autotune.space.job_file.overrides import OWNERS, Draft
+from autotune.space.job_file.places import missing_places, with_places
 from autotune.space.job_file.problems import as_yaml, details_by_path, explain
 from autotune.space.job_file.unused_pins import pin_problems
 from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, TENSOR_PARALLEL, VLLM_SHARE
@@ -83,15 +84,16 @@ class _Loading(Draft):
 
     def _definition(self, sets: Sequence[str]) -> SpaceDefinition:
         """The space must be known before names can be judged, whatever else is wrong."""
-        data = dict(self._data)
+        data, base = dict(self._data), self._base
         for text in sets:
             key, _, value = text.partition("=")
             if key in ("search_space", "method"):
                 data[key] = None if value == "null" else value.strip("\"'") or None
+                base = Path.cwd() if key == "search_space" else base
         self._method = METHODS.get(str(data.get("method")), SFT)
         space = data.get("search_space")
         if isinstance(space, str):
-            space = absolute_path(space, self._base)
+            space = absolute_path(space, base)
         return load_definition(self._method.name, space if isinstance(space, str) else None)
 
     def _check_names(self, definition: SpaceDefinition) -> None:
@@ -270,22 +272,10 @@ class _Loading(Draft):
             self._report(path, problem.what, problem.hint)
 
     def _with_paths(self, job: Job) -> Job:
-        fields: dict[str, Any] = {"model": resolve_path(job.model, self._base)}
-        if isinstance(job.dataset, str):
-            fields["dataset"] = resolve_path(job.dataset, self._base)
-        if job.reward_model_path is not None:
-            fields["reward_model_path"] = resolve_path(job.reward_model_path, self._base)
-        if job.search_space is not None:
-            fields["search_space"] = absolute_path(job.search_space, self._base)
-        if isinstance(job.training.get("output_dir"), str):
-            output = absolute_path(job.training["output_dir"], self._base)
-            fields["training"] = {**job.training, "output_dir": output}
-        resolved = job.model_copy(update=fields)
-        for field in ("model", "dataset", "search_space", "reward_model_path"):
-            path = getattr(resolved, field)
-            if isinstance(path, str) and path.startswith("/") and not exists(path):
-                self._report((field,), f"`{field}`: there is no {path}")
-        return resolved
+        placed = with_places(job, self._base_of)
+        for field, path in missing_places(placed):
+            self._report((field,), f"`{field}`: there is no {path}")
+        return placed
 
 
 def _is_plain(value: Any) -> bool:

@@ -63,6 +63,11 @@ class Draft:
                 return f"{self._name}:{self._lines[path[:length]]}"
         return "--set" if any(prefix[: len(path)] == path for prefix in self._set) else self._name
 
+    def _base_of(self, path: tuple[str, ...]) -> Path:
+        """What a path is relative to: the job file, or the shell where a flag gave it."""
+        by_flag = any(path[:length] in self._set for length in range(1, len(path) + 1))
+        return Path.cwd() if by_flag else self._base
+
     def _report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
         self._problems.append(Problem(where=self._where(path), what=what, hint=hint))
 
@@ -78,9 +83,7 @@ class Draft:
             self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
             return
         head, *parts = name.split(".")
-        # The job's own field of that name is a word; a rate is the trainer's.
-        rate = name == "learning_rate" and not isinstance(value, str)
-        if head in Job.model_fields and not rate:
+        if head in Job.model_fields:
             self._set_field([head, *parts], value)
             return
         knob = canonical_name(name)

@@ -21,6 +21,7 @@ except SystemExit as end:
 print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 """
 COMMANDS = [
+    "init",
     *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
     *("space", "validate", "env"),
 ]

@@ -47,7 +47,9 @@ def test_a_moved_batch_is_told_of_and_changes_nothing():
 
 
 def test_a_scaled_rate_is_in_the_configuration_where_the_job_asks():
-    job = make_job(recipe=BATCHES, training={"learning_rate": 1e-4}, learning_rate="scaled")
+    job = make_job(
+        recipe=BATCHES, training={"learning_rate": 1e-4}, learning_rate_scaling="by_batch"
+    )
     space = space_of(job)
     rates = {
         batch: settings(job, make_facts(), of_batch(space, batch), "out").config["learning_rate"]

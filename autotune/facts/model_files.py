@@ -1,0 +1,106 @@
+"""Where a model's files are: on the hub, in a folder, or around a bare config.json.
+
+The functions here import huggingface_hub and run in a child process only.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from autotune.errors import UserError, user_error
+from autotune.facts.known_models import known_model, nearest_model
+
+_CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def locate_model(
+    name: str, folder: Path, revision: str | None, shape_suffices: bool
+) -> tuple[str, bool]:
+    """(What `from_pretrained` takes of a model, whether it is a built-in shape).
+
+    Args:
+        folder: for the files of a bare config, or of a built-in shape.
+        shape_suffices: whether a built-in shape may take the place of a hub that does not answer.
+
+    Raises:
+        OSError: there is no such folder or file.
+        UserError: the hub does not answer.
+    """
+    path = Path(name)
+    if path.is_dir() and not _has_weights(path):
+        path = path / "config.json"
+    if path.is_dir():
+        return str(path), False
+    if path.is_file():
+        return str(_folder_of_config(path, folder)), False
+    if path.is_absolute():
+        raise OSError(f"there is no model folder or config file {name}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name, revision=revision, allow_patterns=_CONFIG_AND_TOKENIZER)
+    except OSError as error:
+        known = known_model(name) if revision is None else None
+        if known is None or not shape_suffices:
+            raise _no_answer(name, error) from error
+        return str(known.write(folder)), True
+    return name, False
+
+
+def _no_answer(name: str, error: OSError) -> UserError:
+    """The hub does not have a model, or does not answer."""
+    reason = str(error).removeprefix("Got: ").strip().splitlines() or [type(error).__name__]
+    steps = "download it on a machine with a network and name its folder"
+    if known_model(name) is not None:
+        steps += "; `autotune plan` needs neither, as its shape is built in"
+    elif near := nearest_model(name):
+        steps = f"{near} (its shape is built in, for plans); or name a local folder"
+    return user_error(f"the hub does not give `{name}`: {reason[0][:200]}", hint=steps)
+
+
+def _folder_of_config(config: Path, folder: Path) -> Path:
+    """A model folder of ours around a bare config: the config, and the tokenizer beside it if any.
+
+    Random weights may be saved into it later, so that the bundle can be launched.
+    """
+    json.loads(config.read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.jinja"):
+        for file in config.parent.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    shutil.copyfile(config, folder / "config.json")
+    return folder
+
+
+def probed_weights(weights: str, path: str, revision: str | None) -> str:
+    """`real` or `random`: what a probe trains of a model at `path`.
+
+    Raises:
+        ValueError: real ones were asked for, and are not on this machine.
+    """
+    if weights == "random":
+        return "random"
+    if Path(path).is_dir():
+        present = _has_weights(Path(path))
+    else:
+        present = _hub_weights_cached(path, revision)
+    if weights == "real" and not present:
+        raise ValueError(
+            f"`weights: real` was asked for, but {path} has no weights on this machine"
+        )
+    return "real" if present else "random"
+
+
+def _hub_weights_cached(name: str, revision: str | None) -> bool:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except OSError:
+        return False
+    return _has_weights(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
