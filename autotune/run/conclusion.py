@@ -25,6 +25,8 @@ from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
 
+UNTRIED = "changes that might make it fit: `autotune advise` estimates them"
+
 
 def conclude(session: Session, reason: str) -> Result:
     """What the run comes to, once the search has stopped for `reason`."""
@@ -57,6 +59,7 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
         nothing_fits=first,
         tried=tried_changes,
         advice=advice_of(session, first, tried_changes),
+        left_out=(UNTRIED,) if session.deadline.left_s <= 0 else (),
     )
 
 
@@ -183,6 +186,8 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
         session.listener.trying(change.text)
         candidate = space.nearest(nearest.values)
         measurement = _what_if(session, change.job, candidate, f"{index:02d}", session.limit_bytes)
+        if measurement.outcome == "interrupted":
+            return
         excess = excess_bytes(measurement, session.allowed_bytes)
         yield TriedChange(
             text=change.text,

@@ -316,21 +316,25 @@ def test_probes_that_take_too_long_are_not_said_not_to_fit(autotune: Command) ->
 
 
 def test_a_total_budget_is_kept_and_what_it_had_no_room_for_is_told(autotune: Command) -> None:
-    """So long a job is worth every probe; the real clock and real trainers."""
-    budget = {"probes": 500, "minutes": 60, "total": "1m"}
-    long = {"num_train_epochs": 100_000}
+    """So long a job is worth every probe: the real clock ends it, on a busy machine before any."""
+    budget, long = {"probes": 500, "minutes": 60, "total": "30s"}, {"num_train_epochs": 100_000}
     write_job(autotune.folder, budget=budget, training=long, fixed=FEW, global_batch_size=32)
     config = {**LLAMA, "vocab_size": 16000, "hidden_size": 256, "num_hidden_layers": 6}
     (autotune.folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     began = time.monotonic()
-    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json"))
-    assert time.monotonic() - began < 60 + 60
-    assert result["outcome"] == "recommended" and result["probes"]["ok"] > 0
-    assert result["stop_reason"].startswith("the total budget of 60.0 s ")
+    process = autotune.start("run", "job.yaml", "--out", "run", "--json", "--no-history")
+    out, err = process.communicate(timeout=120)
+    assert time.monotonic() - began < 30 + 60
+    assert "Traceback" not in err
+    result = json.loads(out)
+    assert result["stop_reason"].startswith("the total budget of 30.0 s "), err
+    if process.returncode == 4:
+        assert result["nothing_measured"]["hint"] == "raise `budget: {total: ...}`"
+        return
+    assert process.returncode == 0 and result["probes"]["ok"] > 0
     told = [line for line in result["left_out"] if line.startswith("verification: ")]
     assert bool(told) == (result["verification"] is None)
-    too_short = autotune.refused("run", "job.yaml", "--set", "budget.total=5", "--out", "other")
-    assert "`5` is not a duration" in too_short
+    assert not own_children(str(autotune.folder))
 
 
 def test_one_probe_can_be_run_alone(autotune: Command) -> None:
