@@ -2,7 +2,7 @@
 
 A message names the rule, what came, the choices and the next step. All problems of one file are
 collected and raised once. The exit codes are part of the interface: 0 done, 1 nothing fits,
-2 the user's file or flags, 3 the machine, 130 interrupted.
+2 the user's file or flags, 3 the machine, 4 no probe told whether anything fits, 130 interrupted.
 """
 
 import difflib
@@ -13,6 +13,7 @@ EXIT_DONE = 0
 EXIT_NOTHING_FITS = 1
 EXIT_USER = 2
 EXIT_MACHINE = 3
+EXIT_NOTHING_MEASURED = 4
 EXIT_INTERRUPTED = 130
 
 

@@ -20,7 +20,8 @@ _FLAGS = {
     "tuning": "full, lora or qlora.",
     "global-batch-size": "Sequences per optimizer step (exact), or 'N tokens'.",
     "max-length": "Rows are truncated to this many tokens.",
-    "budget": "Minutes such as 5m, or a number of probes.",
+    "budget": "Minutes of probing such as 5m, or a number of probes; for everything together "
+    "`--set budget.total=30m`.",
 }
 
 

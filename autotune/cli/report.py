@@ -1,5 +1,6 @@
 """`autotune report`."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -32,7 +33,8 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     stored = past.stored
     if as_json:
         plain = report_plain(list(past.records), stored, past.expectations, past.skipped)
-        print_json({**plain, "ending": past.ending})
+        unprobed = [asdict(value) for value in past.unprobed]
+        print_json({**plain, "unprobed": unprobed, "ending": past.ending})
         return 0
     free = [knob.name for knob in past.space.free_knobs]
     console = Console(width=None if Console().is_terminal else 160)
@@ -42,6 +44,7 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     for line in [] if expectations is None else compared(expectations, past.records).lines():
         console.print(line, highlight=False, soft_wrap=True)
     for line in [
+        *(value.sentence() for value in past.unprobed),
         *skipped_lines(past.skipped),
         *repeat_lines(past.records),
         *cost_lines(past.records),

@@ -57,7 +57,12 @@ def command(
     from autotune.cli.views.json import result_plain
     from autotune.cli.views.results import result_lines
     from autotune.cli.views.terminal import TerminalListener
-    from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+    from autotune.errors import (
+        EXIT_DONE,
+        EXIT_INTERRUPTED,
+        EXIT_NOTHING_FITS,
+        EXIT_NOTHING_MEASURED,
+    )
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
 
@@ -79,7 +84,8 @@ def command(
         folder = shlex.quote(str(run.path))
         click.echo(f"interrupted; go on with: autotune run --resume {folder}", err=True)
         return EXIT_INTERRUPTED
-    return EXIT_DONE if result.outcome == "recommended" else EXIT_NOTHING_FITS
+    unfit = {"nothing_fits": EXIT_NOTHING_FITS, "nothing_measured": EXIT_NOTHING_MEASURED}
+    return unfit.get(result.outcome, EXIT_DONE)
 
 
 def _refuse_to_resume_with(

@@ -15,9 +15,13 @@ from autotune.cli.job_options import guarded, json_option, print_json
 def command(run: Path, storage: str | None, as_json: bool) -> int:
     """Launch the bundle of RUN for a few steps on worst batches, through an evaluation and a save,
     and compare with its promise. The exit code is 0 where it holds, 1 where it does not."""
+    from rich.console import Console
+
+    from autotune.cli.views.terminal import TerminalListener
     from autotune.run.past_run import reopen, verify_again
 
-    outcome = verify_again(reopen(run, storage))
+    listener = TerminalListener(Console(stderr=True))
+    outcome = verify_again(reopen(run, storage), listener.verification_stage)
     if as_json:
         print_json({"schema": 1, **outcome.plain()})
     else:

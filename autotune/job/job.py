@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationInfo,
+    field_serializer,
     field_validator,
     model_validator,
 )
@@ -43,6 +44,12 @@ class _Strict(BaseModel):
 
 def _as_bytes(value: object) -> object:
     return parse_bytes(value) if isinstance(value, str | int) else value
+
+
+def _as_duration(value: object) -> object:
+    if value is None or isinstance(value, str):
+        return value if value is None else parse_seconds(value)
+    raise ValueError(f"`{value}` is not a duration; write for example `90s`, `30m` or `1.5h`")
 
 
 class Lengths(_Strict):
@@ -114,11 +121,20 @@ class Budget(_Strict):
     """The limits at which the search ends."""
 
     minutes: float = Field(default=30.0, gt=0)
-    """Wall-clock minutes for all probes together; verification comes on top."""
+    """Wall-clock minutes for all probes together; the rest of a run comes on top."""
     probes: int = Field(default=40, gt=0)
     """Number of probes."""
     probe_minutes: float = Field(default=5.0, gt=0)
     """Wall-clock minutes after which one probe is killed (outcome `timeout`)."""
+    total: Annotated[float | None, BeforeValidator(_as_duration)] = None
+    """Time for everything together, such as `30m`: the survey, the estimates, all probes and the
+    verification. It counts from the start of the command, of `--resume` anew. Time is kept for the
+    verification; what there is no time for is left out, and told. Default: no limit but those
+    above."""
+
+    @field_serializer("total")
+    def _total_as_written(self, total_s: float | None) -> str | None:
+        return None if total_s is None else f"{total_s:.10g}s"
 
 
 def as_budget(value: object) -> object:

@@ -4,6 +4,7 @@ What happened is named by `outcome.py`.
 """
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 
@@ -114,18 +115,27 @@ def measure_candidate(
     limit: int,
     watch: Watcher | None = None,
     to_beat: float | None = None,
+    most_s: float = math.inf,
 ) -> Measurement:
     """Probe a candidate of a job in `folder`, within the job's own time limit.
 
     Args:
         to_beat: tokens/s of the fastest so far.
+        most_s: seconds that it may take, where there are fewer left. It is `interrupted` then: with
+            its own time it might have ended well.
     """
     request = probe_request(
         job, facts, candidate, rows=rows, output_dir=str(output_dir), limit=limit
     )
     request = dataclasses.replace(request, to_beat_tokens_per_s=to_beat)
-    limits = Limits(wall_s=60 * job.budget.probe_minutes)
-    return measure(server, folder, request, limits, watch)
+    own_s = 60 * job.budget.probe_minutes
+    limits = Limits(wall_s=max(min(own_s, most_s), 0.0))
+    measurement = measure(server, folder, request, limits, watch)
+    hung = measurement.inferred
+    if measurement.outcome == "timeout" and not hung and limits.wall_s < own_s:
+        reason = f"the total budget left it {limits.wall_s:.0f} s"
+        measurement = dataclasses.replace(measurement, outcome="interrupted", reason=reason)
+    return measurement
 
 
 def _busy_measurement(request: ProbeRequest) -> Measurement | None:

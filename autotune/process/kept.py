@@ -29,12 +29,14 @@ class Kept:
         preload: what it has imported.
         environment: what its next child would see.
         fresh: why its children are fresh processes; None: they are forked.
+        import_s: seconds that it took to start.
     """
 
     process: "subprocess.Popen[bytes]"
     preload: tuple[str, ...]
     environment: Mapping[str, str]
     fresh: str | None
+    import_s: float
 
 
 _lock = threading.Lock()

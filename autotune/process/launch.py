@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,8 +35,13 @@ def launch(
     environment: Mapping[str, str],
     timeout_s: float,
     gpus: Sequence[int],
+    hear: Callable[[float, str], None] | None = None,
 ) -> LaunchReport:
-    """Run `command` to its end, or kill its group after `timeout_s`; its output goes to `log`."""
+    """Run `command` to its end, or kill its group after `timeout_s`; its output goes to `log`.
+
+    Args:
+        hear: hears each line as it comes, and how many seconds after the start that is.
+    """
     meter = _Meter(gpus)
     began = time.monotonic()
     with log.open("wb") as file:
@@ -49,7 +54,7 @@ def launch(
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None
-        output = _Output(process.stdout.fileno(), file, began)
+        output = _Output(process.stdout.fileno(), file, began, hear)
         timed_out = False
         try:
             while not _has_ended(process.pid) and not timed_out:
@@ -76,9 +81,15 @@ def launch(
 class _Output:
     """What a command says, as it says it."""
 
-    def __init__(self, source: int, log: BinaryIO, began: float):
+    def __init__(
+        self,
+        source: int,
+        log: BinaryIO,
+        began: float,
+        hear: Callable[[float, str], None] | None,
+    ):
         self.lines: list[tuple[float, str]] = []
-        self._source, self._log, self._began = source, log, began
+        self._source, self._log, self._began, self._hear = source, log, began, hear
         self._buffer = b""
         self._open = True
 
@@ -108,7 +119,10 @@ class _Output:
 
     def _add(self, lines: list[bytes]) -> None:
         now = time.monotonic() - self._began
-        self.lines += [(now, line.decode(errors="replace")) for line in lines]
+        for line in lines:
+            self.lines.append((now, line.decode(errors="replace")))
+            if self._hear is not None:
+                self._hear(*self.lines[-1])
 
 
 class _Meter:

@@ -60,13 +60,15 @@ class ChildServer:
         self._log = log
         self._ready_s = ready_s
         self._preload = preload
-        self._environment = environment or {}
+        self._environment = dict(environment or {})
         self._surroundings: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self.fresh: str | None = None
         """Why every child is a fresh process, slower by the imports; None: children are forked."""
         self._importing_since: float | None = None
+        self.import_s = 0.0
+        """Seconds that it took to start: to import the stack."""
 
     def __enter__(self) -> Self:
         self.begin()
@@ -77,7 +79,8 @@ class ChildServer:
         if self._importing_since is not None:
             self.close()
         process, self._process = self._process, None
-        if process and not keep(Kept(process, self._preload, self._surroundings, self.fresh)):
+        about = (self._preload, self._surroundings, self.fresh, self.import_s)
+        if process and not keep(Kept(process, *about)):
             end_server(process, _CLOSE_S)
 
     def begin(self) -> None:
@@ -85,7 +88,7 @@ class ChildServer:
         self._buffer = b""
         self._surroundings = {**os.environ, **child_environment(), **self._environment}
         if kept := take(self._preload, self._surroundings):
-            self._process, self.fresh = kept.process, kept.fresh
+            self._process, self.fresh, self.import_s = kept.process, kept.fresh, kept.import_s
             return
         # -P: the folder that the user stands in may hold a `datasets.py`.
         with self._log.open("ab") as log:
@@ -124,12 +127,12 @@ class ChildServer:
             )
         if ready["event"] == "cuda":
             self.close()
-            choice = f"fresh: importing {ready['starter']} starts CUDA"
-            self._environment = {**self._environment, CHOICE: choice}
+            self._environment |= {CHOICE: f"fresh: importing {ready['starter']} starts CUDA"}
             self.begin()
             self._await_imports()
         else:
-            self._importing_since, self.fresh = None, ready["fresh"]
+            self.fresh, self.import_s = ready["fresh"], time.monotonic() - self._importing_since
+            self._importing_since = None
 
     def close(self) -> None:
         """End the server; it kills its children when its input closes."""

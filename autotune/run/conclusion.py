@@ -1,65 +1,87 @@
 """How a search is concluded: recommend, emit, verify; or say what would make the job fit."""
 
+import contextlib
 import dataclasses
-import functools
-import sys
 from collections.abc import Iterator, Sequence
 
-from autotune.bundle.bundle import bundle_files
 from autotune.errors import UserError
-from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.questions.advice import Advice, advise_in_run
 from autotune.plan.questions.changes import TriedChange, offloading, single_changes
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.process.messages import ChildFolder
-from autotune.process.run_folder import RunFolder
-from autotune.run.loop import job_seconds, probe_again, probing_s, ruled_out
+from autotune.run.deadline import OutOfTime
+from autotune.run.left_out import left_out
+from autotune.run.loop import job_seconds, probing_s, ruled_out
+from autotune.run.nothing_measured import nothing_measured
+from autotune.run.recipe_values import unprobed_values
 from autotune.run.session import Result, Session
-from autotune.run.verdict import Verification
-from autotune.run.verify import verify
+from autotune.run.verified_bundle import emitted
 from autotune.search.job_time import Saving
 from autotune.search.recommend import NothingFits, Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe, excess_bytes
-from autotune.space.bind import SearchSpace, bind
+from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
 
-MAX_VERIFICATIONS = 3
+UNTRIED = "changes that might make it fit: `autotune advise` estimates them"
 
 
 def conclude(session: Session, reason: str) -> Result:
     """What the run comes to, once the search has stopped for `reason`."""
-    records = tuple(session.study.records())
-    size = len(session.space.candidates)
-    first = recommend(records, session.allowed_bytes)
+    first = recommend(session.study.records(), session.allowed_bytes)
     if isinstance(first, NothingFits):
-        first = measured_shortfall(session, first)
-        tried_changes = tuple(try_changes(session, first))
-        return Result(
-            outcome="nothing_fits",
-            records=records,
-            stop_reason=reason,
-            space_size=size,
-            nothing_fits=first,
-            tried=tried_changes,
-            advice=advice_of(session, first, tried_changes),
-            skipped=ruled_out(session, records),
-        )
+        return without_recommendation(session, first, reason)
     recommendation, verification = emitted(session, first)
-    records = tuple(session.study.records())
-    return Result(
-        outcome="recommended",
-        records=records,
-        stop_reason=reason,
-        space_size=size,
+    records = session.study.records()
+    return dataclasses.replace(
+        searched_result(session, "recommended", reason),
         space=session.space,
         devices=session.job.devices.total,
         recommendation=recommendation,
         verification=verification,
         saving=saving(session, recommendation, records),
-        skipped=ruled_out(session, records),
+        left_out=tuple(left_out(session, records, recommendation, verification)),
+    )
+
+
+def without_recommendation(session: Session, first: NothingFits, reason: str) -> Result:
+    """What the run comes to that has no stable candidate: nothing fits, or nobody knows."""
+    problem = nothing_measured(session, session.study.records(), reason)
+    if problem is not None:
+        unknown = searched_result(session, "nothing_measured", reason)
+        return dataclasses.replace(unknown, nothing_measured=problem)
+    first = measured_shortfall(session, first)
+    tried_changes = tuple(try_changes(session, first))
+    return dataclasses.replace(
+        searched_result(session, "nothing_fits", reason),
+        nothing_fits=first,
+        tried=tried_changes,
+        advice=advice_of(session, first, tried_changes),
+        left_out=(UNTRIED,) if session.deadline.left_s <= 0 else (),
+    )
+
+
+def searched_result(session: Session, outcome: str, reason: str) -> Result:
+    """What every search comes to that ended for `reason`."""
+    records = tuple(session.study.records())
+    skipped = ruled_out(session, records)
+    return Result(
+        outcome=outcome,
+        records=records,
+        stop_reason=reason,
+        space_size=len(session.space.candidates),
+        skipped=skipped,
+        unprobed=unprobed_values(
+            session.job,
+            session.space,
+            records,
+            skipped,
+            session.expectations,
+            session.limit_bytes,
+            otherwise=reason,
+        ),
     )
 
 
@@ -93,92 +115,6 @@ def saving(
     )
 
 
-def emitted(session: Session, first: Recommendation) -> tuple[Recommendation, Verification | None]:
-    """What is recommended in the end, its bundle written; launched too, unless told not to."""
-    if session.options.verify:
-        return verified(session, first)
-    emit_session(session, first, None)
-    return first, None
-
-
-def verified(session: Session, first: Recommendation) -> tuple[Recommendation, Verification]:
-    """The first recommendation whose bundle passes; where none does, the very first one.
-
-    A launch that is off may make the candidate be probed again: that probe is one of the run, and
-    where another candidate is the fastest by it, that one is next.
-    """
-    judged: list[tuple[Recommendation, Verification]] = []
-    passed_over: dict[int, str] = {}
-    following: Recommendation | NothingFits = first
-    while isinstance(following, Recommendation) and len(judged) < MAX_VERIFICATIONS:
-        emit_session(session, following, None)
-        session.listener.verifying(following)
-        again = functools.partial(probe_again, session, following.chosen.candidate)
-        outcome = verify(
-            session.run, session.job, session.facts, following.chosen, session.server, again
-        )
-        session.listener.verified(outcome)
-        if outcome.verified:
-            now = recommend(session.study.records(), session.allowed_bytes, passed_over)
-            is_same = isinstance(now, Recommendation) and (
-                now.chosen.candidate.key == following.chosen.candidate.key
-            )
-            last = len(judged) + 1 == MAX_VERIFICATIONS or isinstance(now, NothingFits)
-            if is_same or last:
-                following = now if is_same and isinstance(now, Recommendation) else following
-                emit_session(session, following, outcome)
-                return following, outcome
-            judged.append((following, outcome))
-            following = now
-            continue
-        judged.append((following, outcome))
-        passed_over[following.chosen.number] = outcome.reason
-        following = recommend(session.study.records(), session.allowed_bytes, passed_over)
-    best = next((pair for pair in judged if pair[1].verified), judged[0])
-    emit_session(session, *best)
-    return best
-
-
-def emit_session(
-    session: Session, recommendation: Recommendation, verification: Verification | None
-) -> None:
-    """Write the bundle of a recommendation into the run folder."""
-    files = render(
-        recommendation,
-        session.job,
-        session.facts,
-        session.run,
-        space=session.space,
-        probes=sum(counts_as_probe(record) for record in session.study.records()),
-        verification=verification,
-    )
-    session.run.write_bundle(session.run.bundle, files)
-
-
-def render(
-    recommendation: Recommendation,
-    job: Job,
-    facts: Facts,
-    run: RunFolder,
-    *,
-    space: SearchSpace,
-    probes: int,
-    verification: Verification | None,
-) -> dict[str, str]:
-    """The files of a bundle that is launched with this very interpreter."""
-    return bundle_files(
-        recommendation,
-        job,
-        facts,
-        python=sys.executable,
-        output_dir=str(run.output),
-        space_size=len(space.candidates),
-        recipe_knobs=[knob.name for knob in space.free_knobs if knob.kind == "recipe"],
-        probes=probes,
-        verification=verification.plain() if verification is not None else None,
-    )
-
-
 def advice_of(
     session: Session, nothing: NothingFits, tried: Sequence[TriedChange]
 ) -> Advice | None:
@@ -187,15 +123,17 @@ def advice_of(
     if nothing.nearest is None or any(change.fits for change in tried):
         return None
     session.listener.trying("more than one change, by estimate")
-    return advise_in_run(
-        session.job,
-        session.facts,
-        session.allowed_bytes,
-        session.space,
-        session.run,
-        session.server,
-        [change.text for change in tried if change.measurement.outcome != "unsupported"],
-    )
+    with contextlib.suppress(OutOfTime), session.deadline.cuts():
+        return advise_in_run(
+            session.job,
+            session.facts,
+            session.allowed_bytes,
+            session.space,
+            session.run,
+            session.server,
+            [change.text for change in tried if change.measurement.outcome != "unsupported"],
+        )
+    return None
 
 
 def measured_shortfall(session: Session, nothing: NothingFits) -> NothingFits:
@@ -227,6 +165,7 @@ def _what_if(
         rows=session.run.rows,
         output_dir=session.run.output,
         limit=limit,
+        most_s=session.deadline.left_s,
     )
 
 
@@ -242,9 +181,13 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
             space = bind(definition, change.job, session.facts)
         except UserError:
             continue
+        if session.deadline.left_s <= 0:
+            return
         session.listener.trying(change.text)
         candidate = space.nearest(nearest.values)
         measurement = _what_if(session, change.job, candidate, f"{index:02d}", session.limit_bytes)
+        if measurement.outcome == "interrupted":
+            return
         excess = excess_bytes(measurement, session.allowed_bytes)
         yield TriedChange(
             text=change.text,

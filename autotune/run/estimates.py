@@ -33,7 +33,7 @@ def expected(
     Args:
         limit: what a probe may take, in bytes.
     """
-    stored = _stored(run, limit)
+    stored = stored_expectations(run, limit)
     folder, cache = run.path / "estimates", PlanCache.of_user()
     with Servers(folder, server) as servers:
         estimator = Estimator(
@@ -75,9 +75,13 @@ def expected(
     return expectations
 
 
-def _stored(run: RunFolder, limit: int) -> Expectations:
+def stored_expectations(run: RunFolder, limit: int) -> Expectations:
     """What the run's folder has. What another version wrote may not be readable: then it is
-    nothing, and everything is traced again."""
+    nothing, and everything is traced again.
+
+    Args:
+        limit: what a probe may take, in bytes.
+    """
     data = read_json(run.estimates)
     with contextlib.suppress(KeyError, TypeError):
         return expectations_from_plain(data or {})

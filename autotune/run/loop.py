@@ -2,6 +2,7 @@
 fastest again, in turns, until their order is certain."""
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -9,10 +10,13 @@ from collections.abc import Sequence
 from autotune.errors import machine_error
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
+from autotune.run.deadline import OutOfTime
 from autotune.run.expectations import Expectations
+from autotune.run.recipe_values import measured_labels, next_of_values
 from autotune.run.session import Session
+from autotune.run.verify import MARGIN, expected_seconds
 from autotune.search.job_time import work_of
-from autotune.search.recommend import NothingFits, Ranked, recommend
+from autotune.search.recommend import NothingFits, Ranked, Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
 from autotune.search.repeats import repeatability
 from autotune.search.rules.dominance import dominated
@@ -21,9 +25,12 @@ from autotune.search.rules.stopping import Outlook, stop_reason
 from autotune.search.study import Trial
 from autotune.space.knobs import Candidate, value_label
 from autotune.space.settings import settings
+from autotune.units import format_seconds
 
 MAX_BUSY = 3
 BUSY_WAIT_S = 5.0
+GRACE_S = 5.0
+"""So long after its own limit a probe that still runs is cut."""
 CANNOT_FIT = "its estimate exceeds the memory limit"
 BEYOND_HOST = "its estimate exceeds the host's memory"
 
@@ -34,11 +41,12 @@ def search(session: Session) -> str:
     while True:
         records = session.study.records()
         rule_out(session, records)
-        reason = reason_to_stop(session, records)
-        candidate = unprobed_value(session, records) if reason is not None else None
-        if reason is not None and (candidate is None or out_of_budget(session, records)):
+        reason, values = reason_to_stop(session, records), values_to_probe(session, records)
+        if reason is not None and (not values or room(session, records) < 1):
             return reason
-        measurement = probe_next(session) if candidate is None else probe_again(session, candidate)
+        # The user listed these values to learn what they cost: probes are kept for them.
+        due = values and (reason is not None or room(session, records) <= len(values))
+        measurement = probe_again(session, values[0]) if due else probe_next(session)
         busy_probes = busy_probes + 1 if measurement.outcome == "busy" else 0
         if busy_probes >= MAX_BUSY:
             raise machine_error(measurement.reason, where="devices", hint="end them and --resume")
@@ -54,13 +62,58 @@ def reason_to_stop(session: Session, records: Sequence[Record]) -> str | None:
         seconds=probing_s(records),
         candidates_left=session.study.candidates_left(),
         outlook=outlook(session, records),
+        no_time=no_time(session, records),
     )
 
 
-def out_of_budget(session: Session, records: Sequence[Record], *, probes: int = 1) -> bool:
-    """Whether the budget has no room for that many more probes."""
-    probes_made, budget = sum(counts_as_probe(record) for record in records), session.job.budget
-    return probes_made + probes > budget.probes or probing_s(records) >= 60 * budget.minutes
+def room(session: Session, records: Sequence[Record]) -> float:
+    """How many more probes the budget has room for, by what they took so far."""
+    budget, cost_s = session.job.budget, probe_cost_s(records)
+    minutes_s = max(60 * budget.minutes - probing_s(records), 0.0)
+    total_s = max(session.deadline.left_s - reserved_s(session, records), 0.0)
+    return min(
+        budget.probes - sum(counts_as_probe(record) for record in records),
+        math.ceil(minutes_s / cost_s) if cost_s else math.inf,
+        total_s // cost_s if cost_s else math.inf if total_s else 0.0,
+    )
+
+
+def no_time(session: Session, records: Sequence[Record]) -> str | None:
+    """Why the total budget has no room for another probe; None where it has."""
+    left_s, kept_s = session.deadline.left_s, reserved_s(session, records)
+    if left_s - kept_s > probe_cost_s(records):
+        return None
+    if left_s <= 0:
+        return f"{session.deadline.words} is used up"
+    text = f"{session.deadline.words} has {format_seconds(left_s)} left"
+    return f"{text}, of which {format_seconds(kept_s)} are for the verification" if kept_s else text
+
+
+def reserved_s(session: Session, records: Sequence[Record]) -> float:
+    """What of a total budget is kept for the verification. Seconds: 0 before there is something to
+    verify, and where there is too little time for it anyway."""
+    best = recommend(records, session.allowed_bytes)
+    without = session.deadline.total_s is None or not session.options.verify
+    if without or isinstance(best, NothingFits) or not has_time_to_verify(session, best):
+        return 0.0
+    return verification_s(session, best.chosen)
+
+
+def has_time_to_verify(session: Session, recommendation: Recommendation) -> bool:
+    """Whether a verification may end before the deadline."""
+    needed_s = verification_s(session, recommendation.chosen) / MARGIN
+    return session.deadline.left_s >= needed_s
+
+
+def verification_s(session: Session, ranked: Ranked) -> float:
+    """What the verification of a candidate is expected to take, in seconds."""
+    return expected_seconds(session.job, ranked, session.server.import_s)
+
+
+def probe_cost_s(records: Sequence[Record]) -> float:
+    """What a probe took, by the median of those so far; 0 before any."""
+    seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
+    return statistics.median(seconds) if seconds else 0.0
 
 
 def probing_s(records: Sequence[Record]) -> float:
@@ -108,11 +161,10 @@ def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
     best = recommend(records, session.allowed_bytes)
     if gain is None or isinstance(best, NothingFits):
         return None
-    seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
     return Outlook(
         gain=gain,
         job_s=job_seconds(session, best.chosen),
-        cost_s=statistics.median(seconds) if seconds else 0.0,
+        cost_s=probe_cost_s(records),
     )
 
 
@@ -122,29 +174,25 @@ def job_seconds(session: Session, chosen: Ranked) -> float | None:
     return work_of(config).seconds(chosen.measurement)
 
 
-def unprobed_value(session: Session, records: Sequence[Record]) -> Candidate | None:
-    """The fastest expected candidate with a recipe value that no probe has had yet: the user
-    listed it to learn what it costs."""
-    out = ruled_out(session, records)
-    speeds = session.study.expected_values()
-    for knob in session.space.free_knobs:
-        if knob.kind != "recipe":
-            continue
-        labels = {value_label(r.candidate[knob.name]) for r in records if counts_as_probe(r)}
-        unprobed = [
-            candidate
-            for candidate in session.space.candidates
-            if value_label(candidate[knob.name]) not in labels and candidate.key not in out
-        ]
-        if unprobed:
-            return max(unprobed, key=lambda candidate: speeds.get(candidate.key, 0.0))
-    return None
+def values_to_probe(session: Session, records: Sequence[Record]) -> list[Candidate]:
+    """A candidate of each value that the job lists, no probe has measured and nothing rules out."""
+    if not session.job.recipe:
+        return []
+    out, speeds = ruled_out(session, records), session.study.expected_values()
+    return next_of_values(session.job, session.space, records, out, speeds)
 
 
 def probe_next(session: Session) -> Measurement:
-    """Ask for a candidate, probe it, and tell the study how that went."""
+    """Ask for a candidate, probe it, and tell the study how that went. One that brings a value that
+    the job lists is measured to the end, whether it can win or not."""
+    records = session.study.records()
     trial, candidate = session.study.ask()
-    return _probe(session, trial, candidate, watched=True)
+    brings_value = any(
+        value_label(candidate[knob]) not in measured_labels(knob, records)
+        for knob in session.job.recipe
+        if knob in candidate.values
+    )
+    return _probe(session, trial, candidate, watched=not brings_value)
 
 
 def probe_again(session: Session, candidate: Candidate) -> Measurement:
@@ -156,19 +204,26 @@ def probe_again(session: Session, candidate: Candidate) -> Measurement:
 def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: bool) -> Measurement:
     study, number = session.study, trial.number
     session.listener.probing(number, candidate)
+    kept_s = reserved_s(session, study.records())
     try:
-        measurement = measure_candidate(
-            session.server,
-            session.run.probe(number),
-            session.job,
-            session.facts,
-            candidate,
-            rows=session.run.rows,
-            output_dir=session.run.output,
-            limit=session.limit_bytes,
-            watch=study.cannot_win(trial) if watched else None,
-            to_beat=study.best_value(),
-        )
+        # What is compiled before a probe is not under the probe's own limit.
+        with session.deadline.cuts(keep_s=kept_s - GRACE_S):
+            measurement = measure_candidate(
+                session.server,
+                session.run.probe(number),
+                session.job,
+                session.facts,
+                candidate,
+                rows=session.run.rows,
+                output_dir=session.run.output,
+                limit=session.limit_bytes,
+                watch=study.cannot_win(trial) if watched else None,
+                to_beat=study.best_value(),
+                most_s=session.deadline.left_s - kept_s,
+            )
+    except OutOfTime:
+        reason = f"{session.deadline.words} had no time left for it"
+        measurement = Measurement(outcome="interrupted", reason=reason)
     except KeyboardInterrupt:
         study.tell(trial, Measurement(outcome="interrupted", reason="Ctrl-C"))
         raise
@@ -194,7 +249,7 @@ def settle(session: Session) -> bool:
         # There and back again: what drifts meanwhile must not favour one of them.
         for ranked in group if turn % 2 else group[::-1]:
             outcome = probe_again(session, ranked.candidate).outcome
-            if outcome == "busy":
+            if outcome in ("busy", "interrupted"):
                 return True  # what is known has to do
             if outcome != "ok":
                 return False
@@ -202,8 +257,14 @@ def settle(session: Session) -> bool:
 
 
 def unsettled(session: Session, records: Sequence[Record]) -> list[Ranked]:
-    """Who has to be measured again; empty where nobody, or where it would cost more than it can
-    save (but for the first round), or more than the budget has."""
+    """Who is measured again; empty where nobody has to be, or the budget has no room."""
+    group = too_close(session, records)
+    return group if room(session, records) >= len(group) else []
+
+
+def too_close(session: Session, records: Sequence[Record]) -> list[Ranked]:
+    """Whose order is not certain; empty where it is, or where to measure them again would cost more
+    than it can save (but for the first round)."""
     best = recommend(records, session.allowed_bytes)
     if isinstance(best, NothingFits):
         return []
@@ -212,7 +273,7 @@ def unsettled(session: Session, records: Sequence[Record]) -> list[Ranked]:
         (best.chosen, *best.ties, *best.runners_up), key=lambda candidate: -candidate.tokens_per_s
     )
     group = contenders(ranked, sd)
-    if len(group) < 2 or out_of_budget(session, records, probes=len(group)):
+    if len(group) < 2:
         return []
     job_s, cost_s = (
         job_seconds(session, group[0]),

@@ -16,10 +16,13 @@ from autotune.probe.survey import allowed_memory
 from autotune.process.messages import ChildFolder, read_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
-from autotune.run.conclusion import render
+from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations, expectations_from_plain
+from autotune.run.launch_stages import Heard
 from autotune.run.loop import reasons_against
+from autotune.run.recipe_values import UnprobedValue, unprobed_values
 from autotune.run.verdict import Verification
+from autotune.run.verified_bundle import render
 from autotune.run.verify import verify
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
@@ -61,6 +64,19 @@ class PastRun:
         """Keys of the candidates that need no probe, each with its reason."""
         return reasons_against(
             self.space.candidates, self.records, self.expectations, self.allowed_bytes
+        )
+
+    @property
+    def unprobed(self) -> tuple[UnprobedValue, ...]:
+        """What the job lists under `recipe:` and no probe has measured."""
+        return unprobed_values(
+            self.job,
+            self.space,
+            self.records,
+            self.skipped,
+            self.expectations,
+            self.job.devices.memory or self.facts.device.free_bytes,
+            otherwise=(self.ending or {}).get("stop_reason", "the run was cut short"),
         )
 
     def recommendation(self, pinned: int | None = None) -> Recommendation:
@@ -173,8 +189,12 @@ def _stored(run: RunFolder) -> tuple[str, Facts]:
         ) from None
 
 
-def verify_again(past: PastRun) -> Verification:
-    """Launch the run's recommended bundle again, and write what came out into it."""
+def verify_again(past: PastRun, heard: Heard) -> Verification:
+    """Launch the run's recommended bundle again, and write what came out into it.
+
+    Args:
+        heard: hears of each stage of a launch when it is over.
+    """
     pinned = (past.stored or {}).get("chosen", {}).get("probe")
     recommendation = past.recommendation(pinned)
     with past.run.locked(), ChildServer(past.run.log) as server:
@@ -195,6 +215,8 @@ def verify_again(past: PastRun) -> Verification:
             output_dir=past.run.output,
             limit=past.job.devices.memory or facts.device.free_bytes,
         )
-        outcome = verify(past.run, past.job, facts, recommendation.chosen, server, again)
+        outcome = verify(
+            past.run, past.job, facts, recommendation.chosen, server, again, Deadline(), heard
+        )
     past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from autotune.errors import Problem
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.progress import Progress
@@ -12,9 +13,11 @@ from autotune.plan.questions.changes import TriedChange
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
-from autotune.run.estimates import expected
+from autotune.run.deadline import Deadline, OutOfTime
+from autotune.run.estimates import expected, stored_expectations
 from autotune.run.expectations import Expectations
 from autotune.run.opening import Options, facts_of, recover, space_of, study_of
+from autotune.run.recipe_values import UnprobedValue
 from autotune.run.verdict import Verification
 from autotune.search.job_time import Saving
 from autotune.search.recommend import NothingFits, Ranked, Recommendation
@@ -23,6 +26,11 @@ from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
+
+ESTIMATING = 0.5
+"""Of the time that the survey leaves of a total budget so much may go into estimates (once what it
+takes to import the stack is taken off: where they are cut, it is imported again); the rest is for
+probes and the verification. Chosen, not measured."""
 
 
 class Listener(Progress):
@@ -33,6 +41,9 @@ class Listener(Progress):
 
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
         """These candidates, by key, need no probe now, each for its reason."""
+
+    def unestimated(self, seconds: float) -> None:
+        """The estimates did not end within their part of the total budget: there are none."""
 
     def probing(self, number: int, candidate: Candidate) -> None:
         """A probe starts."""
@@ -48,6 +59,9 @@ class Listener(Progress):
 
     def verifying(self, recommendation: Recommendation) -> None:
         """A bundle is being launched."""
+
+    def verification_stage(self, stage: str, seconds: float) -> None:
+        """A stage of a verification is over (`launch_stages.py` has their names)."""
 
     def verified(self, verification: Verification) -> None:
         """The launch has ended."""
@@ -74,6 +88,8 @@ class Session:
     expectations: Expectations
     """What each candidate is expected to take."""
     options: Options
+    deadline: Deadline = Deadline()
+    """When everything has to be over."""
 
     @classmethod
     def open(
@@ -84,18 +100,27 @@ class Session:
         server: ChildServer,
         storage: str | None,
         listener: Listener,
+        deadline: Deadline,
     ) -> Self:
         """Everything that a run needs, made now or as it was left.
 
         Raises:
             UserError: the job cannot be, or the run's files have changed.
             MachineError: the machine cannot do it.
+            OutOfTime: the total budget has ended before model and data were known.
         """
-        facts = facts_of(job, run, server, listener)
+        with deadline.cuts():
+            facts = facts_of(job, run, server, listener)
         limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
         space = space_of(definition, job, facts, run)
         listener.surveyed(facts, space, limit)
-        expectations = expected(job, facts, space, run, server, limit, listener)
+        estimating_s = ESTIMATING * max(deadline.left_s - server.import_s, 0.0)
+        try:
+            with deadline.cuts(keep_s=deadline.left_s - estimating_s):
+                expectations = expected(job, facts, space, run, server, limit, listener)
+        except OutOfTime:
+            listener.unestimated(estimating_s)
+            expectations = stored_expectations(run, limit)
         study, options = study_of(job, facts, space, run, storage, expectations, allowed)
         recover(study, run)
         return cls(
@@ -110,12 +135,14 @@ class Session:
             allowed_bytes=allowed,
             expectations=expectations,
             options=options,
+            deadline=deadline,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to: `outcome` is `recommended`, `nothing_fits` or `interrupted`."""
+    """What a run came to: `outcome` is `recommended`, `nothing_fits`, `nothing_measured` (no probe
+    told whether anything fits) or `interrupted`."""
 
     outcome: str
     records: tuple[Record, ...]
@@ -128,9 +155,14 @@ class Result:
     recommendation: Recommendation | None = None
     verification: Verification | None = None
     nothing_fits: NothingFits | None = None
+    nothing_measured: Problem | None = None
     tried: tuple[TriedChange, ...] = ()
     advice: Advice | None = None
     """Where no single change of the job was found to fit: what would, by estimate."""
     saving: Saving | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Candidates, by key, that needed no probe, and why."""
+    unprobed: tuple[UnprobedValue, ...] = ()
+    """Values that the job lists and no probe has measured."""
+    left_out: tuple[str, ...] = ()
+    """What the budget had no room for, as sentences."""

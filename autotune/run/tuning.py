@@ -6,6 +6,7 @@
 Everything is recorded as it happens, so that a run that is killed goes on where it was.
 """
 
+import contextlib
 import dataclasses
 import time
 
@@ -14,9 +15,11 @@ from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.conclusion import conclude, interrupted
+from autotune.run.deadline import Deadline, OutOfTime
 from autotune.run.history import History
 from autotune.run.loop import search, settle
 from autotune.run.memory_floor import process_alone, without_probes
+from autotune.run.nothing_measured import before_the_search
 from autotune.run.opening import Options, begin
 from autotune.run.session import Listener, Result, Session
 from autotune.space.definition import SpaceDefinition
@@ -42,17 +45,22 @@ def tune(
         UserError: the job cannot be (exit code 2).
         MachineError: the machine cannot do it (exit code 3).
     """
-    began = time.monotonic()
+    began, deadline = time.monotonic(), Deadline(total_s=job.budget.total)
     if not run.exists():
         begin(job, run, storage, options)
-    with run.locked(), ChildServer(run.log) as server:
+    with run.locked(), contextlib.ExitStack() as stack:
         run.ending.unlink(missing_ok=True)
         session = None
         try:
-            session = Session.open(job, definition, run, server, storage, listener or Listener())
+            with deadline.cuts():
+                server = stack.enter_context(ChildServer(run.log))
+            heard = listener or Listener()
+            session = Session.open(job, definition, run, server, storage, heard, deadline)
             result = searched(session)
         except KeyboardInterrupt:
             result = interrupted(session)
+        except OutOfTime:
+            result = before_the_search(deadline)
         keep_ending(run, result)
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 3))
 

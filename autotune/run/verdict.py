@@ -1,12 +1,13 @@
 """What a launch says of the promise that was made: the verdict of a verification. Pure."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.process.limits import LaunchReport
+from autotune.run.launch_stages import LOGGED
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings
 from autotune.training.rehearsal import RehearsalReply
@@ -18,8 +19,6 @@ MEMORY_TOLERANCE = 0.15
 """The launch may take more than promised by this share."""
 MEMORY_SLACK = 128 * 2**20
 """Bytes, or by so much: what libraries map differs between a forked process and a fresh one."""
-LOGGED = ("{'loss'", "{'eps'")
-"""How the lines begin that trainers say of steps; the second is PPOTrainer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,8 @@ class Verification:
     log: str | None = None
     only_too_slow: bool = False
     """Nothing but its speed speaks against it."""
+    stages_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stage that came to its end (`run/launch_stages.py`), of all launches."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""

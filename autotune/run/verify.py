@@ -24,6 +24,8 @@ from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
+from autotune.run.deadline import Deadline
+from autotune.run.launch_stages import Heard, LaunchStages, Stages
 from autotune.run.verdict import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
 from autotune.search.recommend import Ranked
 from autotune.space.settings import (
@@ -33,12 +35,20 @@ from autotune.space.settings import (
     launched_config_name,
     settings,
 )
-from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply, RehearsalRequest
+from autotune.training.rehearsal import (
+    LOGGING_STEPS,
+    UNTIMED_STEPS,
+    RehearsalReply,
+    RehearsalRequest,
+)
 
 TIMEOUT_S = 1800.0
 TIMED_ROWS = 64
 TIMED_S = 3.0
 MAX_TIMED_STEPS = 48
+MARGIN, BESIDE_S, WRITTEN_BYTES_PER_S = 1.25, 5.0, 0.5e9
+"""What is reserved of a total budget for a launch: so much more than is known of it, seconds for
+what is not known, and the rate of a disk. Chosen, not measured."""
 
 
 def verify(
@@ -48,39 +58,69 @@ def verify(
     ranked: Ranked,
     server: ChildServer,
     probe_again: Callable[[], Measurement],
+    deadline: Deadline,
+    heard: Heard,
 ) -> Verification:
     """Rehearse the bundle in `run.bundle`, which must be the one of `chosen`.
 
     A launch that is only too slow, or much too fast, may mean that the machine is another than it
     was during the search. Then the candidate is probed again; a second launch of one that was too
-    slow is held against that probe.
+    slow is held against that probe. For these there must be time before the deadline.
+
+    Args:
+        heard: hears of each stage of a launch when it is over.
     """
+    stages = Stages(heard)
     if run.verification.exists():
         shutil.rmtree(run.verification)
     run.verification.mkdir(parents=True)
     launched = settings(job, facts, ranked.candidate, str(run.output))
-    reply = _prepare_data(run, launched, ranked, server)
+    reply = _prepare_data(run, launched, ranked, server, deadline)
     if reply is None:
         return Verification(
             verified=False,
-            reason="the rehearsal data could not be written",
+            reason=f"{deadline.words} ended before it was launched"
+            if deadline.left_s <= 0
+            else "the rehearsal data could not be written",
             log=str(run.verification / "rehearsal" / "stderr.log"),
         )
+    stages.data_written()
     rehearsal = RehearsalReply.from_plain(reply)
-    first = _rehearse(run, launched, ranked, rehearsal)
+    first = _rehearse(run, launched, ranked, rehearsal, deadline, stages)
     ratio = first.speed_against_promise or 1.0
     as_promised = ratio <= 1 + SPEED_TOLERANCE or vllm_runs(launched)
     if not first.only_too_slow and (not first.verified or as_promised):
         return first
+    if deadline.left_s < MARGIN * (ranked.measurement.seconds + (first.seconds or 0.0)):
+        return dataclasses.replace(
+            first, reason=f"{first.reason}; {deadline.words} has no room to probe and launch again"
+        )
     fresh = probe_again()
     if fresh.outcome != "ok" or first.verified:
         return first
     now = dataclasses.replace(ranked, measurement=fresh)
-    second = _rehearse(run, launched, now, rehearsal)
+    second = _rehearse(run, launched, now, rehearsal, deadline, stages)
     change = (
         f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {ranked.tokens_per_s:.0f}"
     )
     return dataclasses.replace(second, reason=f"{second.reason}; {change}")
+
+
+def expected_seconds(job: Job, ranked: Ranked, import_s: float) -> float:
+    """What a verification is expected to take, rather too much than too little. Seconds.
+
+    Args:
+        ranked: the candidate that is launched.
+        import_s: what it took to import the training stack; a launch imports it twice, the first
+            time in part.
+    """
+    measurement = ranked.measurement
+    steps = UNTIMED_STEPS + timed_steps(ranked)
+    train_s = steps * (measurement.step_time_s or 0.0)
+    saved_bytes = (measurement.peak_memory_bytes or 0) if job.tuning == "full" else 0
+    build_s = measurement.stages_s.get("build", 0.0)
+    known_s = 1.5 * import_s + build_s + train_s + saved_bytes / WRITTEN_BYTES_PER_S
+    return MARGIN * known_s + BESIDE_S
 
 
 def timed_steps(ranked: Ranked) -> int:
@@ -92,7 +132,12 @@ def timed_steps(ranked: Ranked) -> int:
 
 
 def _rehearse(
-    run: RunFolder, launched: Settings, ranked: Ranked, rehearsal: RehearsalReply
+    run: RunFolder,
+    launched: Settings,
+    ranked: Ranked,
+    rehearsal: RehearsalReply,
+    deadline: Deadline,
+    stages: Stages,
 ) -> Verification:
     """Launch once, through the timed steps, and judge."""
     device = launched.facts.device
@@ -102,6 +147,7 @@ def _rehearse(
     parts = ranked.measurement.generation_parts or 1
     fewer = _fewer_together(launched.config, parts, launched.processes)
     flags = _flags(run.verification / "data", output, steps, launched, fewer)
+    heard = LaunchStages(stages, rehearsal)
     report = launch(
         ["bash", str(run.launch), *flags],
         log=log,
@@ -117,19 +163,26 @@ def _rehearse(
                 "TORCH_EXTENSIONS_DIR", str(compiled_folder(run.rows))
             ),
         },
-        timeout_s=TIMEOUT_S + 3 * expected_s,
+        timeout_s=min(TIMEOUT_S + 3 * expected_s, deadline.left_s),
         gpus=(device.index, *device.peers) if device.kind == "cuda" else (),
+        hear=heard.hear,
     )
+    if not report.timed_out:
+        heard.ended(report.seconds)
     state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
     rehearsed = timed_part(report, state, rehearsal)
     verification = judge(report, state, rehearsed, rehearsal.sizes, ranked, launched, str(log))
     for folder in (output, run.verification / "cache"):
         shutil.rmtree(folder, ignore_errors=True)
+    verification = dataclasses.replace(verification, stages_s=dict(stages.seconds))
+    if report.timed_out and deadline.left_s <= 0:
+        reason = f"{deadline.words} ended while it was launched ({report.seconds:.0f} s)"
+        verification = dataclasses.replace(verification, reason=reason)
     return verification
 
 
 def _prepare_data(
-    run: RunFolder, launched: Settings, ranked: Ranked, server: ChildServer
+    run: RunFolder, launched: Settings, ranked: Ranked, server: ChildServer, deadline: Deadline
 ) -> Any | None:
     job, facts = launched.job, launched.facts
     folder = ChildFolder(path=run.verification / "rehearsal")
@@ -150,7 +203,8 @@ def _prepare_data(
         make_weights=facts.model.path if bare else None,
     )
     write_json(folder.request, request.plain())
-    server.run(folder, "autotune.training.rehearsal_worker:rehearsal", Limits(wall_s=TIMEOUT_S))
+    limits = Limits(wall_s=min(TIMEOUT_S, deadline.left_s))
+    server.run(folder, "autotune.training.rehearsal_worker:rehearsal", limits)
     return read_json(folder.reply)
 
 

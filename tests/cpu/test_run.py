@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.facts.stack import fused_head
-from autotune.run.conclusion import MAX_VERIFICATIONS
+from autotune.run.verified_bundle import MAX_VERIFICATIONS
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.stand_ins import EXAMPLES, give_tokenizer, stand_in
 
@@ -89,6 +89,8 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     assert result["verification"]["evaluated"] and result["verification"]["saved"]
+    stages = result["verification"]["stages_s"]
+    assert set(stages) == {"data", "worst_batch", "timed_steps", "evaluation", "save", "end"}
     assert_budget_kept(result, 4)
     probes = probes_of(autotune, "run 1")
     assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
@@ -273,6 +275,66 @@ def test_a_limit_below_the_process_itself_is_said_before_any_probe(autotune: Com
     assert named.endswith("MiB`")
     plan = autotune("plan", "job.yaml", "--json", "--set", f"devices.memory={named[:-1]}")
     assert json.loads(plan)["counts"]["fit"] > 0
+
+
+def test_each_value_of_the_recipe_is_probed_or_told_with_its_estimate(autotune: Command) -> None:
+    pins = {**FEW, "per_device_train_batch_size": 16, "gradient_checkpointing": False}
+    values = {"max_length": [50, 100, 400], "dtype": ["float32", "bfloat16"]}
+    data = {"lengths": {"max": 400, "rows": 500}}
+    write_job(autotune.folder, dataset=data, recipe=values, fixed=pins, global_batch_size=16)
+    config = {**LLAMA, "vocab_size": 16000}
+    (autotune.folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plan = json.loads(autotune("plan", "job.yaml", "--json", "--set", "devices.memory=4GiB"))
+    peaks: dict[int, list[int]] = {}
+    for one in plan["candidates"]:
+        peaks.setdefault(one["knobs"]["max_length"], []).append(
+            one["estimate"]["peak_memory_bytes"]
+        )
+    limit = int(1.25 * max(peaks[100]))
+    assert limit < 0.8 * min(peaks[400])
+    flags = ["--set", f"devices.memory={limit}", "--no-verify"]
+    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
+    made = [one["knobs"] for one in probes_of(autotune, "run")]
+    assert {knobs["max_length"] for knobs in made} == {50, 100}
+    assert {knobs["dtype"] for knobs in made} == {"float32", "bfloat16"}
+    (told,) = result["unprobed"]
+    assert (told["knob"], told["value"], told["limit_bytes"]) == ("max_length", 400, limit)
+    assert told["peak_memory_bytes"] > limit
+    assert "exceeds the memory limit" in told["why"] or "needs at least as much" in told["why"]
+    assert "`max_length: 400` was not probed: " in autotune("report", "run")
+
+
+def test_probes_that_take_too_long_are_not_said_not_to_fit(autotune: Command) -> None:
+    write_job(autotune.folder, fixed=FEW, budget={"probes": 2, "probe_minutes": 0.002})
+    out = autotune("run", "job.yaml", "--out", "run", "--json", expect=4)
+    result = json.loads(out)
+    assert (result["outcome"], result["bundle"]) == ("nothing_measured", None)
+    said = result["nothing_measured"]
+    assert "all probes timed out" in said["what"] and "budget: {probe_minutes: " in said["hint"]
+    assert Path(said["where"]).is_file()
+    assert "nothing fits" not in autotune("run", "--resume", "run", expect=4)
+
+
+def test_a_total_budget_is_kept_and_what_it_had_no_room_for_is_told(autotune: Command) -> None:
+    """So long a job is worth every probe: the real clock ends it, on a busy machine before any."""
+    budget, long = {"probes": 500, "minutes": 60, "total": "30s"}, {"num_train_epochs": 100_000}
+    write_job(autotune.folder, budget=budget, training=long, fixed=FEW, global_batch_size=32)
+    config = {**LLAMA, "vocab_size": 16000, "hidden_size": 256, "num_hidden_layers": 6}
+    (autotune.folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    began = time.monotonic()
+    process = autotune.start("run", "job.yaml", "--out", "run", "--json", "--no-history")
+    out, err = process.communicate(timeout=120)
+    assert time.monotonic() - began < 30 + 60
+    assert "Traceback" not in err
+    result = json.loads(out)
+    assert result["stop_reason"].startswith("the total budget of 30.0 s "), err
+    if process.returncode == 4:
+        assert result["nothing_measured"]["hint"] == "raise `budget: {total: ...}`"
+        return
+    assert process.returncode == 0 and result["probes"]["ok"] > 0
+    told = [line for line in result["left_out"] if line.startswith("verification: ")]
+    assert bool(told) == (result["verification"] is None)
+    assert not own_children(str(autotune.folder))
 
 
 def test_one_probe_can_be_run_alone(autotune: Command) -> None:

@@ -41,8 +41,12 @@ def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
         "saving": None if result.saving is None else asdict(result.saving),
         "repeatability": asdict(repeatability(result.records)),
         "skipped": dict(Counter(result.skipped.values())),
+        "unprobed": [asdict(value) for value in result.unprobed],
+        "left_out": list(result.left_out),
         "seconds": result.seconds,
     }
+    if result.nothing_measured is not None:
+        plain["nothing_measured"] = asdict(result.nothing_measured)
     if result.nothing_fits is not None:
         nearest = result.nothing_fits.nearest
         plain["nothing_fits"] = {

@@ -22,7 +22,10 @@ _TITLES = {"recommended": "recommended", "interrupted": "best so far"}
 def result_lines(result: Result, bundle: str) -> list[str]:
     """The end of a run, as lines of text."""
     if result.outcome == "nothing_fits":
-        return _nothing_fits_lines(result)
+        return [*_nothing_fits_lines(result), *_untold_lines(result)]
+    if result.nothing_measured is not None:
+        first, *hints = result.nothing_measured.render().splitlines()
+        return [f"nothing was measured: {first}", *hints, *_untold_lines(result)]
     if result.recommendation is None:
         return ["no stable candidate has been measured yet"]
     chosen = result.recommendation.chosen
@@ -33,6 +36,7 @@ def result_lines(result: Result, bundle: str) -> list[str]:
     ]
     lines += [f"- {reason}" for reason in result.recommendation.reasons]
     lines += [f"- {line}" for line in search_lines(result)]
+    lines += _untold_lines(result)
     if result.outcome == "recommended":
         verification = result.verification.plain() if result.verification else None
         lines += [verification_line(verification), f"bundle: {bundle}"]
@@ -54,6 +58,12 @@ def _answer_lines(result: Result, recommendation: Recommendation) -> list[str]:
         f"Use {text}: {format_speed(chosen.tokens_per_s)} (measured{error}), "
         f"{format_bytes(chosen.peak_memory_bytes)}{limit}{epoch}."
     ]
+
+
+def _untold_lines(result: Result) -> list[str]:
+    """What no probe tells."""
+    left_out = [f"left out for lack of budget: {text}" for text in result.left_out]
+    return [f"- {line}" for line in (*(v.sentence() for v in result.unprobed), *left_out)]
 
 
 def verification_line(verification: Mapping[str, Any] | None) -> str:

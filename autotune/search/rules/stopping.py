@@ -48,6 +48,7 @@ def stop_reason(
     seconds: float,
     candidates_left: int,
     outlook: Outlook | None = None,
+    no_time: str | None = None,
 ) -> str | None:
     """Why no further probe is started; None while the search goes on.
 
@@ -57,6 +58,7 @@ def stop_reason(
         candidates_left: that are neither probed nor ruled out.
         outlook: None: nothing is expected of the next probe (nothing fits yet, or a sampler
             without estimates).
+        no_time: why the total budget has no room for another probe; None: it has.
     """
     if candidates_left == 0:
         return "every candidate of the space has been probed or ruled out"
@@ -64,6 +66,8 @@ def stop_reason(
         return f"the budget of {budget.probes} probes is used"
     if seconds >= budget.minutes * 60:
         return f"the budget of {budget.minutes:g} minutes is used"
+    if no_time is not None:
+        return no_time
     if probes >= LEAST_PROBES and outlook is not None and not outlook.worth_it:
         return outlook.sentence()
     return None

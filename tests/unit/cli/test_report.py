@@ -11,9 +11,11 @@ from autotune.cli.views.json import (
     space_plain,
 )
 from autotune.cli.views.results import result_lines
+from autotune.errors import Problem
 from autotune.estimate.residual import Residual
 from autotune.plan.questions.changes import TriedChange
 from autotune.run.expectations import Expectations
+from autotune.run.recipe_values import UnprobedValue
 from autotune.run.session import Result
 from autotune.run.verdict import Verification
 from autotune.search.recommend import recommend
@@ -119,6 +121,30 @@ def test_nothing_fits_in_words():
         "nothing fits",
         "- crash: probe 0, 1",
     ]
+
+
+def test_time_outs_are_not_said_to_be_a_lack_of_memory(tmp_path):
+    problem = Problem(where="/log", what="all probes timed out", hint="raise it")
+    result = make_result("nothing_measured", nothing_measured=problem)
+    assert result_lines(result, "b") == [
+        "nothing was measured: /log: all probes timed out",
+        "  hint: raise it",
+    ]
+    plain = result_plain(result, tmp_path)
+    assert (plain["outcome"], plain["nothing_measured"]["where"]) == ("nothing_measured", "/log")
+
+
+def test_what_was_left_out_and_which_values_were_not_probed_is_told(tmp_path):
+    value = UnprobedValue(
+        knob="max_length", value=512, why="too large", peak_memory_bytes=3 * GIB, limit_bytes=GIB
+    )
+    result = recommended(unprobed=(value,), left_out=("a second look",))
+    lines = result_lines(result, "b")
+    assert "- left out for lack of budget: a second look" in lines
+    sentence = "`max_length: 512` was not probed: too large"
+    assert f"- {sentence}; it takes an estimated 3 GiB at least, and the limit is 1 GiB" in lines
+    plain = result_plain(result, tmp_path)
+    assert (plain["unprobed"][0]["value"], plain["left_out"]) == (512, ["a second look"])
 
 
 def test_an_interrupted_run_reports_the_best_so_far(tmp_path):

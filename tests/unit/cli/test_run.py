@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from autotune.errors import Problem
 from autotune.process.messages import read_json
 from autotune.run.session import Options, Result
 from autotune.search.recommend import NothingFits, recommend
@@ -121,7 +122,8 @@ def test_a_resumed_run_takes_no_other_job(tmp_path, tuned):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code"), [("recommended", 0), ("nothing_fits", 1), ("interrupted", 130)]
+    ("outcome", "code"),
+    [("recommended", 0), ("nothing_fits", 1), ("nothing_measured", 4), ("interrupted", 130)],
 )
 def test_the_exit_code_and_the_json_tell_how_it_ended(outcome, code, tmp_path, tuned):
     from tests.unit.builders import make_record
@@ -132,6 +134,7 @@ def test_the_exit_code_and_the_json_tell_how_it_ended(outcome, code, tmp_path, t
         outcome=outcome,
         recommendation=found if outcome == "recommended" else None,
         nothing_fits=nothing if outcome == "nothing_fits" else None,
+        nothing_measured=Problem(where="", what="late") if outcome == "nothing_measured" else None,
         **FIELDS,
     )
     result = call("run", write_job(tmp_path), "--out", tmp_path / "out", "--json")

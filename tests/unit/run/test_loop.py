@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +11,18 @@ from autotune.errors import MachineError
 from autotune.estimate.residual import Residual
 from autotune.process.run_folder import RunFolder
 from autotune.run import loop
-from autotune.run.conclusion import saving
+from autotune.run.conclusion import conclude, saving
+from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations
-from autotune.run.loop import CANNOT_FIT, ruled_out, search, settle
+from autotune.run.left_out import left_out
+from autotune.run.loop import (
+    CANNOT_FIT,
+    reserved_s,
+    ruled_out,
+    search,
+    settle,
+)
+from autotune.run.nothing_measured import nothing_measured
 from autotune.run.session import Listener, Options, Session
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.sampler.params import guided_sampler
@@ -199,3 +209,78 @@ def test_the_saving_is_against_defaults_that_run(tmp_path, monkeypatch, outcome)
         assert found.measured == (outcome == "ok")
         assert found.default_s == pytest.approx(1e6 / speed_of(default), rel=0.1)
         assert found.job_s == pytest.approx(1e6 / best.chosen.tokens_per_s)
+
+
+def test_the_last_probes_of_a_budget_are_kept_for_values_that_the_job_lists(tmp_path, monkeypatch):
+    lengths = {"max_length": [256, 512, 1024]}
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, recipe=lengths, budget={"probes": 4})
+    assert search(stub.session) == "the budget of 4 probes is used"
+    assert len(stub.asked) == 4
+    assert {c["max_length"] for c in stub.asked} == {256, 512, 1024}
+
+
+def with_total(stub, total_s, import_s):
+    """The stub's session with a total budget; its probes are said to take 5 s each."""
+    server, deadline = SimpleNamespace(import_s=import_s), Deadline(total_s=total_s)
+    stub.session = replace(stub.session, server=server, deadline=deadline)
+    return stub.session
+
+
+def test_a_total_budget_ends_the_search_before_the_time_of_the_verification(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6)
+    session = with_total(stub, total_s=28.0, import_s=10.0)
+    reason = search(session)
+    kept_s = reserved_s(session, stub.records)
+    assert 20 < kept_s < 28
+    assert reason.startswith("the total budget of 28.0 s has ")
+    assert reason.endswith(f"of which {kept_s:.1f} s are for the verification")
+    assert settle(session) and len(stub.asked) == 1
+
+
+def test_where_there_is_no_time_to_verify_anyway_none_is_kept_for_it(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, budget={"probes": 5})
+    session = with_total(stub, total_s=30.0, import_s=100.0)
+    assert search(session) == "the budget of 5 probes is used"
+    assert reserved_s(session, stub.records) == 0
+    *_, last = left_out(session, stub.records, recommend(stub.records, ALLOWED), None)
+    assert last.startswith("verification: it takes about") and "`autotune verify" in last
+
+
+def test_a_run_whose_probes_all_timed_out_names_its_log_and_what_to_raise(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: bad("timeout"), budget={"probes": 2})
+    result = conclude(stub.session, search(stub.session))
+    assert (result.outcome, result.nothing_fits) == ("nothing_measured", None)
+    assert result.nothing_measured.what.startswith("all probes timed out: a probe may take 5 min")
+    assert result.nothing_measured.where == str(stub.session.run.probe(1).stderr)
+    assert "budget: {probe_minutes: 10}" in result.nothing_measured.hint
+
+
+def test_a_time_out_beside_lacking_memory_is_not_called_nothing_fits(tmp_path, monkeypatch):
+    def answer(candidate, n):
+        return bad("timeout") if n == 2 else bad("oom", missing_bytes=5)
+
+    stub = Stub(tmp_path, monkeypatch, answer=answer, budget={"probes": 3})
+    search(stub.session)
+    problem = nothing_measured(stub.session, stub.records, "the end")
+    assert problem is not None and problem.what.startswith("1 of 3 probes timed out")
+
+
+def test_probes_that_hung_or_crashed_name_the_log_alone(tmp_path, monkeypatch):
+    hung = bad("timeout", inferred=True)
+    stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: hung, budget={"probes": 1})
+    search(stub.session)
+    problem = nothing_measured(stub.session, stub.records, "the end")
+    assert "the last: it was timeout" in problem.what and "probe_minutes" not in problem.hint
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other"
+    stub = Stub(other, monkeypatch, answer=lambda c, n: bad("crash"), budget={"probes": 2})
+    search(stub.session)
+    problem = nothing_measured(stub.session, stub.records, "the end")
+    assert "no probe came to its end (2 x crash)" in problem.what
+
+
+def test_probes_that_lacked_memory_are_known_not_to_fit(tmp_path, monkeypatch):
+    oom = bad("oom", missing_bytes=5)
+    stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: oom, budget={"probes": 3})
+    search(stub.session)
+    assert nothing_measured(stub.session, stub.records, "the end") is None

@@ -1,5 +1,7 @@
 """Job files and flags: what is right becomes a Job, what is wrong is told at once with its line."""
 
+import json
+
 import pytest
 import yaml
 
@@ -198,6 +200,17 @@ def test_a_set_value_is_a_job_field_a_part_of_one_a_knob_or_a_training_field(fol
     }
     assert job.training == {"learning_rate": 2e-4, "seed": 3}
     assert (job.budget.minutes, job.budget.probes) == (5, 3)
+
+
+def test_a_total_budget_is_a_duration_and_is_kept_as_it_was_meant(folder):
+    job = load(folder, "budget: {probes: 3, total: 30m}\n", "budget.minutes=5")
+    assert (job.budget.total, job.budget.minutes, job.budget.probes) == (1800.0, 5, 3)
+    again = load(folder, f"budget: {json.dumps(job.plain()['budget'])}\n")
+    assert again.budget == job.budget
+    assert load(folder, "", "budget.total=90s").budget.total == 90.0
+    for wrong in ("30", "soon", "[1]"):
+        ((where, what, hint),) = problems(folder, f"budget: {{total: {wrong}}}\n")
+        assert where.startswith("job:") and "is not a duration" in f"{what} {hint}"
 
 
 def test_a_set_max_length_takes_the_place_of_several(folder):

@@ -1,0 +1,33 @@
+"""What a run had no room for in its budget, as sentences."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from autotune.run.loop import room, too_close, verification_s
+from autotune.run.session import Session
+from autotune.run.verdict import Verification
+from autotune.search.recommend import Recommendation
+from autotune.search.record import Record
+from autotune.units import format_seconds
+
+
+def left_out(
+    session: Session,
+    records: Sequence[Record],
+    recommendation: Recommendation,
+    verification: Verification | None,
+) -> Iterator[str]:
+    """What a run with a recommendation left out."""
+    if session.deadline.total_s is not None and not session.expectations.estimates:
+        yield f"estimates: they took more than their part of {session.deadline.words}"
+    group = too_close(session, records)
+    if group and room(session, records) < len(group):
+        numbers = ", ".join(str(ranked.number) for ranked in group)
+        yield f"measuring the fastest again: probes {numbers} are too close to call"
+    if verification is None and session.options.verify:
+        needed_s, left_s = verification_s(session, recommendation.chosen), session.deadline.left_s
+        folder = shlex.quote(str(session.run.path))
+        yield (
+            f"verification: it takes about {format_seconds(needed_s)}, and {session.deadline.words}"
+            f" has {format_seconds(max(left_s, 0.0))} left; `autotune verify {folder}` launches it"
+        )

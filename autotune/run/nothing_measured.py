@@ -1,0 +1,97 @@
+"""A run of which no probe told whether anything fits: its time-outs or crashes, with the log to
+read and the setting to raise. Nothing is said about memory."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from autotune.errors import Problem
+from autotune.process.progress import ProgressReader
+from autotune.process.run_folder import RunFolder
+from autotune.run.deadline import Deadline
+from autotune.run.loop import no_time
+from autotune.run.session import Result, Session
+from autotune.search.record import Record, counts_as_probe, excess_bytes
+from autotune.units import format_seconds
+
+
+def before_the_search(deadline: Deadline) -> Result:
+    """What a run comes to whose time was over before its model and data were known."""
+    problem = Problem(
+        where="",
+        what=f"{deadline.words} ended before the model and the data were known",
+        hint="raise `budget: {total: ...}`",
+    )
+    return Result(
+        outcome="nothing_measured",
+        records=(),
+        stop_reason=problem.what,
+        space_size=0,
+        nothing_measured=problem,
+    )
+
+
+def nothing_measured(
+    session: Session, records: Sequence[Record], stop_reason: str
+) -> Problem | None:
+    """Why it is not known whether anything fits; None where it is known.
+
+    It is not known where a probe timed out: with more time it might have fitted. Nor where all
+    probes ended otherwise than for lack of memory, or the total budget ended before the last.
+
+    Args:
+        records: of a run without a stable candidate.
+        stop_reason: why the search ended.
+    """
+    measured = [(r, r.measurement) for r in records if r.measurement is not None]
+    probes = [record for record, _ in measured if counts_as_probe(record)]
+    late = [record for record, m in measured if m.outcome == "timeout"]
+    too_large = [
+        record
+        for record, m in measured
+        if m.outcome == "host_oom" or (excess_bytes(m, session.allowed_bytes) or 0) > 0
+    ]
+    left = session.study.candidates_left()
+    cut = left > 0 and no_time(session, records) is not None
+    if late:
+        return _timed_out(late, probes, session)
+    if cut or not probes:
+        before = f"{len(probes)} probes did not fit, and " if probes else "no probe has ended, and "
+        return Problem(
+            where="",
+            what=f"{before}{left} candidates were not probed: {stop_reason}",
+            hint="raise `budget: {total: ...}`",
+        )
+    return None if too_large else _failed(probes, session.run)
+
+
+def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: Session) -> Problem:
+    """The last that timed out, and what to raise; a hang is no lack of time."""
+    last, minutes = late[-1], session.job.budget.probe_minutes
+    assert last.measurement is not None
+    share = "all probes" if len(late) == len(probes) else f"{len(late)} of {len(probes)} probes"
+    if last.measurement.inferred:
+        what = f"{share} timed out; the last: {last.measurement.reason}"
+        hint = "read that log for what it waited for"
+        return Problem(where=_log(session.run, last), what=what, hint=hint)
+    events = ProgressReader(session.run.probe(last.number).progress).new_events()
+    steps = sum(event["event"] == "micro_step" for event in events)
+    return Problem(
+        where=_log(session.run, last),
+        what=f"{share} timed out: a probe may take {format_seconds(60 * minutes)}, and the last "
+        f"one had trained {steps} micro-steps by then; whether anything fits is not known",
+        hint=f"raise `budget: {{probe_minutes: {2 * minutes:g}}}`, or read that log",
+    )
+
+
+def _failed(probes: Sequence[Record], run: RunFolder) -> Problem:
+    """The first failure, and how all ended."""
+    first = probes[0]
+    assert first.measurement is not None
+    outcomes = Counter(r.measurement.outcome for r in probes if r.measurement is not None)
+    counts = ", ".join(f"{count} x {outcome}" for outcome, count in outcomes.items())
+    what = f"no probe came to its end ({counts}); the first: {first.measurement.reason}"
+    return Problem(where=_log(run, first), what=what, hint="read that log")
+
+
+def _log(run: RunFolder, record: Record) -> str:
+    return str(run.probe(record.number).stderr)
