@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.estimate import Estimate
@@ -11,8 +11,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.choices import Choice, is_safe
 from autotune.space.knobs import GROUP, Candidate
-from autotune.space.packages import PACKAGES
-from autotune.space.quantization import PACKAGE
+from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
 
 SPEED_ERROR = 0.2
@@ -69,16 +68,6 @@ def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
     if fastest is None or not speed:
         return None
     return fastest if (fastest.estimate.tokens_per_s or 0.0) >= WORTH_NAMING * speed else None
-
-
-def packages_to_install(job: Job, facts: Facts, candidate: Candidate) -> Iterator[str]:
-    """The packages that a candidate needs where it trains, and that are not here."""
-    for package in PACKAGES:
-        here = getattr(facts.stack, package.fact)
-        if candidate.values.get(package.knob) == package.value and not here:
-            yield package.name
-    if job.tuning == "qlora" and not facts.stack.bitsandbytes:
-        yield PACKAGE
 
 
 def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:

@@ -28,7 +28,6 @@ FACT_NAMES = frozenset(
         "stack.flash_attention_2",
         "stack.flash_attention_3",
         "stack.liger",
-        "stack.bitsandbytes",
         "stack.fused_head",
     }
 )

@@ -5,7 +5,6 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.space.packages import packages_note
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import unquantised_note
 from autotune.space.vllm.server import division_note
@@ -18,7 +17,6 @@ def space_notes(
     notes = (
         positions.note(candidates),
         division_note(job, facts),
-        packages_note(job, facts),
         unquantised_note(job, facts, candidates),
     )
     return tuple(note for note in notes if note is not None)

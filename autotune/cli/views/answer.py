@@ -6,7 +6,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.cli.views.words import batch_text, candidate_text, format_speed, other_words
+from autotune.cli.views.words import (
+    batch_text,
+    candidate_text,
+    format_speed,
+    install_text,
+    other_words,
+)
 from autotune.estimate.estimate import Estimate
 from autotune.plan.answer import SPEED_ERROR, Answer
 from autotune.plan.choices import CHECKPOINTING, Choice
@@ -90,7 +96,7 @@ def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
     for assumption in plan.assumed:
         yield f"Assumed: {assumption}."
     if answer.packages:
-        yield f"Install on the training machine: {', '.join(answer.packages)}."
+        yield install_text(answer.packages)
     for note in (*estimate.notes, *plan.space.notes):
         yield f"Note: {note}."
 

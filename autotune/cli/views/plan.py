@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,10 +19,12 @@ from autotune.cli.views.answer import (
 )
 from autotune.cli.views.splits import divisions, divisions_table
 from autotune.cli.views.tables import describe
+from autotune.cli.views.words import install_text
 from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import shortened
 from autotune.plan.plan import Plan
 from autotune.space.knobs import Candidate
+from autotune.space.packages import NOT_ESTIMATED
 from autotune.units import format_bytes, format_seconds
 
 SCHEMA = 1
@@ -51,6 +54,12 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         ],
         "counts": _counts(plan),
         "divisions": [division.plain() for division in divisions(plan.ranked(), plan.devices)],
+        "packages": list(plan.packages),
+        "not_estimated": [
+            asdict(left_out)
+            for left_out in plan.space.exclusions
+            if left_out.reason in NOT_ESTIMATED
+        ],
         "not_installed": plan.not_installed,
         "notes": list(plan.space.notes),
         "cached": plan.cached,
@@ -101,7 +110,12 @@ def plan_view(
     if len(plan.space.candidates) == 1:
         for note in plan.space.notes:
             yield f"note: {escape(note)}\n"
+    if plan.packages and len(plan.space.candidates) == 1:
+        yield f"{install_text(plan.packages)}\n"
     yield _count_line(plan)
+    for left_out in plan.space.exclusions:
+        if left_out.reason in NOT_ESTIMATED:
+            yield f"{left_out.count} candidates are not estimated: {escape(left_out.reason)}\n"
     if plan.by_formula:
         yield (
             f"of {plan.by_formula} candidates DeepSpeed or FSDP was not traced but estimated by "

@@ -111,9 +111,21 @@ def test_what_is_not_safe_says_so():
 
 def test_packages_that_are_not_here_are_named():
     job = make_job(global_batch_size=8, fixed={"use_liger_kernel": True, "loss_type": "nll"})
-    plan = made(estimated, job)
+    facts = make_facts("cuda")
+    plan = made(estimated, job, replace(facts, stack=replace(facts.stack, assumed=True)))
     assert "Install on the training machine: liger-kernel." in " ".join(text_of(plan).split())
     assert plan.answer.packages == ("liger-kernel",)
+
+
+def test_candidates_that_are_not_estimated_are_counted_with_their_reason():
+    optimizers = ["adamw_torch_fused", "galore_adamw"]
+    job = make_job(global_batch_size=8, recipe={"optim": optimizers})
+    facts = make_facts("cuda")
+    plan = made(estimated, job, replace(facts, stack=replace(facts.stack, assumed=True)))
+    text = " ".join(text_of(plan).split())
+    assert "candidates are not estimated: no trace can do without the package galore-torch" in text
+    (left_out,) = plan_plain(plan, plan.ranked())["not_estimated"]
+    assert left_out["count"] > 0 and "galore-torch" in left_out["reason"]
 
 
 def test_programs_get_the_answer_as_an_object():
