@@ -26,6 +26,10 @@ CUDA_PRIOR = Residual(
     offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02, bias_sigma=0.02
 )
 """The prior before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+UNTESTED_PRIOR = dataclasses.replace(
+    CUDA_PRIOR, sigma_bytes=400 * MIB, relative_sigma=0.05, bias_sigma=0.05
+)
+"""The same of other makers' GPUs, of which no log was read: assumed, and wider."""
 NCCL_BYTES, NCCL_SIGMA = 400 * MIB, 200 * MIB
 """What NCCL takes for its channels outside the allocator; assumed, not measured."""
 CPU_SIGMA = 0.08
@@ -147,15 +151,18 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     return Estimate(**values)
 
 
-def prior_residual(device_kind: str, process_bytes: int, devices: int = 1) -> Residual:
+def prior_residual(
+    device_kind: str, process_bytes: int, devices: int = 1, maker: str = "NVIDIA"
+) -> Residual:
     """What is assumed of a device's processes before any was measured."""
     if device_kind == "cuda":
+        prior = CUDA_PRIOR if maker == "NVIDIA" else UNTESTED_PRIOR
         if devices == 1:
-            return CUDA_PRIOR
+            return prior
         return dataclasses.replace(
-            CUDA_PRIOR,
-            offset_bytes=CUDA_PRIOR.offset_bytes + NCCL_BYTES,
-            sigma_bytes=math.hypot(CUDA_PRIOR.sigma_bytes, NCCL_SIGMA),
+            prior,
+            offset_bytes=prior.offset_bytes + NCCL_BYTES,
+            sigma_bytes=math.hypot(prior.sigma_bytes, NCCL_SIGMA),
         )
     offset = process_bytes + CPU_TRAINING
     return Residual(

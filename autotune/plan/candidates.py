@@ -80,8 +80,8 @@ def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
 def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
     """What one process takes on its device: from the member's point, or by formula."""
     reply, settings = answer.reply, member.settings
-    kind, devices = settings.facts.device.kind, settings.job.devices.total
-    residual = prior_residual(kind, reply.process_bytes, devices)
+    device, devices = settings.facts.device, settings.job.devices.total
+    residual = prior_residual(device.kind, reply.process_bytes, devices, device.maker)
     if reply.problem is not None:
         return by_formula(settings, residual, limit, reply.problem)
     adjusted = member.replaced + formulas_of(settings, by_formula=reply.by_formula)

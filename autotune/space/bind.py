@@ -113,6 +113,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "job.precision": resolve_precision(job, facts.device)[0],
         "job.spreads": may_be_sharded(job),
         "device.kind": facts.device.kind,
+        "device.maker": facts.device.maker,
         "device.count": job.devices.total,
         "device.nodes": job.devices.nodes,
         "model.sdpa": facts.model.sdpa,

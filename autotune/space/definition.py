@@ -18,6 +18,7 @@ FACT_NAMES = frozenset(
         "job.precision",
         "job.spreads",
         "device.kind",
+        "device.maker",
         "device.count",
         "device.nodes",
         "model.sdpa",

@@ -15,8 +15,20 @@ def space_notes(
 ) -> tuple[str, ...]:
     """The sentences, without full stops."""
     notes = (
+        _maker_note(facts),
         positions.note(candidates),
         division_note(job, facts),
         unquantised_note(job, facts, candidates),
     )
     return tuple(note for note in notes if note is not None)
+
+
+def _maker_note(facts: Facts) -> str | None:
+    device = facts.device
+    if device.kind == "cpu" or device.maker == "NVIDIA":
+        return None
+    return (
+        f"nothing was tested on a GPU of {device.maker}: memory is reckoned with the caching "
+        "allocator and the kernels of NVIDIA's, speeds with peaks of data sheets, and how far "
+        "they are off is not known"
+    )

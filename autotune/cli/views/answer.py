@@ -34,7 +34,11 @@ def answer_lines(plan: Plan, answer: Answer, command: str) -> Iterator[str]:
     yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
     yield from _reasons(plan, answer)
     yield from _assumptions(plan, answer)
-    yield f"Next: {command}"
+    maker = plan.facts.device.maker
+    if maker == "NVIDIA":
+        yield f"Next: {command}"
+    else:
+        yield f"Next: try it by hand. `autotune run` measures on NVIDIA's GPUs and on CPUs, not {maker}'s."
 
 
 def _text(plan: Plan, choice: Choice) -> str:

@@ -38,6 +38,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "schema": SCHEMA,
         "device": {
             "kind": device.kind,
+            "maker": None if device.kind == "cpu" else device.maker,
             "name": device.name,
             "count": plan.devices,
             "nodes": plan.nodes,
