@@ -80,6 +80,8 @@ class Estimate:
     """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
+    left_out: tuple[str, ...] = ()
+    """Costs in time that are not known and not counted: its speed is at most what is estimated."""
     server: ServerNeeds | None = None
     """What a vLLM server needs of each of its own devices; None: there is none, or not of the
     job's. All else is of the devices that train; `fits` is of both."""
@@ -105,6 +107,14 @@ class Estimate:
         return self.peak_reserved_bytes - self.vllm_bytes
 
     @property
+    def moved_share(self) -> float:
+        """Share of a step's time that is copies and exchange which nothing is taken to hide."""
+        parts = self.time_parts
+        if parts is None or not parts.total:
+            return 0.0
+        return (parts.transfer_s + parts.exchange_s) / parts.total
+
+    @property
     def traced(self) -> bool:
         """Whether the candidate itself was traced, nothing in a knob's place."""
         return self.method in {"trace", "scaled trace"}
@@ -128,6 +138,7 @@ class Estimate:
             "p_oom": round(self.p_oom, 4),
             "at_most": self.at_most,
             "offloaded_bytes": self.offloaded_bytes,
+            "left_out": list(self.left_out),
             "continued_sigma": self.continued_sigma,
             "missing_bytes": self.missing_bytes,
             "server": None if self.server is None else self.server.plain(),
@@ -145,6 +156,7 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     values |= {
         "retries": data["allocator_retries"],
         "notes": tuple(data["notes"]),
+        "left_out": tuple(data.get("left_out", ())),
         "time_parts": None if parts is None else TimeParts(**parts),
         "server": None if server is None else server_needs_from_plain(server),
     }

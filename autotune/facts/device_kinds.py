@@ -23,6 +23,11 @@ _MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
 _SAME_MEMORY = 0.1
 
 
+HOST_SHARE = 0.8
+"""Share of a PCIe link that large copies of pinned memory reach: 54.8 and 46.8 of 64 GB/s to and
+from an H100 (github.com/aigatech/vpbenchmarking), 0.80 together."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
     """The links of a GPU, in bytes per second in one direction; None: none, or not known.
@@ -34,6 +39,11 @@ class Interconnect:
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
+
+    @property
+    def host_bytes_per_s(self) -> float | None:
+        """What copies between host and device reach in one direction."""
+        return None if self.pcie_bytes_per_s is None else HOST_SHARE * self.pcie_bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)

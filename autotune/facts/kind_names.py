@@ -17,6 +17,7 @@ from autotune.facts.device_kinds import (
     DeviceKind,
     Interconnect,
     device_kinds,
+    kind_of,
     kinds_of_other_makers,
 )
 from autotune.units import format_bytes, parse_bytes
@@ -59,6 +60,14 @@ def find_kind(text: str) -> DeviceKind:
             hint=f"name one of {', '.join(kind.name for kind in sizes)}",
         )
     raise _unknown_kind(text)
+
+
+def known_kind(name: str, total_bytes: int) -> DeviceKind | None:
+    """The kind of a device that its driver calls `name`, of whichever table; None: of none."""
+    beside = (*kinds_of_other_makers(), *more_kinds())
+    return kind_of(name, total_bytes) or next(
+        (kind for kind in beside if squeezed(name) == _first(kind)), None
+    )
 
 
 @functools.cache

@@ -17,6 +17,20 @@ from autotune.space.settings import settings
 SPEED_ERROR = 0.2
 """How far an estimated speed may be off: all 28 published runs that trained on one GPU are within
 0.88 to 1.18 of it (`benchmarks/published_runs`). Of several GPUs nothing was measured."""
+
+
+def speed_error(estimate: Estimate, facts: Facts) -> float | None:
+    """How far the speed of an estimate may be off, as a share of it; None: nobody knows.
+
+    Copies and exchange were never measured: they may be hidden altogether, or take twice as long.
+    """
+    if estimate.left_out or facts.device.maker != "NVIDIA":
+        return None
+    share = min(estimate.moved_share, _MOST_MOVED)
+    return SPEED_ERROR + share / (1 - share)
+
+
+_MOST_MOVED = 0.99
 WORTH_NAMING = 1.02
 """How much faster something has to be for the answer to say what keeps it from being used."""
 

@@ -14,8 +14,10 @@ from autotune.cli.views.answer import (
     answer_lines,
     answer_plain,
     choices_table,
+    left_out_line,
     nothing_fits_lines,
     shortfall_text,
+    speed_cell,
 )
 from autotune.cli.views.splits import divisions, divisions_table
 from autotune.cli.views.tables import describe
@@ -102,6 +104,9 @@ def plan_view(
     else:
         yield "\n".join(_sentences(plan, command)) + "\n"
         yield _candidates_table(plan, chosen) if every else _choices_table(plan, fits, top)
+        shown = (pair[1] for pair in chosen) if every else (c.estimate for c in plan.choices)
+        if line := left_out_line(shown):
+            yield line
     divided = divisions(plan.ranked(), plan.devices)
     if divided:
         yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
@@ -170,7 +175,7 @@ def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
             format_bytes(estimate.sigma_bytes),
             format_bytes(estimate.peak_reserved_bytes),
             format_bytes(estimate.peak_allocated_bytes),
-            "-" if speed is None else f"{speed:.0f}",
+            "-" if speed is None else speed_cell(estimate, f"{speed:.0f}"),
             f"{estimate.p_oom:.2f}",
             *((format_bytes(estimate.host_bytes or 0), _share(estimate)) if hosted else ()),
             _fits(estimate),
