@@ -23,7 +23,14 @@ def command(as_json: bool, **options: Any) -> int:
     planned = PlannedJob.of(options)
     job, definition = planned.loaded()
     with scratch_folder() as folder, shown_progress() as progress:
-        advice = advise(job, definition, folder, device=planned.device, progress=progress)
+        advice = advise(
+            job,
+            definition,
+            folder,
+            device=planned.device,
+            assume=planned.assume,
+            progress=progress,
+        )
     if as_json:
         print_json(advice_plain(advice))
     else:

@@ -36,8 +36,9 @@ def command(as_json: bool) -> int:
     click.echo(f"python {installed.python} on {platform.platform()}")
     for name, version in installed.versions.items():
         click.echo(f"{name} {version or 'not installed'}")
-    for name in ("flash_attention_2", "flash_attention_3", "liger", "bitsandbytes"):
-        click.echo(f"{name} {'yes' if getattr(installed, name) else 'no'}")
+    for name in stack.OPTIONAL:
+        if name not in installed.versions:
+            click.echo(f"{name} {'no' if name in installed.absent else 'yes'}")
     for device in present:
         click.echo(
             f"{device.kind}:{device.index} {device.name}, {format_bytes(device.free_bytes)} of "

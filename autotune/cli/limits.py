@@ -46,7 +46,14 @@ def _fewest(planned: PlannedJob, as_json: bool) -> int:
 
     job, definition = planned.loaded()
     with scratch_folder() as folder, shown_progress() as progress:
-        counts = fewest(job, definition, folder, device=planned.device, progress=progress)
+        counts = fewest(
+            job,
+            definition,
+            folder,
+            device=planned.device,
+            assume=planned.assume,
+            progress=progress,
+        )
     if as_json:
         print_json(fewest_plain(counts))
     else:
@@ -60,7 +67,15 @@ def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
 
     job, definition = planned.loaded()
     with scratch_folder() as folder, shown_progress() as progress:
-        answer = largest(job, definition, folder, knob, device=planned.device, progress=progress)
+        answer = largest(
+            job,
+            definition,
+            folder,
+            knob,
+            device=planned.device,
+            assume=planned.assume,
+            progress=progress,
+        )
     if as_json:
         print_json(largest_plain(answer))
     else:

@@ -60,6 +60,7 @@ def command(
             definition,
             folder,
             device=planned.device,
+            assume=planned.assume,
             only_default=planned.job is None,
             whole_space=every,
             effort=EVERY if trace_all else PROMISING,

@@ -15,6 +15,8 @@ import click
 from autotune.cli.job_options import job_options, json_option, load
 from autotune.errors import user_error
 
+INSTALLED = "installed"
+
 
 def planned_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """JOB and its flags, the devices to plan for, and `--json`."""
@@ -30,6 +32,13 @@ def planned_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=1),
             help="How many, in place of the job's; how the training is spread over them is "
             "searched.",
+        ),
+        click.option(
+            "--stack",
+            type=click.Choice(("any", INSTALLED)),
+            default="any",
+            help="Packages on the machine of `--device`: any that its GPU can use, or only those "
+            "that are installed here.",
         ),
         click.option(
             "--device",
@@ -48,6 +57,7 @@ class PlannedJob:
     """The job as the options have it, and where it is planned for.
 
     Attributes:
+        assume: whether every package is taken to be on the machine of `device`.
         flags: the flags of `job_options` by name.
     """
 
@@ -57,13 +67,15 @@ class PlannedJob:
     device: str | None
     devices: int | None
     nodes: int | None
+    assume: bool = True
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "PlannedJob":
         """The job of the options that `planned_options` adds."""
         names = ("job", "sets", "device", "devices", "nodes")
-        flags = {name: value for name, value in options.items() if name not in names}
-        return cls(**{name: options[name] for name in names}, flags=flags)
+        flags = {n: value for n, value in options.items() if n not in (*names, "stack")}
+        assume = options["stack"] != INSTALLED
+        return cls(**{name: options[name] for name in names}, flags=flags, assume=assume)
 
     def loaded(self) -> Any:
         """(Job, SpaceDefinition)."""

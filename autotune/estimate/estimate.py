@@ -26,6 +26,10 @@ CUDA_PRIOR = Residual(
     offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02, bias_sigma=0.02
 )
 """The prior before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+UNTESTED_PRIOR = dataclasses.replace(
+    CUDA_PRIOR, sigma_bytes=400 * MIB, relative_sigma=0.05, bias_sigma=0.05
+)
+"""The same of other makers' GPUs, of which no log was read: assumed, and wider."""
 NCCL_BYTES, NCCL_SIGMA = 400 * MIB, 200 * MIB
 """What NCCL takes for its channels outside the allocator; assumed, not measured."""
 CPU_SIGMA = 0.08
@@ -76,6 +80,8 @@ class Estimate:
     """Whether it is an upper bound: something that needs more was traced."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
+    left_out: tuple[str, ...] = ()
+    """Costs in time that are not known and not counted: its speed is at most what is estimated."""
     server: ServerNeeds | None = None
     """What a vLLM server needs of each of its own devices; None: there is none, or not of the
     job's. All else is of the devices that train; `fits` is of both."""
@@ -101,6 +107,14 @@ class Estimate:
         return self.peak_reserved_bytes - self.vllm_bytes
 
     @property
+    def moved_share(self) -> float:
+        """Share of a step's time that is copies and exchange which nothing is taken to hide."""
+        parts = self.time_parts
+        if parts is None or not parts.total:
+            return 0.0
+        return (parts.transfer_s + parts.exchange_s) / parts.total
+
+    @property
     def traced(self) -> bool:
         """Whether the candidate itself was traced, nothing in a knob's place."""
         return self.method in {"trace", "scaled trace"}
@@ -124,6 +138,7 @@ class Estimate:
             "p_oom": round(self.p_oom, 4),
             "at_most": self.at_most,
             "offloaded_bytes": self.offloaded_bytes,
+            "left_out": list(self.left_out),
             "continued_sigma": self.continued_sigma,
             "missing_bytes": self.missing_bytes,
             "server": None if self.server is None else self.server.plain(),
@@ -141,21 +156,25 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     values |= {
         "retries": data["allocator_retries"],
         "notes": tuple(data["notes"]),
+        "left_out": tuple(data.get("left_out", ())),
         "time_parts": None if parts is None else TimeParts(**parts),
         "server": None if server is None else server_needs_from_plain(server),
     }
     return Estimate(**values)
 
 
-def prior_residual(device_kind: str, process_bytes: int, devices: int = 1) -> Residual:
+def prior_residual(
+    device_kind: str, process_bytes: int, devices: int = 1, maker: str = "NVIDIA"
+) -> Residual:
     """What is assumed of a device's processes before any was measured."""
     if device_kind == "cuda":
+        prior = CUDA_PRIOR if maker == "NVIDIA" else UNTESTED_PRIOR
         if devices == 1:
-            return CUDA_PRIOR
+            return prior
         return dataclasses.replace(
-            CUDA_PRIOR,
-            offset_bytes=CUDA_PRIOR.offset_bytes + NCCL_BYTES,
-            sigma_bytes=math.hypot(CUDA_PRIOR.sigma_bytes, NCCL_SIGMA),
+            prior,
+            offset_bytes=prior.offset_bytes + NCCL_BYTES,
+            sigma_bytes=math.hypot(prior.sigma_bytes, NCCL_SIGMA),
         )
     offset = process_bytes + CPU_TRAINING
     return Residual(

@@ -33,7 +33,8 @@ def facts_from_plain(data: dict[str, Any]) -> Facts:
     device["peers"] = tuple(device.get("peers", ()))
     if device["capability"] is not None:
         device["capability"] = tuple(device["capability"])
-    stack = {**data["stack"], "training_fields": tuple(data["stack"]["training_fields"])}
+    lists = {name: tuple(data["stack"][name]) for name in ("absent", "training_fields")}
+    stack = {**data["stack"], **lists}
     return Facts(
         model=model_from_plain(data["model"]),
         data=DataFacts(**data["data"]),

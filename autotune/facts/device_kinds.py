@@ -17,9 +17,15 @@ DTYPES = ("float32", "tf32", "bfloat16", "float16")
 """The number formats of the table's rates."""
 
 _FILE = "device_kinds.yaml"
+_OTHERS = "other_makers.yaml"
 _MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
 # The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
 _SAME_MEMORY = 0.1
+
+
+HOST_SHARE = 0.8
+"""Share of a PCIe link that large copies of pinned memory reach: 54.8 and 46.8 of 64 GB/s to and
+from an H100 (github.com/aigatech/vpbenchmarking), 0.80 together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,11 @@ class Interconnect:
     pcie_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
 
+    @property
+    def host_bytes_per_s(self) -> float | None:
+        """What copies between host and device reach in one direction."""
+        return None if self.pcie_bytes_per_s is None else HOST_SHARE * self.pcie_bytes_per_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
@@ -41,15 +52,16 @@ class DeviceKind:
 
     `memory_bytes` is NVML's total, `cuda_total_bytes` the part of it that CUDA gives to programs
     where that is known. `matrix_flops_per_s` holds dense peak rates by number format: a missing
-    format cannot be computed in, None is a rate that is not known.
+    format cannot be computed in, None is a rate that is not known. `capability` is NVIDIA's.
     """
 
     name: str
     aliases: tuple[str, ...]
     memory_bytes: int
     memory_source: str
-    capability: tuple[int, int]
+    capability: tuple[int, int] | None
     matrix_flops_per_s: Mapping[str, float | None]
+    maker: str = "NVIDIA"
     multiprocessors: int | None = None
     bandwidth_bytes_per_s: float | None = None
     cuda_total_bytes: int | None = None
@@ -76,7 +88,13 @@ class ArchitectureRules:
 @functools.cache
 def device_kinds() -> tuple[DeviceKind, ...]:
     """Every kind in the table, in its order."""
-    return tuple(_kind(row) for row in _table()["devices"])
+    return tuple(_kind(row) for row in _table(_FILE)["devices"])
+
+
+@functools.cache
+def kinds_of_other_makers() -> tuple[DeviceKind, ...]:
+    """AMD's and Intel's, which can be planned for."""
+    return tuple(_kind(row) for row in _table(_OTHERS)["devices"])
 
 
 def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
@@ -101,6 +119,7 @@ def facts_of(kind: DeviceKind, cores: int) -> DeviceFacts:
         free_bytes=kind.cuda_total_bytes or kind.memory_bytes,
         cores=cores,
         capability=kind.capability,
+        maker=kind.maker,
     )
 
 
@@ -110,7 +129,7 @@ def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRul
     A release older than the table takes its oldest row, which then is a guess, and one newer than
     the table its newest.
     """
-    rules = _table()["rules"]
+    rules = _table(_FILE)["rules"]
     by_release = {_release(name): row for name, row in rules["by_torch"].items()}
     releases = [release for release in by_release if release <= _release(torch_version)]
     row = by_release[max(releases, default=min(by_release))]
@@ -125,23 +144,23 @@ def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRul
 
 
 @functools.cache
-def _table() -> dict[str, Any]:
+def _table(name: str) -> dict[str, Any]:
     # Imported here: PyYAML costs the commands that need no table.
     from autotune.job.yaml_file import parse_yaml
 
-    file = resources.files("autotune").joinpath("facts", _FILE)
-    return parse_yaml(file.read_text(encoding="utf-8"), _FILE)[0]
+    file = resources.files("autotune").joinpath("facts", name)
+    return parse_yaml(file.read_text(encoding="utf-8"), name)[0]
 
 
 def _kind(row: Mapping[str, Any]) -> DeviceKind:
-    major, minor = row["capability"]
     links = row["interconnect"]
     return DeviceKind(
         name=row["name"],
         aliases=tuple(row["aliases"]),
         memory_bytes=row["memory_bytes"],
         memory_source=row["memory_source"],
-        capability=(major, minor),
+        capability=None if row["capability"] is None else tuple(row["capability"]),
+        maker=row.get("maker", "NVIDIA"),
         matrix_flops_per_s=dict(row["matrix_flops_per_s"]),
         multiprocessors=row["multiprocessors"],
         bandwidth_bytes_per_s=row["bandwidth_bytes_per_s"],

@@ -40,6 +40,8 @@ class DeviceFacts:
     driver: str | None = None
     capability: tuple[int, int] | None = None
     processes: tuple[DeviceProcess, ...] = ()
+    maker: str = "NVIDIA"
+    """Of a GPU; others than NVIDIA's can be planned for, and are not on this machine."""
     peers: tuple[int, ...] = ()
     """Of several GPUs the numbers of the others."""
 

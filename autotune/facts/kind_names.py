@@ -12,7 +12,14 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 
 from autotune.errors import UserError, user_error
-from autotune.facts.device_kinds import DTYPES, DeviceKind, Interconnect, device_kinds
+from autotune.facts.device_kinds import (
+    DTYPES,
+    DeviceKind,
+    Interconnect,
+    device_kinds,
+    kind_of,
+    kinds_of_other_makers,
+)
 from autotune.units import format_bytes, parse_bytes
 
 GENERIC_CAPABILITY = (8, 0)
@@ -24,7 +31,7 @@ _FILE = "more_gpus.csv"
 _FIGURES = ("memory", "tflops", "bandwidth")
 _EXAMPLE = "memory=24GiB,tflops=165,bandwidth=1000"
 _LEAST_MEMORY = 2**28
-_MAKERS = re.compile("nvidia|geforce|tesla")
+_MAKERS = re.compile("nvidia|geforce|tesla|amd|radeon|instinct|intel|datacentergpu")
 
 
 def find_kind(text: str) -> DeviceKind:
@@ -39,7 +46,7 @@ def find_kind(text: str) -> DeviceKind:
     if "=" in text:
         return _of_figures(text)
     name = squeezed(text)
-    for kinds in (device_kinds(), more_kinds()):
+    for kinds in (device_kinds(), kinds_of_other_makers(), more_kinds()):
         for kind in kinds:
             if name in _names(kind):
                 return kind
@@ -55,6 +62,14 @@ def find_kind(text: str) -> DeviceKind:
     raise _unknown_kind(text)
 
 
+def known_kind(name: str, total_bytes: int) -> DeviceKind | None:
+    """The kind of a device that its driver calls `name`, of whichever table; None: of none."""
+    beside = (*kinds_of_other_makers(), *more_kinds())
+    return kind_of(name, total_bytes) or next(
+        (kind for kind in beside if squeezed(name) == _first(kind)), None
+    )
+
+
 @functools.cache
 def more_kinds() -> tuple[DeviceKind, ...]:
     """The GPUs of `more_gpus.csv`, without those that the table has."""
@@ -67,7 +82,7 @@ def more_kinds() -> tuple[DeviceKind, ...]:
 
 def squeezed(text: str) -> str:
     """`NVIDIA GeForce RTX 3070` -> `rtx3070`."""
-    return re.sub("[^a-z0-9]", "", _MAKERS.sub("", text.lower()))
+    return _MAKERS.sub("", re.sub("[^a-z0-9]", "", text.lower()))
 
 
 def _first(kind: DeviceKind) -> str:
@@ -143,7 +158,7 @@ def _wrong_figures(what: str) -> UserError:
 
 
 def _unknown_kind(text: str) -> UserError:
-    kinds, more = device_kinds(), more_kinds()
+    kinds, more = (*device_kinds(), *kinds_of_other_makers()), more_kinds()
     spellings = {squeezed(alias): alias for kind in kinds for alias in kind.aliases}
     spellings |= {_first(kind): kind.name for kind in more}
     close = difflib.get_close_matches(squeezed(text), spellings, n=1, cutoff=0.6)

@@ -27,6 +27,23 @@ LIBRARIES = (
     "nvidia-ml-py",
 )
 
+OPTIONAL = {
+    "apollo-torch": "apollo_torch",
+    "bitsandbytes": "bitsandbytes",
+    "deepspeed": "deepspeed",
+    "flash-attn": "flash_attn",
+    "flash_attn_3": "flash_attn_interface",
+    "galore-torch": "galore_torch",
+    "grokadamw": "grokadamw",
+    "liger-kernel": "liger_kernel",
+    "lomo-optim": "lomo_optim",
+    "schedulefree": "schedulefree",
+    "torch-optimi": "optimi",
+    "torchao": "torchao",
+    "vllm": "vllm",
+}
+"""What some values of knobs need: what pip calls it, and the module that it brings."""
+
 # What a field was called, and what newer versions call it. The name in use is the one that the
 # installed version's own source defines; see `field_name`.
 RENAMED = {
@@ -49,11 +66,10 @@ class StackFacts:
 
     python: str
     versions: dict[str, str | None]
-    flash_attention_2: bool
-    flash_attention_3: bool
-    liger: bool
-    bitsandbytes: bool
-    vllm: bool = False
+    absent: tuple[str, ...] = ()
+    """Of `OPTIONAL` what is not installed, as pip calls it."""
+    assumed: bool = False
+    """Whether what is absent is taken to be there: a plan is for another machine."""
     fused_head: bool = False
     """Whether TRL scores tokens without holding their logits, whatever the loss."""
     training_fields: tuple[str, ...] = ()
@@ -65,11 +81,7 @@ def installed(method: str = SFT.name) -> StackFacts:
     return StackFacts(
         python=platform.python_version(),
         versions={name: version(name) for name in LIBRARIES},
-        flash_attention_2=_has("flash_attn"),
-        flash_attention_3=_has("flash_attn_interface"),
-        liger=_has("liger_kernel"),
-        bitsandbytes=_has("bitsandbytes"),
-        vllm=_has("vllm"),
+        absent=tuple(name for name, module in OPTIONAL.items() if not _has(module)),
         fused_head=fused_head(),
         training_fields=tuple(sorted(training_fields(method))),
     )

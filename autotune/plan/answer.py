@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.estimate import Estimate
@@ -11,13 +11,26 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.choices import Choice, is_safe
 from autotune.space.knobs import GROUP, Candidate
-from autotune.space.packages import PACKAGES
-from autotune.space.quantization import PACKAGE
+from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
 
 SPEED_ERROR = 0.2
 """How far an estimated speed may be off: all 28 published runs that trained on one GPU are within
 0.88 to 1.18 of it (`benchmarks/published_runs`). Of several GPUs nothing was measured."""
+
+
+def speed_error(estimate: Estimate, facts: Facts) -> float | None:
+    """How far the speed of an estimate may be off, as a share of it; None: nobody knows.
+
+    Copies and exchange were never measured: they may be hidden altogether, or take twice as long.
+    """
+    if estimate.left_out or facts.device.maker != "NVIDIA":
+        return None
+    share = min(estimate.moved_share, _MOST_MOVED)
+    return SPEED_ERROR + share / (1 - share)
+
+
+_MOST_MOVED = 0.99
 WORTH_NAMING = 1.02
 """How much faster something has to be for the answer to say what keeps it from being used."""
 
@@ -69,16 +82,6 @@ def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
     if fastest is None or not speed:
         return None
     return fastest if (fastest.estimate.tokens_per_s or 0.0) >= WORTH_NAMING * speed else None
-
-
-def packages_to_install(job: Job, facts: Facts, candidate: Candidate) -> Iterator[str]:
-    """The packages that a candidate needs where it trains, and that are not here."""
-    for package in PACKAGES:
-        here = getattr(facts.stack, package.fact)
-        if candidate.values.get(package.knob) == package.value and not here:
-            yield package.name
-    if job.tuning == "qlora" and not facts.stack.bitsandbytes:
-        yield PACKAGE
 
 
 def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:

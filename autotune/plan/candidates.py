@@ -15,6 +15,7 @@ from autotune.estimate.variant import engine_is_traced
 from autotune.job.methods import METHODS
 from autotune.plan.exchange import trained_parameters, with_exchange, with_server
 from autotune.plan.host_memory import with_host
+from autotune.plan.paging import with_paging
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
 from autotune.space.reference_model import has_reference
@@ -72,6 +73,8 @@ def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
     """Memory of a process, then its speed, then what processes take of links, server and host."""
     estimate = _of_process(answer, member, limit)
     estimate = _with_speed(estimate, answer, member)
+    estimate = with_emptied_cache(estimate, member.settings)
+    estimate = with_paging(estimate, member.settings)
     estimate = with_exchange(estimate, member.settings)
     estimate = with_server(estimate, member.settings)
     return _with_host(estimate, answer, member)
@@ -80,8 +83,8 @@ def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
 def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
     """What one process takes on its device: from the member's point, or by formula."""
     reply, settings = answer.reply, member.settings
-    kind, devices = settings.facts.device.kind, settings.job.devices.total
-    residual = prior_residual(kind, reply.process_bytes, devices)
+    device, devices = settings.facts.device, settings.job.devices.total
+    residual = prior_residual(device.kind, reply.process_bytes, devices, device.maker)
     if reply.problem is not None:
         return by_formula(settings, residual, limit, reply.problem)
     adjusted = member.replaced + formulas_of(settings, by_formula=reply.by_formula)
@@ -118,6 +121,13 @@ def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate
         tokens_per_s=processes * expected.tokens_per_s / slower / (1 + reference_logps(settings)),
         time_parts=parts,
     )
+
+
+def with_emptied_cache(estimate: Estimate, settings: Settings) -> Estimate:
+    """An estimate that says where the time to give back the allocator's cache is not in it."""
+    if not settings.config.get("torch_empty_cache_steps") or estimate.step_time_s is None:
+        return estimate
+    return dataclasses.replace(estimate, left_out=(*estimate.left_out, "emptying the cache"))
 
 
 def _with_host(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:

@@ -52,11 +52,15 @@ def is_safe(estimate: Estimate) -> bool:
 
 
 def order(estimate: Estimate) -> tuple[bool, bool, float, int]:
-    """What sorts estimates: the safe first, then what fits; the fastest, then the leanest."""
+    """What sorts estimates: the safe first, then what fits; the fastest, then the leanest.
+
+    Where a cost is not known, what is about as fast comes first.
+    """
+    certain = 1 - AS_FAST if estimate.left_out else 1.0
     return (
         not is_safe(estimate),
         not estimate.fits,
-        -(estimate.tokens_per_s or 0.0),
+        -certain * (estimate.tokens_per_s or 0.0),
         estimate.peak_memory_bytes,
     )
 
@@ -86,12 +90,14 @@ def choices(
 
 
 def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> Choice:
-    """The choice of a group. Of those that are as fast, one that was traced as it is; then one with
+    """The choice of a group. Of those that are as fast, one whose costs are all known; then one
+    that was traced as it is; then one with
     the fewest settings that are not the stack's own; then the leanest."""
 
-    def simplicity(pair: tuple[Candidate, Estimate]) -> tuple[bool, int, int]:
+    def simplicity(pair: tuple[Candidate, Estimate]) -> tuple[bool, bool, int, int]:
         candidate, estimate = pair
-        return not estimate.traced, len(candidate.differences(default)), estimate.peak_memory_bytes
+        changes = len(candidate.differences(default))
+        return bool(estimate.left_out), not estimate.traced, changes, estimate.peak_memory_bytes
 
     candidate, estimate = min(group, key=lambda pair: order(pair[1]))
     enough = (1 - AS_FAST) * (estimate.tokens_per_s or 0.0)

@@ -27,21 +27,35 @@ def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
     return job_here, None if device == "cpu" else find_kind(device)
 
 
-def planned_facts(job: Job, run: RunFolder, server: ChildServer, kind: DeviceKind | None) -> Facts:
+def planned_facts(
+    job: Job, run: RunFolder, server: ChildServer, kind: DeviceKind | None, *, assume: bool = True
+) -> Facts:
     """What a plan starts from: the survey, in which a model's shape is enough, for such a device.
+
+    Args:
+        assume: whether every package is taken to be on its machine, installed here or not.
 
     Raises:
         UserError: the model, the data or a training field cannot be used.
     """
-    return device_facts(survey(job, run, server, planned=True), kind)
+    return device_facts(survey(job, run, server, planned=True), kind, assume=assume)
 
 
-def device_facts(facts: Facts, kind: DeviceKind | None) -> Facts:
-    """The facts with a device of `kind` in place of the one that is here."""
+def device_facts(facts: Facts, kind: DeviceKind | None, *, assume: bool = True) -> Facts:
+    """The facts with a device of `kind` in place of the one that is here.
+
+    Args:
+        assume: whether every package is taken to be on its machine, installed here or not.
+    """
     if kind is None:
         return facts
     # Of the machine that such devices are in nothing is known.
-    return dataclasses.replace(facts, device=facts_of(kind, facts.device.cores), host=None)
+    return dataclasses.replace(
+        facts,
+        device=facts_of(kind, facts.device.cores),
+        stack=dataclasses.replace(facts.stack, assumed=assume),
+        host=None,
+    )
 
 
 def planned_limit(job: Job, facts: Facts) -> int:

@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.formula.communication import DISK_READS, DISK_WRITES, Exchange, exchange_s
+from autotune.estimate.formula.communication import (
+    DISK_READS,
+    DISK_WRITES,
+    Exchange,
+    exchange_s,
+    hidden_s,
+)
 from autotune.facts import Facts
-from autotune.facts.device_kinds import Interconnect, kind_of
+from autotune.facts.device_kinds import Interconnect
+from autotune.facts.kind_names import known_kind
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.knobs import Candidate
@@ -16,6 +23,7 @@ from autotune.space.settings import Settings
 from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
 from autotune.space.sharding.sharding import DATA_PARALLEL, NONE
 from autotune.space.vllm.server import server_needs
+from autotune.units import format_seconds
 
 UNKNOWN_LINK = 2e10
 """Bytes/s between two devices, or device and host, where the table has none: PCIe 4.0 x16, less a
@@ -43,11 +51,13 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     if settings.facts.device.kind != "cuda" or estimate.step_time_s is None:
         note = f"{count} devices: {NOT_COUNTED}" if count > 1 else NOT_MOVED
         notes = (*estimate.notes, note)
-        return dataclasses.replace(estimate, notes=notes)
-    what = exchanged(settings)
-    seconds = optimizer_steps(settings.candidate) * exchange_s(
-        sharding, what, settings.candidate.gradient_accumulation_steps
-    )
+        left_out = (*estimate.left_out, "exchange" if count > 1 else "offloading")
+        return dataclasses.replace(estimate, notes=notes, left_out=left_out)
+    what, often = exchanged(settings), optimizer_steps(settings.candidate)
+    accumulation = settings.candidate.gradient_accumulation_steps
+    seconds = often * exchange_s(sharding, what, accumulation)
+    hidden = often * hidden_s(sharding, what, accumulation, estimate.step_time_s / often)
+    seconds -= hidden
     step = estimate.step_time_s + seconds
     where = f" on {nodes} machines" if nodes > 1 else ""
     subject, link = f"{count} devices{where}", what.link_bytes_per_s
@@ -60,12 +70,21 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     if sharding.on_disk:
         rate += f" (on disk {DISK_READS / 1e9:g} read, {DISK_WRITES / 1e9:g} written)"
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
-    note = f"{subject}: {share}, at {rate}, none of it hidden"
-    tokens, parts = estimate.tokens_per_s, estimate.time_parts
+    behind = f"{format_seconds(hidden)} more hidden by backward passes" if hidden else ""
+    note = f"{subject}: {share}, at {rate}, {behind or 'none of it hidden'}"
+    return longer(estimate, seconds, note)
+
+
+def longer(estimate: Estimate, seconds: float, note: str) -> Estimate:
+    """An estimate whose optimizer step takes so many seconds more, which nothing hides."""
+    assert estimate.step_time_s is not None
+    step, tokens, parts = estimate.step_time_s + seconds, estimate.tokens_per_s, estimate.time_parts
+    if parts is not None:
+        parts = dataclasses.replace(parts, exchange_s=parts.exchange_s + seconds)
     return dataclasses.replace(
         estimate,
         step_time_s=step,
-        time_parts=None if parts is None else dataclasses.replace(parts, exchange_s=seconds),
+        time_parts=parts,
         tokens_per_s=None if tokens is None else tokens * estimate.step_time_s / step,
         notes=(*estimate.notes, note),
     )
@@ -97,8 +116,7 @@ def exchanged(settings: Settings) -> Exchange:
     if METHODS[job.method].value_model:  # trained whole, taken to be as large as the policy
         trained += facts.model.parameters
     copies = sharding.distributed_type in (*DATA_PARALLEL, NONE)
-    kind = kind_of(facts.device.name, facts.device.total_bytes)
-    links = kind.interconnect if kind is not None else None
+    links = links_of(facts)
     link = _between_devices(links, job, settings.processes)
     grouped = sharding.zero_hpz_partition_size
     # No group is spread over machines.
@@ -109,10 +127,22 @@ def exchanged(settings: Settings) -> Exchange:
         trained=trained,
         link_bytes_per_s=link,
         group_bytes_per_s=_inside(links) if at_home else link,
-        host_bytes_per_s=(links and links.pcie_bytes_per_s) or UNKNOWN_LINK,
+        host_bytes_per_s=host_rate(facts),
         machines=job.devices.nodes,
         still_gathered=narrow * _still_gathered(settings),
     )
+
+
+def links_of(facts: Facts) -> Interconnect | None:
+    """The links of the device; None: it is in no table."""
+    kind = known_kind(facts.device.name, facts.device.total_bytes)
+    return None if kind is None else kind.interconnect
+
+
+def host_rate(facts: Facts) -> float:
+    """Bytes per second between a device and its host, in one direction."""
+    links = links_of(facts)
+    return (links and links.host_bytes_per_s) or UNKNOWN_LINK
 
 
 def _still_gathered(settings: Settings) -> int:

@@ -10,6 +10,7 @@ from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Knob
+from autotune.space.packages import package_facts
 
 SAME_ESTIMATES = ("dataloader_num_workers",)
 """Knobs that no estimate hears of."""
@@ -30,12 +31,20 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
     for name in SAME_ESTIMATES:
         if name not in names:
             yield name, None
-    if "attn_implementation" not in names and facts.model.sdpa:
-        yield "attn_implementation", ("eager",)  # it keeps scores that sdpa never has
+    if "attn_implementation" not in names:
+        yield "attn_implementation", tuple(_other_kernels(facts))
     if "optim" not in names and facts.device.kind == "cuda":
         yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
     if SAMPLING not in names and facts.data.quantiles.get("p1") == facts.data.longest:
         yield SAMPLING, None  # rows are of one length
+
+
+def _other_kernels(facts: Facts) -> Iterator[KnobValue]:
+    """Kernels of attention that no estimate prefers."""
+    if facts.model.sdpa:
+        yield "eager"  # it keeps scores that sdpa never has
+    if package_facts(facts)["stack.flash_attention_2"]:
+        yield "flash_attention_3"  # it is estimated as 2 is
 
 
 def _without(knob: Knob, left_out: dict[str, tuple[KnobValue, ...] | None]) -> Knob:

@@ -30,6 +30,7 @@ from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
+from autotune.space.packages import packages_to_install
 from autotune.space.quantization import not_installed
 
 
@@ -46,6 +47,7 @@ class Plan:
         by_formula: how many of the candidates are spread by an engine that was not traced for them.
         choices: the candidates as a person tells them apart, the best first.
         answer: what to use; None: nothing fits.
+        packages: what its first choice needs that is not on this machine.
         assumed: what the job leaves open and was assumed, as sentences.
         not_installed: what the job needs to be run that is not here, as a sentence; None: nothing.
     """
@@ -63,6 +65,7 @@ class Plan:
     by_formula: int = 0
     choices: tuple[Choice, ...] = ()
     answer: Answer | None = None
+    packages: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
@@ -78,6 +81,7 @@ def plan(
     scratch: Path,
     *,
     device: str | None = None,
+    assume: bool = True,
     only_default: bool = False,
     whole_space: bool = False,
     effort: Effort = PROMISING,
@@ -88,6 +92,7 @@ def plan(
     Args:
         scratch: a folder for the files of the survey and the traces.
         device: a kind of GPU (`h200`, `memory=24GiB`), `cpu`, or None: what the job says.
+        assume: whether every package is taken to be there, where the device is elsewhere.
         only_default: the default candidate alone, pinned knobs as pinned.
         whole_space: whether values that no estimate prefers are planned, too (`narrowing.py`).
         effort: for which candidates DeepSpeed and FSDP are traced, where there are many.
@@ -96,20 +101,17 @@ def plan(
         UserError: the job or the kind of device cannot be.
         MachineError: the training stack cannot be run here.
     """
-    began = time.monotonic()
+    began, cache, run = time.monotonic(), PlanCache.of_user(), RunFolder(path=scratch)
     job, kind = placed(job, device)
-    cache = PlanCache.of_user()
-    place = f"{kind!r}, {only_default=}, {whole_space=}, {effort!r}"
+    place = f"{kind!r}, {assume=}, {only_default=}, {whole_space=}, {effort!r}"
     key = cache.key(job, definition, None if kind is None else place)
     stored = None if key is None else cache.read(key)
-    run = RunFolder(path=scratch)
     with Servers(scratch) as servers:
         if not stored and not only_default:
             servers.begin(AT_ONCE)
-        facts = stored[0] if stored else planned_facts(job, run, servers.first, kind)
+        facts = stored[0] if stored else planned_facts(job, run, servers.first, kind, assume=assume)
         space = bind(definition if whole_space else narrowed(definition, job, facts), job, facts)
-        if only_default:
-            space = dataclasses.replace(space, candidates=(space.default(),))
+        space = _of_default(space) if only_default else space
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress)
         replies = _Replies(estimator, None if stored is None else stored[1])
         tasks = estimator.tasks(space.candidates)
@@ -123,6 +125,7 @@ def plan(
         space=space,
         choices=tuple(folded),
         answer=answer,
+        packages=tuple(packages_to_install(job, facts, folded[0].candidate)),
         assumed=tuple(job.assumed),
         estimates=estimates,
         limit_bytes=estimator.limit,
@@ -134,6 +137,10 @@ def plan(
         host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
         by_formula=_by_formula(tasks, replies.given),
     )
+
+
+def _of_default(space: SearchSpace) -> SearchSpace:
+    return dataclasses.replace(space, candidates=(space.default(),))
 
 
 class _Replies:

@@ -26,7 +26,8 @@ from autotune.search.study import Study
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
-from autotune.space.quantization import PACKAGE, not_installed
+from autotune.space.packages import QUANTISER
+from autotune.space.quantization import not_installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) 
         progress.starting_anew(server.fresh)
     facts = survey(job, run, server)
     if missing := not_installed(job, facts):
-        raise machine_error(missing, where="job", hint=f"pip install {PACKAGE}")
+        raise machine_error(missing, where="job", hint=f"pip install {QUANTISER}")
     check_host_memory(job, facts)
     return facts
 

@@ -103,7 +103,8 @@ def vllm_runs(launched: Settings) -> bool:
     """Whether a launch generates with vLLM: where that is installed, and no server has to be
     there."""
     facts = launched.facts
-    return launched.vllm is not None and facts.stack.vllm and facts.device.kind == "cuda"
+    here = "vllm" not in facts.stack.absent
+    return launched.vllm is not None and here and facts.device.kind == "cuda"
 
 
 def _launched_peak(chosen: Ranked) -> int:

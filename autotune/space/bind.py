@@ -33,7 +33,7 @@ from autotune.space.knobs import (
     condition_holds,
 )
 from autotune.space.notes import space_notes
-from autotune.space.packages import package_facts
+from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
 from autotune.space.precision import resolve_precision
 from autotune.space.sharding.hpz import group_problem
@@ -113,6 +113,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "job.precision": resolve_precision(job, facts.device)[0],
         "job.spreads": may_be_sharded(job),
         "device.kind": facts.device.kind,
+        "device.maker": facts.device.maker,
         "device.count": job.devices.total,
         "device.nodes": job.devices.nodes,
         "model.sdpa": facts.model.sdpa,
@@ -120,8 +121,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
         "data.rows": facts.data.rows,
         "data.longest": facts.data.longest,
         "data.sampled": facts.data.sampled,
-        **package_facts(job, facts),
-        "stack.bitsandbytes": facts.stack.bitsandbytes,
+        **package_facts(facts),
         "stack.fused_head": facts.stack.fused_head,
     }
 
@@ -144,7 +144,8 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     positions = Positions.of(job, facts)
     _check_positions(knobs, positions)
     defaults = {knob.name: knob.default for knob in knobs}
-    rules = tuple(rule.with_defaults(defaults) for rule in definition.rules)
+    written = (rule.with_defaults(defaults) for rule in definition.rules)
+    rules = (*written, *package_rules(facts))
     enumeration = _Enumeration(knobs, rules, fixed_facts, job, facts)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(

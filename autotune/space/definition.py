@@ -18,6 +18,7 @@ FACT_NAMES = frozenset(
         "job.precision",
         "job.spreads",
         "device.kind",
+        "device.maker",
         "device.count",
         "device.nodes",
         "model.sdpa",
@@ -28,7 +29,6 @@ FACT_NAMES = frozenset(
         "stack.flash_attention_2",
         "stack.flash_attention_3",
         "stack.liger",
-        "stack.bitsandbytes",
         "stack.fused_head",
     }
 )

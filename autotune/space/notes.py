@@ -5,7 +5,6 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.space.packages import packages_note
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import unquantised_note
 from autotune.space.vllm.server import division_note
@@ -16,9 +15,9 @@ def space_notes(
 ) -> tuple[str, ...]:
     """The sentences, without full stops."""
     notes = (
+        _maker_note(facts),
         positions.note(candidates),
         division_note(job, facts),
-        packages_note(job, facts),
         unquantised_note(job, facts, candidates),
         _shape_note(facts),
     )
@@ -29,3 +28,14 @@ def _shape_note(facts: Facts) -> str | None:
     """Where the model's shape is from, if neither from the hub nor from a file."""
     name = facts.model.name
     return f"the shape of {name} is built in: the hub gave none" if facts.model.built_in else None
+
+
+def _maker_note(facts: Facts) -> str | None:
+    device = facts.device
+    if device.kind == "cpu" or device.maker == "NVIDIA":
+        return None
+    return (
+        f"nothing was tested on a GPU of {device.maker}: memory is reckoned with the caching "
+        "allocator and the kernels of NVIDIA's, speeds with peaks of data sheets, and how far "
+        "they are off is not known"
+    )

@@ -1,84 +1,140 @@
-"""Packages that knobs need where a job trains: those that it asks for by name are taken to be on a
-machine that is elsewhere. Pure."""
+"""Packages that knobs need where a job trains: which are there, and what is no candidate without
+them. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.facts import Facts
+from autotune.facts.devices import DeviceFacts
+from autotune.facts.stack import StackFacts
 from autotune.job.job import Job, KnobValue
+from autotune.space.knobs import Candidate, Rule
+
+QUANTISER = "bitsandbytes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package, the value of a knob that needs it, and the fact that says that it is here.
+    """A package, and the values of a knob that need it.
 
     Attributes:
-        least_capability: the lowest compute capability that it runs on; None: any.
+        name: what pip calls it.
+        fact: what rules of a search space call its being there; None: they need not ask.
+        makers: of GPUs that it runs on; None: of all.
+        least_capability: the lowest compute capability of NVIDIA's that it runs on; None: any.
+        traced: whether a trace can do without it.
+        probed: whether a probe needs it.
     """
 
     name: str
     knob: str
-    value: KnobValue
-    fact: str
+    values: tuple[KnobValue, ...]
+    fact: str | None = None
+    makers: tuple[str, ...] | None = None
     least_capability: tuple[int, int] | None = None
+    traced: bool = True
+    probed: bool = True
+
+    def runs(self, device: DeviceFacts) -> bool:
+        """Whether it exists for a device."""
+        if device.kind == "cuda" and self.makers is not None and device.maker not in self.makers:
+            return False
+        capability, least = device.capability, self.least_capability
+        return least is None or capability is None or capability >= least
+
+    def here(self, stack: StackFacts) -> bool:
+        """Whether it is installed on this machine."""
+        return self.name not in stack.absent
+
+
+def _optimizers(name: str, *values: str, traced: bool = False) -> Package:
+    return Package(name=name, knob="optim", values=values, traced=traced)
 
 
 PACKAGES = (
+    # FlashAttention 2 for AMD: its README, "AMD ROCm Support"; transformers asks for `torch.cuda`.
     Package(
         name="flash-attn",
         knob="attn_implementation",
-        value="flash_attention_2",
+        values=("flash_attention_2",),
         fact="flash_attention_2",
+        makers=("NVIDIA", "AMD"),
         least_capability=(8, 0),
     ),
     Package(
         name="flash_attn_3",
         knob="attn_implementation",
-        value="flash_attention_3",
+        values=("flash_attention_3",),
         fact="flash_attention_3",
+        makers=("NVIDIA",),
         least_capability=(8, 0),
     ),
-    Package(name="liger-kernel", knob="use_liger_kernel", value=True, fact="liger"),
+    # Liger for all three makers: its setup.py, `get_default_dependencies`.
+    Package(name="liger-kernel", knob="use_liger_kernel", values=(True,), fact="liger"),
+    Package(name="deepspeed", knob="distributed_type", values=("DEEPSPEED",)),
+    Package(name="vllm", knob="use_vllm", values=(True,), probed=False),
+    # bitsandbytes for all three makers: the table "Accelerator support" of its 0.50.
+    _optimizers(
+        QUANTISER,
+        *("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"),
+        *("lion_8bit", "lion_32bit", "paged_lion_32bit", "paged_lion_8bit"),
+        *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
+        traced=True,
+    ),
+    _optimizers(
+        QUANTISER,
+        *("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"),
+    ),
+    _optimizers("torchao", "adamw_torch_4bit", "adamw_torch_8bit"),
+    _optimizers(
+        "galore-torch",
+        *("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise"),
+        *("galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"),
+    ),
+    _optimizers("apollo-torch", "apollo_adamw", "apollo_adamw_layerwise"),
+    _optimizers("lomo-optim", "lomo", "adalomo"),
+    _optimizers("grokadamw", "grokadamw"),
+    _optimizers("schedulefree", *(f"schedule_free_{kind}" for kind in ("adamw", "radam", "sgd"))),
+    _optimizers("torch-optimi", "stable_adamw"),
 )
+"""What the stack runs without, by the values that ask for it: of optimizers those for which
+transformers' `trainer_optimizer.py` imports a package."""
 
 
-def package_facts(job: Job, facts: Facts) -> Mapping[str, bool]:
-    """What rules may ask of packages: whether each is here, or taken to be there, and runs."""
-    names = {package.name for package in assumed_packages(job, facts)}
+_NOT_ESTIMATED = "no trace can do without the package {}, which is not installed here"
+
+
+def package_facts(facts: Facts) -> Mapping[str, bool]:
+    """What rules may ask of packages: whether each is there, or taken to be, and runs."""
     return {
-        f"stack.{package.fact}": _runs(package, facts)
-        and (package.name in names or getattr(facts.stack, package.fact))
+        f"stack.{package.fact}": package.runs(facts.device)
+        and (facts.stack.assumed or package.here(facts.stack))
         for package in PACKAGES
+        if package.fact is not None
     }
 
 
-def _runs(package: Package, facts: Facts) -> bool:
-    capability = facts.device.capability
-    return (
-        package.least_capability is None
-        or capability is None
-        or capability >= package.least_capability
-    )
+def package_rules(facts: Facts) -> Iterator[Rule]:
+    """What is no candidate for a package that no rule of the search space asks for."""
+    for package in PACKAGES:
+        forbid = {package.knob: list(package.values)}
+        if package.fact is not None or not package.probed or package.here(facts.stack):
+            continue
+        if not facts.stack.assumed:
+            yield Rule(forbid=forbid, reason=f"the package {package.name} is not installed")
+        elif not package.traced:
+            yield Rule(forbid=forbid, reason=_NOT_ESTIMATED.format(package.name))
 
 
-def assumed_packages(job: Job, facts: Facts) -> list[Package]:
-    """The packages that a job pins or lists values of, where its device is not on this machine."""
-    elsewhere = facts.device.kind == "cuda" and facts.device.driver is None
-    return [
-        package
-        for package in PACKAGES
-        if elsewhere
-        and _runs(package, facts)
-        and package.value in _listed_values(job, package.knob)
+NOT_ESTIMATED = frozenset(_NOT_ESTIMATED.format(package.name) for package in PACKAGES)
+"""The reasons for which candidates are left out that could be trained, but not estimated."""
+
+
+def packages_to_install(job: Job, facts: Facts, candidate: Candidate) -> list[str]:
+    """The packages that a candidate needs where it trains, and that are not here."""
+    needed = [
+        package.name for package in PACKAGES if candidate.values.get(package.knob) in package.values
     ]
-
-
-def _listed_values(job: Job, knob: str) -> tuple[KnobValue, ...]:
-    values = job.fixed.get(knob, job.recipe.get(knob))
-    return tuple(values) if isinstance(values, list | tuple) else (values,)
-
-
-def packages_note(job: Job, facts: Facts) -> str | None:
-    """The note of a plan on packages that this machine lacks."""
-    names = " and ".join(package.name for package in assumed_packages(job, facts))
-    return f"needs {names} on the training machine" if names else None
+    if job.tuning == "qlora":
+        needed.append(QUANTISER)
+    return [name for name in dict.fromkeys(needed) if name in facts.stack.absent]

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.space.packages import QUANTISER
 from autotune.units import format_bytes
 
 FOUR_BITS: dict[str, Any] = {
@@ -16,7 +17,6 @@ FOUR_BITS: dict[str, Any] = {
     "bnb_4bit_quant_type": "nf4",
     "use_bnb_nested_quant": True,
 }
-PACKAGE = "bitsandbytes"
 _BITS = 4, 8
 _BYTES = {"float32": 4}
 """Of a weight in other dtypes than 16 bits."""
@@ -39,9 +39,9 @@ def bits_of(config: Mapping[str, Any]) -> int | None:
 
 def not_installed(job: Job, facts: Facts) -> str | None:
     """What a job needs to train that is not installed here, as a sentence."""
-    if job.tuning != "qlora" or facts.stack.bitsandbytes:
+    if job.tuning != "qlora" or facts.stack.assumed or QUANTISER not in facts.stack.absent:
         return None
-    return f"`tuning: qlora` needs the package {PACKAGE}, which is not installed here"
+    return f"`tuning: qlora` needs the package {QUANTISER}, which is not installed here"
 
 
 def unquantised_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.facts.stack import fused_head
+from autotune.facts.stack import fused_head, installed
 from autotune.plan.engines import FIRST
 from autotune.run.past_run import reopen
 from autotune.space.sharding.sharding import SHARDING_KNOBS
@@ -27,6 +27,7 @@ PINS = {
     "optim": "adamw_torch_fused",
     "padding_free": False,
     "train_sampling_strategy": "random",
+    "use_liger_kernel": False,
 }
 """Only the micro-batch is left to vary: one path, four candidates."""
 LONGEST = 100
@@ -192,6 +193,36 @@ def test_the_answer_is_an_object_and_its_alternative_is_estimated(plans: Plans) 
     assert half["method"] in {"trace", "scaled trace"}
     assert half["parts"]["weights"] == pytest.approx(whole["parts"]["weights"] / 2, rel=0.01)
     assert plans("--device", "memory=700MiB", "--fits", expect=1)["answer"] is None
+
+
+@pytest.mark.skipif("liger-kernel" not in installed().absent, reason="Liger is installed")
+def test_elsewhere_a_package_that_is_not_here_is_planned_with_and_said(plans: Plans) -> None:
+    job = (plans.command.folder / "job.yaml").read_text(encoding="utf-8")
+    unpinned = re.sub(r"[\n,]? *\"?use_liger_kernel\"?: false", "", job)
+    assert unpinned != job
+    (plans.command.folder / "either.yaml").write_text(unpinned, encoding="utf-8")
+    either = ("plan", "either.yaml", "--device", "h200", "--json")
+    plan = json.loads(plans.command(*either))
+    names = {one["knobs"]["use_liger_kernel"] for one in plan["candidates"]}
+    assert names == {False, True}
+    needed = ["liger-kernel"] if plan["answer"]["knobs"]["use_liger_kernel"] else []
+    assert plan["packages"] == plan["answer"]["packages"] == needed
+    here = json.loads(plans.command(*either, "--stack", "installed"))
+    assert {one["knobs"]["use_liger_kernel"] for one in here["candidates"]} == {False}
+    pinned = ("--set", "use_liger_kernel=true")
+    said = plans.command.refused(
+        "plan", "job.yaml", "--device", "h200", "--stack", "installed", *pinned
+    )
+    assert "Liger (package liger-kernel) is not installed" in said
+
+
+def test_a_gpu_of_another_maker_is_planned_and_said_to_be_untested(plans: Plans) -> None:
+    plan = plans("--device", "mi300x")
+    assert plan["device"]["maker"] == "AMD"
+    assert plan["answer"]["speed_error"] is None and plan["answer"]["tokens_per_s"] > 0
+    assert any("nothing was tested on a GPU of AMD" in note for note in plan["notes"])
+    one, other = (by_micro_batch(made)[8]["estimate"] for made in (plan, plans("--device", "h200")))
+    assert one["sigma_bytes"] > other["sigma_bytes"]
 
 
 def test_what_cannot_be_traced_says_so(plans: Plans) -> None:

@@ -52,10 +52,7 @@ def make_facts(
         stack=StackFacts(
             python="3.11.0",
             versions={"trl": "1.12.0", "torch": "2.13.0", "bitsandbytes": None},
-            flash_attention_2=kind == "cuda",
-            flash_attention_3=False,
-            liger=False,
-            bitsandbytes=False,
+            absent=("bitsandbytes",),
             training_fields=("activation_checkpointing", "activation_checkpointing_kwargs"),
         ),
     )

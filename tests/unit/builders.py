@@ -8,7 +8,7 @@ from autotune.facts import Facts
 from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts
 from autotune.facts.model import ModelFacts
-from autotune.facts.stack import StackFacts, training_fields
+from autotune.facts.stack import OPTIONAL, StackFacts, training_fields
 from autotune.job.job import Job
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
@@ -72,10 +72,7 @@ def make_facts(
         stack=StackFacts(
             python="3.11.0",
             versions={},
-            flash_attention_2=installed,
-            flash_attention_3=installed,
-            liger=installed,
-            bitsandbytes=installed,
+            absent=() if installed else tuple(name for name in OPTIONAL if name != "deepspeed"),
             training_fields=tuple(sorted(fields if fields is not None else training_fields())),
         ),
     )

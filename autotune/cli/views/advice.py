@@ -26,6 +26,7 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
                 "knobs": way.candidate.knobs,
                 "estimate": way.estimate.plain(),
                 "speed": way.speed,
+                "packages": list(way.packages),
             }
             for way in advice.ways
         ],
@@ -64,4 +65,6 @@ def _price(way: Way) -> str:
     else:
         changed = [change.text for change in way.changes if change.kind != "speed"]
         parts.append(f"changes what is learned ({', '.join(changed)})")
+    if way.packages:
+        parts.append(f"needs {', '.join(way.packages)} on the training machine")
     return "; ".join(parts)

@@ -1,14 +1,20 @@
 """The answer of a plan in sentences, and its choices as a table. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.cli.views.words import batch_text, candidate_text, format_speed, other_words
+from autotune.cli.views.words import (
+    batch_text,
+    candidate_text,
+    format_speed,
+    install_text,
+    other_words,
+)
 from autotune.estimate.estimate import Estimate
-from autotune.plan.answer import SPEED_ERROR, Answer
+from autotune.plan.answer import Answer, speed_error
 from autotune.plan.choices import CHECKPOINTING, Choice
 from autotune.plan.plan import Plan
 from autotune.space.knobs import Candidate
@@ -28,7 +34,11 @@ def answer_lines(plan: Plan, answer: Answer, command: str) -> Iterator[str]:
     yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
     yield from _reasons(plan, answer)
     yield from _assumptions(plan, answer)
-    yield f"Next: {command}"
+    maker = plan.facts.device.maker
+    if maker == "NVIDIA":
+        yield f"Next: {command}"
+    else:
+        yield f"Next: try it by hand: `autotune run` knows no GPUs of {maker}."
 
 
 def _text(plan: Plan, choice: Choice) -> str:
@@ -40,9 +50,18 @@ def _figures(plan: Plan, answer: Answer) -> str:
     peak = f"{format_bytes(estimate.peak_memory_bytes)} of {format_bytes(plan.limit_bytes)}"
     if estimate.tokens_per_s is None:
         return f"{peak} (estimated)"
-    speed = f"{format_speed(estimate.tokens_per_s)} (estimated, +-{100 * SPEED_ERROR:.0f}%)"
+    error = error_text(speed_error(estimate, plan.facts))
+    most = "at most " if estimate.left_out else ""
+    speed = f"{most}{format_speed(estimate.tokens_per_s)} (estimated, {error})"
     epoch = "" if answer.epoch_s is None else f"; an epoch takes {format_seconds(answer.epoch_s)}"
     return f"{speed}, {peak}{epoch}"
+
+
+def error_text(error: float | None) -> str:
+    """How far a speed may be off: `+-20%`, `within a factor of 3.1`."""
+    if error is None:
+        return "nobody knows how far off"
+    return f"+-{error:.0%}" if error < 1 else f"within a factor of {1 + error:.2g}"
 
 
 def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
@@ -90,7 +109,7 @@ def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
     for assumption in plan.assumed:
         yield f"Assumed: {assumption}."
     if answer.packages:
-        yield f"Install on the training machine: {', '.join(answer.packages)}."
+        yield install_text(answer.packages)
     for note in (*estimate.notes, *plan.space.notes):
         yield f"Note: {note}."
 
@@ -125,7 +144,8 @@ def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
         "text": f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}.",
         "knobs": answer.choice.candidate.knobs,
         "tokens_per_s": estimate.tokens_per_s,
-        "speed_error": SPEED_ERROR,
+        "speed_error": speed_error(estimate, plan.facts),
+        "left_out": list(estimate.left_out),
         "peak_memory_bytes": estimate.peak_memory_bytes,
         "limit_bytes": plan.limit_bytes,
         "p_oom": round(estimate.p_oom, 4),
@@ -172,6 +192,19 @@ def choices_table(plan: Plan, shown: Sequence[Choice]) -> Table:
     return table
 
 
+def speed_cell(estimate: Estimate, speed: str) -> str:
+    """A speed in a table; `<`: at most, for a cost in time that is not known."""
+    return f"{'<' if estimate.left_out else ''}{speed.removesuffix(' tokens/s')}"
+
+
+def left_out_line(estimates: Iterable[Estimate]) -> str | None:
+    """What `<` means below a table; None: nothing has it."""
+    costs = {cost for estimate in estimates for cost in estimate.left_out}
+    if not costs:
+        return None
+    return f"<: at most; the time of {' and '.join(sorted(costs))} is not known, and not counted\n"
+
+
 def engine(plan: Plan, choice: Choice) -> str:
     """The sharding of a choice."""
     return engine_name(sharding_of(choice.candidate.values, plan.devices))
@@ -186,7 +219,7 @@ def _row(plan: Plan, choice: Choice, *, sharded: bool) -> list[str]:
         batch_text(candidate),
         *([f"{processes} {engine(plan, choice)}"] if sharded else []),
         "-" if checkpointing is None else "yes" if checkpointing else "no",
-        "-" if speed is None else format_speed(speed).removesuffix(" tokens/s"),
+        "-" if speed is None else speed_cell(estimate, format_speed(speed)),
         format_bytes(estimate.peak_memory_bytes),
         f"{estimate.p_oom:.2f}",
         "yes" if choice.safe else "maybe" if estimate.fits else "no",

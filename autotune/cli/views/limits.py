@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.cli.views.tables import describe
+from autotune.cli.views.words import install_text
 from autotune.estimate.estimate import Estimate
 from autotune.plan.questions.fewest_devices import Tried
 from autotune.plan.questions.largest import Largest
@@ -33,6 +34,7 @@ def _plain(count: Tried) -> dict[str, Any]:
         "estimate": estimate.plain(),
         "limit_bytes": count.plan.limit_bytes,
         "left_out": list(count.left_out),
+        "packages": list(count.packages),
     }
 
 
@@ -55,6 +57,8 @@ def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
         peak = format_bytes(estimate.peak_memory_bytes)
         yield f"{count}: fits; the fastest takes {peak} {room}{speed_text}"
         yield f"  {label}"
+        if one.packages:
+            yield f"  {install_text(one.packages)}"
         if one.left_out:
             yield f"  without {', '.join(one.left_out)}: there is nothing to divide"
         pinned = {n: v for n, v in candidate.values.items() if len(_values(one, n)) > 1}
@@ -88,6 +92,7 @@ def largest_plain(answer: Largest) -> dict[str, Any]:
         "limit_bytes": answer.limit_bytes,
         "estimate": None if estimate is None else estimate.plain(),
         "possible_estimate": None if possible is None else possible.plain(),
+        "packages": list(answer.packages),
     }
 
 
@@ -104,6 +109,8 @@ def largest_lines(answer: Largest) -> Iterator[str]:
     largest = max(answer.value or 0, answer.possible or 0)
     if answer.knob != "max_length" and largest > answer.most_rows:
         yield f"The job's global batch has {answer.most_rows} rows for a device."
+    if answer.packages:
+        yield install_text(answer.packages)
 
 
 def _takes(estimate: Estimate) -> str:

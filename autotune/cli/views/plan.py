@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,15 +14,19 @@ from autotune.cli.views.answer import (
     answer_lines,
     answer_plain,
     choices_table,
+    left_out_line,
     nothing_fits_lines,
     shortfall_text,
+    speed_cell,
 )
 from autotune.cli.views.splits import divisions, divisions_table
 from autotune.cli.views.tables import describe
+from autotune.cli.views.words import install_text
 from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import shortened
 from autotune.plan.plan import Plan
 from autotune.space.knobs import Candidate
+from autotune.space.packages import NOT_ESTIMATED
 from autotune.units import format_bytes, format_seconds
 
 SCHEMA = 1
@@ -35,6 +40,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "schema": SCHEMA,
         "device": {
             "kind": device.kind,
+            "maker": None if device.kind == "cpu" else device.maker,
             "name": device.name,
             "count": plan.devices,
             "nodes": plan.nodes,
@@ -51,6 +57,12 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         ],
         "counts": _counts(plan),
         "divisions": [division.plain() for division in divisions(plan.ranked(), plan.devices)],
+        "packages": list(plan.packages),
+        "not_estimated": [
+            asdict(left_out)
+            for left_out in plan.space.exclusions
+            if left_out.reason in NOT_ESTIMATED
+        ],
         "not_installed": plan.not_installed,
         "notes": list(plan.space.notes),
         "cached": plan.cached,
@@ -92,6 +104,9 @@ def plan_view(
     else:
         yield "\n".join(_sentences(plan, command)) + "\n"
         yield _candidates_table(plan, chosen) if every else _choices_table(plan, fits, top)
+        shown = (pair[1] for pair in chosen) if every else (c.estimate for c in plan.choices)
+        if line := left_out_line(shown):
+            yield line
     divided = divisions(plan.ranked(), plan.devices)
     if divided:
         yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
@@ -101,7 +116,12 @@ def plan_view(
     if len(plan.space.candidates) == 1:
         for note in plan.space.notes:
             yield f"note: {escape(note)}\n"
+    if plan.packages and len(plan.space.candidates) == 1:
+        yield f"{install_text(plan.packages)}\n"
     yield _count_line(plan)
+    for left_out in plan.space.exclusions:
+        if left_out.reason in NOT_ESTIMATED:
+            yield f"{left_out.count} candidates are not estimated: {escape(left_out.reason)}\n"
     if plan.by_formula:
         yield (
             f"of {plan.by_formula} candidates DeepSpeed or FSDP was not traced but estimated by "
@@ -155,7 +175,7 @@ def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
             format_bytes(estimate.sigma_bytes),
             format_bytes(estimate.peak_reserved_bytes),
             format_bytes(estimate.peak_allocated_bytes),
-            "-" if speed is None else f"{speed:.0f}",
+            "-" if speed is None else speed_cell(estimate, f"{speed:.0f}"),
             f"{estimate.p_oom:.2f}",
             *((format_bytes(estimate.host_bytes or 0), _share(estimate)) if hosted else ()),
             _fits(estimate),

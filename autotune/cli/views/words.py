@@ -1,5 +1,7 @@
 """A candidate in words: what a person tells apart, then what is not as the stack has it. Pure."""
 
+from collections.abc import Sequence
+
 from autotune.job.job import KnobValue
 from autotune.plan.choices import CHECKPOINTING, differing
 from autotune.space.bind import SearchSpace
@@ -60,6 +62,11 @@ def _word(name: str, value: KnobValue) -> str:
     if isinstance(value, str):
         return value
     return f"{name} {value_label(value)}"
+
+
+def install_text(packages: Sequence[str]) -> str:
+    """`Install on the training machine: flash-attn.`"""
+    return f"Install on the training machine: {', '.join(packages)}."
 
 
 def format_speed(tokens_per_s: float) -> str:

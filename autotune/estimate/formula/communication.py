@@ -14,8 +14,10 @@ in traces of DeepSpeed 0.19.8 on 4 ranks in groups of 2: with all weights traine
 a step gathered them once among 4 (19.4 of 19.4 million), the rest among 2; with adapters these
 alone among 4 (0.8 million), the base always among 2.
 
-Known error: nothing is hidden behind computation here and no message costs time to begin with, at
-the full rate of the data sheet. Never held against several GPUs (`docs/unverified.md`).
+Known error: no message costs time to begin with, links between devices have the full rate of the
+data sheet, and nothing is hidden behind computation but gradients on their way to the host
+(`hidden_s`). Weights that ZeRO-3 fetches are fetched one bucket ahead, of the size of one matrix,
+so that they count as not hidden. Never held against several GPUs (`docs/unverified.md`).
 """
 
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ ADAM_BYTES = 28
 """Bytes that an update of one float32 parameter reads and writes: weight, gradient, two moments."""
 HOST_BYTES_PER_S = 5e10
 """Assumed share of the host's memory bandwidth that one process updates with."""
+BACKWARD_SHARE = 0.5
+"""Of a step's time that of its backward passes: two thirds without an optimizer's part; less is
+taken."""
 STATE_BYTES = 16
 """Bytes of one parameter on a disk, read and written once a step: weight, two moments, and the
 gradient that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
@@ -105,21 +110,56 @@ def _gathered(exchange: Exchange) -> float:
     return 2 * exchange.weights - exchange.still_gathered
 
 
+def gradients_out_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
+    """Seconds of one optimizer step for gradients that are kept on the host.
+
+    (4 T + c G) / n / host rate: at the last micro-step they are copied in float32. Before, they
+    are added up on the device, and kept in the type that is computed in:
+
+        stage 1   c = 2 with accumulation, else 0
+        stage 2   c = 2 a - 1 with accumulation, else 0
+        stage 3   c = 2 a
+
+    Source: DeepSpeed 0.19.8, `stage_1_and_2.py` (`async_accumulate_grad_in_cpu_via_gpu`,
+    `async_inplace_copy_grad_to_fp32_buffer_from_gpu`) and `stage3.py` (`partition_grads`).
+    """
+    if sharding.offload_optimizer_device == "none":
+        return 0.0
+    often = {1: 2, 2: 2 * accumulation - 1}.get(sharding.zero_stage, 2 * accumulation)
+    if sharding.zero_stage < 3 and accumulation == 1:
+        often = 0
+    moved_bytes = 4 * exchange.trained + often * exchange.gradients
+    return moved_bytes / sharding.num_processes / exchange.host_bytes_per_s
+
+
 def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
     """Seconds of one optimizer step for what is kept on the host: copies, and the update there.
 
-    optimizer   (b + 1) G / n / host rate + 28 T / n / 5e10, b = `a` in stages 2 and 3, else 1
+    optimizer   `gradients_out_s` + G / n / host rate + 28 T / n / 5e10
     weights     2 a W / n / host rate
     """
     share = 1 / sharding.num_processes
-    seconds = 0.0
+    seconds = gradients_out_s(sharding, exchange, accumulation)
     if sharding.offload_optimizer_device != "none":
-        often = accumulation if sharding.zero_stage >= 2 else 1
-        seconds += share * (often + 1) * exchange.gradients / exchange.host_bytes_per_s
+        seconds += share * exchange.gradients / exchange.host_bytes_per_s
         seconds += share * ADAM_BYTES * exchange.trained / HOST_BYTES_PER_S
     if sharding.offload_param_device != "none":
         seconds += share * accumulation * 2 * exchange.weights / exchange.host_bytes_per_s
     return seconds
+
+
+def hidden_s(
+    sharding: Sharding, exchange: Exchange, accumulation: int, step_time_s: float
+) -> float:
+    """Seconds of `gradients_out_s` that the backward passes of a step hide: with `overlap_comm`
+    DeepSpeed copies on a stream of its own.
+
+    Args:
+        step_time_s: of an optimizer step without any exchange.
+    """
+    if not sharding.overlap_comm:
+        return 0.0
+    return min(gradients_out_s(sharding, exchange, accumulation), BACKWARD_SHARE * step_time_s)
 
 
 def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:

@@ -27,7 +27,6 @@ OVERHEAD_S = 6e-6
 """The host's time for one dispatched operator. Accounts of PyTorch's way from Python to the launch
 of a kernel say 5 to 25 us; views, a third of the operators of a training step, launch none and take
 less."""
-HOST_SHARE = 0.8
 
 
 def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
@@ -43,7 +42,6 @@ def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
     peaks = {d: r for d, r in kind.matrix_flops_per_s.items() if r is not None and d in _BYTES}
     if bandwidth is None or not peaks:
         return None
-    pcie = kind.interconnect.pcie_bytes_per_s
     return Ceilings(
         device=kind.name,
         kind="cuda",
@@ -69,7 +67,7 @@ def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
             for size in (4**n for n in range(5, 18))
         ),
         overhead_s_per_operator=OVERHEAD_S,
-        host_bytes_per_s=None if pcie is None else HOST_SHARE * pcie,
+        host_bytes_per_s=kind.interconnect.host_bytes_per_s,
     )
 
 

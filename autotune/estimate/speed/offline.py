@@ -9,7 +9,13 @@ from autotune.estimate.protocol import EstimateReply, Point, PointReply, ShapeWo
 from autotune.estimate.records.events import Work, work_from_plain
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.shapes import ShapeTimes
-from autotune.estimate.speed.step_time import TimeParts, step_parts, tokens_per_s, work_time
+from autotune.estimate.speed.step_time import (
+    TimeParts,
+    step_parts,
+    tokens_per_s,
+    with_offloading,
+    work_time,
+)
 from autotune.job.methods import METHODS
 
 UNKNOWN_HOST_RATE = 2e10
@@ -97,9 +103,8 @@ class VariantSpeed:
         for real, padded, count in answer.sample:
             masked = rows > 1 and real != padded
             time = self.at(rows, padded // rows, masked)
-            copied = 2 * offloaded * padded / largest
-            if copied:
-                time = replace(time, transfer_s=copied / self._host_rate())
+            if offloaded:
+                time = with_offloading(time, offloaded * padded / largest / self._host_rate())
             micro[time] += count
             tokens += [real] * count
         often = list(micro.values())

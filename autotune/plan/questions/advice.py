@@ -31,6 +31,7 @@ from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
+from autotune.space.packages import packages_to_install
 from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
 
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
@@ -49,6 +50,7 @@ class Way:
 
     Attributes:
         candidate: the fastest that fits then.
+        packages: what it needs that is not on this machine.
         speed: its tokens/s over those of the job as it is, if that fitted; None: not known.
     """
 
@@ -56,6 +58,7 @@ class Way:
     candidate: Candidate
     estimate: Estimate
     speed: float | None
+    packages: tuple[str, ...] = ()
 
     @property
     def learns_the_same(self) -> bool:
@@ -88,6 +91,7 @@ def advise(
     scratch: Path,
     *,
     device: str | None = None,
+    assume: bool = True,
     progress: Progress | None = None,
 ) -> Advice:
     """Look for the shortest lists of changes that make a job fit.
@@ -99,7 +103,7 @@ def advise(
     job, kind = placed(job, device)
     run = RunFolder(path=scratch)
     with Servers(scratch) as servers:
-        facts = planned_facts(job, run, servers.first, kind)
+        facts = planned_facts(job, run, servers.first, kind, assume=assume)
         estimator = Estimator(
             job=job,
             facts=facts,
@@ -235,6 +239,7 @@ class Advisor:
             candidate=best,
             estimate=estimates[best.key],
             speed=fastest / speed if fastest and speed else None,
+            packages=tuple(packages_to_install(job, self._facts, best)),
         )
 
     def _space(self, job: Job) -> SearchSpace | None:

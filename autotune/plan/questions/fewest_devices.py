@@ -35,6 +35,11 @@ class Tried:
     """What the job pins or lists that one device has no use for."""
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """What the fastest that fits needs that is not on this machine."""
+        return () if self.plan is None or self.plan.answer is None else self.plan.answer.packages
+
+    @property
     def fits(self) -> bool:
         """Whether some candidate does."""
         return self.plan is not None and any(
@@ -48,6 +53,7 @@ def fewest(
     scratch: Path,
     *,
     device: str | None,
+    assume: bool = True,
     progress: Progress | None = None,
 ) -> list[Tried]:
     """Plans for 1, 2, 4, ... devices up to the first number on which something fits.
@@ -72,7 +78,8 @@ def fewest(
         )
     tried: list[Tried] = []
     for count in COUNTS[1:] if served(job) else COUNTS:
-        tried.append(_tried(job, definition, scratch / str(count), device, count, progress))
+        folder = scratch / str(count)
+        tried.append(_tried(job, definition, folder, device, count, assume, progress))
         if tried[-1].fits:
             break
     if all(count.plan is None for count in tried):
@@ -92,6 +99,7 @@ def _tried(
     folder: Path,
     device: str | None,
     count: int,
+    assume: bool,
     progress: Progress | None,
 ) -> Tried:
     devices = job.devices.model_copy(update={"count": count})
@@ -102,7 +110,15 @@ def _tried(
     )
     job = job.model_copy(update={"devices": devices, "fixed": pins, "recipe": lists})
     try:
-        planned = plan(job, definition, folder, device=device, effort=BEST, progress=progress)
+        planned = plan(
+            job,
+            definition,
+            folder,
+            device=device,
+            assume=assume,
+            effort=BEST,
+            progress=progress,
+        )
     except UserError as error:
         text = "; ".join(problem.what for problem in error.problems)
         return Tried(devices=count, plan=None, problem=text)

@@ -20,6 +20,7 @@ from autotune.process.run_folder import RunFolder
 from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import MICRO_BATCH, Candidate
+from autotune.space.packages import packages_to_install
 
 STARTS = {
     MICRO_BATCH: (1, 4, 16, 64, 256, 1024, 4096),
@@ -40,6 +41,7 @@ class Largest:
         possible_estimate: what that takes.
         too_large: the next one, which does not fit.
         bounded: whether larger ones were not tried.
+        packages: what it needs that is not on this machine.
         most_rows: of the job's optimizer step on a device; a larger micro-batch needs another job.
     """
 
@@ -53,6 +55,7 @@ class Largest:
     limit_bytes: int
     bounded: bool
     most_rows: int
+    packages: tuple[str, ...] = ()
 
 
 def largest(
@@ -62,6 +65,7 @@ def largest(
     knob: str,
     *,
     device: str | None,
+    assume: bool = True,
     progress: Progress | None = None,
 ) -> Largest:
     """Look for the largest value of a knob with which the job's default candidate surely fits.
@@ -79,7 +83,7 @@ def largest(
     run = RunFolder(path=scratch)
     job, kind = placed(job, device)
     with Servers(scratch) as servers:
-        facts = planned_facts(job, run, servers.first, kind)
+        facts = planned_facts(job, run, servers.first, kind, assume=assume)
         estimator = Estimator(
             job=job,
             facts=facts,
@@ -130,6 +134,9 @@ class LargestSearch:
             limit_bytes=self._estimator.limit,
             bounded=unsafe is None,
             most_rows=self._default.global_batch,
+            packages=tuple(
+                packages_to_install(self._estimator.job, self._estimator.facts, self._default)
+            ),
         )
 
     def _largest(

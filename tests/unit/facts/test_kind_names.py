@@ -4,8 +4,14 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.estimate.speed.datasheet import ceilings_of_kind
-from autotune.facts.device_kinds import device_kinds
-from autotune.facts.kind_names import KEPT_BY_CUDA, find_kind, more_kinds, squeezed
+from autotune.facts.device_kinds import HOST_SHARE, device_kinds
+from autotune.facts.kind_names import (
+    KEPT_BY_CUDA,
+    find_kind,
+    known_kind,
+    more_kinds,
+    squeezed,
+)
 
 GIB = 2**30
 SAME = {
@@ -69,6 +75,16 @@ def test_a_name_of_several_sizes_is_answered_with_them():
     assert "is sold with several sizes of memory" in message
     assert "GeForce RTX 3060 12 GB" in message and "GeForce RTX 3060 8 GB" in message
     assert find_kind("rtx 3060 12gb").memory_bytes == 12 * GIB
+
+
+def test_a_device_is_known_by_its_drivers_name_in_every_table():
+    assert known_kind("NVIDIA H200", 143771 * 2**20) is find_kind("h200")
+    other = known_kind("NVIDIA GeForce RTX 3070", 8 * GIB)
+    assert other is find_kind("rtx 3070")
+    assert other.interconnect.host_bytes_per_s == HOST_SHARE * 32e9
+    assert known_kind("some device", 8 * GIB) is None
+    unknown = find_kind("memory=24GiB").interconnect
+    assert unknown.host_bytes_per_s is None
 
 
 def test_a_gpu_by_its_figures_has_a_speed():

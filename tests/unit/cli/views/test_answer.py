@@ -9,6 +9,7 @@ from rich.console import Console
 from autotune.cli.views.answer import answer_plain, choices_table
 from autotune.cli.views.plan import plan_plain, plan_view
 from autotune.cli.views.words import format_speed
+from autotune.estimate.speed.step_time import TimeParts
 from autotune.plan.answer import answer_of
 from autotune.plan.choices import choices
 from autotune.plan.plan import Plan
@@ -111,9 +112,60 @@ def test_what_is_not_safe_says_so():
 
 def test_packages_that_are_not_here_are_named():
     job = make_job(global_batch_size=8, fixed={"use_liger_kernel": True, "loss_type": "nll"})
-    plan = made(estimated, job)
+    facts = make_facts("cuda")
+    plan = made(estimated, job, replace(facts, stack=replace(facts.stack, assumed=True)))
     assert "Install on the training machine: liger-kernel." in " ".join(text_of(plan).split())
     assert plan.answer.packages == ("liger-kernel",)
+
+
+def test_candidates_that_are_not_estimated_are_counted_with_their_reason():
+    optimizers = ["adamw_torch_fused", "galore_adamw"]
+    job = make_job(global_batch_size=8, recipe={"optim": optimizers})
+    facts = make_facts("cuda")
+    plan = made(estimated, job, replace(facts, stack=replace(facts.stack, assumed=True)))
+    text = " ".join(text_of(plan).split())
+    assert "candidates are not estimated: no trace can do without the package galore-torch" in text
+    (left_out,) = plan_plain(plan, plan.ranked())["not_estimated"]
+    assert left_out["count"] > 0 and "galore-torch" in left_out["reason"]
+
+
+def test_a_cost_that_is_not_known_is_said_and_ranks_behind_what_is_as_fast():
+    def unknown(candidate):
+        estimate = replace(estimated(candidate), tokens_per_s=9000.0)
+        cost = ("exchange",) if candidate.micro_batch == 1 else ()
+        return replace(estimate, left_out=cost)
+
+    plan = made(unknown)
+    assert plan.answer.choice.candidate.micro_batch == 2  # the leaner one has the unknown cost
+    text = " ".join(text_of(plan).split())
+    assert (
+        "<9k" in text and "<: at most; the time of exchange is not known, and not counted" in text
+    )
+    assert "<9000" in text_of(plan, 160, every=True)
+    alone = made(lambda c: replace(estimated(c), left_out=("exchange",)))
+    assert "Use 4 x 2" in text_of(alone)
+    said = answer_plain(alone, alone.answer)
+    assert (said["speed_error"], said["left_out"]) == (None, ["exchange"])
+    assert "at most 36k tokens/s (estimated, nobody knows how far off)" in said["text"]
+    assert "<" not in text_of(made(estimated))
+
+
+@pytest.mark.parametrize(
+    ("moved", "words"), [(0.0, "+-20%"), (0.2, "+-45%"), (0.5, "within a factor of 2.2")]
+)
+def test_the_more_is_moved_the_less_sure_is_the_speed(moved, words):
+    parts = TimeParts(matmul_s=1 - moved, exchange_s=moved)
+    plan = made(lambda c: replace(estimated(c), time_parts=parts))
+    assert f"(estimated, {words})" in " ".join(text_of(plan).split())
+
+
+def test_of_a_gpu_of_another_maker_no_error_is_claimed_and_no_run_promised():
+    facts = make_facts("cuda")
+    device = replace(facts.device, maker="AMD", capability=None)
+    text = " ".join(text_of(made(estimated, facts=replace(facts, device=device))).split())
+    assert "36k tokens/s (estimated, nobody knows how far off)" in text
+    assert "Note: nothing was tested on a GPU of AMD" in text
+    assert "`autotune run` knows no GPUs of AMD" in text
 
 
 def test_programs_get_the_answer_as_an_object():

@@ -7,6 +7,7 @@ import pytest
 from autotune.cli.views.tables import describe
 from autotune.estimate.formula.communication import (
     ADAM_BYTES,
+    BACKWARD_SHARE,
     DISK_READS,
     DISK_WRITES,
     HOST_BYTES_PER_S,
@@ -14,7 +15,9 @@ from autotune.estimate.formula.communication import (
     Exchange,
     disk_s,
     exchange_s,
+    gradients_out_s,
     group_bytes,
+    hidden_s,
     moved_s,
     sent_bytes,
 )
@@ -94,14 +97,35 @@ def test_weights_that_stay_gathered_are_gathered_once():
 
 def test_what_is_on_the_host_is_copied_and_updated_there():
     away = dataclasses.replace(ways()["3"], offload_optimizer_device="cpu")
-    copies = (1 + 1) * 4 / 2 / 8
+    gradients, copies = (4 + 2 * 4) / 2 / 8, 4 / 2 / 8
     update = ADAM_BYTES * GIB / HOST_BYTES_PER_S / 8
     assert moved_s(ways()["3"], WHAT, 1) == 0
-    assert moved_s(away, WHAT, 1) == pytest.approx(copies + update)
+    assert moved_s(away, WHAT, 1) == pytest.approx(gradients + copies + update)
     both_offloaded = dataclasses.replace(away, offload_param_device="cpu")
     assert moved_s(both_offloaded, WHAT, 2) == pytest.approx(
-        (2 + 1) * 4 / 2 / 8 + update + 2 * 2 * 8 / 2 / 8
+        (4 + 4 * 4) / 2 / 8 + copies + update + 2 * 2 * 8 / 2 / 8
     )
+
+
+@pytest.mark.parametrize(
+    ("stage", "at_one", "four"),
+    [(1, 4, 4 + 2 * 4), (2, 4, 4 + (4 + 3) * 4), (3, 4 + 2 * 4, 4 + 2 * 4 * 4)],
+)
+def test_gradients_go_out_in_float32_and_come_and_go_while_they_are_added_up(stage, at_one, four):
+    """A GiB of parameters, whose gradients are 4 GiB as they are computed (of 8 processes)."""
+    away = dataclasses.replace(ways()["3"], offload_optimizer_device="cpu", zero_stage=stage)
+    assert gradients_out_s(away, WHAT, 1) == pytest.approx(at_one / 8 / 2)
+    assert gradients_out_s(away, WHAT, 4) == pytest.approx(four / 8 / 2)
+    assert gradients_out_s(ways()["3"], WHAT, 4) == 0
+
+
+def test_gradients_on_their_way_out_hide_behind_backward_passes_where_they_overlap():
+    away = dataclasses.replace(ways()["2"], offload_optimizer_device="cpu")
+    out = gradients_out_s(away, WHAT, 1)
+    assert hidden_s(away, WHAT, 1, 1000.0) == out
+    assert hidden_s(away, WHAT, 1, out) == BACKWARD_SHARE * out
+    assert hidden_s(dataclasses.replace(away, overlap_comm=False), WHAT, 1, 1000.0) == 0
+    assert hidden_s(ways()["2"], WHAT, 1, 1000.0) == 0
 
 
 def test_what_is_on_disk_is_read_and_written_by_all_processes_of_a_machine_together():

@@ -19,11 +19,13 @@ from autotune.estimate.speed.ceilings import (
 from autotune.estimate.speed.linear import inverse, least_squares, solve
 from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
 from autotune.estimate.speed.step_time import (
+    FORWARD_SHARE,
     TERMS,
     TimeParts,
     in_sequence,
     step_parts,
     tokens_per_s,
+    with_offloading,
     work_time,
 )
 from autotune.probe.throughput import MicroStep, throughput
@@ -92,6 +94,14 @@ def test_on_cuda_the_longest_of_host_device_and_copies_counts(overhead, transfer
         overlapped=True,
     )
     assert parts.total == total
+
+
+def test_what_is_offloaded_hides_behind_the_forward_pass_alone():
+    busy = TimeParts(matmul_s=8, overhead_s=2, overlapped=True)
+    assert with_offloading(busy, 1).total == 8 + 1  # out: hidden; back: waited for
+    assert with_offloading(busy, 5).total == 8 + 2 * 5 - FORWARD_SHARE * 8
+    assert with_offloading(busy, 5).device_s == 8
+    assert not with_offloading(busy, 5).overlapped
 
 
 @given(PARTS)

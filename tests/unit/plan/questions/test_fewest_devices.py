@@ -16,7 +16,7 @@ def plans(monkeypatch, room):
     """Plans in which every candidate takes 80 GiB over as many devices; an odd batch at 4."""
     asked = []
 
-    def plan(job, definition, folder, *, device, effort, progress):
+    def plan(job, definition, folder, *, device, assume, effort, progress):
         devices = job.devices.count
         asked.append((devices, device))
         if devices == 4:
@@ -75,9 +75,11 @@ def test_the_first_number_on_which_something_fits_ends_it(monkeypatch, tmp_path)
 def test_one_device_does_without_what_only_divides(fixed, left_out, monkeypatch, tmp_path):
     asked = []
 
-    def plan(job, definition, folder, *, device, effort, progress):
+    def plan(job, definition, folder, *, device, assume, effort, progress):
         asked.append(job.fixed)
-        return made(job, definition, folder, device=device, effort=effort, progress=progress)
+        return made(
+            job, definition, folder, device=device, assume=assume, effort=effort, progress=progress
+        )
 
     plans(monkeypatch, 90 * GIB)
     made = module.plan

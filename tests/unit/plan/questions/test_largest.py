@@ -42,8 +42,9 @@ class Imagined(Estimator):
         }
 
 
-def answered(folder, knob, safe, possible):
-    job, facts = make_job(), make_facts("cuda")
+def answered(folder, knob, safe, possible, **pins):
+    job, facts = make_job(fixed=pins), make_facts("cuda")
+    facts = dataclasses.replace(facts, stack=dataclasses.replace(facts.stack, assumed=True))
     estimator = Imagined(
         job=job,
         facts=facts,
@@ -99,3 +100,12 @@ def test_it_is_said_in_sentences(tmp_path, safe, possible, said):
     plain = largest_plain(answer)
     assert (plain["value"], plain["too_large"]) == (safe or None, possible + 1)
     assert (plain["possible"] or safe) == possible
+
+
+def test_what_it_needs_that_is_not_here_is_said(tmp_path):
+    kernel = {"attn_implementation": "flash_attention_2"}
+    answer, _ = answered(tmp_path, ROWS, 10, 10, **kernel)
+    assert "Install on the training machine: flash-attn." in list(largest_lines(answer))
+    assert largest_plain(answer)["packages"] == ["flash-attn"]
+    plain, _ = answered(tmp_path, ROWS, 10, 10)
+    assert largest_plain(plain)["packages"] == []

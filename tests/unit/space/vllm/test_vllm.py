@@ -205,7 +205,7 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
     if not problem:
         assert "vLLM was not run" in verdict.reason
     # Where it is installed the launch is the job itself.
-    facts_there = replace(machine_facts, stack=replace(machine_facts.stack, vllm=True))
+    facts_there = replace(machine_facts, stack=replace(machine_facts.stack, absent=()))
     assert judge(report, state, (900.0, 9.0), None, ranked, launched(facts_there), "").verified
     assert vllm_runs(launched(facts_there))
 
