@@ -6,7 +6,7 @@ import click
 
 from autotune.cli.job_options import guarded, print_json
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
-from autotune.errors import user_error
+from autotune.errors import EXIT_INTERRUPTED, user_error
 
 NOW_COMMANDS = {
     "--max": "autotune limits JOB --of {value}",
@@ -47,6 +47,7 @@ def command(
 
     Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
     `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
+    Ctrl-C ends it with what is known by then, and with exit code 130.
     """
     _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
     from autotune.plan.engines import EVERY, PROMISING
@@ -81,7 +82,9 @@ def command(
         named = "JOB" if planned.job is None else str(planned.job)
         command = f"`autotune run {named}` on the training machine measures and verifies it."
         view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
-        Console(width=width).print(*view, highlight=False)
+        Console(width=width).print(*view, sep="", highlight=False)
+    if answer.unfinished:
+        return EXIT_INTERRUPTED
     return 0 if any(estimate.fits for estimate in answer.estimates.values()) else 1
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -80,9 +80,17 @@ class Servers:
 
 
 def traced_in_children(
-    tasks: Sequence[VariantTask], servers: Servers, folder: Path, progress: Progress
+    tasks: Sequence[VariantTask],
+    servers: Servers,
+    folder: Path,
+    progress: Progress,
+    heard: Callable[[int, EstimateReply], None] | None = None,
 ) -> list[EstimateReply]:
-    """Answer the tasks, one child at a time for each server."""
+    """Answer the tasks, one child at a time for each server.
+
+    Args:
+        heard: called with each reply as it comes, and the index of its task.
+    """
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(tasks)):
         numbers.put(number)
@@ -97,6 +105,8 @@ def traced_in_children(
                 task = tasks[number]
                 path = folder / f"{number:04d}"
                 replies[number] = _in_child(task, server, path, count.watcher(task))
+                if heard is not None:
+                    heard(number, replies[number])
 
     pool = ThreadPoolExecutor()
     try:

@@ -21,6 +21,7 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
 from autotune.plan.choices import is_safe
+from autotune.plan.known import Known
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import Member, VariantTask
@@ -35,6 +36,7 @@ MOST_SETTLED = 3
 """So often all layers are traced, where that puts another candidate first."""
 RULED_OUT = 0.95
 """What does not fit with this probability is not looked at more closely."""
+Heard = Callable[[int, EstimateReply], None]
 Rank = tuple[bool, float]
 """(does not fit, less tokens/s, or where it does not fit more bytes): the least comes first."""
 
@@ -78,13 +80,21 @@ def answered(
     servers: Servers,
     folder: Path,
     progress: Progress,
+    known: Known | None = None,
 ) -> list[EstimateReply]:
-    """The reply to each task."""
+    """The reply to each task.
+
+    Args:
+        known: hears of the replies as they come.
+    """
     engines = [number for number, task in enumerate(tasks) if task.engine]
     answers = EngineEstimates(
         tasks,
         budget,
-        lambda subset, name: traced_in_children(subset, servers, folder / name, progress),
+        lambda subset, name, heard: traced_in_children(
+            subset, servers, folder / name, progress, heard
+        ),
+        known or Known(),
     )
     if budget.ceilings is None or not engines:
         answers.trace(range(len(tasks)))
@@ -106,26 +116,40 @@ class EngineEstimates:
         self,
         tasks: Sequence[VariantTask],
         budget: TraceBudget,
-        children: Callable[[Sequence[VariantTask], str], list[EstimateReply]],
+        children: Callable[[Sequence[VariantTask], str, Heard], list[EstimateReply]],
+        known: Known,
     ) -> None:
         self._tasks, self._budget, self._children = tasks, budget, children
-        self.replies: dict[int, EstimateReply] = {}
+        self._known = known
+
+    @property
+    def replies(self) -> Mapping[int, EstimateReply]:
+        """The best reply to each task so far."""
+        return self._known.replies
 
     def adjust(self) -> None:
         """Answer for all engines by formula, from traces without one."""
         shared = bases(self._tasks)
-        copies = self._children([base.task for base in shared], "copies")
-        for base, reply in zip(shared, copies, strict=True):
-            self.replies |= dict(shared_out(base, reply, self._tasks))
+        self._children(
+            [base.task for base in shared],
+            "copies",
+            lambda place, reply: self._known.add(
+                dict(shared_out(shared[place], reply, self._tasks))
+            ),
+        )
 
     def trace(self, numbers: Sequence[int]) -> None:
         """Trace these tasks, with their engines."""
-        subset = [self._tasks[number] for number in numbers]
-        for number, reply in zip(
-            numbers, self._children(subset, f"from-{min(numbers, default=0)}"), strict=True
-        ):
+
+        def heard(place: int, reply: EstimateReply) -> None:
+            number = numbers[place]
             formula = self.replies.get(number)
-            self.replies[number] = reply if formula is None else traced_or_not(formula, reply)
+            if formula is not None:
+                reply = traced_or_not(formula, reply)
+            self._known.add({number: reply})
+
+        subset = [self._tasks[number] for number in numbers]
+        self._children(subset, f"from-{min(numbers, default=0)}", heard)
 
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
@@ -151,7 +175,7 @@ class EngineEstimates:
                 return
             settled.add((number, place))
             tasks = [with_all_layers(task, place, rank) for rank in ranks]
-            replies = self._children(tasks, f"whole-{number}-{place}")
+            replies = self._children(tasks, f"whole-{number}-{place}", _unheard)
             if any(reply.problem is not None for reply in replies):
                 return
             of_ranks = [reply.points[0] for reply in replies]
@@ -159,7 +183,7 @@ class EngineEstimates:
             host_bytes = max(point.host_bytes for point in of_ranks)
             fullest = dataclasses.replace(fullest, host_bytes=host_bytes)
             points = [*reply.points[:place], fullest, *reply.points[place + 1 :]]
-            self.replies[number] = dataclasses.replace(reply, points=points)
+            self._known.add({number: dataclasses.replace(reply, points=points)})
 
     def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
         """How each task ranks: as its first candidate does."""
@@ -182,6 +206,10 @@ class EngineEstimates:
             first = min(range(len(ranks)), key=lambda n: ranks[n])
             ranked[number] = ranks[first], task.members[first]
         return ranked
+
+
+def _unheard(place: int, reply: EstimateReply) -> None:
+    """A reply that counts only with others."""
 
 
 def with_all_layers(task: VariantTask, place: int, rank: int) -> VariantTask:

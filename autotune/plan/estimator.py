@@ -18,6 +18,7 @@ from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers
 from autotune.plan.device import allocator_limit
 from autotune.plan.engines import PROMISING, Effort, TraceBudget, answered
+from autotune.plan.known import Known
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.space.knobs import Candidate
@@ -59,11 +60,13 @@ class Estimator:
             cache=self.cache.traces,
         )
 
-    def replies(self, tasks: Sequence[VariantTask]) -> list[EstimateReply]:
-        """What the traces came to."""
+    def replies(
+        self, tasks: Sequence[VariantTask], known: Known | None = None
+    ) -> list[EstimateReply]:
+        """What the traces came to; `known` hears of each as it comes."""
         budget = TraceBudget(limit=self.limit, ceilings=self.ceilings, effort=self.effort)
         folder = self.folder / f"{next(self._numbers):03d}"
-        return answered(tasks, budget, self.servers, folder, self.progress)
+        return answered(tasks, budget, self.servers, folder, self.progress, known)
 
     def combined(
         self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]

@@ -6,14 +6,17 @@ A run probes these values all the same; so does `autotune plan --all`.
 import dataclasses
 from collections.abc import Iterator
 
+from autotune.estimate.variant import liger_is_traced
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
+from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import Knob
+from autotune.space.knobs import Candidate, Knob
 from autotune.space.packages import package_facts
 
 SAME_ESTIMATES = ("dataloader_num_workers",)
 """Knobs that no estimate hears of."""
+ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
 SAMPLING = "train_sampling_strategy"
 
 
@@ -35,8 +38,51 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
         yield "attn_implementation", tuple(_other_kernels(facts))
     if "optim" not in names and facts.device.kind == "cuda":
         yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
-    if SAMPLING not in names and facts.data.quantiles.get("p1") == facts.data.longest:
+    if LIGER not in names:
+        yield LIGER, (not _liger_is_traced(job, facts),)
+    if SAMPLING not in names and not _ragged(facts):
         yield SAMPLING, None  # rows are of one length
+
+
+def _liger_is_traced(job: Job, facts: Facts) -> bool:
+    """Whether Liger's kernels are in the estimate, where less memory and time then are; else the
+    same is estimated with and without."""
+    there = package_facts(facts)["stack.liger"]
+    fused = facts.stack.fused_head
+    return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
+
+
+def _ragged(facts: Facts) -> bool:
+    """Whether rows are of many lengths."""
+    return facts.data.quantiles.get("p1") != facts.data.longest
+
+
+def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
+    """The space without candidates that no estimate prefers to their like.
+
+    Where nobody chose the kernel of attention and flash-attn is there, it takes rows of many
+    lengths, and flattens them where it can. Rows of one length, and single ones, do without it.
+    """
+    free = {knob.name for knob in space.free_knobs}
+    if ATTENTION not in free or not facts.model.sdpa:
+        return space
+    flat = {_without_padding(c) for c in space.candidates if c.values.get(PADDING_FREE)}
+
+    def is_preferred(candidate: Candidate) -> bool:
+        flash = str(candidate.values.get(ATTENTION)).startswith("flash")
+        if candidate.micro_batch == 1 or not _ragged(facts):
+            return not flash
+        padded = not candidate.values.get(PADDING_FREE)
+        return flash and not (padded and _without_padding(candidate) in flat)
+
+    candidates = tuple(filter(is_preferred, space.candidates))
+    return dataclasses.replace(space, candidates=candidates) if candidates else space
+
+
+def _without_padding(candidate: Candidate) -> str:
+    """The same text for candidates that differ in what they do with padding only."""
+    values = {k: v for k, v in candidate.values.items() if k not in (PADDING_FREE, SAMPLING)}
+    return f"{values} {candidate.gradient_accumulation_steps}"
 
 
 def _other_kernels(facts: Facts) -> Iterator[KnobValue]:

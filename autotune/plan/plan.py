@@ -19,11 +19,13 @@ from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import AT_ONCE, Servers
-from autotune.plan.choices import Choice, choices, order
+from autotune.plan.choices import Choice, order
 from autotune.plan.device import placed, planned_facts, planned_limit
+from autotune.plan.draft import Draft, draft_of
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
-from autotune.plan.narrowing import narrowed
+from autotune.plan.known import Known
+from autotune.plan.narrowing import narrowed, narrowed_space
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
 from autotune.process.run_folder import RunFolder
@@ -44,6 +46,7 @@ class Plan:
         devices: how many train together, on `nodes` machines.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
+        unfinished: how many candidates have no estimate, because the user stopped the plan.
         by_formula: how many of the candidates are spread by an engine that was not traced for them.
         choices: the candidates as a person tells them apart, the best first.
         answer: what to use; None: nothing fits.
@@ -63,6 +66,7 @@ class Plan:
     nodes: int = 1
     host_limit_bytes: int | None = None
     by_formula: int = 0
+    unfinished: int = 0
     choices: tuple[Choice, ...] = ()
     answer: Answer | None = None
     packages: tuple[str, ...] = ()
@@ -111,14 +115,16 @@ def plan(
             servers.begin(AT_ONCE)
         facts = stored[0] if stored else planned_facts(job, run, servers.first, kind, assume=assume)
         space = bind(definition if whole_space else narrowed(definition, job, facts), job, facts)
+        space = space if whole_space else narrowed_space(space, job, facts)
         space = _of_default(space) if only_default else space
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress)
         replies = _Replies(estimator, None if stored is None else stored[1])
-        tasks = estimator.tasks(space.candidates)
-        estimates = estimator.combined(tasks, replies.of(tasks))
-        folded = _choices(space, estimates, job)
-        answer = None if only_default else _answer(folded, estimator, replies)
-    if not stored and key and not any(map(_failed, replies.given)):
+        draft = _draft(space, estimator, replies)
+        space, estimates, folded = draft.space, draft.estimates, draft.choices
+        answer = None if only_default else answer_of(folded, job, facts)
+        if not draft.left_out:
+            answer = _with_alternative(answer, estimator, replies)
+    if not stored and key and not draft.left_out and not any(map(_failed, replies.given)):
         cache.write(key, facts, replies.given)
     return Plan(
         facts=facts,
@@ -135,7 +141,8 @@ def plan(
         cached=stored is not None,
         not_installed=not_installed(job, facts),
         host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
-        by_formula=_by_formula(tasks, replies.given),
+        by_formula=draft.by_formula,
+        unfinished=draft.left_out,
     )
 
 
@@ -154,25 +161,51 @@ class _Replies:
         self._estimator, self._remembered = estimator, remembered
         self.given: list[EstimateReply] = []
 
-    def of(self, tasks: Sequence[VariantTask]) -> list[EstimateReply]:
-        """The replies to these tasks."""
+    def of(self, tasks: Sequence[VariantTask], known: Known) -> None:
+        """Let `known` have the replies to these tasks, as they come."""
         if self._remembered is None:
-            replies = self._estimator.replies(tasks)
+            self.given += self._estimator.replies(tasks, known)
         else:
             begin = len(self.given)
-            replies = list(self._remembered[begin : begin + len(tasks)])
-        self.given += replies
-        return replies
+            self.given += self._remembered[begin : begin + len(tasks)]
+            known.add(dict(enumerate(self.given[begin:])))
 
 
-def _answer(folded: Sequence[Choice], estimator: Estimator, replies: _Replies) -> Answer | None:
-    """What to use; where weights are in float32 because nobody chose, with what bfloat16 takes."""
-    answer = answer_of(folded, estimator.job, estimator.facts)
+def _draft(space: SearchSpace, estimator: Estimator, replies: _Replies) -> Draft:
+    """What all traces come to; where the user stops them, what is known by then.
+
+    Raises:
+        KeyboardInterrupt: the user stopped them, and nothing is known yet.
+    """
+    tasks = estimator.tasks(space.candidates)
+    devices = estimator.job.devices.total
+    shown: list[str] = []
+
+    def improved() -> None:
+        best = draft_of(space, estimator, tasks, known.replies).choices[0]
+        if best.estimate.fits and best.candidate.key not in shown[-1:]:
+            shown.append(best.candidate.key)
+            estimator.progress.improved(best, space, devices)
+
+    known = Known(improved)
+    try:
+        replies.of(tasks, known)
+    except KeyboardInterrupt:
+        if not known.replies:
+            raise
+    return draft_of(space, estimator, tasks, known.replies)
+
+
+def _with_alternative(
+    answer: Answer | None, estimator: Estimator, replies: _Replies
+) -> Answer | None:
+    """The answer; where weights are in float32 because nobody chose, with what bfloat16 takes."""
     other = None if answer is None else in_bfloat16(estimator.job, answer.choice.candidate)
     if answer is None or other is None:
         return answer
-    tasks = estimator.tasks([other])
-    estimate = estimator.combined(tasks, replies.of(tasks))[other.key]
+    known, tasks = Known(), estimator.tasks([other])
+    replies.of(tasks, known)
+    estimate = estimator.combined(tasks, [known.replies[0]])[other.key]
     return dataclasses.replace(answer, alternative=estimate)
 
 
@@ -211,15 +244,5 @@ def _estimator(
     )
 
 
-def _choices(space: SearchSpace, estimates: Mapping[str, Estimate], job: Job) -> list[Choice]:
-    pairs = [(candidate, estimates[candidate.key]) for candidate in space.candidates]
-    return choices(space, pairs, job.devices.total)
-
-
 def _failed(reply: EstimateReply) -> bool:
     return bool(reply.problem or reply.engine_problem)
-
-
-def _by_formula(tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]) -> int:
-    pairs = zip(tasks, replies, strict=False)
-    return sum(len(task.members) for task, reply in pairs if reply.by_formula)

@@ -6,8 +6,10 @@ from typing import Any
 
 from autotune.estimate.protocol import POINT
 from autotune.job.job import Job
+from autotune.plan.choices import Choice
 from autotune.plan.variants import VariantTask
 from autotune.process.limits import Watcher
+from autotune.space.bind import SearchSpace
 
 
 class Progress:
@@ -30,6 +32,9 @@ class Progress:
 
     def estimated(self, done: int, of: int) -> None:
         """So many of the candidates that have to be traced are estimated."""
+
+    def improved(self, best: Choice, space: SearchSpace, devices: int) -> None:
+        """Of what is estimated so far another choice is the best."""
 
 
 class Count:

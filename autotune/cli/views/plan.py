@@ -66,6 +66,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "not_installed": plan.not_installed,
         "notes": list(plan.space.notes),
         "cached": plan.cached,
+        "unfinished": plan.unfinished,
         "seconds": plan.seconds,
     }
 
@@ -119,6 +120,11 @@ def plan_view(
     if plan.packages and len(plan.space.candidates) == 1:
         yield f"{install_text(plan.packages)}\n"
     yield _count_line(plan)
+    if plan.unfinished:
+        yield (
+            f"stopped: {plan.unfinished} more candidates have no estimate yet; one of them may be "
+            "better\n"
+        )
     for left_out in plan.space.exclusions:
         if left_out.reason in NOT_ESTIMATED:
             yield f"{left_out.count} candidates are not estimated: {escape(left_out.reason)}\n"
