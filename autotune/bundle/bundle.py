@@ -9,7 +9,7 @@ from autotune.bundle.accelerate_config import accelerate_config
 from autotune.bundle.check.check import disagreements, of_bundle
 from autotune.bundle.launch_script import launch_script, missing_fields
 from autotune.bundle.multi_node import NODES_SCRIPT, SLURM_SCRIPT, nodes_script, slurm_script
-from autotune.bundle.readme import readme
+from autotune.bundle.readme import how_to_launch, readme
 from autotune.bundle.recipe_costs import recipe_costs
 from autotune.bundle.trainer_config import trainer_config
 from autotune.bundle.vllm_script import FILE as SERVE_SCRIPT
@@ -30,6 +30,7 @@ from autotune.space.vllm.server import Split, split_of
 from autotune.training.registry import own_script
 
 SCHEMA = 1
+RECOMMENDATION = "recommendation.json"
 AUTO_FILE = "deepspeed_auto.json"
 """For those who keep TrainingArguments of their own."""
 
@@ -41,9 +42,8 @@ def bundle_files(
     *,
     python: str,
     output_dir: str,
-    space_size: int,
+    origin: str,
     recipe_knobs: Sequence[str],
-    probes: int,
     verification: dict[str, Any] | None,
 ) -> dict[str, str]:
     """File name -> text. The same recommendation gives the same bytes.
@@ -51,9 +51,8 @@ def bundle_files(
     Args:
         python: interpreter that launches.
         output_dir: where training writes unless the job says otherwise.
-        space_size: candidates in the space.
+        origin: how it was found, as a sentence.
         recipe_knobs: those that the job varies.
-        probes: how many were probed.
         verification: what verification found; None before it ran.
 
     Raises:
@@ -65,33 +64,46 @@ def bundle_files(
     costs = recipe_costs(measured, recipe_knobs)
     plain = recommendation_plain(recommendation, job, facts, verification)
     return {
-        **_launched_files(chosen, python),
-        "recommendation.json": _json({**plain, "recipe_costs": costs}),
+        **launched_files(chosen, python),
+        RECOMMENDATION: as_json({**plain, "recipe_costs": costs}),
         "README.md": readme(
             recommendation,
             model=facts.model.name,
-            device=facts.device.name,
+            origin=origin,
             work=work_of(chosen.config),
-            missing=missing_fields(chosen.config, METHODS[job.method]),
-            first=SERVE_SCRIPT if wants_server(chosen.config) else None,
-            processes=chosen.processes,
-            split=split_of(job, facts, candidate.values, chosen.processes),
+            launch=launch_lines(chosen),
             assumed=job.assumed,
             verification=verification,
             costs=costs,
-            space_size=space_size,
-            probes=probes,
         ),
     }
 
 
-def _launched_files(chosen: Settings, python: str) -> dict[str, str]:
+def found_by(probes: int, candidates: int, device: str) -> str:
+    """How a run found its recommendation, as a sentence."""
+    return f"Found by autotune on {device}: {probes} probes out of {candidates} candidates."
+
+
+def launch_lines(chosen: Settings) -> list[str]:
+    """How the bundle of a candidate is launched, in sentences."""
+    job, values = chosen.job, chosen.candidate.values
+    return how_to_launch(
+        missing=missing_fields(chosen.config, METHODS[job.method]),
+        uses_vllm=bool(values.get("use_vllm")),
+        first=SERVE_SCRIPT if wants_server(chosen.config) else None,
+        processes=chosen.processes,
+        machines=job.devices.nodes,
+        split=split_of(job, chosen.facts, values, chosen.processes),
+    )
+
+
+def launched_files(chosen: Settings, python: str) -> dict[str, str]:
     """What the launch reads; files that contradict each other are refused."""
     job, facts, sharding = chosen.job, chosen.facts, chosen.sharding
     moved = scaling(job, chosen.candidate)
     method = METHODS[job.method]
-    missing = missing_fields(chosen.config, method)
     split = split_of(job, facts, chosen.candidate.values, chosen.processes)
+    one_machine = job.devices.nodes == 1
     files = {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
         "accelerate.yaml": accelerate_config(
@@ -99,15 +111,7 @@ def _launched_files(chosen: Settings, python: str) -> dict[str, str]:
             precision=resolve_precision(job, facts.device)[0],
             sharding=sharding,
         ),
-        "launch.sh": launch_script(
-            method=method,
-            python=python,
-            environment=chosen.environment,
-            threads=threads(facts, chosen.processes),
-            missing=missing,
-            sharding=sharding,
-            split=split,
-        ),
+        **({"launch.sh": _on_one_machine(chosen, python, split)} if one_machine else {}),
         **_files_of_several(chosen, python, split),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
         **(
@@ -120,6 +124,20 @@ def _launched_files(chosen: Settings, python: str) -> dict[str, str]:
     if problems:
         raise UserError(*problems)
     return files
+
+
+def _on_one_machine(chosen: Settings, python: str, split: Split | None) -> str:
+    """The launch of all processes on this machine."""
+    method = METHODS[chosen.job.method]
+    return launch_script(
+        method=method,
+        python=python,
+        environment=chosen.environment,
+        threads=threads(chosen.facts, chosen.processes),
+        missing=missing_fields(chosen.config, method),
+        sharding=chosen.sharding,
+        split=split,
+    )
 
 
 def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dict[str, str]:
@@ -173,16 +191,9 @@ def recommendation_plain(
     verification: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """`recommendation.json` as data."""
-    precision, reason = resolve_precision(job, facts.device)
     return {
-        "schema": SCHEMA,
-        "method": job.method,
-        "model": facts.model.name,
+        **origin_plain(job, facts),
         "weights_probed": facts.model.weights,
-        "device": facts.device.name,
-        "versions": facts.stack.versions,
-        "precision": {"value": precision, "reason": reason},
-        "assumed": list(job.assumed),
         "chosen": _ranked(recommendation.chosen),
         "reasons": list(recommendation.reasons),
         "ties": [_ranked(candidate) for candidate in recommendation.ties],
@@ -195,7 +206,22 @@ def recommendation_plain(
     }
 
 
-def _json(data: dict[str, Any]) -> str:
+def origin_plain(job: Job, facts: Facts) -> dict[str, Any]:
+    """What a recommendation is for, and made with, as data."""
+    precision, reason = resolve_precision(job, facts.device)
+    return {
+        "schema": SCHEMA,
+        "method": job.method,
+        "model": facts.model.name,
+        "device": facts.device.name,
+        "versions": facts.stack.versions,
+        "precision": {"value": precision, "reason": reason},
+        "assumed": list(job.assumed),
+    }
+
+
+def as_json(data: dict[str, Any]) -> str:
+    """Data as JSON text, the same bytes for the same data."""
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.bundle.launch_script import data_kinds, flags
 from autotune.search.job_time import Work
 from autotune.search.recommend import Ranked, Recommendation
-from autotune.space.knobs import value_label
+from autotune.space.knobs import Candidate, value_label
 from autotune.space.vllm.server import Split
 from autotune.units import format_bytes, format_seconds
 
@@ -17,31 +17,25 @@ def readme(
     recommendation: Recommendation,
     *,
     model: str,
-    device: str,
+    origin: str,
     work: Work,
-    missing: Sequence[str],
-    first: str | None,
-    processes: int,
-    split: Split | None,
+    launch: Sequence[str],
     assumed: Sequence[str],
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
-    space_size: int,
-    probes: int,
 ) -> str:
     """The bundle's page as Markdown text.
 
     Args:
-        first: a script of the bundle that has to run beside the launch.
-        processes: that train, one for each device.
-        split: which of the job's GPUs train, and which are that script's.
+        origin: how it was found, as a sentence.
+        launch: how it is launched, in sentences (`how_to_launch`).
     """
     winner = recommendation.chosen
     lines = [
         f"# {model}: recommended configuration",
         "",
-        f"Found by autotune on {device}: {probes} probes out of {space_size} candidates.",
-        *_how_to_launch(winner, missing, first, processes, split),
+        origin,
+        *launch,
         *(f"Not measured: {assumption}." for assumption in assumed),
         *("", "## Why this one", ""),
         *[f"- {reason}" for reason in recommendation.reasons],
@@ -56,7 +50,7 @@ def readme(
         "",
         "## The knobs",
         "",
-        *_knobs(winner),
+        *knobs_table(winner.candidate),
     ]
     for knob, values in costs.items():
         lines += ["", f"## What each `{knob}` costs", "", *_costs(values)]
@@ -64,39 +58,56 @@ def readme(
     return "\n".join(lines) + "\n"
 
 
-def _knobs(winner: Ranked) -> list[str]:
-    knobs = winner.candidate.knobs
+def knobs_table(candidate: Candidate) -> list[str]:
+    """The knobs of a candidate as the lines of a table."""
+    knobs = candidate.knobs
     rows = [f"| `{name}` | `{value_label(knobs[name])}` |" for name in sorted(knobs)]
     return ["| knob | value |", "|---|---|", *rows]
 
 
-def _how_to_launch(
-    winner: Ranked,
+def how_to_launch(
+    *,
     missing: Sequence[str],
+    uses_vllm: bool,
     first: str | None,
     processes: int,
+    machines: int,
     split: Split | None,
 ) -> list[str]:
-    several_processes = f"It starts {processes} processes on this machine, one for each device. "
+    """How a bundle is launched, in sentences.
+
+    Args:
+        missing: fields that a launch has to be told.
+        first: a script of the bundle that has to run beside the launch.
+        processes: that train, one for each device of all machines.
+        split: which of the job's GPUs train, and which are that script's.
+    """
+    check = "`autotune check FOLDER` says whether the files still agree after you changed one."
+    several = f"It starts {processes} processes on this machine, one for each device. "
     if split is None:
-        several_processes += (
-            "To spread them over several machines, run `launch_nodes.sh` on each, or "
-        )
-        several_processes += "submit `launch.slurm`. "
-    several_processes += (
-        "`autotune check FOLDER` says whether the files still agree after you changed one."
-    )
+        several += "To spread them over several machines, run `launch_nodes.sh` on each, or "
+        several += "submit `launch.slurm`. "
     where = "on other GPUs (it says how)"
     if split is not None:
         trains, generates = (_gpu_list(gpus) for gpus in (split.training, split.generating))
         where = f"in a shell of its own: it generates on {generates}, while {trains} train"
         where += "s" if len(split.training) == 1 else ""
-    return [
-        *([f"Start `{first}` first, {where}."] if first else []),
-        *([NEEDS_VLLM] if winner.candidate.values.get("use_vllm") else []),
+    launch = [
         f"Launch it with `bash launch.sh{flags(missing)}`; arguments are passed on to TRL.",
         *data_kinds(missing),
-        *([several_processes] if processes > 1 else []),
+        *([several + check] if processes > 1 else []),
+    ]
+    if machines > 1:
+        launch = [
+            f"It trains with {processes} processes on {machines} machines, one for each device: "
+            f"run `bash launch_nodes.sh{flags(missing)}` on each (it says how), or submit "
+            f"`launch.slurm`. {check}",
+            *data_kinds(missing),
+        ]
+    return [
+        *([f"Start `{first}` first, {where}."] if first else []),
+        *([NEEDS_VLLM] if uses_vllm else []),
+        *launch,
     ]
 
 
@@ -117,15 +128,19 @@ def _alternatives(recommendation: Recommendation) -> list[str]:
     return lines
 
 
+def step_name(candidate: Candidate) -> str:
+    """What the time of a step is of."""
+    epochs = candidate.values.get("num_ppo_epochs")
+    return f"update ({epochs} optimizer steps)" if epochs else "optimizer step"
+
+
 def _expectations(winner: Ranked, work: Work) -> list[str]:
     measurement = winner.measurement
-    epochs = winner.candidate.values.get("num_ppo_epochs")
-    step = f"update ({epochs} optimizer steps)" if epochs else "optimizer step"
     noise, vllm = measurement.relative_uncertainty, measurement.vllm_bytes
     lines = [
         f"- {winner.tokens_per_s:.0f} real tokens/s"
         + (f" (+-{100 * noise:.1f}%)" if noise is not None else ""),
-        f"- {format_seconds(measurement.step_time_s or 0)} per {step}",
+        f"- {format_seconds(measurement.step_time_s or 0)} per {step_name(winner.candidate)}",
         f"- peak memory {format_bytes(winner.peak_memory_bytes)}, on the worst batch of the data"
         + (f" ({format_bytes(vllm)} of it vLLM's, by its settings)" if vllm else ""),
     ]

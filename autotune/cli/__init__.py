@@ -18,7 +18,7 @@ COMMANDS = {
     "limits": "Say how far a job can go: largest micro-batch, longest rows, fewest devices.",
     "advise": "Say what would make a job fit, each change with its price in speed.",
     "probe": "Measure one candidate of a job.",
-    "verify": "Launch the bundle of a run for a few steps and compare with its promise.",
+    "verify": "Launch the bundle of a run or a plan for a few steps and compare with its promise.",
     "emit": "Write the bundle of a run, or of one of its probes, again.",
     "check": "Say whether the files of a launch agree, before it runs.",
     "report": "Show what a run measured and recommends.",

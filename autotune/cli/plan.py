@@ -1,12 +1,14 @@
 """`autotune plan`."""
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 import click
 
 from autotune.cli.job_options import guarded, print_json
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
-from autotune.errors import EXIT_INTERRUPTED, user_error
+from autotune.errors import EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
 
 NOW_COMMANDS = {
     "--max": "autotune limits JOB --of {value}",
@@ -28,6 +30,13 @@ NOW_COMMANDS = {
     help="Trace DeepSpeed and FSDP for every candidate, not for the most promising only (slow).",
 )
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many rows.")
+@click.option(
+    "--emit",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Write the bundle of the answer there, marked as not verified. Where nothing is safe, "
+    "nothing is written and the exit code is 1.",
+)
 @click.option("--max", "maximum", hidden=True)
 @click.option("--min-devices", is_flag=True, hidden=True)
 @click.option("--advise", is_flag=True, hidden=True)
@@ -37,6 +46,7 @@ def command(
     fits: bool,
     top: int | None,
     trace_all: bool,
+    emit: Path | None,
     maximum: str | None,
     min_devices: bool,
     advise: bool,
@@ -50,11 +60,15 @@ def command(
     Ctrl-C ends it with what is known by then, and with exit code 130.
     """
     _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
+    from autotune.bundle.mark import MARK
     from autotune.plan.engines import EVERY, PROMISING
     from autotune.plan.plan import plan
+    from autotune.run.planned_bundle import refuse_used
 
     planned = PlannedJob.of(options)
     job, definition = planned.loaded()
+    if emit is not None:
+        refuse_used(emit)
     with scratch_folder() as folder, shown_progress() as progress:
         answer = plan(
             job,
@@ -67,25 +81,49 @@ def command(
             effort=EVERY if trace_all else PROMISING,
             progress=progress,
         )
-    pairs = [(candidate, estimate) for candidate, estimate in answer.ranked()]
-    chosen = [pair for pair in pairs if pair[1].fits or not fits][:top]
+    bundle = None if emit is None else _emitted(answer, job, emit)
+    chosen = [pair for pair in answer.ranked() if pair[1].fits or not fits][:top]
     if as_json:
         from autotune.cli.views.plan import plan_plain
 
-        print_json(plan_plain(answer, chosen))
+        path = None if bundle is None else str(bundle)
+        print_json({**plan_plain(answer, chosen), "bundle": path})
     else:
         from rich.console import Console
 
         from autotune.cli.views.plan import plan_view
 
         width = None if Console().is_terminal else 160 if every else 80
-        named = "JOB" if planned.job is None else str(planned.job)
-        command = f"`autotune run {named}` on the training machine measures and verifies it."
+        command = _next_step(planned.job, None if bundle is None else emit)
         view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
         Console(width=width).print(*view, sep="", highlight=False)
+        if bundle is not None:
+            click.echo(f"bundle: {bundle} ({MARK})")
     if answer.unfinished:
         return EXIT_INTERRUPTED
+    if emit is not None and bundle is None:
+        return EXIT_NOTHING_FITS
     return 0 if any(estimate.fits for estimate in answer.estimates.values()) else 1
+
+
+def _next_step(job: Path | None, emitted: Path | None) -> str:
+    """What goes on from the answer, as a sentence."""
+    if emitted is not None:
+        folder = shlex.quote(str(emitted))
+        return f"`autotune verify {folder}` on the training machine verifies it."
+    named = "JOB" if job is None else str(job)
+    return f"`autotune run {named}` on the training machine measures and verifies it."
+
+
+def _emitted(answer: Any, job: Any, folder: Path) -> Path | None:
+    """The bundle of a plan's answer, written now; None: nothing is safe, which is said."""
+    from autotune.run.planned_bundle import emit_plan, unsafe_reason
+
+    unsafe = unsafe_reason(answer)
+    if unsafe is None:
+        return emit_plan(answer, job, folder)
+    click.echo(f"{folder} was not written: {unsafe}", err=True)
+    return None
 
 
 def _refuse_moved(options: dict[str, Any]) -> None:

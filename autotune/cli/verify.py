@@ -14,16 +14,23 @@ from autotune.cli.job_options import guarded, json_option, print_json
 @guarded
 def command(run: Path, storage: str | None, as_json: bool) -> int:
     """Launch the bundle of RUN for a few steps on worst batches, through an evaluation and a save,
-    and compare with its promise. The exit code is 0 where it holds, 1 where it does not."""
+    and compare with its promise. The exit code is 0 where it holds, 1 where it does not.
+
+    RUN may be the folder that `autotune plan --emit` wrote: its configuration is probed first, and
+    the launch is held against that. Where it holds, the files lose their mark."""
     from rich.console import Console
 
     from autotune.cli.views.terminal import TerminalListener
     from autotune.run.past_run import reopen, verify_again
+    from autotune.run.planned_bundle import is_planned, verify_planned
 
-    listener = TerminalListener(Console(stderr=True))
-    outcome = verify_again(reopen(run, storage), listener.verification_stage)
+    stage = TerminalListener(Console(stderr=True)).verification_stage
+    planned = storage is None and is_planned(run)
+    outcome = verify_planned(run, stage) if planned else verify_again(reopen(run, storage), stage)
     if as_json:
         print_json({"schema": 1, **outcome.plain()})
     else:
         click.echo(f"{'verified' if outcome.verified else 'NOT verified'}: {outcome.reason}")
+        if not outcome.verified and outcome.log is not None:
+            click.echo(f"its log: {outcome.log}", err=True)
     return 0 if outcome.verified else 1

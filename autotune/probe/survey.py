@@ -79,7 +79,7 @@ def _survey_in_child(
         method=job.method,
         model=job.model,
         weights=job.weights,
-        dataset=_named_dataset(job, run),
+        dataset=named_dataset(job, run),
         dataset_config=job.dataset_config,
         train_split=job.dataset_train_split,
         test_split=job.dataset_test_split,
@@ -135,7 +135,7 @@ def _check_test_split(job: Job, test_rows: int) -> None:
         )
 
 
-def _named_dataset(job: Job, run: RunFolder) -> str | None:
+def named_dataset(job: Job, run: RunFolder) -> str | None:
     """What `dataset_name` will be: TRL loads folders and hub ids, so one file gets a folder."""
     if isinstance(job.dataset, NoData):
         return None

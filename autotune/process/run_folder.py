@@ -142,6 +142,13 @@ class RunFolder:
         else:
             draft.rename(target)
 
+    def write_files(self, target: Path, files: Mapping[str, str]) -> None:
+        """Put files into a folder that may hold others, each whole."""
+        for name, text in files.items():
+            self.write_text(target / name, text)
+            if name.endswith(".sh"):
+                (target / name).chmod(0o755)
+
     def exists(self) -> bool:
         """Whether a run was started here."""
         return self.run.is_file()

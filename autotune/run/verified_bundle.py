@@ -3,7 +3,7 @@
 import functools
 import sys
 
-from autotune.bundle.bundle import bundle_files
+from autotune.bundle.bundle import bundle_files, found_by
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
@@ -107,8 +107,7 @@ def render(
         facts,
         python=sys.executable,
         output_dir=str(run.output),
-        space_size=len(space.candidates),
+        origin=found_by(probes, len(space.candidates), facts.device.name),
         recipe_knobs=[knob.name for knob in space.free_knobs if knob.kind == "recipe"],
-        probes=probes,
         verification=verification.plain() if verification is not None else None,
     )

@@ -101,7 +101,8 @@ def verify(
     now = dataclasses.replace(ranked, measurement=fresh)
     second = _rehearse(run, launched, now, rehearsal, deadline, stages)
     change = (
-        f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the search {ranked.tokens_per_s:.0f}"
+        f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the one before "
+        f"{ranked.tokens_per_s:.0f}"
     )
     return dataclasses.replace(second, reason=f"{second.reason}; {change}")
 

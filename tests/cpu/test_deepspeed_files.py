@@ -1,11 +1,14 @@
 """`deepspeed.json`, read by those who will: DeepSpeed itself, and transformers' Trainer."""
 
 import copy
+import json
 
 import pytest
+from accelerate.utils import DeepSpeedPlugin
 from transformers import LlamaConfig, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
+from autotune.bundle.mark import MARK, marked
 from autotune.space.sharding.deepspeed import auto_config, deepspeed_config
 from autotune.space.sharding.sharding import Sharding
 
@@ -72,6 +75,24 @@ def test_deepspeed_reads_the_file_as_it_is_meant(stage, optimizer, param):
         assert zero.prefetch_bucket_size == int(0.9 * HIDDEN * HIDDEN)
         assert zero.param_persistence_threshold == 10 * HIDDEN
         assert zero.gather_16bit_weights_on_model_save
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_mark_of_a_plan_is_passed_over(stage, tmp_path):
+    """By DeepSpeed, by transformers' Trainer, and by accelerate, each with its own reader."""
+    config = pytest.importorskip("deepspeed.runtime.config")
+    spread = Sharding(distributed_type="DEEPSPEED", num_processes=2, zero_stage=stage)
+    made = deepspeed_config(spread, CPU, HIDDEN, device_kind="cpu")
+    text = marked({"deepspeed.json": json.dumps(made, indent=2)})["deepspeed.json"]
+    file = tmp_path / "deepspeed.json"
+    file.write_text(text, encoding="utf-8")
+    assert json.loads(text) == {"_autotune": MARK, **made}
+    assert filled(json.loads(text), tmp_path) == {"_autotune": MARK, **made}
+    assert DeepSpeedPlugin(hf_ds_config=str(file)).zero_stage == stage
+    plain, read = (config.DeepSpeedConfig(one) for one in (copy.deepcopy(made), json.loads(text)))
+    assert read.zero_config == plain.zero_config
+    settings = ("train_batch_size", "gradient_clipping", "bfloat16_config", "steps_per_print")
+    assert all(getattr(read, name) == getattr(plain, name) for name in settings)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

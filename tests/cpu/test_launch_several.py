@@ -105,9 +105,8 @@ def write_bundle(folder: Path, material: Path, name: str) -> None:
         ),
         python=sys.executable,
         output_dir=str(folder.parent / "trained"),
-        space_size=1,
+        origin="Made by a test.",
         recipe_knobs=(),
-        probes=1,
         verification=None,
     )
     folder.mkdir(parents=True)

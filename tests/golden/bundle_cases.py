@@ -6,7 +6,7 @@ from typing import Any
 
 from bundle_facts import MIB, make_facts
 
-from autotune.bundle.bundle import bundle_files
+from autotune.bundle.bundle import bundle_files, found_by
 from autotune.facts import Facts
 from autotune.facts.stack import training_fields
 from autotune.job.job import Job
@@ -38,9 +38,8 @@ class Case:
             self.facts,
             python=self.python,
             output_dir=self.output_dir,
-            space_size=640,
+            origin=found_by(12, 640, self.facts.device.name),
             recipe_knobs=self.recipe_knobs,
-            probes=12,
             verification=self.verification,
         )
 

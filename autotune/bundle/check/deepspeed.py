@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.bundle.check.deepspeed_fields import DEEPSPEEDS_OWN_AUTO, FILLED, SECTIONS
 from autotune.bundle.check.files import AUTO, LaunchFiles, number, section, shown, value_at
+from autotune.bundle.mark import KEY
 from autotune.errors import Problem, nearest
 from autotune.space.sharding.deepspeed import CPU_ADAMW
 from autotune.space.sharding.sharding import HPZ
@@ -252,7 +253,7 @@ def unknown_names(files: LaunchFiles) -> Iterator[Problem]:
         inside = file if not where else value_at(file, where)
         if not isinstance(inside, Mapping):
             continue
-        for name in sorted(set(inside) - known, key=str):
+        for name in sorted(set(inside) - known - {KEY}, key=str):
             yield files.at_deepspeed(
                 f"{where}.{name}" if where else name,
                 "DeepSpeed has no such field (0.19)",

@@ -1,0 +1,252 @@
+"""The bundle of a plan's answer: marked until it was launched where it trains. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from autotune.bundle.bundle import (
+    RECOMMENDATION,
+    as_json,
+    bundle_files,
+    launch_lines,
+    launched_files,
+    origin_plain,
+)
+from autotune.bundle.mark import digests, marked
+from autotune.bundle.readme import knobs_table, step_name
+from autotune.estimate.estimate import Estimate, estimate_from_plain
+from autotune.facts import Facts
+from autotune.job.job import Job, NoData
+from autotune.job.methods import METHODS
+from autotune.job.yaml_file import to_yaml
+from autotune.plan.answer import SPEED_ERROR, training_s
+from autotune.search.recommend import Ranked, Recommendation
+from autotune.space.knobs import Candidate, from_knobs
+from autotune.space.packages import packages_to_install
+from autotune.space.settings import Settings, settings
+from autotune.space.sharding.sharding import DEEPSPEED
+from autotune.units import format_bytes, format_seconds
+
+JOB_FILE = "run/job.yaml"
+"""Not beside the others: `autotune check` tells files apart by their fields."""
+_JOB_HEADER = """\
+# Written by autotune: the job of this bundle, read by `autotune verify`. Where model or data lie
+# elsewhere on the machine that trains, correct their paths here first.
+"""
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a plan expects of the configuration that was emitted of it.
+
+    Attributes:
+        device: what it was planned for.
+        candidates: how many there were to choose from.
+        limit_bytes: what a process may take there.
+    """
+
+    candidate: Candidate
+    estimate: Estimate
+    device: str
+    candidates: int
+    limit_bytes: int
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "knobs": self.candidate.knobs,
+            "estimate": self.estimate.plain() | {"fits": self.estimate.fits},
+            "device": self.device,
+            "candidates": self.candidates,
+            "limit_bytes": self.limit_bytes,
+        }
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """What `plain` gave as JSON data."""
+        return cls(
+            candidate=from_knobs(data["knobs"]),
+            estimate=estimate_from_plain(data["estimate"]),
+            **{name: data[name] for name in ("device", "candidates", "limit_bytes")},
+        )
+
+
+def planned_files(
+    planned: Planned,
+    job: Job,
+    facts: Facts,
+    *,
+    python: str,
+    output_dir: str,
+    verification: dict[str, Any] | None = None,
+) -> dict[str, str]:
+    """File name -> text of a bundle that is estimated, not verified, each file marked so.
+
+    Args:
+        python: interpreter that launches.
+        output_dir: where training writes unless the job says otherwise.
+        verification: what speaks against it; None: it was not launched yet.
+
+    Raises:
+        UserError: what is asked for makes files that contradict each other.
+    """
+    chosen = settings(job, facts, planned.candidate, output_dir)
+    plain = origin_plain(job, facts) | {
+        "chosen": {"probe": None, "knobs": planned.candidate.knobs, "measurement": None},
+        "reasons": [_answer(planned)],
+        "verified": False,
+        "verification": verification,
+    }
+    files = {
+        **launched_files(chosen, python),
+        "README.md": _readme(planned, chosen, verification),
+    }
+    return _with_job(files, plain, planned, job, verification)
+
+
+def verified_files(
+    planned: Planned,
+    measured: Ranked,
+    job: Job,
+    facts: Facts,
+    *,
+    python: str,
+    output_dir: str,
+    verification: dict[str, Any],
+) -> dict[str, str]:
+    """File name -> text of the same bundle once it was launched: no mark, figures that were
+    measured. Arguments are those of `planned_files`."""
+    readings = f"{measured.readings} probe{'s' if measured.readings > 1 else ''}"
+    reasons = (_answer(planned), *_held_against(planned, measured))
+    files = bundle_files(
+        Recommendation(chosen=measured, reasons=reasons, ties=(), runners_up=()),
+        job,
+        facts,
+        python=python,
+        output_dir=output_dir,
+        origin=f"Planned by autotune for {planned.device}; measured by {readings} on "
+        f"{facts.device.name}.",
+        recipe_knobs=(),
+        verification=verification,
+    )
+    plain = json.loads(files.pop(RECOMMENDATION))
+    return _with_job(files, plain, planned, job, None)
+
+
+def _with_job(
+    files: Mapping[str, str],
+    plain: Mapping[str, Any],
+    planned: Planned,
+    job: Job,
+    verification: dict[str, Any] | None,
+) -> dict[str, str]:
+    """The files with the job, and with what a verification has to know."""
+    verified = bool(plain["verified"])
+    why = None if verification is None else str(verification["reason"])
+
+    def final(texts: Mapping[str, str]) -> dict[str, str]:
+        return dict(texts) if verified else marked(texts, why)
+
+    done = final(files)
+    known = {"planned": planned.plain(), "files": digests(done)}
+    rest = {
+        JOB_FILE: _JOB_HEADER + to_yaml(job.plain()),
+        RECOMMENDATION: as_json({**plain, **known}),
+    }
+    return {**done, **final(rest)}
+
+
+def _answer(planned: Planned) -> str:
+    return f"the answer of a plan of {planned.candidates} candidates for {planned.device}"
+
+
+def _held_against(planned: Planned, measured: Ranked) -> Iterator[str]:
+    """How far the estimates were off, in sentences."""
+    estimate, peak = planned.estimate, measured.peak_memory_bytes
+    yield (
+        f"estimated peak {format_bytes(estimate.peak_memory_bytes)}, "
+        f"{100 * (estimate.peak_memory_bytes / peak - 1):+.0f}% off what was measured"
+    )
+    if estimate.tokens_per_s is None:
+        return
+    share = estimate.tokens_per_s / measured.tokens_per_s - 1
+    yield f"estimated {estimate.tokens_per_s:.0f} tokens/s, {100 * share:+.0f}% off"
+    if abs(share) > SPEED_ERROR:
+        yield (
+            "speeds of this plan are off by more than it said: another candidate may be faster "
+            "here, which `autotune run` measures"
+        )
+
+
+def _readme(planned: Planned, chosen: Settings, verification: dict[str, Any] | None) -> str:
+    facts, estimate = chosen.facts, planned.estimate
+    lines = [
+        f"# {facts.model.name}: planned configuration",
+        "",
+        f"The answer of a plan by autotune for {planned.device}, out of {planned.candidates} "
+        "candidates. It was not run: all figures are estimates. `autotune verify FOLDER`, on the "
+        "machine that trains, measures and launches it there; where that goes well, the files "
+        "lose their mark.",
+        *launch_lines(chosen),
+        "",
+        "## What to expect",
+        "",
+        *_expectations(planned, chosen),
+        "",
+        "## What it assumes",
+        "",
+        *_assumptions(planned, chosen),
+        "",
+        "## Verified",
+        "",
+        "Not verified." if verification is None else f"No: {verification['reason']}.",
+        "",
+        "## The knobs",
+        "",
+        *knobs_table(planned.candidate),
+    ]
+    notes = [f"- {note}" for note in estimate.notes]
+    return "\n".join([*lines, *(["", "## Notes", "", *notes] if notes else [])]) + "\n"
+
+
+def _expectations(planned: Planned, chosen: Settings) -> Iterator[str]:
+    estimate = planned.estimate
+    job_s = training_s(chosen.job, chosen.facts, planned.candidate, estimate)[1]
+    if estimate.tokens_per_s is not None and estimate.step_time_s is not None:
+        yield f"- {estimate.tokens_per_s:.0f} real tokens/s, +-{100 * SPEED_ERROR:.0f}%"
+        yield f"- {format_seconds(estimate.step_time_s)} per {step_name(planned.candidate)}"
+    yield (
+        f"- peak memory {format_bytes(estimate.peak_memory_bytes)} of "
+        f"{format_bytes(planned.limit_bytes)}, on the worst batch of the data; it runs out of "
+        f"memory with probability {estimate.p_oom:.0%}"
+    )
+    if job_s is not None:
+        full = ", if every completion has its full length"
+        online = METHODS[chosen.job.method].online
+        yield (
+            f"- {format_seconds(job_s)} in all, without evaluation and saving"
+            f"{full if online else ''}"
+        )
+
+
+def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
+    """What has to be so where it trains: the device, the packages, the paths."""
+    job, facts = chosen.job, chosen.facts
+    yield f"- {job.devices.total} x {planned.device}"
+    yield f"- Python {facts.stack.python} with {', '.join(_requirements(chosen))}"
+    own = packages_to_install(job, facts, planned.candidate)
+    if own:
+        yield f"- {', '.join(own)}, not installed where this was planned: of no known version"
+    yield f"- the model is `{chosen.config['model_name_or_path']}`"
+    if not isinstance(job.dataset, NoData):
+        yield f"- the data are `{job.dataset}`"
+    yield from (f"- {assumption}" for assumption in job.assumed)
+
+
+def _requirements(chosen: Settings) -> Sequence[str]:
+    """The packages that it was planned with, as pip takes them."""
+    names = [*_PACKAGES, *(["deepspeed"] if chosen.sharding.distributed_type == DEEPSPEED else [])]
+    versions = {name: chosen.facts.stack.versions.get(name) for name in names}
+    return [f"`{name}=={v.partition('+')[0]}`" for name, v in versions.items() if v]

@@ -1,0 +1,249 @@
+"""The bundle of a plan: written without a device, verified later on the machine that trains.
+
+What it needs beside its files is in its folder `run`: the job, a folder around a data set that is
+one file, the model's around a bare config, the logs of its verification.
+"""
+
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+from autotune.bundle.bundle import RECOMMENDATION, launched_files
+from autotune.bundle.mark import digests
+from autotune.bundle.planned import JOB_FILE, Planned, planned_files, verified_files
+from autotune.errors import machine_error, user_error
+from autotune.facts import Facts, devices
+from autotune.job.job import Job
+from autotune.plan.plan import Plan
+from autotune.plan.progress import Progress
+from autotune.probe.measure import measure_candidate
+from autotune.probe.protocol import Measurement
+from autotune.probe.survey import memory_limit, named_dataset
+from autotune.process.messages import read_json
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ChildServer
+from autotune.run.deadline import Deadline
+from autotune.run.launch_stages import Heard
+from autotune.run.opening import facts_of
+from autotune.run.verdict import Verification
+from autotune.run.verify import verify
+from autotune.search.recommend import Ranked
+from autotune.space.bind import bind
+from autotune.space.definition import SpaceDefinition
+from autotune.space.job_file.load import load_job
+from autotune.space.knobs import Candidate
+from autotune.space.packages import packages_to_install
+from autotune.space.settings import settings
+
+
+def refuse_used(folder: Path) -> None:
+    """A bundle is written into a folder that is new or empty.
+
+    Raises:
+        UserError: something is there.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise user_error("the folder is not empty", where=str(folder), hint="choose another one")
+
+
+def unsafe_reason(plan: Plan) -> str | None:
+    """Why a plan has no configuration that may be written; None: it has one."""
+    if not plan.choices or not plan.choices[0].estimate.fits:
+        return "nothing fits"
+    best = plan.choices[0].estimate
+    if plan.choices[0].safe:
+        return None
+    p_oom = max(best.p_oom, best.p_host_oom or 0.0)
+    return f"nothing is safe, the best runs out of memory with probability {p_oom:.0%}"
+
+
+def emit_plan(plan: Plan, job: Job, folder: Path) -> Path:
+    """Write the bundle of a plan's best configuration, which must be safe, with its mark; say where
+    it is.
+
+    Raises:
+        UserError: what is asked for makes files that contradict each other.
+    """
+    folder = folder.absolute()
+    choice, device = plan.choices[0], plan.facts.device
+    elsewhere = device.kind == "cuda" and device.driver is None
+    if elsewhere:
+        device = dataclasses.replace(device, peers=tuple(range(1, job.devices.count)))
+    model, run = Path(job.model), _run_of(folder)
+    path = str(model.parent if model.is_file() else job.model)
+    facts = dataclasses.replace(
+        plan.facts,
+        model=dataclasses.replace(plan.facts.model, path=path),
+        data=dataclasses.replace(plan.facts.data, source=named_dataset(job, run) or ""),
+        device=device,
+    )
+    planned = Planned(
+        candidate=choice.candidate,
+        estimate=choice.estimate,
+        device=device.name,
+        candidates=len(plan.space.candidates),
+        limit_bytes=plan.limit_bytes,
+    )
+    named = job.devices.model_copy(update={"kind": device.kind})
+    files = planned_files(
+        planned,
+        job.model_copy(update={"devices": named}),
+        facts,
+        python="python3" if elsewhere else sys.executable,
+        output_dir=str(folder / "output"),
+    )
+    run.write_files(folder, files)
+    return folder
+
+
+def is_planned(folder: Path) -> bool:
+    """Whether a folder is the bundle of a plan."""
+    stored = read_json(folder / RECOMMENDATION)
+    return isinstance(stored, dict) and "planned" in stored
+
+
+def verify_planned(folder: Path, heard: Heard) -> Verification:
+    """Measure the configuration of a plan's bundle here, launch it as a run does in the end, and
+    write the bundle anew: without its mark where that went well, else with the reason.
+
+    Args:
+        heard: hears of each stage of a launch when it is over.
+
+    Raises:
+        UserError: the folder was changed, or its job cannot be.
+        MachineError: this machine cannot train it.
+    """
+    folder = folder.absolute()
+    planned = _stored(folder)
+    job, definition = load_job(folder / JOB_FILE)
+    run = _run_of(folder)
+    if job.devices.kind == "cuda" and not devices.visible_gpus():
+        raise machine_error(
+            f"it is for {planned.device}, and this machine shows no NVIDIA GPU",
+            where=str(folder),
+            hint="verify it on the machine that trains: copy the folder there",
+        )
+    with run.locked(), ChildServer(run.log) as server:
+        _forget(run)
+        facts = facts_of(job, run, server, Progress())
+        _check_candidate(planned.candidate, definition, job, facts)
+        outcome, measured = _launched(planned, job, facts, run, server, folder / "output", heard)
+    shutil.rmtree(run.rows.parent, ignore_errors=True)
+    shutil.rmtree(run.bundle, ignore_errors=True)
+    rendered = {"python": sys.executable, "output_dir": str(folder / "output")}
+    plain = outcome.plain()
+    if outcome.verified and measured is not None:
+        files = verified_files(planned, measured, job, facts, verification=plain, **rendered)
+    else:
+        files = planned_files(planned, job, facts, verification=plain, **rendered)
+    run.write_files(folder, files)
+    return outcome
+
+
+def _run_of(folder: Path) -> RunFolder:
+    return RunFolder(path=folder / "run")
+
+
+def _stored(folder: Path) -> Planned:
+    """What was planned.
+
+    Raises:
+        UserError: files are not as they were written, or by another version.
+    """
+    stored = read_json(folder / RECOMMENDATION) or {}
+    try:
+        planned, written = Planned.from_plain(stored["planned"]), dict(stored["files"])
+    except (KeyError, TypeError):
+        raise user_error(
+            f"{RECOMMENDATION} was not written by this version of autotune",
+            where=str(folder),
+            hint="plan the job again with `--emit`",
+        ) from None
+    texts = {
+        name: (folder / name).read_text(encoding="utf-8")
+        for name in written
+        if (folder / name).is_file()
+    }
+    edited = [name for name, digest in written.items() if digests(texts).get(name) != digest]
+    if edited:
+        raise user_error(
+            f"{', '.join(edited)} changed since it was written, and a verification writes it anew",
+            where=str(folder),
+            hint=f"put fields of the training into `training:` of {JOB_FILE}; move the changed "
+            "file away and plan again with `--emit`, or take the change back",
+        )
+    return planned
+
+
+def _forget(run: RunFolder) -> None:
+    """Remove what a verification before this one left."""
+    for folder in (run.rows.parent, run.bundle, run.probe(0).path.parent):
+        shutil.rmtree(folder, ignore_errors=True)
+    run.facts.unlink(missing_ok=True)
+
+
+def _check_candidate(
+    candidate: Candidate, definition: SpaceDefinition, job: Job, facts: Facts
+) -> None:
+    """What was planned has to be a candidate here.
+
+    Raises:
+        MachineError: it is none.
+    """
+    what = "this machine cannot train what was planned"
+    hint = "plan the job for this machine: `autotune plan`"
+    missing = packages_to_install(job, facts, candidate)
+    if missing:
+        raise machine_error(what, hint=f"install {', '.join(missing)}")
+    space = bind(definition, job, facts)
+    if any(one.key == candidate.key for one in space.candidates):
+        return
+    nearest = space.nearest(candidate.values).differences(candidate)
+    values = ", ".join(f"{name}: {value}" for name, value in sorted(nearest.items()))
+    raise machine_error(f"{what}; the nearest that it can has {values}", hint=hint)
+
+
+def _launched(
+    planned: Planned,
+    job: Job,
+    facts: Facts,
+    run: RunFolder,
+    server: ChildServer,
+    output: Path,
+    heard: Heard,
+) -> tuple[Verification, Ranked | None]:
+    """What a launch shows, and what probes measured that it is held against; None: no probe
+    ended well."""
+    candidate, limit = planned.candidate, memory_limit(job, facts.device)
+    chosen = settings(job, facts, candidate, str(output))
+    run.write_bundle(run.bundle, launched_files(chosen, sys.executable))
+    probes: list[Measurement] = []
+
+    def probe() -> Measurement:
+        probes.append(
+            measure_candidate(
+                server,
+                run.probe(len(probes)),
+                job,
+                facts,
+                candidate,
+                rows=run.rows,
+                output_dir=output,
+                limit=limit,
+            )
+        )
+        return probes[-1]
+
+    first = probe()
+    if first.outcome != "ok":
+        reason = f"its probe ended as `{first.outcome}`: {first.reason}"
+        return Verification(verified=False, reason=reason, log=str(run.probe(0).stderr)), None
+    outcome = verify(run, job, facts, _ranked(candidate, probes), server, probe, Deadline(), heard)
+    return outcome, _ranked(candidate, [one for one in probes if one.outcome == "ok"])
+
+
+def _ranked(candidate: Candidate, probes: list[Measurement]) -> Ranked:
+    """The candidate by the last of its probes."""
+    numbers = tuple(range(len(probes)))
+    return Ranked(number=0, candidate=candidate, measurement=probes[-1], numbers=numbers)
