@@ -30,7 +30,6 @@ LIBRARIES = (
 OPTIONAL = {
     "apollo-torch": "apollo_torch",
     "bitsandbytes": "bitsandbytes",
-    "deepspeed": "deepspeed",
     "flash-attn": "flash_attn",
     "flash_attn_3": "flash_attn_interface",
     "galore-torch": "galore_torch",
@@ -42,7 +41,8 @@ OPTIONAL = {
     "torchao": "torchao",
     "vllm": "vllm",
 }
-"""What some values of knobs need: what pip calls it, and the module that it brings."""
+"""What some values of knobs need and autotune itself does not: what pip calls it, and the module
+that it brings."""
 
 # What a field was called, and what newer versions call it. The name in use is the one that the
 # installed version's own source defines; see `field_name`.

@@ -13,7 +13,12 @@ from autotune.estimate.speed.offline import VariantSpeed
 from autotune.estimate.speed.rollouts import RolloutTime
 from autotune.estimate.variant import engine_is_traced
 from autotune.job.methods import METHODS
-from autotune.plan.exchange import trained_parameters, with_exchange, with_server
+from autotune.plan.exchange import (
+    trained_parameters,
+    with_exchange,
+    with_server,
+    without_cost,
+)
 from autotune.plan.host_memory import with_host
 from autotune.plan.paging import with_paging
 from autotune.plan.variants import Member, VariantTask
@@ -125,9 +130,9 @@ def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate
 
 def with_emptied_cache(estimate: Estimate, settings: Settings) -> Estimate:
     """An estimate that says where the time to give back the allocator's cache is not in it."""
-    if not settings.config.get("torch_empty_cache_steps") or estimate.step_time_s is None:
+    if not settings.config.get("torch_empty_cache_steps"):
         return estimate
-    return dataclasses.replace(estimate, left_out=(*estimate.left_out, "emptying the cache"))
+    return without_cost(estimate, "emptying the cache")
 
 
 def _with_host(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:

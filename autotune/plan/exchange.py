@@ -51,8 +51,8 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     if settings.facts.device.kind != "cuda" or estimate.step_time_s is None:
         note = f"{count} devices: {NOT_COUNTED}" if count > 1 else NOT_MOVED
         notes = (*estimate.notes, note)
-        left_out = (*estimate.left_out, "exchange" if count > 1 else "offloading")
-        return dataclasses.replace(estimate, notes=notes, left_out=left_out)
+        estimate = dataclasses.replace(estimate, notes=notes)
+        return without_cost(estimate, "exchange" if count > 1 else "offloading")
     what, often = exchanged(settings), optimizer_steps(settings.candidate)
     accumulation = settings.candidate.gradient_accumulation_steps
     seconds = often * exchange_s(sharding, what, accumulation)
@@ -73,6 +73,13 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     behind = f"{format_seconds(hidden)} more hidden by backward passes" if hidden else ""
     note = f"{subject}: {share}, at {rate}, {behind or 'none of it hidden'}"
     return longer(estimate, seconds, note)
+
+
+def without_cost(estimate: Estimate, cost: str) -> Estimate:
+    """An estimate that says of its speed that this cost is not in it."""
+    if estimate.step_time_s is None:
+        return estimate
+    return dataclasses.replace(estimate, left_out=(*estimate.left_out, cost))
 
 
 def longer(estimate: Estimate, seconds: float, note: str) -> Estimate:

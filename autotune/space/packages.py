@@ -71,7 +71,6 @@ PACKAGES = (
     ),
     # Liger for all three makers: its setup.py, `get_default_dependencies`.
     Package(name="liger-kernel", knob="use_liger_kernel", values=(True,), fact="liger"),
-    Package(name="deepspeed", knob="distributed_type", values=("DEEPSPEED",)),
     Package(name="vllm", knob="use_vllm", values=(True,), probed=False),
     # bitsandbytes for all three makers: the table "Accelerator support" of its 0.50.
     _optimizers(

@@ -128,7 +128,7 @@ def _of_case(
     job, kind = placed(job, device)
     run = RunFolder(path=folder / "run")
     run.path.mkdir(parents=True, exist_ok=True)
-    facts: Facts = device_facts(survey(job, run, server), kind)
+    facts: Facts = device_facts(survey(job, run, server), kind, assume=False)
     if (job.devices.memory or 0) > facts.device.total_bytes:
         return []
     limit = planned_limit(job, facts)

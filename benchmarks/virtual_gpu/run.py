@@ -62,7 +62,7 @@ class Bound:
         self.job, kind = placed(job, case.kind)
         self.run = RunFolder(path=folder / "run")
         self.run.path.mkdir(parents=True)
-        self.facts: Facts = device_facts(survey(self.job, self.run, server), kind)
+        self.facts: Facts = device_facts(survey(self.job, self.run, server), kind, assume=False)
         space = bind(definition, self.job, self.facts)
         wanted = case.knobs()
         self.candidate: Candidate = next(

@@ -72,7 +72,7 @@ def make_facts(
         stack=StackFacts(
             python="3.11.0",
             versions={},
-            absent=() if installed else tuple(name for name in OPTIONAL if name != "deepspeed"),
+            absent=() if installed else tuple(OPTIONAL),
             training_fields=tuple(sorted(fields if fields is not None else training_fields())),
         ),
     )

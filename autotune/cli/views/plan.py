@@ -119,15 +119,7 @@ def plan_view(
             yield f"note: {escape(note)}\n"
     if plan.packages and len(plan.space.candidates) == 1:
         yield f"{install_text(plan.packages)}\n"
-    yield _count_line(plan)
-    if plan.unfinished:
-        yield (
-            f"stopped: {plan.unfinished} more candidates have no estimate yet; one of them may be "
-            "better\n"
-        )
-    for left_out in plan.space.exclusions:
-        if left_out.reason in NOT_ESTIMATED:
-            yield f"{left_out.count} candidates are not estimated: {escape(left_out.reason)}\n"
+    yield "\n".join([_count_line(plan), *_stopped_lines(plan), *_not_estimated_lines(plan)]) + "\n"
     if plan.by_formula:
         yield (
             f"of {plan.by_formula} candidates DeepSpeed or FSDP was not traced but estimated by "
@@ -161,8 +153,25 @@ def _count_line(plan: Plan) -> str:
     return (
         f"{counts['fit']} of {counts['candidates']} candidates fit in "
         f"{format_bytes(plan.limit_bytes)} on {owner}{plan.facts.device.name}{where}; "
-        f"planned in {format_seconds(plan.seconds)}\n"
+        f"planned in {format_seconds(plan.seconds)}"
     )
+
+
+def _stopped_lines(plan: Plan) -> Iterator[str]:
+    """What the user did not wait for."""
+    if plan.unfinished:
+        yield (
+            f"stopped: {plan.unfinished} more candidates have no estimate yet; one of them may be "
+            "better"
+        )
+
+
+def _not_estimated_lines(plan: Plan) -> Iterator[str]:
+    """What could be trained and is not in the plan."""
+    for left_out in plan.space.exclusions:
+        if left_out.reason in NOT_ESTIMATED:
+            count = "1 candidate is" if left_out.count == 1 else f"{left_out.count} candidates are"
+            yield f"{count} not estimated: {escape(left_out.reason)}"
 
 
 def _candidates_table(plan: Plan, chosen: Chosen) -> Table:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import UserError
-from autotune.facts.stack import OPTIONAL
 from autotune.plan.device import device_facts
 from autotune.plan.narrowing import narrowed
 from autotune.space.bind import bind
@@ -60,15 +59,13 @@ def test_only_a_device_that_is_elsewhere_has_packages_that_are_not_here():
         (FLASH, ["flash-attn"]),
         ({"attn_implementation": "flash_attention_3"}, ["flash_attn_3"]),
         ({**FLASH, "use_liger_kernel": True}, ["flash-attn", "liger-kernel"]),
-        ({"distributed_type": "DEEPSPEED"}, ["deepspeed"]),
         ({"distributed_type": "MULTI_GPU", "use_liger_kernel": False}, []),
         ({"optim": "paged_adamw_8bit"}, ["bitsandbytes"]),
         ({"use_vllm": True}, ["vllm"]),
     ],
 )
 def test_what_has_to_be_installed_follows_from_the_candidate(knobs, names):
-    bare = replace(ELSEWHERE, stack=replace(ELSEWHERE.stack, absent=tuple(OPTIONAL)))
-    assert packages_to_install(make_job(), bare, make_candidate(**knobs)) == names
+    assert packages_to_install(make_job(), ELSEWHERE, make_candidate(**knobs)) == names
     there = make_facts("cuda", installed=True)
     assert packages_to_install(make_job(), there, make_candidate(**knobs)) == []
 

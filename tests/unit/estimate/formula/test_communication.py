@@ -193,6 +193,9 @@ def test_of_one_device_nothing_and_of_cpus_nothing_is_known():
     job, ddp = several(distributed_type="MULTI_CPU")
     exchanged = with_exchange(estimate, settings(job, make_facts("cpu"), ddp))
     assert exchanged.step_time_s == 1.0 and "is not counted" in exchanged.notes[-1]
+    assert exchanged.left_out == ("exchange",)
+    of_memory = with_exchange(make_estimate(GIB), settings(job, make_facts("cpu"), ddp))
+    assert of_memory.left_out == () and "is not counted" in of_memory.notes[-1]
 
 
 def test_a_way_to_spread_a_training_has_a_short_name():
