@@ -7,8 +7,9 @@ from autotune.estimate.residual import Residual
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
+from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
-from autotune.plan.children import Servers
+from autotune.plan.children import Servers, untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.process.messages import read_json, write_json
@@ -33,19 +34,10 @@ def expected(
     Args:
         limit: what a probe may take, in bytes.
     """
-    stored = stored_expectations(run, limit)
-    folder, cache = run.path / "estimates", PlanCache.of_user()
+    stored = _stored(run, limit)
+    folder = run.path / "estimates"
     with Servers(folder, server) as servers:
-        estimator = Estimator(
-            job=job,
-            facts=facts,
-            limit=limit,
-            servers=servers,
-            folder=folder,
-            rows=run.rows,
-            cache=cache,
-            progress=progress,
-        )
+        estimator = _estimator(job, facts, run, servers, limit, progress)
         missing = [
             task
             for task in estimator.tasks(space.candidates)
@@ -58,7 +50,7 @@ def expected(
         ceilings = ceilings_of(
             facts,
             None,
-            cache,
+            estimator.cache,
             servers,
             folder / "ceilings",
             progress,
@@ -75,13 +67,44 @@ def expected(
     return expectations
 
 
-def stored_expectations(run: RunFolder, limit: int) -> Expectations:
-    """What the run's folder has. What another version wrote may not be readable: then it is
-    nothing, and everything is traced again.
+def by_formula(
+    job: Job, facts: Facts, space: SearchSpace, run: RunFolder, server: ChildServer, limit: int
+) -> Expectations:
+    """What the closed form expects of candidates that there was no time to trace: memory alone. It
+    is not kept, so that a run that goes on traces them.
 
     Args:
         limit: what a probe may take, in bytes.
     """
+    stored = _stored(run, limit)
+    with Servers(run.path / "estimates", server) as servers:
+        estimator = _estimator(job, facts, run, servers, limit, Progress())
+        tasks = estimator.tasks(space.candidates)
+        reply = untraced("the total budget had no time to trace it")
+        replies = [dataclasses.replace(reply, process_bytes=TYPICAL_PROCESS)] * len(tasks)
+        estimates = estimator.combined(tasks, replies)
+    prior = stored.prior if stored.estimates else prior_of(replies, facts, job.devices.total)
+    return dataclasses.replace(stored, estimates={**estimates, **stored.estimates}, prior=prior)
+
+
+def _estimator(
+    job: Job, facts: Facts, run: RunFolder, servers: Servers, limit: int, progress: Progress
+) -> Estimator:
+    return Estimator(
+        job=job,
+        facts=facts,
+        limit=limit,
+        servers=servers,
+        folder=run.path / "estimates",
+        rows=run.rows,
+        cache=PlanCache.of_user(),
+        progress=progress,
+    )
+
+
+def _stored(run: RunFolder, limit: int) -> Expectations:
+    """What the run's folder has. What another version wrote may not be readable: then it is
+    nothing, and everything is traced again."""
     data = read_json(run.estimates)
     with contextlib.suppress(KeyError, TypeError):
         return expectations_from_plain(data or {})

@@ -18,8 +18,8 @@ def left_out(
     verification: Verification | None,
 ) -> Iterator[str]:
     """What a run with a recommendation left out."""
-    if session.deadline.total_s is not None and not session.expectations.estimates:
-        yield f"estimates: they took more than their part of {session.deadline.words}"
+    if session.estimates_cut:
+        yield f"traces: they took more than their part of {session.deadline.words}"
     group = too_close(session, records)
     if group and room(session, records) < len(group):
         numbers = ", ".join(str(ranked.number) for ranked in group)

@@ -1,7 +1,7 @@
 """What one run works with, who listens to it, and what it comes to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from autotune.errors import Problem
@@ -14,7 +14,7 @@ from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline, OutOfTime
-from autotune.run.estimates import expected, stored_expectations
+from autotune.run.estimates import by_formula, expected
 from autotune.run.expectations import Expectations
 from autotune.run.opening import Options, facts_of, recover, space_of, study_of
 from autotune.run.recipe_values import UnprobedValue
@@ -43,7 +43,7 @@ class Listener(Progress):
         """These candidates, by key, need no probe now, each for its reason."""
 
     def unestimated(self, seconds: float) -> None:
-        """The estimates did not end within their part of the total budget: there are none."""
+        """The traces did not end within their part of the total budget: formulas stand for them."""
 
     def probing(self, number: int, candidate: Candidate) -> None:
         """A probe starts."""
@@ -90,6 +90,8 @@ class Session:
     options: Options
     deadline: Deadline = Deadline()
     """When everything has to be over."""
+    estimates_cut: bool = False
+    """Whether there was no time to trace: what is expected is by formula, and of memory alone."""
 
     @classmethod
     def open(
@@ -115,13 +117,16 @@ class Session:
         space = space_of(definition, job, facts, run)
         listener.surveyed(facts, space, limit)
         estimating_s = ESTIMATING * max(deadline.left_s - server.import_s, 0.0)
+        untimely = False
         try:
             with deadline.cuts(keep_s=deadline.left_s - estimating_s):
                 expectations = expected(job, facts, space, run, server, limit, listener)
         except OutOfTime:
             listener.unestimated(estimating_s)
-            expectations = stored_expectations(run, limit)
-        study, options = study_of(job, facts, space, run, storage, expectations, allowed)
+            expectations, untimely = by_formula(job, facts, space, run, server, limit), True
+        # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
+        guide = replace(expectations, estimates={}) if untimely else expectations
+        study, options = study_of(job, facts, space, run, storage, guide, allowed)
         recover(study, run)
         return cls(
             job=job,
@@ -136,6 +141,7 @@ class Session:
             expectations=expectations,
             options=options,
             deadline=deadline,
+            estimates_cut=untimely,
         )
 
 

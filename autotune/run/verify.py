@@ -46,7 +46,7 @@ TIMEOUT_S = 1800.0
 TIMED_ROWS = 64
 TIMED_S = 3.0
 MAX_TIMED_STEPS = 48
-MARGIN, BESIDE_S, WRITTEN_BYTES_PER_S = 1.25, 5.0, 0.5e9
+MARGIN, BESIDE_S, WRITTEN_BYTES_PER_S = 2.0, 5.0, 0.5e9
 """What is reserved of a total budget for a launch: so much more than is known of it, seconds for
 what is not known, and the rate of a disk. Chosen, not measured."""
 
@@ -177,7 +177,7 @@ def _rehearse(
         shutil.rmtree(folder, ignore_errors=True)
     verification = dataclasses.replace(verification, stages_s=dict(stages.seconds))
     if report.timed_out and deadline.left_s <= 0:
-        reason = f"{deadline.words} ended while it was launched ({report.seconds:.0f} s)"
+        reason = f"{deadline.words} ended {report.seconds:.0f} s after it was launched"
         verification = dataclasses.replace(verification, reason=reason)
     return verification
 

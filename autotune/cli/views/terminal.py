@@ -80,8 +80,8 @@ class TerminalListener(Listener):
 
     def unestimated(self, seconds: float) -> None:
         self._say(
-            f"the estimates took more than {format_seconds(seconds)}, their part of the total "
-            "budget: probing without them"
+            f"the traces took more than {format_seconds(seconds)}, their part of the total "
+            "budget: memory is estimated by formula, speed is not"
         )
 
     def estimated(self, done: int, of: int) -> None:

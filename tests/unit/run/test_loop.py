@@ -228,11 +228,11 @@ def with_total(stub, total_s, import_s):
 
 def test_a_total_budget_ends_the_search_before_the_time_of_the_verification(tmp_path, monkeypatch):
     stub = Stub(tmp_path, monkeypatch, epochs=1e6)
-    session = with_total(stub, total_s=28.0, import_s=10.0)
+    session = with_total(stub, total_s=38.0, import_s=10.0)
     reason = search(session)
     kept_s = reserved_s(session, stub.records)
-    assert 20 < kept_s < 28
-    assert reason.startswith("the total budget of 28.0 s has ")
+    assert 30 < kept_s < 38
+    assert reason.startswith("the total budget of 38.0 s has ")
     assert reason.endswith(f"of which {kept_s:.1f} s are for the verification")
     assert settle(session) and len(stub.asked) == 1
 
