@@ -25,6 +25,7 @@ from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.progress import Progress
+from autotune.plan.questions.ways import Advice, Advisor
 from autotune.plan.variants import VariantTask
 from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
@@ -47,6 +48,7 @@ class Plan:
         by_formula: how many of the candidates are spread by an engine that was not traced for them.
         choices: the candidates as a person tells them apart, the best first.
         answer: what to use; None: nothing fits.
+        advice: where nothing fits, the shortest changes that make the job fit.
         assumed: what the job leaves open and was assumed, as sentences.
         not_installed: what the job needs to be run that is not here, as a sentence; None: nothing.
     """
@@ -64,6 +66,7 @@ class Plan:
     by_formula: int = 0
     choices: tuple[Choice, ...] = ()
     answer: Answer | None = None
+    advice: Advice | None = None
     assumed: tuple[str, ...] = ()
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
@@ -97,24 +100,23 @@ def plan(
         UserError: the job or the kind of device cannot be.
         MachineError: the training stack cannot be run here.
     """
-    began = time.monotonic()
-    job, kind = placed(job, device)
-    cache = PlanCache.of_user()
-    place = f"{kind!r}, {only_default=}, {whole_space=}, {effort!r}"
-    key = cache.key(job, definition, None if kind is None else place)
+    (job, kind), began, cache = placed(job, device), time.monotonic(), PlanCache.of_user()
+    place = None if kind is None else f"{kind!r}, {only_default=}, {whole_space=}, {effort!r}"
+    key = cache.key(job, definition, place)
     stored = None if key is None else cache.read(key)
     run = RunFolder(path=scratch)
     with Servers(scratch) as servers:
         facts = stored[0] if stored else device_facts(survey(job, run, servers.first), kind)
         space = bind(definition if whole_space else narrowed(definition, job, facts), job, facts)
-        if only_default:
-            space = dataclasses.replace(space, candidates=(space.default(),))
+        space = _only_default(space) if only_default else space
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress)
         replies = _Replies(estimator, None if stored is None else stored[1])
         tasks = estimator.tasks(space.candidates)
         estimates = estimator.combined(tasks, replies.of(tasks))
         folded = _choices(space, estimates, job)
         answer = None if only_default else _answer(folded, estimator, replies)
+        stuck = answer is None and not only_default
+        advice = Advisor(estimator, kind).shortest(estimates, space) if stuck else None
     if not stored and key and not any(map(_failed, replies.given)):
         cache.write(key, facts, replies.given)
     return Plan(
@@ -122,6 +124,7 @@ def plan(
         space=space,
         choices=tuple(folded),
         answer=answer,
+        advice=advice,
         assumed=tuple(job.assumed),
         estimates=estimates,
         limit_bytes=estimator.limit,
@@ -133,6 +136,10 @@ def plan(
         host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
         by_formula=_by_formula(tasks, replies.given),
     )
+
+
+def _only_default(space: SearchSpace) -> SearchSpace:
+    return dataclasses.replace(space, candidates=(space.default(),))
 
 
 class _Replies:
