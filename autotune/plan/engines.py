@@ -46,7 +46,7 @@ class Effort:
     """Of which tasks engines are traced.
 
     Attributes:
-        first: of so many, the fastest first; None: of all.
+        first: of so many, the fastest first; 0: of none; None: of all.
         each_sharding: and of the first of every sharding.
         settled: and of the first candidate with all layers.
     """
@@ -96,7 +96,8 @@ def answered(
         ),
         known or Known(),
     )
-    if budget.ceilings is None or not engines:
+    by_formula = budget.ceilings is not None or budget.effort.first == 0
+    if not by_formula or not engines:
         answers.trace(range(len(tasks)))
     else:
         answers.adjust()

@@ -27,6 +27,7 @@ from autotune.plan.estimator import Estimator
 from autotune.plan.known import Known
 from autotune.plan.narrowing import narrowed, narrowed_space
 from autotune.plan.progress import Progress
+from autotune.plan.questions.ways import Advice, Advisor
 from autotune.plan.variants import VariantTask
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
@@ -51,6 +52,7 @@ class Plan:
         choices: the candidates as a person tells them apart, the best first.
         answer: what to use; None: nothing fits.
         packages: what its first choice needs that is not on this machine.
+        advice: where nothing fits, the shortest changes that make the job fit.
         assumed: what the job leaves open and was assumed, as sentences.
         not_installed: what the job needs to be run that is not here, as a sentence; None: nothing.
     """
@@ -70,6 +72,7 @@ class Plan:
     choices: tuple[Choice, ...] = ()
     answer: Answer | None = None
     packages: tuple[str, ...] = ()
+    advice: Advice | None = None
     assumed: tuple[str, ...] = ()
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
@@ -124,6 +127,8 @@ def plan(
         answer = None if only_default else answer_of(folded, job, facts)
         if not draft.left_out:
             answer = _with_alternative(answer, estimator, replies)
+        stuck = answer is None and not only_default and not draft.left_out
+        advice = Advisor(estimator, kind).shortest(estimates, space) if stuck else None
     if not stored and key and not draft.left_out and not any(map(_failed, replies.given)):
         cache.write(key, facts, replies.given)
     return Plan(
@@ -132,6 +137,7 @@ def plan(
         choices=tuple(folded),
         answer=answer,
         packages=tuple(packages_to_install(job, facts, folded[0].candidate)),
+        advice=advice,
         assumed=tuple(job.assumed),
         estimates=estimates,
         limit_bytes=estimator.limit,

@@ -39,3 +39,9 @@ def test_what_is_advised_fits(autotune: Command) -> None:
     assert all(way["estimate"]["p_oom"] < 0.5 for way in advice["ways"])
     alone = [way["changes"][0]["text"] for way in advice["ways"] if len(way["changes"]) == 1]
     assert "`tuning: lora`" in alone
+    found = json.loads(autotune("plan", "job.yaml", *DEVICE, "--json", expect=1))
+    assert found["answer"] is None
+    named = found["advice"]["ways"]
+    assert {len(way["changes"]) for way in named} == {1}
+    assert all(way["estimate"]["p_oom"] <= 0.05 for way in named)
+    assert {way["changes"][0]["text"] for way in named} <= set(alone)

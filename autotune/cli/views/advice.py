@@ -3,12 +3,19 @@
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.plan.questions.advice import Advice, Way
+from autotune.cli.views.words import format_speed
+from autotune.plan.questions.changes import LEARNS
+from autotune.plan.questions.ways import Advice, Way
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.sharding.sharding import sharding_of
 from autotune.units import format_bytes
 
 SCHEMA = 1
+_WITH = {
+    "gradient_checkpointing": "checkpointing",
+    "activation_offloading": "activation offloading",
+}
+"""What a way out trains with, where it does."""
 
 
 def advice_plain(advice: Advice) -> dict[str, Any]:
@@ -20,6 +27,7 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
         "fits": advice.fits,
         "leanest": {"knobs": advice.nearest.knobs, "estimate": advice.estimate.plain()},
         "tried": advice.tried,
+        "ruled_out": advice.ruled_out,
         "ways": [
             {
                 "changes": [{"text": change.text, "kind": change.kind} for change in way.changes],
@@ -42,19 +50,37 @@ def advice_lines(advice: Advice) -> Iterator[str]:
         return
     yield f"It does not fit: the smallest configuration needs an estimated {takes}, of {has}."
     if not advice.ways:
-        yield f"No list of up to three changes makes it fit ({advice.tried} were estimated)."
+        yield f"No list of up to three changes makes it fit ({looked_at(advice)})."
         return
     yield "These changes make it fit, by estimate:"
-    order = sorted(advice.ways, key=lambda way: (len(way.changes), not way.learns_the_same))
-    for number, way in enumerate(order, 1):
+    yield from way_lines(advice)
+
+
+def way_lines(advice: Advice) -> Iterator[str]:
+    """Each way out with its price, in their order."""
+    for number, way in enumerate(advice.ways, 1):
         yield f"  {number}. {' and '.join(change.text for change in way.changes)}"
         yield f"     {_price(way)}"
+
+
+def looked_at(advice: Advice) -> str:
+    """How many lists of changes were looked at."""
+    count = f"{advice.tried} were estimated"
+    if not advice.ruled_out:
+        return count
+    return f"{count}; of {advice.ruled_out} the weights and what trains them take more alone"
 
 
 def _price(way: Way) -> str:
     knobs = way.candidate.knobs
     batch = f"{knobs[MICRO_BATCH]} x {knobs[ACCUMULATION]}"
-    parts = [f"{format_bytes(way.estimate.peak_memory_bytes)} at {batch}"]
+    words = [word for knob, word in _WITH.items() if knobs.get(knob) is True]
+    how = f"{batch}{' with ' if words else ''}{', '.join(words)}"
+    parts = [f"{format_bytes(way.estimate.peak_memory_bytes)} at {how}"]
+    if not way.estimate.traced:
+        parts.append(f"{way.estimate.method}, +-{format_bytes(way.estimate.sigma_bytes)}")
+    if way.estimate.tokens_per_s is not None:
+        parts.append(format_speed(way.estimate.tokens_per_s))
     host = way.estimate.host_bytes
     if host is not None and sharding_of(way.candidate.values, 1).offloads:
         parts.append(f"{format_bytes(host)} of the host's memory")
@@ -63,8 +89,8 @@ def _price(way: Way) -> str:
     if way.learns_the_same:
         parts.append("what is learned stays the same")
     else:
-        changed = [change.text for change in way.changes if change.kind != "speed"]
-        parts.append(f"changes what is learned ({', '.join(changed)})")
+        changed = [LEARNS[change.field] for change in way.changes if change.kind != "speed"]
+        parts.append(f"changes what is learned: {', '.join(changed)}")
     if way.packages:
         parts.append(f"needs {', '.join(way.packages)} on the training machine")
     return "; ".join(parts)

@@ -6,6 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.cli.views.advice import looked_at, way_lines
 from autotune.cli.views.words import (
     batch_text,
     candidate_text,
@@ -115,12 +116,25 @@ def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
 
 
 def nothing_fits_lines(plan: Plan) -> Iterator[str]:
-    """That nothing fits, by how much, and how to go on."""
+    """That nothing fits, by how much, and what would."""
     candidate, estimate = min(plan.ranked(), key=lambda pair: pair[1].peak_memory_bytes)
     choice = Choice(candidate=candidate, estimate=estimate, folded=1)
     yield f"Nothing fits. The smallest is {_text(plan, choice)}."
     yield shortfall_text(plan, candidate, estimate)
-    yield "Next: `autotune advise` with the same options looks for changes that make it fit."
+    yield from ways_out_lines(plan)
+
+
+def ways_out_lines(plan: Plan) -> Iterator[str]:
+    """The shortest changes that make a job fit, each with its price."""
+    if plan.advice is None:
+        yield "Next: `autotune advise` with the same options looks for changes that make it fit."
+    elif plan.advice.ways:
+        yield "What would, by estimate, the cheapest first:"
+        yield from way_lines(plan.advice)
+        yield "Next: `autotune advise` with the same options looks further."
+    else:
+        yield f"No change was found that makes it fit ({looked_at(plan.advice)})."
+        yield "Next: `autotune advise` with the same options looks further."
 
 
 def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.cli.views.advice import advice_plain
 from autotune.cli.views.answer import (
     ROWS,
     answer_lines,
@@ -18,6 +19,7 @@ from autotune.cli.views.answer import (
     nothing_fits_lines,
     shortfall_text,
     speed_cell,
+    ways_out_lines,
 )
 from autotune.cli.views.splits import divisions, divisions_table
 from autotune.cli.views.tables import describe
@@ -51,6 +53,7 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         },
         "model": {"name": plan.facts.model.name, "parameters": plan.facts.model.parameters},
         "answer": None if plan.answer is None else answer_plain(plan, plan.answer),
+        "advice": None if plan.advice is None else advice_plain(plan.advice),
         "candidates": [
             {"knobs": candidate.knobs, "estimate": estimate.plain(), "fits": estimate.fits}
             for candidate, estimate in chosen
@@ -238,3 +241,4 @@ def _why_not(plan: Plan) -> Iterator[str]:
     ((candidate, estimate),) = plan.ranked()
     if not estimate.fits:
         yield shortfall_text(plan, candidate, estimate) + "\n"
+        yield "\n".join(ways_out_lines(plan)) + "\n"

@@ -1,7 +1,7 @@
-"""When nothing fits: which single change of the job would make it fit. Pure.
+"""When nothing fits: which single change of the job could make it fit. Pure.
 
-The changes are tried by real probes (`run/conclusion.py`); an untried change is never called a way
-out.
+The changes are tried by estimates (`advice.py`) or by real probes (`run/conclusion.py`); an untried
+change is never called a way out. Of changes of one field the smallest comes first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,12 @@ from autotune.plan.questions.ppo_to_grpo import WITHOUT_A_VALUE_MODEL, in_place_
 from autotune.probe.protocol import Measurement
 from autotune.space.knobs import (
     ACCUMULATION,
+    COMPLETION,
     GLOBAL_BATCH,
     GROUP,
     MICRO_BATCH,
     NUM_PROCESSES,
+    RESPONSE,
     Candidate,
 )
 from autotune.space.sharding.processes import process_counts
@@ -37,6 +39,20 @@ _OFFLOADED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("optimizer and weights", {**_ZERO_2, "zero_stage": 3, PARAM_OFFLOAD: "cpu"}),
 )
 """What ZeRO keeps off a single device, and how it is asked for."""
+
+
+LEARNS = {
+    "dtype": "small updates of the weights are rounded away",
+    "tuning": "adapters are trained, not the weights",
+    "optim": "the optimizer's steps are less exact",
+    "max_length": "longer rows are cut or left out",
+    "method": "another method learns from the same rewards",
+    GLOBAL_BATCH: "an update sees fewer answers",
+    GROUP: "an answer is compared with fewer others",
+    COMPLETION: "longer answers are cut",
+    RESPONSE: "longer answers are cut",
+}
+"""What a change of a field changes in what is learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +100,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
         qlora = job.model_copy(update={"tuning": "qlora"})
         text = "`tuning: qlora` (the base in 4 bits)"
         yield Change(field="tuning", text=text, kind="recipe", job=qlora)
-    if job.tuning == "full" and nearest.values.get("optim") != "adafactor":
-        text = "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"
-        yield _recipe(job, "optim", "adafactor", text)
+    yield from _lighter_optimizers(job, nearest)
     yield from _shorter_completions(job, nearest)
     yield from _fewer_completions(job, nearest)
     yield from _without_a_value_model(job)
@@ -101,6 +115,20 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
                 kind="recipe",
                 job=job.model_copy(update={"max_length": shorter, "recipe": recipe}),
             )
+
+
+def _lighter_optimizers(job: Job, nearest: Candidate) -> Iterator[Change]:
+    """Where many weights are trained, for which Adam keeps two moments each."""
+    if job.tuning != "full" and not METHODS[job.method].value_model:
+        return
+    optimizers = {
+        "adamw_8bit": "moments in 8 bits (`recipe: {optim: [adamw_8bit]}`)",
+        "adafactor": "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)",
+    }
+    names = list(optimizers)
+    now = nearest.values.get("optim")
+    for optim in names[names.index(now) + 1 if now in names else 0 :]:
+        yield _recipe(job, "optim", optim, optimizers[optim])
 
 
 def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
@@ -158,22 +186,26 @@ def offloading(job: Job, device_kind: str) -> Iterator[Change]:
         )
 
 
-def one_more_device(job: Job) -> Iterator[Change]:
-    """The next number of devices that keeps the batch exact, each with a whole copy of the model:
-    where completions are generated, each keeps fewer of them."""
+def more_devices(job: Job) -> Iterator[Change]:
+    """Larger numbers of devices that keep the batch exact. Where completions are generated, each
+    then keeps fewer of them, and one number is looked at: the next. Elsewhere ZeRO-3 divides
+    weights, gradients and the optimizer among them."""
     batch, now = job.global_batch_size, job.devices.count
-    if not METHODS[job.method].online or not isinstance(batch, int) or NUM_PROCESSES in job.fixed:
+    if not isinstance(batch, int) or NUM_PROCESSES in job.fixed or job.devices.nodes > 1:
         return
-    if job.devices.nodes > 1:
-        return
-    count = next((n for n in range(now + 1, MOST_DEVICES + 1) if batch % n == 0), None)
-    if count is not None:
+    counts = [n for n in range(now + 1, MOST_DEVICES + 1) if batch % n == 0]
+    online = METHODS[job.method].online
+    for count in counts[:1] if online else counts:
         devices = job.devices.model_copy(update={"count": count})
+        update: dict[str, Any] = {"devices": devices}
+        how = "a whole copy on each"
+        if not online:
+            how = "weights, gradients and optimizer divided among them by ZeRO-3"
         yield Change(
             field="devices",
-            text=f"{count} GPUs in place of {now}, a whole copy on each (`--devices {count}`)",
+            text=f"{count} GPUs in place of {now}, {how} (`--devices {count}`)",
             kind="speed",
-            job=job.model_copy(update={"devices": devices}),
+            job=job.model_copy(update=update),
         )
 
 

@@ -11,8 +11,8 @@ from autotune.plan.cache import PlanCache
 from autotune.plan.children import Servers
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
-from autotune.plan.questions.advice import Advisor, decisive, leanest
-from autotune.plan.questions.changes import one_more_device
+from autotune.plan.questions.changes import more_devices
+from autotune.plan.questions.ways import Advisor, decisive, leanest
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
@@ -28,6 +28,7 @@ class Imagined(Estimator):
     fits: Any
     speed: Any
     jobs: list
+    p_oom: float
 
     def estimates(self, candidates):
         self.jobs.append(self.job.model_dump_json())
@@ -35,7 +36,9 @@ class Imagined(Estimator):
         for candidate in candidates:
             estimate = make_estimate(50 * GIB, self.speed(self.job, candidate))
             fits = bool(self.fits(self.job, candidate))
-            estimates[candidate.key] = dataclasses.replace(estimate, fits=fits, host_bytes=70 * GIB)
+            estimates[candidate.key] = dataclasses.replace(
+                estimate, fits=fits, p_oom=self.p_oom if fits else 1.0, host_bytes=70 * GIB
+            )
         return estimates
 
 
@@ -45,8 +48,19 @@ def advised(tmp_path):
     cache = PlanCache(path=tmp_path)
     cache.keep_ceilings(make_facts("cuda").device.name, CEILINGS)
 
-    def advise(job, fits, speed=lambda job, one: 100.0, tried=(), kind=None, failed=False, jobs=()):
-        facts = make_facts("cuda")
+    def advise(
+        job,
+        fits,
+        speed=lambda job, one: 100.0,
+        tried=(),
+        kind=None,
+        failed=False,
+        jobs=(),
+        facts=None,
+        p_oom=0.0,
+        plan=False,
+    ):
+        facts = facts or make_facts("cuda")
         estimator = Imagined(
             job=job,
             facts=facts,
@@ -58,10 +72,14 @@ def advised(tmp_path):
             fits=fits,
             speed=speed,
             jobs=[] if jobs == () else jobs,
+            p_oom=p_oom,
         )
         space = bind(narrowed(load_definition(job.method), job, facts), job, facts)
         device = None if kind is None else find_kind(kind)
-        return Advisor(estimator, device, tried).advice(space, seen_to_fail=failed)
+        advisor = Advisor(estimator, device, tried)
+        if plan:
+            return advisor.shortest(estimator.estimates(space.candidates), space)
+        return advisor.advice(space, seen_to_fail=failed)
 
     return advise
 
@@ -183,12 +201,48 @@ def test_one_more_gpu_is_a_way_where_completions_are_generated_and_gpus_are_name
     assert {"devices"} in changes(found)
     assert "`--devices 2`" in "\n".join(advice_lines(found))
     assert not advised(job, fits).ways
-    # Of other methods each device holds as much as before.
-    assert not advised(make_job(), fits, kind="h100").ways
+
+
+def test_several_gpus_share_what_one_cannot_hold_and_the_fewest_are_named(advised):
+    def fits(job, one):
+        return job.devices.count >= 4 and one["zero_stage"] == 3
+
+    found = advised(make_job(), fits, kind="h100")
+    (way,) = [way for way in found.ways if way.changes[0].field == "devices"]
+    assert way.changes[0].job.devices.count == 4 and way.learns_the_same
+    assert way.candidate["offload_optimizer_device"] == "none"
+    assert not advised(make_job(), fits).ways, "of the devices that are here one is tuned for"
 
 
 def test_the_next_number_of_gpus_keeps_the_batch_exact():
     job = make_job(method="ppo", max_length=None, global_batch_size=9)
-    (change,) = one_more_device(job)
+    (change,) = more_devices(job)
     assert change.job.devices.count == 3
-    assert not list(one_more_device(change.job))
+    assert not list(more_devices(change.job))
+
+
+def test_what_its_weights_alone_rule_out_is_never_estimated(advised):
+    """7.6e9 parameters with gradients and moments are 113 GiB, with an adapter 28 GiB."""
+    jobs: list[str] = []
+    facts = make_facts("cuda")
+    large = dataclasses.replace(facts.model, parameters=7_600_000_000)
+    found = advised(
+        make_job(),
+        lambda job, one: job.tuning != "full",
+        jobs=jobs,
+        facts=dataclasses.replace(facts, model=large),
+    )
+    assert changes(found)[0] == {"tuning"} and found.ruled_out > 0
+    alone = [job for job in jobs[2:] if '"tuning":"full"' in job and '"fixed":{}' in job]
+    assert not [job for job in alone if '"recipe":{"optim":["adamw_8bit"]}' in job]
+
+
+def test_what_may_run_out_of_memory_is_no_way_out(advised):
+    found = advised(make_job(), lambda job, one: job.tuning == "lora", p_oom=0.3)
+    assert not found.ways
+
+
+def test_a_plan_names_the_shortest_ways_and_nothing_offloaded_that_was_not_traced(advised):
+    found = advised(make_job(), lambda job, one: job.fixed or job.tuning != "full", plan=True)
+    assert changes(found) == [{"tuning"}]
+    assert found.ways[0].changes[0].text == "`tuning: lora`"

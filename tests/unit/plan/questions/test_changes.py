@@ -22,6 +22,7 @@ def test_pinned_speed_knobs_come_before_what_changes_the_learning():
         ("recipe", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"),
         ("recipe", "`tuning: lora`"),
         ("recipe", "`tuning: qlora` (the base in 4 bits)"),
+        ("recipe", "moments in 8 bits (`recipe: {optim: [adamw_8bit]}`)"),
         ("recipe", "an optimizer with factored moments (`recipe: {optim: [adafactor]}`)"),
         ("recipe", "`max_length: 512`"),
         ("recipe", "`max_length: 256`"),

@@ -1,0 +1,51 @@
+"""What a process holds on its device in any case: a bound that only rules out. Pure.
+
+At the first optimizer step the weights, their gradients and the optimizer's states are there at the
+same time, whatever the micro-batch and the length of the rows. Activations, logits, copies and the
+process itself come on top, so that a candidate whose bound is above the limit cannot fit, and no
+trace of it is needed. A candidate whose bound is below the limit may fit or not.
+"""
+
+from autotune.estimate.formula.zero import zero_of
+from autotune.estimate.records.events import GRADIENTS, OPTIMIZER, WEIGHTS
+from autotune.job.methods import METHODS
+from autotune.plan.exchange import trained_parameters
+from autotune.space.quantization import bits_of
+from autotune.space.settings import Settings
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP
+
+_STATES = {"adamw_torch": None, "adamw_torch_fused": None, "adamw_8bit": 2}
+"""Bytes of optimizer state for each trained weight; None: two moments in the weights' type. Of
+optimizers that are not here nothing is counted."""
+
+
+def least_bytes(settings: Settings) -> int:
+    """Bytes of weights, gradients and optimizer states on the device of one process, at least."""
+    config, model = {**settings.config, **settings.candidate.values}, settings.facts.model
+    width = 4 if config.get("dtype", "float32") == "float32" else 2
+    trained = trained_parameters(settings.job, settings.facts, config)
+    # PPO trains a value model whole; what scores is the user's, and may be small.
+    judges = model.parameters if METHODS[settings.job.method].value_model else 0
+    gradient = width if settings.job.tuning == "full" else 2
+    state = _STATES.get(str(config.get("optim")), 0)
+    state = 2 * width if state is None else state
+    parts = {
+        WEIGHTS: _weights_bytes(settings, config, width) + width * judges,
+        GRADIENTS: gradient * trained + width * judges,
+        OPTIMIZER: state * (trained + judges),
+    }
+    sharding = settings.sharding
+    if sharding.distributed_type not in (DEEPSPEED, FSDP):
+        return sum(parts.values())
+    zero = zero_of(config, sharding, sharding.num_processes, model.hidden_size or 1024)
+    factors = zero.factors()
+    return round(sum(size * min(factors[name], 1.0) for name, size in parts.items()))
+
+
+def _weights_bytes(settings: Settings, config: dict[str, object], width: int) -> int:
+    """Of the policy; of a quantised base without the maxima of its blocks."""
+    model, bits = settings.facts.model, bits_of(config)
+    if bits is None:
+        return width * model.parameters
+    unquantised = min(sum(model.unquantised.values()), model.parameters)
+    return 2 * unquantised + (model.parameters - unquantised) * bits // 8

@@ -1,0 +1,302 @@
+"""What would make a job fit: the shortest lists of changes, each with its price in speed.
+
+Estimates only. Changes are those of `changes.py`, alone first, then two and three together; a list
+is not made longer once it fits, and of changes of one field the first that is enough is named. What
+cannot fit by its weights, gradients and moments alone is not traced (`least_memory.py`). A list is
+named only where a candidate is safe by the same estimates as a plan's; its speed is that of the
+fastest safe one, among those that differ in what decides about memory.
+
+A plan of a job that does not fit asks for the shortest lists; `autotune advise` goes on from there.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.errors import UserError
+from autotune.estimate.estimate import Estimate
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.facts.device_kinds import DeviceKind
+from autotune.job.job import Job
+from autotune.plan.ceilings import ceilings_of
+from autotune.plan.choices import is_safe
+from autotune.plan.engines import Effort
+from autotune.plan.estimator import Estimator
+from autotune.plan.narrowing import narrowed
+from autotune.plan.questions.changes import Change, more_devices, offloading, single_changes
+from autotune.plan.questions.least_memory import least_bytes
+from autotune.space.bind import SearchSpace, bind
+from autotune.space.definition import load_definition
+from autotune.space.knobs import Candidate
+from autotune.space.memory_order import expected_leanness
+from autotune.space.packages import packages_to_install
+from autotune.space.settings import settings
+from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD, sharding_of
+
+MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
+FASTEST = Effort(first=2)
+"""Only the fastest that fits is shown; two are traced beside each other."""
+MOST_LISTS = 12
+"""Lists of one length that a plan traces at most; `autotune advise` has no such bound."""
+BY_FORMULA = Effort(first=0)
+"""A plan has no time to trace DeepSpeed for its ways out; `autotune advise` does. By formula alone
+nothing that is kept off the device is named: of a 7B model with its optimizer on the host the
+formula said 18 GiB, and the trace more than 24."""
+LITTLE_TO_MEMORY = (
+    *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
+    *("torch_compile", "train_sampling_strategy", "loss_type", "padding_free"),
+    "use_liger_kernel",
+)
+"""Knobs that stay as the leanest candidate has them while a way out is looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A list of changes after which the job fits.
+
+    Attributes:
+        candidate: the fastest that fits then.
+        packages: what it needs that is not on this machine.
+        speed: its tokens/s over those of the job as it is, if that fitted; None: not known.
+    """
+
+    changes: tuple[Change, ...]
+    candidate: Candidate
+    estimate: Estimate
+    speed: float | None
+    packages: tuple[str, ...] = ()
+
+    @property
+    def learns_the_same(self) -> bool:
+        """Whether no change touches what is learned."""
+        return all(change.kind == "speed" for change in self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The ways out.
+
+    Attributes:
+        fits: whether the job fits as it is; then there is nothing to change.
+        nearest: its leanest candidate.
+        ways: what needs fewest changes first; of as many, what leaves the learning as it is, then
+            the fastest.
+        tried: lists of changes that were estimated.
+        ruled_out: lists whose weights, gradients and moments alone are more than the limit.
+    """
+
+    fits: bool
+    nearest: Candidate
+    estimate: Estimate
+    limit_bytes: int
+    device: str
+    ways: tuple[Way, ...]
+    tried: int
+    ruled_out: int = 0
+
+
+class Advisor:
+    """Looks for ways out.
+
+    Args:
+        estimator: of the job as it is.
+        kind: of device that is planned for; None: the one that is here.
+        tried: single changes, by their texts, that probes found not to be enough.
+    """
+
+    def __init__(
+        self, estimator: Estimator, kind: DeviceKind | None = None, tried: Collection[str] = ()
+    ) -> None:
+        self._estimator, self._kind, self._tried = estimator, kind, tried
+        self._job, self._facts = estimator.job, estimator.facts
+        self._lists = self._ruled_out = 0
+        self._effort = FASTEST
+
+    @cached_property
+    def _ceilings(self) -> Ceilings | None:
+        estimator = self._estimator
+        if estimator.ceilings is not None:
+            return estimator.ceilings
+        folder = estimator.folder / "ceilings"
+        return ceilings_of(
+            estimator.facts,
+            self._kind,
+            estimator.cache,
+            estimator.servers,
+            folder,
+            estimator.progress,
+        )
+
+    def advice(self, space: SearchSpace, *, seen_to_fail: bool = False) -> Advice:
+        """All ways out of a job whose space this is."""
+        nearest = leanest(space)
+        estimate = self._estimates(self._job, [nearest])[nearest.key]
+        ways: list[Way] = []
+        if seen_to_fail or not estimate.fits:
+            speed = self._speed_if_it_fitted(space)
+            ways = [way for level in self._levels(nearest, speed) for way in level]
+        fits = estimate.fits and not seen_to_fail
+        return self._advice(nearest, estimate, ways, fits=fits)
+
+    def shortest(self, estimates: Mapping[str, Estimate], space: SearchSpace) -> Advice:
+        """The shortest ways out of a job of which a plan found that no candidate fits.
+
+        Args:
+            estimates: of all candidates of the space, by their keys.
+        """
+        nearest = min(space.candidates, key=lambda one: estimates[one.key].peak_memory_bytes)
+        self._effort = BY_FORMULA
+        speed = max((one.tokens_per_s or 0.0 for one in estimates.values()), default=0.0)
+        levels = self._levels(leanest(space), speed or None, MOST_LISTS)
+        ways = next((level for level in levels if level), [])
+        return self._advice(nearest, estimates[nearest.key], ways, fits=False)
+
+    def _advice(
+        self, nearest: Candidate, estimate: Estimate, ways: Sequence[Way], *, fits: bool
+    ) -> Advice:
+        return Advice(
+            fits=fits,
+            nearest=nearest,
+            estimate=estimate,
+            limit_bytes=self._estimator.limit,
+            device=self._facts.device.name,
+            ways=tuple(sorted(ways, key=_price)),
+            tried=self._lists,
+            ruled_out=self._ruled_out,
+        )
+
+    def _levels(
+        self, nearest: Candidate, speed: float | None, most: int | None = None
+    ) -> Iterator[list[Way]]:
+        """The ways of one change, then of two, then of three.
+
+        Args:
+            most: lists of one length that are estimated at most; None: all.
+        """
+        front: list[tuple[tuple[Change, ...], Job, Candidate]] = [((), self._job, nearest)]
+        looked_at: set[frozenset[str]] = set()
+        fitting: list[frozenset[str]] = []
+        for _ in range(MOST_CHANGES):
+            ways, following, before = [], [], self._lists
+            for changes, job, lean in front:
+                enough: set[str] = set()
+                changed = {change.field for change in changes}
+                for change in self._changes(job, lean):
+                    fields = {*changed, change.field}
+                    if change.field in changed | enough or _too_long(fields):
+                        continue
+                    texts = frozenset(c.text for c in (*changes, change))
+                    if texts in looked_at or any(shorter <= texts for shorter in fitting):
+                        continue
+                    looked_at.add(texts)
+                    space = self._space(change.job)
+                    if space is None:
+                        continue
+                    taken = (*changes, change)
+                    full = most is not None and self._lists - before >= most
+                    is_probed = not changes and change.text in self._tried
+                    way = None if full or is_probed else self._way(taken, space, speed)
+                    if way is None:
+                        following.append((taken, change.job, leanest(space)))
+                        continue
+                    fitting.append(texts)
+                    enough.add(change.field)
+                    ways.append(way)
+            yield ways
+            front = following
+
+    def _changes(self, job: Job, nearest: Candidate) -> Iterator[Change]:
+        yield from offloading(job, self._facts.device.kind)
+        yield from single_changes(job, nearest)
+        if self._kind is not None:  # of the devices that are here one is tuned for
+            yield from more_devices(job)
+
+    def _way(
+        self, changes: tuple[Change, ...], space: SearchSpace, speed: float | None
+    ) -> Way | None:
+        """The fastest safe candidate of a changed job; None: none is safe."""
+        job = changes[-1].job
+        candidates = decisive(space)
+        lean = min(candidates, key=expected_leanness)
+        if self._effort == BY_FORMULA and _offloads(lean):
+            return None
+        if least_bytes(settings(job, self._facts, lean)) > self._estimator.limit:
+            self._ruled_out += 1
+            return None
+        self._lists += 1
+        self._estimator.progress.looking_at(f"list of changes {self._lists}")
+        # What checkpoints and has one row at a time decides; the others are for the speed.
+        if not is_safe(self._estimates(job, [lean])[lean.key]):
+            return None
+        known = self._estimates(job, candidates)
+        safe = [one for one in candidates if is_safe(known[one.key])] or [lean]
+        best = max(safe, key=lambda one: _preference(known[one.key]))
+        fastest = known[best.key].tokens_per_s
+        return Way(
+            changes=changes,
+            candidate=best,
+            estimate=known[best.key],
+            speed=fastest / speed if fastest and speed else None,
+            packages=tuple(packages_to_install(job, self._facts, best)),
+        )
+
+    def _space(self, job: Job) -> SearchSpace | None:
+        """The space of a changed job; None where it has none."""
+        try:
+            definition = load_definition(job.method, job.search_space)
+            return bind(narrowed(definition, job, self._facts), job, self._facts)
+        except UserError:
+            return None
+
+    def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
+        estimates = self._estimates(self._job, decisive(space)).values()
+        return max((estimate.tokens_per_s or 0.0 for estimate in estimates), default=0.0) or None
+
+    def _estimates(self, job: Job, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
+        estimator = dataclasses.replace(
+            self._estimator, job=job, ceilings=self._ceilings, effort=self._effort
+        )
+        return estimator.estimates(candidates)
+
+
+def _price(way: Way) -> tuple[int, bool, float]:
+    """Orders ways: few changes first, then what learns the same, then the fastest."""
+    return len(way.changes), not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)
+
+
+def _preference(estimate: Estimate) -> tuple[float, bool, int]:
+    """The fastest is the best; then what was traced as it is; then the leanest."""
+    return estimate.tokens_per_s or 0.0, estimate.traced, -estimate.peak_memory_bytes
+
+
+def _too_long(fields: set[str]) -> bool:
+    """Whether a list is not looked at: three changes, offloading among them. Each estimate of that
+    is a trace of DeepSpeed, and they would be most of all lists."""
+    return OPTIMIZER_OFFLOAD in fields and len(fields) > MOST_WITH_OFFLOADING
+
+
+def leanest(space: SearchSpace) -> Candidate:
+    """The candidate that should take least."""
+    return min(space.candidates, key=expected_leanness)
+
+
+def decisive(space: SearchSpace) -> list[Candidate]:
+    """The leanest candidate that offloads nothing where it need not, and those that differ from it
+    only in micro-batch, checkpointing and other things that decide about memory. Where the training
+    is spread, it is spread as that candidate is: each sharding would be a trace of its own."""
+    kept = [one for one in space.candidates if not _offloads(one)] or list(space.candidates)
+    lean = min(kept, key=expected_leanness)
+    sharding = sharding_of(lean.values, 2)
+    alike = [
+        one
+        for one in kept
+        if all(one.values.get(name) == lean.values.get(name) for name in LITTLE_TO_MEMORY)
+        and sharding_of(one.values, 2) == sharding
+    ]
+    checkpointed = [one for one in alike if one.values.get("gradient_checkpointing") is not False]
+    return checkpointed if checkpointed and sharding.zero_stage else alike
+
+
+def _offloads(candidate: Candidate) -> bool:
+    return sharding_of(candidate.values, 2).offloads
