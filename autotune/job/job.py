@@ -4,13 +4,10 @@ The docstring under each field is its documentation: `docs/job.md` is generated 
 file is strict: unknown keys are refused, and all problems are reported at once with their line.
 """
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -20,8 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from autotune.job.fields import Strict, as_batch, as_bytes, as_duration
 from autotune.job.methods import METHODS
-from autotune.units import parse_bytes, parse_seconds
+from autotune.units import parse_seconds
 
 Scalar = bool | int | float | str | None
 """A value as YAML and JSON both have it."""
@@ -29,30 +27,8 @@ Scalar = bool | int | float | str | None
 KnobValue = Scalar | list[str]
 """A value of a knob: a scalar, or a list of names (LoRA target modules)."""
 
-_TOKENS = re.compile(r"\s*([0-9][0-9_]*)\s*tokens\s*")
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-
-def _as_bytes(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str | int) else value
-
-
-def _as_duration(value: object) -> object:
-    if value is None or isinstance(value, str):
-        return value if value is None else parse_seconds(value)
-    raise ValueError(f"`{value}` is not a duration; write for example `90s`, `30m` or `1.5h`")
-
-
-class Lengths(_Strict):
+class Lengths(Strict):
     """Token lengths in place of data, where there is none yet."""
 
     max: int = Field(gt=0)
@@ -77,14 +53,14 @@ class Lengths(_Strict):
         return self
 
 
-class NoData(_Strict):
+class NoData(Strict):
     """A data set that is known by its lengths alone."""
 
     lengths: Lengths
     """What the rows will be like."""
 
 
-class Devices(_Strict):
+class Devices(Strict):
     """The devices to tune for."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
@@ -100,12 +76,12 @@ class Devices(_Strict):
     index: int = Field(default=0, ge=0)
     """Which GPU (of several the first), as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is
     set, which of those that it lists."""
-    memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
+    memory: Annotated[int | None, BeforeValidator(as_bytes)] = None
     """Memory a candidate may use per device, such as `20GiB`. It is enforced in every probe (a
     real allocation failure past it; a probe that ends above it is `oom` too). Default: what is free
     at the start."""
 
-    host_memory: Annotated[int | None, BeforeValidator(_as_bytes)] = None
+    host_memory: Annotated[int | None, BeforeValidator(as_bytes)] = None
     """Memory of the host that all processes may use together, such as `512GiB`: offloading moves
     optimizer states and weights there. A probe that takes more is ended (`host_oom`). Default: what
     is free at the start, less a twentieth; on a CPU, where it is the devices' own memory, and of
@@ -117,7 +93,7 @@ class Devices(_Strict):
         return self.nodes * self.count
 
 
-class Budget(_Strict):
+class Budget(Strict):
     """The limits at which the search ends."""
 
     minutes: float = Field(default=30.0, gt=0)
@@ -126,7 +102,7 @@ class Budget(_Strict):
     """Number of probes."""
     probe_minutes: float = Field(default=5.0, gt=0)
     """Wall-clock minutes after which one probe is killed (outcome `timeout`)."""
-    total: Annotated[float | None, BeforeValidator(_as_duration)] = None
+    total: Annotated[float | None, BeforeValidator(as_duration)] = None
     """Time for everything together, such as `30m`: the survey, the estimates, all probes and the
     verification. It counts from the start of the command, of `--resume` anew. Time is kept for the
     verification; what there is no time for is left out, and told. Default: no limit but those
@@ -146,25 +122,11 @@ def as_budget(value: object) -> object:
     return {"minutes": parse_seconds(value) / 60.0}
 
 
-def as_batch(value: object) -> int | str:
-    """A global batch: rows, or `N tokens`."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"must be a whole number of sequences, or `N tokens`, but got {value!r}")
-    if isinstance(value, str):
-        match = _TOKENS.fullmatch(value)
-        if not match:
-            raise ValueError(f"`{value}` is neither a whole number nor `N tokens`")
-        value = f"{int(match[1].replace('_', ''))} tokens"
-    if int(str(value).split()[0]) <= 0:
-        raise ValueError(f"must be positive, but got {value}")
-    return value
-
-
 def _dataset_form(value: object) -> str:
     return "no_data" if isinstance(value, dict | NoData) else "name"
 
 
-class Job(_Strict):
+class Job(Strict):
     """What to fine-tune, on what data, under which limits."""
 
     model: str = Field(min_length=1)

@@ -6,11 +6,9 @@ host's memory than it may; or the caller has seen enough of its progress (a prob
 Whatever happens becomes an `Ending`.
 """
 
-import contextlib
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -19,17 +17,11 @@ from typing import Any, Self
 
 from autotune.errors import machine_error
 from autotune.process.forkserver import CHOICE
-from autotune.process.host_memory import HostMeter, HostUse
+from autotune.process.host_memory import HostMeter
 from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher, lost_ending
-from autotune.process.logs import LogTail
 from autotune.process.messages import ChildFolder
-from autotune.process.proc import (
-    processor_seconds,
-    session_processor_seconds,
-    session_resident_bytes,
-)
-from autotune.process.progress import ProgressReader
+from autotune.process.watch import ChildWatch
 
 PRELOAD = (
     "torch",
@@ -40,9 +32,6 @@ PRELOAD = (
     "datasets",
     "autotune.process.preload",
 )
-_POLL_S = 0.05
-_KILL_S = 30.0
-"""How long a kill may take to show; a driver that hangs can hold a process for ever."""
 _CLOSE_S = 10.0
 
 
@@ -111,7 +100,7 @@ class ChildServer:
         if self._importing_since is None:
             return
         deadline = self._importing_since + self._ready_s
-        ready = self._next_event(deadline - time.monotonic())
+        ready = self.next_event(deadline - time.monotonic())
         if ready is None:
             is_late = time.monotonic() >= deadline
             self.close()
@@ -165,11 +154,11 @@ class ChildServer:
         self._await_imports()
         try:
             self._send({"start": str(folder.path), "worker": worker})
-            event = self._next_event(timeout_s=30.0)
+            event = self.next_event(timeout_s=30.0)
             if event is None:
                 self.close()
                 return lost_ending(0.0)
-            return _Watch(self, folder, int(event["pid"]), limits, watch, host).until_end()
+            return ChildWatch(self, folder, int(event["pid"]), limits, watch, host).until_end()
         except BaseException:
             self.close()  # and the child with it; what it would still say is not for the next run
             raise
@@ -186,7 +175,7 @@ class ChildServer:
         except BrokenPipeError:
             self._process.wait()
 
-    def _next_event(self, timeout_s: float) -> dict[str, Any] | None:
+    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
         """The server's next event; None after `timeout_s` or when the server is gone."""
         assert self._process is not None and self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
@@ -208,106 +197,6 @@ class ChildServer:
     def is_alive(self) -> bool:
         """Whether the server still runs."""
         return self._process is not None and self._process.poll() is None
-
-
-class _Watch:
-    """One child under watch."""
-
-    def __init__(
-        self,
-        server: ChildServer,
-        folder: ChildFolder,
-        pid: int,
-        limits: Limits,
-        watch: Watcher | None,
-        host: HostMeter | None,
-    ):
-        self._server, self._pid = server, pid
-        self._limits, self._watch, self._host = limits, watch, host
-        self._reader = ProgressReader(folder.progress)
-        self._logs = (LogTail(folder.stdout), LogTail(folder.stderr))
-        self._events: list[dict[str, Any]] = []
-        self._began = self._heard_at = time.monotonic()
-        self._processor_s = 0.0
-        self._session_s: float | None = None
-        self._kill_by = float("inf")
-        self._rss: int | None = None
-        self._stop: tuple[str, str | None] | None = None
-
-    def until_end(self) -> Ending:
-        while True:
-            event = self._server._next_event(_POLL_S)
-            if event is not None and event["event"] == "exited" and event["pid"] == self._pid:
-                self._read_progress(deciding=False)
-                break
-            if time.monotonic() > self._kill_by:
-                self._server.close()
-            if not self._server.is_alive:
-                # The child dies with the server, but not what the child has started.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._pid, signal.SIGKILL)
-                return lost_ending(time.monotonic() - self._began)
-            if self._stop is None:
-                self._look()
-            for log in self._logs:
-                log.cut()
-        for log in self._logs:
-            log.finish()
-        why, reason = self._stop or ("exited", None)
-        return Ending(
-            why=why,
-            stop_reason=reason,
-            exit_code=event["exit_code"],
-            signal=event["signal"],
-            max_rss_bytes=event["max_rss_bytes"],
-            strays=event["strays"],
-            seconds=time.monotonic() - self._began,
-            rss_at_stop_bytes=self._rss,
-            events=tuple(self._events),
-            host=HostUse() if self._host is None else self._host.use,
-        )
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        reason = self._read_progress(deciding=True)
-        processor = processor_seconds(self._pid)
-        if processor is not None and processor > self._processor_s + 0.01 * self._limits.stall_s:
-            self._processor_s, self._heard_at, self._session_s = processor, now, None
-        elif now - self._heard_at > 0.5 * self._limits.stall_s:
-            self._hear_session(now)
-        if self._host is not None and self._host.over_limit(self._pid):
-            self._end("host", None)
-        elif reason is not None:
-            self._end("stopped", reason)
-        elif now - self._began > self._limits.wall_s:
-            self._end("wall", None)
-        elif now - self._heard_at > self._limits.stall_s:
-            self._end("stall", None)
-
-    def _hear_session(self, now: float) -> None:
-        """Count the work of what a silent child waits for: a compiler, say."""
-        seconds = session_processor_seconds(self._pid)
-        if self._session_s is None:
-            self._session_s = seconds
-        elif seconds > self._session_s + 0.01 * self._limits.stall_s:
-            self._heard_at, self._session_s = now, None
-
-    def _read_progress(self, *, deciding: bool) -> str | None:
-        reason = None
-        for event in self._reader.new_events():
-            self._heard_at = time.monotonic()
-            self._events.append(event)
-            if self._host is not None:
-                self._host.hear(event)
-            if deciding and reason is None and self._watch is not None:
-                reason = self._watch(event)
-        return reason
-
-    def _end(self, why: str, reason: str | None) -> None:
-        self._rss = session_resident_bytes(self._pid)
-        self._stop = (why, reason)
-        self._kill_by = time.monotonic() + _KILL_S
-        self._server.kill(self._pid)
 
 
 def child_environment() -> dict[str, str]:

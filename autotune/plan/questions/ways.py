@@ -40,9 +40,8 @@ FASTEST = Effort(first=2)
 MOST_LISTS = 12
 """Lists of one length that a plan traces at most; `autotune advise` has no such bound."""
 BY_FORMULA = Effort(first=0)
-"""A plan has no time to trace DeepSpeed for its ways out; `autotune advise` does. By formula alone
-nothing that is kept off the device is named: of a 7B model with its optimizer on the host the
-formula said 18 GiB, and the trace more than 24."""
+"""A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
+the device is named: of a 7B model's optimizer it said 18 GiB, and the trace more than 24."""
 LITTLE_TO_MEMORY = (
     *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
     *("torch_compile", "train_sampling_strategy", "loss_type", "padding_free"),
@@ -226,7 +225,6 @@ class Advisor:
             return None
         self._lists += 1
         self._estimator.progress.looking_at(f"list of changes {self._lists}")
-        # What checkpoints and has one row at a time decides; the others are for the speed.
         if not is_safe(self._estimates(job, [lean])[lean.key]):
             return None
         known = self._estimates(job, candidates)

@@ -1,0 +1,99 @@
+"""How long `autotune plan` takes: cold, again, and until its first answer; wall and processor time.
+
+    python -m benchmarks.plan_time.run [--all-candidates] [--only NAME]
+
+Each plan is a process of its own with an empty cache, then the same again. With `--all-candidates`
+each job is planned with every candidate, too (`--all --trace-all`), and the answers are compared.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.facts.stack import versions
+from benchmarks.estimate_exactness.run import rows_of
+from benchmarks.plan_time.cases import CASES, Case
+
+RESULTS = Path(__file__).parent / "results.jsonl"
+
+
+def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
+    """One plan in a process of its own: seconds and the answer."""
+    command = [sys.executable, "-m", "autotune", "plan", str(case.job), "--device", case.device]
+    command += [*case.flags, *flags, "--json"]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    environment = {**os.environ, "AUTOTUNE_CACHE": cache, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None and process.stderr is not None
+    first_s = None
+    for line in process.stderr:
+        if line.startswith("so far") and first_s is None:
+            first_s = round(time.monotonic() - began, 1)
+    out = process.stdout.read()
+    process.wait()
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
+    if process.returncode not in (0, 1):
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    plan = json.loads(out)
+    answer = plan["answer"]
+    return {
+        "wall_s": round(wall, 1),
+        "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "first_answer_s": first_s,
+        "candidates": plan["counts"]["candidates"],
+        "exit_code": process.returncode,
+        "knobs": None if answer is None else answer["knobs"],
+        "tokens_per_s": None if answer is None else answer["estimate"]["tokens_per_s"],
+    }
+
+
+def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
+    """A row of the results."""
+    with tempfile.TemporaryDirectory(prefix="plan-time-") as cache:
+        row: dict[str, Any] = {
+            "name": case.name,
+            "device": case.device,
+            "flags": list(case.flags),
+            "most_s": case.most_s,
+            "load_before": os.getloadavg()[0],
+            "cold": planned(case, cache),
+            "again": planned(case, cache),
+        }
+        if all_candidates:
+            row["all"] = planned(case, cache, "--all", "--trace-all")
+    row["versions"] = {"python": platform.python_version(), **versions()}
+    row["utc"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return row
+
+
+def main() -> None:
+    """Run, and add the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all-candidates", action="store_true")
+    parser.add_argument("--only", action="append", help="a part of the name of a case")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    done = {row["name"] for row in rows_of(options.results)} if options.results.exists() else set()
+    for case in CASES:
+        if options.only and not any(part in case.name for part in options.only):
+            continue
+        if case.name in done and not options.only:
+            continue
+        row = row_of(case, all_candidates=options.all_candidates)
+        print(json.dumps({**row, "versions": ...}, default=str), flush=True)
+        with options.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
