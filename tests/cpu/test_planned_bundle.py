@@ -126,8 +126,7 @@ def test_other_methods_bundles_are_verified_too(method: str, autotune: Command) 
         save_judge(folder / "judge")
         more = [f"dataset={data}", f"reward_model_path={folder / 'judge'}", *MORE]
         job = stand_in("ppo-memory", folder, *more)
-        job += ["--set", "local_rollout_forward_batch_size=4", "--set", "optim=adamw_torch_fused"]
-    job += ["--set", "per_device_train_batch_size=2", "--set", "attn_implementation=sdpa"]
+    job += ["--set", "per_device_train_batch_size=2"]
     autotune("plan", *job, "--emit", "b")
     bundle = folder / "b"
     assert unmarked(bundle) == []
