@@ -1,6 +1,7 @@
 """`autotune plan`."""
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,10 @@ def command(
         path = None if bundle is None else str(bundle)
         print_json({**plan_plain(answer, chosen), "bundle": path})
     else:
-        from rich.console import Console
-
         from autotune.cli.views.plan import plan_view
 
-        width = None if Console().is_terminal else 160 if every else 80
         command = _next_step(planned.job, None if bundle is None else emit)
-        view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
-        Console(width=width).print(*view, sep="", highlight=False)
+        _print(plan_view(answer, chosen, command=command, every=every, fits=fits, top=top), every)
         if bundle is not None:
             click.echo(f"bundle: {bundle} ({MARK})")
     if answer.unfinished:
@@ -104,6 +101,14 @@ def command(
     if emit is not None and bundle is None:
         return EXIT_NOTHING_FITS
     return 0 if any(estimate.fits for estimate in answer.estimates.values()) else 1
+
+
+def _print(view: Iterable[Any], wide: bool) -> None:
+    """Print a plan; where there is no terminal, at 80 columns."""
+    from rich.console import Console
+
+    width = None if Console().is_terminal else 160 if wide else 80
+    Console(width=width).print(*view, sep="", highlight=False)
 
 
 def _next_step(job: Path | None, emitted: Path | None) -> str:

@@ -114,32 +114,25 @@ def plan(
     key = cache.key(job, definition, None if kind is None else place)
     stored = None if key is None else cache.read(key)
     with Servers(scratch) as servers:
-        if not stored and not only_default:
-            servers.begin(AT_ONCE)
+        servers.begin(0 if stored or only_default else AT_ONCE)
         facts = stored[0] if stored else planned_facts(job, run, servers.first, kind, assume=assume)
-        space = bind(definition if whole_space else narrowed(definition, job, facts), job, facts)
-        space = space if whole_space else narrowed_space(space, job, facts)
-        space = _of_default(space) if only_default else space
+        space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress)
         replies = _Replies(estimator, None if stored is None else stored[1])
         draft = _draft(space, estimator, replies)
-        space, estimates, folded = draft.space, draft.estimates, draft.choices
-        answer = None if only_default else answer_of(folded, job, facts)
-        if not draft.left_out:
-            answer = _with_alternative(answer, estimator, replies)
-        stuck = answer is None and not only_default and not draft.left_out
-        advice = Advisor(estimator, kind).shortest(estimates, space) if stuck else None
+        advisor = None if only_default or draft.left_out else Advisor(estimator, kind)
+        answer, advice = _concluded(draft, estimator, replies, advisor)
     if not stored and key and not draft.left_out and not any(map(_failed, replies.given)):
         cache.write(key, facts, replies.given)
     return Plan(
         facts=facts,
-        space=space,
-        choices=tuple(folded),
-        answer=answer,
-        packages=tuple(packages_to_install(job, facts, folded[0].candidate)),
+        space=draft.space,
+        choices=draft.choices,
+        answer=None if only_default else answer,
+        packages=tuple(packages_to_install(job, facts, draft.choices[0].candidate)),
         advice=advice,
         assumed=tuple(job.assumed),
-        estimates=estimates,
+        estimates=draft.estimates,
         limit_bytes=estimator.limit,
         devices=job.devices.total,
         nodes=job.devices.nodes,
@@ -152,8 +145,16 @@ def plan(
     )
 
 
-def _of_default(space: SearchSpace) -> SearchSpace:
-    return dataclasses.replace(space, candidates=(space.default(),))
+def _space(
+    job: Job, definition: SpaceDefinition, facts: Facts, *, whole: bool, only_default: bool
+) -> SearchSpace:
+    """What is planned: all of the space, what an estimate may prefer, or the default alone."""
+    if not whole:
+        definition = narrowed(definition, job, facts)
+    space = bind(definition, job, facts)
+    if only_default:
+        return dataclasses.replace(space, candidates=(space.default(),))
+    return space if whole else narrowed_space(space, job, facts)
 
 
 class _Replies:
@@ -202,12 +203,26 @@ def _draft(space: SearchSpace, estimator: Estimator, replies: _Replies) -> Draft
     return draft_of(space, estimator, tasks, known.replies)
 
 
-def _with_alternative(
-    answer: Answer | None, estimator: Estimator, replies: _Replies
-) -> Answer | None:
+def _concluded(
+    draft: Draft, estimator: Estimator, replies: _Replies, advisor: Advisor | None
+) -> tuple[Answer | None, Advice | None]:
+    """What to use; where nothing fits, what would make the job fit.
+
+    Args:
+        advisor: None: no more is to be traced than the draft holds.
+    """
+    answer = answer_of(draft.choices, estimator.job, estimator.facts)
+    if advisor is None:
+        return answer, None
+    if answer is None:
+        return None, advisor.shortest(draft.estimates, draft.space)
+    return _with_alternative(answer, estimator, replies), None
+
+
+def _with_alternative(answer: Answer, estimator: Estimator, replies: _Replies) -> Answer:
     """The answer; where weights are in float32 because nobody chose, with what bfloat16 takes."""
-    other = None if answer is None else in_bfloat16(estimator.job, answer.choice.candidate)
-    if answer is None or other is None:
+    other = in_bfloat16(estimator.job, answer.choice.candidate)
+    if other is None:
         return answer
     known, tasks = Known(), estimator.tasks([other])
     replies.of(tasks, known)

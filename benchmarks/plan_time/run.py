@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.facts.stack import versions
+from autotune.facts.stack import installed
 from benchmarks.estimate_exactness.run import rows_of
 from benchmarks.plan_time.cases import CASES, Case
 
@@ -41,19 +41,22 @@ def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
             first_s = round(time.monotonic() - began, 1)
     out = process.stdout.read()
     process.wait()
-    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
+    wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if process.returncode not in (0, 1):
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
     plan = json.loads(out)
     answer = plan["answer"]
     return {
         "wall_s": round(wall, 1),
-        "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "processor_s": round(
+            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
+        ),
         "first_answer_s": first_s,
         "candidates": plan["counts"]["candidates"],
         "exit_code": process.returncode,
         "knobs": None if answer is None else answer["knobs"],
-        "tokens_per_s": None if answer is None else answer["estimate"]["tokens_per_s"],
+        "tokens_per_s": None if answer is None else answer["tokens_per_s"],
     }
 
 
@@ -71,7 +74,7 @@ def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
         }
         if all_candidates:
             row["all"] = planned(case, cache, "--all", "--trace-all")
-    row["versions"] = {"python": platform.python_version(), **versions()}
+    row["versions"] = {"python": platform.python_version(), **installed().versions}
     row["utc"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return row
 
@@ -90,7 +93,7 @@ def main() -> None:
         if case.name in done and not options.only:
             continue
         row = row_of(case, all_candidates=options.all_candidates)
-        print(json.dumps({**row, "versions": ...}, default=str), flush=True)
+        print(json.dumps({name: row[name] for name in row if name != "versions"}), flush=True)
         with options.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 

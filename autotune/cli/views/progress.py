@@ -15,6 +15,8 @@ from autotune.units import format_bytes, format_seconds
 NOW_AND_THEN_S = 30.0
 """Between two lines where there is no terminal."""
 _MOVE_S = 0.1
+_SEEN_S = 1.0
+"""From so many seconds on it can be said how long the rest takes."""
 
 
 class EstimatesShown(Progress):
@@ -38,7 +40,8 @@ class EstimatesShown(Progress):
             self.clear()
         elif now - self._said >= (_MOVE_S if moving else NOW_AND_THEN_S) and done < of:
             self._said = now
-            left_s = (now - self._began) * (of - done) / done if done else None
+            since_s = now - self._began
+            left_s = since_s * (of - done) / done if done and since_s >= _SEEN_S else None
             left = "" if left_s is None else f", about {format_seconds(left_s)} left"
             text = f"{self._about}estimated {done} of {of} candidates{left} ..."
             if moving:

@@ -190,14 +190,17 @@ def settled(monkeypatch, whole_bytes, stages=(3,)):
     few_bytes = POINT.peak_reserved_bytes
     asked = []
 
-    def traced(some, servers, folder, progress):
+    def traced(some, servers, folder, progress, heard):
         asked.extend(one.request for one in some if one.request.all_layers)
         sigma = 0.0 if some[0].request.all_layers else 0.07
         sizes = [whole_bytes + one.request.rank if sigma == 0 else few_bytes for one in some]
-        return [
+        replies = [
             reply([with_size(size, sigma)] * len(one.request.points))
             for size, one in zip(sizes, some, strict=True)
         ]
+        for place, one in enumerate(replies):
+            heard(place, one)
+        return replies
 
     monkeypatch.setattr(answering, "traced_in_children", traced)
     wanted = TraceBudget(limit=2**36, ceilings=None, effort=EVERY)

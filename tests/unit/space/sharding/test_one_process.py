@@ -8,8 +8,8 @@ from autotune.cli.views.tables import describe
 from autotune.errors import UserError
 from autotune.plan.exchange import NOT_MOVED, exchanged, with_exchange
 from autotune.plan.host_memory import kept_on_host
-from autotune.plan.questions.advice import leanest
 from autotune.plan.questions.changes import offloading, single_changes
+from autotune.plan.questions.ways import leanest
 from autotune.plan.variants import variant_tasks
 from autotune.probe.measure import probe_request
 from autotune.search.rules.dominance_sharding import saves_more

@@ -8,7 +8,7 @@ from autotune.bundle.bundle import auto_deepspeed
 from autotune.errors import UserError
 from autotune.facts.device_kinds import facts_of
 from autotune.facts.kind_names import find_kind
-from autotune.plan.questions.changes import one_more_device
+from autotune.plan.questions.changes import more_devices
 from autotune.probe.measure import probe_request
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition, parse_definition, shipped_space
@@ -107,8 +107,8 @@ def test_the_devices_that_train_are_the_first_ones(tmp_path):
 
 def test_another_device_is_no_way_out_where_the_number_is_pinned():
     job = make_job(method="grpo", devices={"count": 2}, global_batch_size=16)
-    assert list(one_more_device(job))
-    assert not list(one_more_device(job.model_copy(update={"fixed": {"num_processes": 2}})))
+    assert list(more_devices(job))
+    assert not list(more_devices(job.model_copy(update={"fixed": {"num_processes": 2}})))
 
 
 def test_the_file_with_auto_has_the_sizes_of_a_model_without_a_hidden_size():
