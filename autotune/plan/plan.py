@@ -119,16 +119,15 @@ def plan(
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress)
         replies = _Replies(estimator, None if stored is None else stored[1])
-        draft = _draft(space, estimator, replies)
-        advisor = None if only_default or draft.left_out else Advisor(estimator, kind)
-        answer, advice = _concluded(draft, estimator, replies, advisor)
+        draft = _draft(space, replies)
+        answer, advice = (None, None) if only_default else _concluded(draft, replies, kind)
     if not stored and key and not draft.left_out and not any(map(_failed, replies.given)):
         cache.write(key, facts, replies.given)
     return Plan(
         facts=facts,
         space=draft.space,
         choices=draft.choices,
-        answer=None if only_default else answer,
+        answer=answer,
         packages=tuple(packages_to_install(job, facts, draft.choices[0].candidate)),
         advice=advice,
         assumed=tuple(job.assumed),
@@ -161,29 +160,31 @@ class _Replies:
     """Replies to tasks: those that are remembered, in their order; else new ones.
 
     Attributes:
+        estimator: who makes new ones.
         given: all replies so far.
     """
 
     def __init__(self, estimator: Estimator, remembered: Sequence[EstimateReply] | None) -> None:
-        self._estimator, self._remembered = estimator, remembered
+        self.estimator, self._remembered = estimator, remembered
         self.given: list[EstimateReply] = []
 
     def of(self, tasks: Sequence[VariantTask], known: Known) -> None:
         """Let `known` have the replies to these tasks, as they come."""
         if self._remembered is None:
-            self.given += self._estimator.replies(tasks, known)
+            self.given += self.estimator.replies(tasks, known)
         else:
             begin = len(self.given)
             self.given += self._remembered[begin : begin + len(tasks)]
             known.add(dict(enumerate(self.given[begin:])))
 
 
-def _draft(space: SearchSpace, estimator: Estimator, replies: _Replies) -> Draft:
+def _draft(space: SearchSpace, replies: _Replies) -> Draft:
     """What all traces come to; where the user stops them, what is known by then.
 
     Raises:
         KeyboardInterrupt: the user stopped them, and nothing is known yet.
     """
+    estimator = replies.estimator
     tasks = estimator.tasks(space.candidates)
     devices = estimator.job.devices.total
     shown: list[str] = []
@@ -204,23 +205,22 @@ def _draft(space: SearchSpace, estimator: Estimator, replies: _Replies) -> Draft
 
 
 def _concluded(
-    draft: Draft, estimator: Estimator, replies: _Replies, advisor: Advisor | None
+    draft: Draft, replies: _Replies, kind: DeviceKind | None
 ) -> tuple[Answer | None, Advice | None]:
-    """What to use; where nothing fits, what would make the job fit.
-
-    Args:
-        advisor: None: no more is to be traced than the draft holds.
-    """
+    """What to use; where nothing fits, what would make the job fit. Of an unfinished draft no more
+    than it holds."""
+    estimator = replies.estimator
     answer = answer_of(draft.choices, estimator.job, estimator.facts)
-    if advisor is None:
+    if draft.left_out:
         return answer, None
     if answer is None:
-        return None, advisor.shortest(draft.estimates, draft.space)
-    return _with_alternative(answer, estimator, replies), None
+        return None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
+    return _with_alternative(answer, replies), None
 
 
-def _with_alternative(answer: Answer, estimator: Estimator, replies: _Replies) -> Answer:
+def _with_alternative(answer: Answer, replies: _Replies) -> Answer:
     """The answer; where weights are in float32 because nobody chose, with what bfloat16 takes."""
+    estimator = replies.estimator
     other = in_bfloat16(estimator.job, answer.choice.candidate)
     if other is None:
         return answer

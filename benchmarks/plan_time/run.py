@@ -49,9 +49,7 @@ def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
     answer = plan["answer"]
     return {
         "wall_s": round(wall, 1),
-        "processor_s": round(
-            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
-        ),
+        "processor_s": round(processor_s, 1),
         "first_answer_s": first_s,
         "candidates": plan["counts"]["candidates"],
         "exit_code": process.returncode,
