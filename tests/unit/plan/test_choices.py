@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from autotune.estimate.variant import LIGER_MODELS
 from autotune.plan.answer import answer_of, in_bfloat16, training_s
 from autotune.plan.choices import SAFE, choices, is_safe, shortened
-from autotune.plan.narrowing import narrowed
+from autotune.plan.narrowing import narrowed, narrowed_space
 from autotune.space.bind import bind
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space, shipped
@@ -146,3 +147,49 @@ def test_rows_of_one_length_need_no_grouping():
 
 
 FOREACH = "adamw_torch"
+
+
+# -- which of the kernels of attention is planned
+
+
+def flash_space(job, facts):
+    """(kernel of attention, whether rows are flattened, rows: one or more) of a narrowed space."""
+    facts = replace(facts, data=replace(facts.data, quantiles={"p1": 30, "p50": 250}))
+    space = narrowed_space(bind(narrowed(shipped(), job, facts), job, facts), job, facts)
+    return {
+        (one["attn_implementation"], one["padding_free"], min(one.micro_batch, 2))
+        for one in space.candidates
+    }
+
+
+def test_with_flash_attention_rows_of_many_lengths_are_flattened_and_single_rows_need_none():
+    facts = make_facts("cuda", installed=True)
+    assert flash_space(make_job(), facts) == {
+        ("sdpa", False, 1),
+        ("flash_attention_2", True, 2),
+    }
+
+
+def test_where_rows_cannot_be_flattened_flash_attention_takes_them_padded():
+    job = make_job(max_length=100)  # some rows are longer, and would not be cut
+    assert flash_space(job, make_facts("cuda", installed=True)) == {
+        ("sdpa", False, 1),
+        ("flash_attention_2", False, 2),
+    }
+
+
+def test_a_kernel_that_somebody_chose_stays():
+    pinned = make_job(fixed={"attn_implementation": "sdpa"})
+    kinds = {kind for kind, *_ in flash_space(pinned, make_facts("cuda", installed=True))}
+    assert kinds == {"sdpa"}
+    without = {kind for kind, *_ in flash_space(make_job(), make_facts("cuda"))}
+    assert without == {"sdpa"}
+
+
+def test_liger_is_planned_where_its_kernels_are_in_the_estimate():
+    facts = make_facts("cuda", installed=True)
+    known = facts.model.model_type in LIGER_MODELS and not facts.stack.fused_head
+    assert values_of(make_job(), facts)["use_liger_kernel"] == (known,)
+    other = replace(facts, model=replace(facts.model, model_type="gemma3_text"))
+    assert values_of(make_job(), other)["use_liger_kernel"] == (False,)
+    assert values_of(make_job(), make_facts("cuda"))["use_liger_kernel"] == (False,)

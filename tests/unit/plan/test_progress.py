@@ -10,7 +10,9 @@ from autotune.cli.views import progress
 from autotune.cli.views.progress import EstimatesShown
 from autotune.estimate.protocol import POINT
 from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
+from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 from tests.unit.plan.test_plan import SilentServer, tasks
 
 
@@ -70,3 +72,23 @@ def test_in_a_terminal_one_line_moves_and_goes(monkeypatch) -> None:
     assert file.getvalue().endswith("\x1b[2Klist of changes 2: estimated 2 of 3 candidates ...\r")
     told.estimated(3, 3)
     assert file.getvalue().endswith("\x1b[2K") and "\n" not in file.getvalue()
+
+
+def test_the_best_so_far_has_a_line_of_its_own() -> None:
+    file = io.StringIO()
+    space, estimate = make_space(make_job(), make_facts()), make_estimate(2**30, tokens_per_s=1234.0)
+    best = Choice(candidate=space.default(), estimate=estimate, folded=1)
+    EstimatesShown(Console(file=file, width=200)).improved(best, space, 1)
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("so far: ") and "1.23k tokens/s" in line
+
+
+def test_what_is_left_is_said_once_some_seconds_tell_of_it(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "NOW_AND_THEN_S", 0.0)
+    seconds = iter([0.0, 0.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    file = io.StringIO()
+    told = EstimatesShown(Console(file=file, width=200))
+    told.estimated(0, 4)
+    told.estimated(1, 4)
+    assert file.getvalue().splitlines()[-1] == "estimated 1 of 4 candidates, about 30.0 s left ..."
