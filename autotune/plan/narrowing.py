@@ -38,15 +38,14 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
         yield "attn_implementation", tuple(_other_kernels(facts))
     if "optim" not in names and facts.device.kind == "cuda":
         yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
-    if LIGER not in names:
-        yield LIGER, (not _liger_is_traced(job, facts),)
+    if LIGER not in names and not _liger_is_traced(job, facts):
+        yield LIGER, (True,)  # the same is estimated with and without
     if SAMPLING not in names and not _ragged(facts):
         yield SAMPLING, None  # rows are of one length
 
 
 def _liger_is_traced(job: Job, facts: Facts) -> bool:
-    """Whether Liger's kernels are in the estimate, where less memory and time then are; else the
-    same is estimated with and without."""
+    """Whether Liger's kernels are in the estimate."""
     there = package_facts(facts)["stack.liger"]
     fused = facts.stack.fused_head
     return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)

@@ -76,7 +76,10 @@ def test_in_a_terminal_one_line_moves_and_goes(monkeypatch) -> None:
 
 def test_the_best_so_far_has_a_line_of_its_own() -> None:
     file = io.StringIO()
-    space, estimate = make_space(make_job(), make_facts()), make_estimate(2**30, tokens_per_s=1234.0)
+    space, estimate = (
+        make_space(make_job(), make_facts()),
+        make_estimate(2**30, tokens_per_s=1234.0),
+    )
     best = Choice(candidate=space.default(), estimate=estimate, folded=1)
     EstimatesShown(Console(file=file, width=200)).improved(best, space, 1)
     (line,) = file.getvalue().splitlines()
