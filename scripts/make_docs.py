@@ -3,10 +3,12 @@
     python scripts/make_docs.py [--check]
 
 `docs/job.md` comes from the docstrings of the job's fields, `docs/cli.md` from the help pages,
-`docs/knobs.md` from the search spaces. `--check` writes nothing and fails where a page is old.
+`docs/knobs.md` from the search spaces, `docs/plan.schema.json` from the types of a plan's JSON.
+`--check` writes nothing and fails where a page is old.
 """
 
 import argparse
+import json
 import sys
 import textwrap
 from collections.abc import Collection
@@ -18,6 +20,7 @@ import click
 from pydantic import BaseModel
 
 from autotune.cli import main as cli
+from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.known_models import known_models
 from autotune.job.job import Budget, Devices, Job, Lengths
 from autotune.space.definition import INCLUDES, SpaceDefinition, load_definition, shared_part
@@ -187,7 +190,17 @@ def _condition(condition: Any) -> str:
     return value_label(condition)
 
 
-PAGES = {"job.md": job_page, "cli.md": cli_page, "knobs.md": knobs_page}
+def plan_schema() -> str:
+    """The JSON Schema of `autotune plan --json`."""
+    return json.dumps(PlanJson.model_json_schema(), indent=2) + "\n"
+
+
+PAGES = {
+    "job.md": job_page,
+    "cli.md": cli_page,
+    "knobs.md": knobs_page,
+    "plan.schema.json": plan_schema,
+}
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.stack import fused_head, installed
 from autotune.plan.engines import FIRST
 from autotune.run.past_run import reopen
@@ -164,6 +165,12 @@ def test_where_nothing_fits_the_exit_code_is_1(plans: Plans) -> None:
     limited = plans("--device", "memory=700MiB", "--fits", expect=1)
     assert limited["candidates"] == []
     assert (limited["counts"]["fit"], limited["counts"]["candidates"]) == (0, 4)
+
+
+def test_what_a_plan_prints_for_programs_is_of_the_published_schema(plans: Plans) -> None:
+    for plan in (plans("--device", "h200"), plans("--device", "memory=700MiB", expect=1)):
+        checked = PlanJson.model_validate_json(json.dumps(plan))
+        assert json.loads(checked.model_dump_json(by_alias=True)) == plan
 
 
 def test_the_second_plan_is_remembered(plans: Plans) -> None:

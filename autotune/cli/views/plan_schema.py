@@ -1,0 +1,209 @@
+"""What `autotune plan --json` prints, as types: `docs/plan.schema.json` is made from them."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Knobs = dict[str, bool | int | float | str | list[str] | None]
+"""Values of knobs by name, those of the batch among them."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class DeviceJson(_Strict):
+    """The device that is planned for."""
+
+    kind: str
+    """`cuda` or `cpu`."""
+    maker: str | None
+    name: str
+    count: int
+    """How many train together, in all."""
+    nodes: int
+    """On how many machines."""
+    total_bytes: int
+    limit_bytes: int
+    """What a process may take of it."""
+    host_limit_bytes: int | None
+    """What all processes may take of the host; null: not known."""
+    capability: tuple[int, int] | None
+
+
+class ModelJson(_Strict):
+    """The model to train."""
+
+    name: str
+    parameters: int
+
+
+class TimePartsJson(_Strict):
+    """Seconds of an optimizer step by what they are spent on."""
+
+    matmul_s: float
+    attention_s: float
+    memory_s: float
+    """What memory's bandwidth bounds."""
+    overhead_s: float
+    """What it takes to dispatch."""
+    overlapped: bool
+    """Whether dispatching goes on beside the rest."""
+    exchange_s: float
+    """With other devices and the host."""
+    transfer_s: float
+    """Of activations or moments that are moved to the host and back."""
+
+
+class EstimateJson(_Strict):
+    """What a candidate is expected to take. A process counts, with all that it holds."""
+
+    peak_memory_bytes: int
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    parts: dict[str, int]
+    """Bytes at the peak by part; they add up to `peak_memory_bytes`."""
+    peak_operator: str
+    peak_phase: str
+    allocator_retries: int
+    sigma_bytes: int
+    """Standard deviation of `peak_memory_bytes`."""
+    continued_sigma: float
+    p_oom: float
+    """Probability that it runs out of the device's memory."""
+    at_most: bool
+    """Whether the peak is an upper bound."""
+    missing_bytes: int | None
+    """How far beyond the limit; null: it fits."""
+    step_time_s: float | None
+    tokens_per_s: float | None
+    """Of all devices together; null: the device's rates are not known."""
+    time_parts: TimePartsJson | None
+    left_out: list[str]
+    """Costs that are not in the speed."""
+    method: str
+    """`trace`, `scaled trace`, `adjusted trace` or `closed form`."""
+    notes: list[str]
+    offloaded_bytes: int
+    host_bytes: int | None
+    host_missing_bytes: int | None
+    p_host_oom: float | None
+    server: dict[str, Any] | None
+    """What a vLLM server needs on devices of its own."""
+
+
+class ChoiceJson(_Strict):
+    """A configuration beside the answer."""
+
+    knobs: Knobs
+    tokens_per_s: float | None
+    peak_memory_bytes: int
+    p_oom: float
+
+
+class AnswerJson(_Strict):
+    """The configuration to use."""
+
+    text: str
+    """The answer as a sentence."""
+    knobs: Knobs
+    tokens_per_s: float | None
+    speed_error: float | None
+    """How far the speed may be off, as a share; null: nothing is known of that."""
+    left_out: list[str]
+    peak_memory_bytes: int
+    limit_bytes: int
+    p_oom: float
+    safe: bool
+    """Whether it runs out of memory with at most 5%."""
+    epoch_s: float | None
+    job_s: float | None
+    """Of the whole job, without evaluation and saving."""
+    next_best: ChoiceJson | None
+    limited_by: ChoiceJson | None
+    """What would be faster, and is not safe."""
+    in_bfloat16: EstimateJson | None
+    """The same with weights in bfloat16, where nobody chose float32."""
+    assumed: list[str]
+    packages: list[str]
+    """What has to be installed for it."""
+
+
+class CandidateJson(_Strict):
+    """A candidate of the space."""
+
+    knobs: Knobs
+    estimate: EstimateJson
+    fits: bool
+
+
+class ChangeJson(_Strict):
+    """A change of the job."""
+
+    text: str
+    kind: str
+
+
+class WayJson(_Strict):
+    """A list of changes after which the job fits."""
+
+    changes: list[ChangeJson]
+    knobs: Knobs
+    estimate: EstimateJson
+    speed: float | None
+    """Its tokens/s over those of the job as it is, if that fitted."""
+    packages: list[str]
+
+
+class LeanestJson(_Strict):
+    """The candidate that needs least memory."""
+
+    knobs: Knobs
+    estimate: EstimateJson
+
+
+class AdviceJson(_Strict):
+    """What would make the job fit; `autotune advise --json` prints the same."""
+
+    schema_: int = Field(alias="schema")
+    device: str
+    limit_bytes: int
+    fits: bool
+    leanest: LeanestJson
+    tried: int
+    ruled_out: int
+    ways: list[WayJson]
+
+
+class NotEstimatedJson(_Strict):
+    """Candidates that no trace can be made of here."""
+
+    reason: str
+    count: int
+
+
+class PlanJson(_Strict):
+    """What `autotune plan --json` prints. Sizes are bytes, times seconds."""
+
+    schema_: int = Field(alias="schema")
+    """Of this format; another number, another format."""
+    device: DeviceJson
+    model: ModelJson
+    answer: AnswerJson | None
+    """Null: nothing fits."""
+    advice: AdviceJson | None
+    """Where nothing fits: what would make it fit."""
+    candidates: list[CandidateJson]
+    """Safe ones first, the fastest of them first."""
+    counts: dict[str, int]
+    divisions: list[dict[str, Any]]
+    packages: list[str]
+    not_estimated: list[NotEstimatedJson]
+    not_installed: str | None
+    notes: list[str]
+    cached: bool
+    unfinished: int
+    """Candidates without an estimate, because the plan was stopped."""
+    seconds: float
+    bundle: str | None
+    """Where `--emit` wrote the files."""
