@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
+PROBLEMS = HERE.parents[1] / "examples/five-problems"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,41 +19,39 @@ class Case:
     job: Path
     device: str
     most_s: float
-    flags: tuple[str, ...] = ()
 
 
 ONE_GPU, GENERATING, EIGHT_GPUS = 20.0, 60.0, 90.0
 CASES = (
     Case(
         name="0.5B SFT, 12 GB",
-        job=EXAMPLES / "sft-memory-by-length/job.yaml",
-        device="memory=12GiB,tflops=51,bandwidth=360",
+        job=PROBLEMS / "sft-0.5b.yaml",
+        device="GeForce RTX 3060 12 GB",
         most_s=ONE_GPU,
     ),
     Case(
         name="4B reward, 40 GB",
-        job=EXAMPLES / "reward-long-context/job.yaml",
+        job=PROBLEMS / "reward-gemma3-4b.yaml",
         device="a100-40gb",
         most_s=ONE_GPU,
     ),
     Case(
         name="0.5B PPO, 24 GB",
-        job=EXAMPLES / "ppo-memory/job.yaml",
+        job=PROBLEMS / "ppo-0.5b.yaml",
         device="rtx-4090",
         most_s=GENERATING,
     ),
     Case(
         name="0.1B SFT, 24 GB",
-        job=EXAMPLES / "sft-factorisations/job.yaml",
+        job=PROBLEMS / "sft-small-llama.yaml",
         device="rtx-4090",
         most_s=ONE_GPU,
     ),
     Case(
         name="7B LoRA, 8 x H100",
-        job=HERE / "jobs/sft-lora-7b.yaml",
+        job=PROBLEMS / "lora-7b-8-gpus.yaml",
         device="h100",
         most_s=EIGHT_GPUS,
-        flags=("--devices", "8"),
     ),
     Case(
         name="7B LoRA SFT, 24 GB",
@@ -70,7 +68,7 @@ CASES = (
     Case(
         name="0.36B SFT, 12 GB",
         job=HERE / "jobs/sft-full-360m.yaml",
-        device="rtx-3060",
+        device="GeForce RTX 3060 12 GB",
         most_s=ONE_GPU,
     ),
     Case(

@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results.jsonl"
 def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
     """One plan in a process of its own: seconds and the answer."""
     command = [sys.executable, "-m", "autotune", "plan", str(case.job), "--device", case.device]
-    command += [*case.flags, *flags, "--json"]
+    command += [*flags, "--json"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "AUTOTUNE_CACHE": cache, "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
@@ -64,7 +64,6 @@ def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
         row: dict[str, Any] = {
             "name": case.name,
             "device": case.device,
-            "flags": list(case.flags),
             "most_s": case.most_s,
             "load_before": os.getloadavg()[0],
             "cold": planned(case, cache),
