@@ -119,7 +119,8 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
     """That nothing fits, by how much, and what would."""
     candidate, estimate = min(plan.ranked(), key=lambda pair: pair[1].peak_memory_bytes)
     choice = Choice(candidate=candidate, estimate=estimate, folded=1)
-    yield f"Nothing fits. The smallest is {_text(plan, choice)}."
+    limit = format_bytes(plan.limit_bytes)
+    yield f"Nothing fits in {limit}. The smallest is {_text(plan, choice)}."
     yield shortfall_text(plan, candidate, estimate)
     yield from ways_out_lines(plan)
 

@@ -20,12 +20,12 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
 from autotune.plan.ceilings import ceilings_of
-from autotune.plan.choices import is_safe
-from autotune.plan.engines import Effort
+from autotune.plan.engines import RULED_OUT, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.changes import Change, more_devices, offloading, single_changes
 from autotune.plan.questions.least_memory import least_bytes
+from autotune.plan.questions.way import Way, is_checked, preference, price
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
@@ -48,28 +48,6 @@ LITTLE_TO_MEMORY = (
     "use_liger_kernel",
 )
 """Knobs that stay as the leanest candidate has them while a way out is looked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """A list of changes after which the job fits.
-
-    Attributes:
-        candidate: the fastest that fits then.
-        packages: what it needs that is not on this machine.
-        speed: its tokens/s over those of the job as it is, if that fitted; None: not known.
-    """
-
-    changes: tuple[Change, ...]
-    candidate: Candidate
-    estimate: Estimate
-    speed: float | None
-    packages: tuple[str, ...] = ()
-
-    @property
-    def learns_the_same(self) -> bool:
-        """Whether no change touches what is learned."""
-        return all(change.kind == "speed" for change in self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +138,7 @@ class Advisor:
             estimate=estimate,
             limit_bytes=self._estimator.limit,
             device=self._facts.device.name,
-            ways=tuple(sorted(ways, key=_price)),
+            ways=tuple(sorted(ways, key=price)),
             tried=self._lists,
             ruled_out=self._ruled_out,
         )
@@ -225,11 +203,13 @@ class Advisor:
             return None
         self._lists += 1
         self._estimator.progress.looking_at(f"list of changes {self._lists}")
-        if not is_safe(self._estimates(job, [lean])[lean.key]):
+        if self._estimates(job, [lean])[lean.key].p_oom >= RULED_OUT:
             return None
         known = self._estimates(job, candidates)
-        safe = [one for one in candidates if is_safe(known[one.key])] or [lean]
-        best = max(safe, key=lambda one: _preference(known[one.key]))
+        safe = [one for one in candidates if is_checked(known[one.key])]
+        if not safe:
+            return None
+        best = max(safe, key=lambda one: preference(known[one.key]))
         fastest = known[best.key].tokens_per_s
         return Way(
             changes=changes,
@@ -256,16 +236,6 @@ class Advisor:
             self._estimator, job=job, ceilings=self._ceilings, effort=self._effort
         )
         return estimator.estimates(candidates)
-
-
-def _price(way: Way) -> tuple[int, bool, float]:
-    """Orders ways: few changes first, then what learns the same, then the fastest."""
-    return len(way.changes), not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)
-
-
-def _preference(estimate: Estimate) -> tuple[float, bool, int]:
-    """The fastest is the best; then what was traced as it is; then the leanest."""
-    return estimate.tokens_per_s or 0.0, estimate.traced, -estimate.peak_memory_bytes
 
 
 def _too_long(fields: set[str]) -> bool:

@@ -99,7 +99,7 @@ def test_where_nothing_fits_the_smallest_is_named_and_no_guess_is_made():
         return replace(estimate, fits=False, p_oom=1.0, missing_bytes=6 * GIB)
 
     text = " ".join(text_of(made(too_large)).split())
-    assert text.startswith("Nothing fits. The smallest is 1 x 8")
+    assert text.startswith("Nothing fits in 24 GiB. The smallest is 1 x 8")
     assert "It needs 30 GiB of 24 GiB, 30 GiB of that for weights" in text
     assert "autotune advise" in text and "lora" not in text
 

@@ -1,0 +1,48 @@
+"""A way out of a job that does not fit, and which comes first. Pure."""
+
+from dataclasses import dataclass
+
+from autotune.estimate.estimate import Estimate
+from autotune.plan.choices import is_safe
+from autotune.plan.questions.changes import Change
+from autotune.space.knobs import Candidate
+
+CLOSED_FORM = "closed form"
+"""The method of an estimate that no trace made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A list of changes after which the job fits.
+
+    Attributes:
+        candidate: the fastest that fits then.
+        packages: what it needs that is not on this machine.
+        speed: its tokens/s over those of the job as it is, if that fitted; None: not known.
+    """
+
+    changes: tuple[Change, ...]
+    candidate: Candidate
+    estimate: Estimate
+    speed: float | None
+    packages: tuple[str, ...] = ()
+
+    @property
+    def learns_the_same(self) -> bool:
+        """Whether no change touches what is learned."""
+        return all(change.kind == "speed" for change in self.changes)
+
+
+def price(way: Way) -> tuple[int, bool, float]:
+    """Orders ways: few changes first, then what learns the same, then the fastest."""
+    return len(way.changes), not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)
+
+
+def is_checked(estimate: Estimate) -> bool:
+    """Whether a candidate is safe, and a trace says so."""
+    return is_safe(estimate) and estimate.method != CLOSED_FORM
+
+
+def preference(estimate: Estimate) -> tuple[float, bool, int]:
+    """The fastest is the best; then what was traced as it is; then the leanest."""
+    return estimate.tokens_per_s or 0.0, estimate.traced, -estimate.peak_memory_bytes
