@@ -24,6 +24,8 @@ from autotune.units import format_bytes, format_seconds
 
 ROWS = 20
 """Choices that a table has at most."""
+SHARDING_WIDTH, LEAST_WIDTH = 16, 14
+"""Columns for what is wrapped, so that no figure is cut at 80."""
 
 
 def answer_lines(plan: Plan, answer: Answer, command: str) -> Iterator[str]:
@@ -200,8 +202,10 @@ def choices_table(plan: Plan, shown: Sequence[Choice]) -> Table:
         ("p(oom)", "right"),
         ("fits", "left"),
     ):
-        table.add_column(name, justify=justify, no_wrap=True)
-    table.add_column("with", overflow="fold")
+        wide = name == "sharding"
+        width = SHARDING_WIDTH if wide else None
+        table.add_column(name, justify=justify, no_wrap=not wide, max_width=width)
+    table.add_column("with", overflow="fold", min_width=LEAST_WIDTH)
     for choice in shown:
         table.add_row(*_row(plan, choice, sharded=sharded))
     return table

@@ -91,6 +91,7 @@ def test_of_many_choices_twenty_are_shown_and_the_rest_is_counted():
     text = text_of(plan)
     assert f"... and {len(plan.choices) - 20} more choices (--all: every candidate)" in text
     assert "on 4 devices (" in " ".join(text.split())
+    assert "\u2026" not in text  # nothing is cut at 80 columns
 
 
 def test_where_nothing_fits_the_smallest_is_named_and_no_guess_is_made():
