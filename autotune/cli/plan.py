@@ -96,7 +96,7 @@ def command(
         _print(plan_view(answer, chosen, command=command, every=every, fits=fits, top=top), every)
         if bundle is not None:
             click.echo(f"bundle: {bundle} ({MARK})")
-    if answer.unfinished:
+    if answer.stopped:
         return EXIT_INTERRUPTED
     if emit is not None and bundle is None:
         return EXIT_NOTHING_FITS

@@ -20,6 +20,7 @@ class Draft:
         space: with the candidates that have an estimate.
         choices: these as a person tells them apart, the best first.
         left_out: how many candidates have none yet.
+        stopped: whether the user stopped the traces before they were done.
         by_formula: how many are spread by an engine that was not traced for them.
     """
 
@@ -28,6 +29,7 @@ class Draft:
     choices: tuple[Choice, ...]
     left_out: int
     by_formula: int
+    stopped: bool = False
 
 
 def draft_of(

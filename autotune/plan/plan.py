@@ -47,7 +47,7 @@ class Plan:
         devices: how many train together, on `nodes` machines.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
-        unfinished: how many candidates have no estimate, because the user stopped the plan.
+        unfinished: how many candidates had no estimate when the user stopped it; None: nobody did.
         by_formula: how many of the candidates are spread by an engine that was not traced for them.
         choices: the candidates as a person tells them apart, the best first.
         answer: what to use; None: nothing fits.
@@ -68,12 +68,17 @@ class Plan:
     nodes: int = 1
     host_limit_bytes: int | None = None
     by_formula: int = 0
-    unfinished: int = 0
+    unfinished: int | None = None
     choices: tuple[Choice, ...] = ()
     answer: Answer | None = None
     packages: tuple[str, ...] = ()
     advice: Advice | None = None
     assumed: tuple[str, ...] = ()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the user stopped it: it holds what was known by then."""
+        return self.unfinished is not None
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
         """The safe candidates first, then those that fit; the fastest first where speed is known,
@@ -121,7 +126,7 @@ def plan(
         replies = _Replies(estimator, None if stored is None else stored[1])
         draft = _draft(space, replies)
         answer, advice = (None, None) if only_default else _concluded(draft, replies, kind)
-    if not stored and key and not draft.left_out and not any(map(_failed, replies.given)):
+    if not stored and key and not draft.stopped and not any(map(_failed, replies.given)):
         cache.write(key, facts, replies.given)
     return Plan(
         facts=facts,
@@ -140,7 +145,7 @@ def plan(
         not_installed=not_installed(job, facts),
         host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
         by_formula=draft.by_formula,
-        unfinished=draft.left_out,
+        unfinished=draft.left_out if draft.stopped else None,
     )
 
 
@@ -196,22 +201,25 @@ def _draft(space: SearchSpace, replies: _Replies) -> Draft:
             estimator.progress.improved(best, space, devices)
 
     known = Known(improved)
+    stopped = False
     try:
         replies.of(tasks, known)
     except KeyboardInterrupt:
         if not known.replies:
             raise
-    return draft_of(space, estimator, tasks, known.replies)
+        stopped = True
+    draft = draft_of(space, estimator, tasks, known.replies)
+    return dataclasses.replace(draft, stopped=stopped)
 
 
 def _concluded(
     draft: Draft, replies: _Replies, kind: DeviceKind | None
 ) -> tuple[Answer | None, Advice | None]:
-    """What to use; where nothing fits, what would make the job fit. Of an unfinished draft no more
+    """What to use; where nothing fits, what would make the job fit. Of one that was stopped no more
     than it holds."""
     estimator = replies.estimator
     answer = answer_of(draft.choices, estimator.job, estimator.facts)
-    if draft.left_out:
+    if draft.stopped:
         return answer, None
     if answer is None:
         return None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)

@@ -69,7 +69,8 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "not_installed": plan.not_installed,
         "notes": list(plan.space.notes),
         "cached": plan.cached,
-        "unfinished": plan.unfinished,
+        "stopped": plan.stopped,
+        "unfinished": plan.unfinished or 0,
         "seconds": plan.seconds,
     }
 
@@ -162,11 +163,15 @@ def _count_line(plan: Plan) -> str:
 
 def _stopped_lines(plan: Plan) -> Iterator[str]:
     """What the user did not wait for."""
+    if not plan.stopped:
+        return
     if plan.unfinished:
         yield (
             f"stopped: {plan.unfinished} more candidates have no estimate yet; one of them may be "
             "better"
         )
+    else:
+        yield "stopped: all are estimated, the first ones not yet as closely as they could be"
 
 
 def _not_estimated_lines(plan: Plan) -> Iterator[str]:

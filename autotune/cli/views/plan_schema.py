@@ -202,8 +202,10 @@ class PlanJson(_Strict):
     not_installed: str | None
     notes: list[str]
     cached: bool
+    stopped: bool
+    """Whether the user stopped it: it holds what was known by then."""
     unfinished: int
-    """Candidates without an estimate, because the plan was stopped."""
+    """Candidates without an estimate then."""
     seconds: float
     bundle: str | None
     """Where `--emit` wrote the files."""

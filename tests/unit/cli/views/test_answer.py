@@ -193,3 +193,12 @@ def test_a_table_of_unknown_speeds_has_none():
     column = choices_table(plan, plan.choices).columns[2]
     assert column.header == "tokens/s" and set(column.cells) == {"-"}
     assert "rates of this device are not known" in " ".join(text_of(plan).split())
+
+
+def test_a_plan_that_was_stopped_says_so():
+    plan = made(estimated)
+    text = " ".join(text_of(replace(plan, unfinished=3)).split())
+    assert "stopped: 3 more candidates have no estimate yet" in text
+    text = " ".join(text_of(replace(plan, unfinished=0)).split())
+    assert "stopped: all are estimated, the first ones not yet as closely" in text
+    assert "stopped" not in text_of(plan)
