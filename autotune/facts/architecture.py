@@ -39,6 +39,7 @@ def check_architecture(config: Any, method: str, name: str) -> None:
 def _why_not(config: Any, classifier: bool) -> tuple[str, str] | None:
     """(Why a model is not trained, what trains it); None: it is."""
     import transformers
+    from transformers.models.auto import modeling_auto
 
     if config.is_encoder_decoder:
         reason = "it reads one text and writes another, and the trainer gives it one"
@@ -46,14 +47,14 @@ def _why_not(config: Any, classifier: bool) -> tuple[str, str] | None:
     if classifier:
         return None  # made of what the type has
     name = (config.architectures or [""])[0]
-    architecture = getattr(transformers, name, None)
-    if architecture is None:
+    if not hasattr(transformers, name):
         if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
             return None
         return f"transformers has no language model of the type `{config.model_type}`", ""
 
     def listed_for(task: str) -> bool:
-        return architecture in getattr(transformers, f"MODEL_FOR_{task}_MAPPING").values()
+        # By name: the classes of a mapping are imported one by one, which takes seconds.
+        return name in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values()
 
     if any(map(listed_for, _TRAINED)):
         return None

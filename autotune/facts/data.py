@@ -146,10 +146,8 @@ def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
     drawn_lengths = draw_lengths(lengths, min(int(lengths["rows"] or 1), 2000))
     generator.shuffle(drawn_lengths)
     if request.method == "sft":
-        ids = [
-            [generator.randrange(min(2, len(tokenizer) - 1), len(tokenizer)) for _ in range(length)]
-            for length in drawn_lengths
-        ]
+        words = range(min(2, len(tokenizer) - 1), len(tokenizer))
+        ids = [generator.choices(words, k=length) for length in drawn_lengths]
         return None, Dataset.from_dict({"input_ids": ids, "labels": ids})
     if METHODS[request.method].online:
         texts = prompts_of_lengths(drawn_lengths, tokenizer)

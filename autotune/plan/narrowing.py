@@ -60,7 +60,8 @@ def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
     """The space without candidates that no estimate prefers to their like.
 
     Where nobody chose the kernel of attention and flash-attn is there, it takes rows of many
-    lengths, and flattens them where it can. Rows of one length, and single ones, do without it.
+    lengths, and flattens them where it can. Rows of one length do without it. (So do single rows:
+    `without_flash`. They are traced with the others all the same, which takes no trace more.)
     """
     free = {knob.name for knob in space.free_knobs}
     if ATTENTION not in free or not facts.model.sdpa:
@@ -69,13 +70,27 @@ def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
 
     def is_preferred(candidate: Candidate) -> bool:
         flash = str(candidate.values.get(ATTENTION)).startswith("flash")
-        if candidate.micro_batch == 1 or not _ragged(facts):
+        if not _ragged(facts):
             return not flash
         padded = not candidate.values.get(PADDING_FREE)
         return flash and not (padded and _without_padding(candidate) in flat)
 
     candidates = tuple(filter(is_preferred, space.candidates))
-    return dataclasses.replace(space, candidates=candidates) if candidates else space
+    if not candidates:
+        return space
+    return dataclasses.replace(space, candidates=candidates, stack_default=space.default())
+
+
+def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
+    """A candidate of single rows without flash attention, which does nothing for these; None: it
+    has no such rows, or somebody chose that kernel."""
+    kernel, free = str(candidate.values.get(ATTENTION)), {knob.name for knob in space.free_knobs}
+    if candidate.micro_batch > 1 or not kernel.startswith("flash") or ATTENTION not in free:
+        return None
+    changed: dict[str, KnobValue] = {ATTENTION: "sdpa"}
+    if PADDING_FREE in free:
+        changed[PADDING_FREE] = False
+    return dataclasses.replace(candidate, values={**candidate.values, **changed})
 
 
 def _without_padding(candidate: Candidate) -> str:

@@ -25,7 +25,7 @@ from autotune.plan.draft import Draft, draft_of
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.known import Known
-from autotune.plan.narrowing import narrowed, narrowed_space
+from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.plan.progress import Progress
 from autotune.plan.questions.ways import Advice, Advisor
 from autotune.plan.variants import VariantTask
@@ -209,7 +209,24 @@ def _draft(space: SearchSpace, replies: _Replies) -> Draft:
             raise
         stopped = True
     draft = draft_of(space, estimator, tasks, known.replies)
-    return dataclasses.replace(draft, stopped=stopped)
+    if stopped:
+        return dataclasses.replace(draft, stopped=True)
+    return _without_needless_flash(draft, replies, tasks, known)
+
+
+def _without_needless_flash(
+    draft: Draft, replies: _Replies, tasks: list[VariantTask], known: Known
+) -> Draft:
+    """The draft; where single rows are the best that fits, with these without flash attention."""
+    estimator, first = replies.estimator, draft.choices[0]
+    plain = without_flash(first.candidate, draft.space) if first.estimate.fits else None
+    if plain is None:
+        return draft
+    of_plain, known_of_plain = estimator.tasks([plain]), Known()
+    replies.of(of_plain, known_of_plain)
+    space = dataclasses.replace(draft.space, candidates=(*draft.space.candidates, plain))
+    both = {**known.replies, len(tasks): known_of_plain.replies[0]}
+    return draft_of(space, estimator, [*tasks, *of_plain], both)
 
 
 def _concluded(

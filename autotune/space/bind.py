@@ -75,6 +75,8 @@ class SearchSpace:
     exclusions: tuple[Exclusion, ...]
     notes: tuple[str, ...] = ()
     """What the user should know of every candidate."""
+    stack_default: Candidate | None = None
+    """The default, where it is not among the candidates that are left; None: it is."""
 
     @property
     def free_knobs(self) -> tuple[BoundKnob, ...]:
@@ -83,6 +85,8 @@ class SearchSpace:
 
     def default(self) -> Candidate:
         """The candidate closest to what the stack does when nobody chooses."""
+        if self.stack_default is not None:
+            return self.stack_default
         values = {knob.name: knob.default for knob in self.knobs}
         compared = {name: value for name, value in values.items() if name not in ALL_AT_ONCE}
 

@@ -44,7 +44,8 @@ class OfflineEstimates(Retracing):
         self._worsts = [self._data.worst(point) for point in request.points]
         self._flat = self._worsts[0].flat
         self._liger = bool(request.config.get("use_liger_kernel"))
-        eager = request.config.get("attn_implementation") == "eager"
+        kernels = str(request.config.get("attn_implementation"))
+        eager, self._flash = kernels == "eager", kernels.startswith("flash")
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
         self._uneven = not self._flat and not eager and any(map(self._data.padded, request.points))
         self.traces = Traces(request)
@@ -133,6 +134,7 @@ class OfflineEstimates(Retracing):
             flat=self._flat,
             smallest_with_chunks=smallest,
             most_unsorted=unsorted if is_sorted else None,
+            linear=self._flash,
         )
 
     def _micro_batch(self, size: int, length: int, padded: bool) -> MicroBatch:

@@ -116,10 +116,12 @@ def sizes_to_trace(
     flat: bool,
     smallest_with_chunks: int,
     most_unsorted: int | None = None,
+    linear: bool = False,
 ) -> TracedSizes:
     """The fewest sizes from which each wanted one follows.
 
     Args:
+        linear: whether flat rows have no mask of tokens x tokens: their kernels need none.
         smallest_with_chunks: the smallest size whose loss has enough chunks to be resized.
         most_unsorted: the largest size whose kernels are others than those of larger sizes; None:
             there is none such.
@@ -128,12 +130,14 @@ def sizes_to_trace(
     low = max(smallest_with_chunks, 1 if flat else 2)
     if most_unsorted is None or sizes[0] > most_unsorted:
         first = low if most_unsorted is None else max(low, _above(most_unsorted, flat=flat))
-        return _family(sizes, first, None, flat=flat)
-    below = _family([n for n in sizes if n <= most_unsorted], low, most_unsorted, flat=flat)
+        return _family(sizes, first, None, flat=flat, linear=linear)
+    unsorted = [n for n in sizes if n <= most_unsorted]
+    below = _family(unsorted, low, most_unsorted, flat=flat, linear=linear)
     larger = [n for n in sizes if n > most_unsorted]
     if not larger:
         return below
-    above = _family(larger, max(low, _above(most_unsorted, flat=flat)), None, flat=flat)
+    first = max(low, _above(most_unsorted, flat=flat))
+    above = _family(larger, first, None, flat=flat, linear=linear, others=len(below.every))
     return TracedSizes(direct=below.direct + above.direct, families=below.families + above.families)
 
 
@@ -141,12 +145,15 @@ def _above(size: int, *, flat: bool) -> int:
     return (size // 128 + 1) * 128 if flat else size + 1
 
 
-def _family(sizes: list[int], low: int, most: int | None, *, flat: bool) -> TracedSizes:
-    """What is traced of sizes up to `most`."""
+def _family(
+    sizes: list[int], low: int, most: int | None, *, flat: bool, linear: bool, others: int = 0
+) -> TracedSizes:
+    """What is traced of sizes up to `most`. Speeds need a third size, of which `others` may be."""
     direct = [size for size in sizes if size < low or (size == 1 and not flat)]
     scaled = [size for size in sizes if size not in direct]
-    measures = (low, 2 * low, 3 * low) if flat else (low, 2 * low)
-    if len(scaled) < len(measures) or (most is not None and measures[-1] > most):
+    few = not flat or (linear and len(direct) + others > 0)
+    measures = (low, 2 * low) if few else (low, 2 * low, 3 * low)
+    if len(scaled) < (3 if flat else 2) or (most is not None and measures[-1] > most):
         return TracedSizes(direct=tuple(sizes))
     return TracedSizes(direct=tuple(direct), families=((most, measures),))
 

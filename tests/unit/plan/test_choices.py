@@ -5,7 +5,7 @@ from dataclasses import replace
 from autotune.estimate.variant import LIGER_MODELS
 from autotune.plan.answer import answer_of, in_bfloat16, training_s
 from autotune.plan.choices import SAFE, choices, is_safe, shortened
-from autotune.plan.narrowing import narrowed, narrowed_space
+from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.space.bind import bind
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space, shipped
@@ -162,10 +162,10 @@ def flash_space(job, facts):
     }
 
 
-def test_with_flash_attention_rows_of_many_lengths_are_flattened_and_single_rows_need_none():
+def test_with_flash_attention_rows_of_many_lengths_are_flattened():
     facts = make_facts("cuda", installed=True)
     assert flash_space(make_job(), facts) == {
-        ("sdpa", False, 1),
+        ("flash_attention_2", True, 1),
         ("flash_attention_2", True, 2),
     }
 
@@ -173,9 +173,22 @@ def test_with_flash_attention_rows_of_many_lengths_are_flattened_and_single_rows
 def test_where_rows_cannot_be_flattened_flash_attention_takes_them_padded():
     job = make_job(max_length=100)  # some rows are longer, and would not be cut
     assert flash_space(job, make_facts("cuda", installed=True)) == {
-        ("sdpa", False, 1),
+        ("flash_attention_2", False, 1),
         ("flash_attention_2", False, 2),
     }
+
+
+def test_a_single_row_does_without_flash_attention_unless_somebody_chose_it():
+    facts = make_facts("cuda", installed=True)
+    space = bind(narrowed(shipped(), make_job(), facts), make_job(), facts)
+    flash = [c for c in space.candidates if str(c["attn_implementation"]).startswith("flash")]
+    single = next(c for c in flash if c.micro_batch == 1 and c["padding_free"])
+    plain = without_flash(single, space)
+    assert plain in space.candidates and plain["attn_implementation"] == "sdpa"
+    assert without_flash(plain, space) is None
+    assert without_flash(next(c for c in flash if c.micro_batch > 1), space) is None
+    pinned = make_job(fixed={"attn_implementation": "flash_attention_2"})
+    assert without_flash(single, bind(shipped(), pinned, facts)) is None
 
 
 def test_a_kernel_that_somebody_chose_stays():

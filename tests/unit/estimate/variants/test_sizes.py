@@ -109,15 +109,22 @@ SMALLEST = st.one_of(st.integers(1, 40), st.integers(1, 400))
 UNSORTED = st.one_of(st.none(), st.integers(0, 400))
 
 
-@given(WANTED, st.booleans(), SMALLEST, UNSORTED)
-@example([6, 7, 8, 9], False, 7, None)
-@example([1, 2, 4, 8, 16], False, 2, 3)
-def test_every_size_is_traced_or_can_be_scaled_to(sizes, flat, smallest, unsorted):
-    traced = sizes_to_trace(sizes, flat=flat, smallest_with_chunks=smallest, most_unsorted=unsorted)
+@given(WANTED, st.booleans(), SMALLEST, UNSORTED, st.booleans())
+@example([6, 7, 8, 9], False, 7, None, False)
+@example([1, 2, 4, 8, 16], False, 2, 3, False)
+def test_every_size_is_traced_or_can_be_scaled_to(sizes, flat, smallest, unsorted, linear):
+    traced = sizes_to_trace(
+        sizes,
+        flat=flat,
+        smallest_with_chunks=smallest,
+        most_unsorted=unsorted,
+        linear=linear,
+    )
     assert set(traced.direct) <= set(sizes)
     for size in set(sizes) - set(traced.direct):
         measures = traced.measures(size)
-        assert len(measures) == (3 if flat else 2)
+        assert len(measures) == (3 if flat and not linear else 2) or (flat and len(measures) == 3)
+        assert not flat or len(traced.every) >= 3  # speeds are curves through three sizes
         assert smallest <= min(measures) <= size
         assert flat or 1 not in {size, *measures}  # one row alone is like no others
         if unsorted is not None:  # its kernels are those of what it follows from
