@@ -23,6 +23,7 @@ from autotune.estimate.records.layers import ENDS, Irregular
 from autotune.estimate.tracing.engines.patches import built_whole, engines_on_fake_tensors
 from autotune.estimate.tracing.engines.phases import ShardedStepPhases
 from autotune.estimate.tracing.engines.process_group import fake_world, sharded_config
+from autotune.estimate.tracing.fake_dispatch import short_keys
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
 from autotune.estimate.tracing.kernels.liger import liger_installed
@@ -68,6 +69,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         with built_whole():
             models = models_of(request, training, model)
         tracer = Tracer(models.policy.config.get_text_config().vocab_size, cuda)
+        stack.enter_context(short_keys())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(fake_run(tracer, cuda))
         stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
