@@ -78,6 +78,8 @@ class Estimate:
     """Parts of the optimizer step's time, which calibration corrects."""
     at_most: bool = False
     """Whether it is an upper bound: something that needs more was traced."""
+    at_least: bool = False
+    """Whether it is a lower bound: something that needs less was traced, and is too large."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
     left_out: tuple[str, ...] = ()
@@ -137,6 +139,7 @@ class Estimate:
             "sigma_bytes": self.sigma_bytes,
             "p_oom": round(self.p_oom, 4),
             "at_most": self.at_most,
+            "at_least": self.at_least,
             "offloaded_bytes": self.offloaded_bytes,
             "left_out": list(self.left_out),
             "continued_sigma": self.continued_sigma,
@@ -228,6 +231,7 @@ def estimated(
         fits=missing is None,
         missing_bytes=missing,
         at_most=any(name in AT_MOST for name in replaced),
+        at_least=point.at_least,
         offloaded_bytes=offloaded,
         continued_sigma=point.sigma,
     )

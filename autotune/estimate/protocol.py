@@ -211,6 +211,7 @@ class PointReply(Message):
         host_bytes: what offloading puts into the host's memory for this device.
         sigma: relative standard deviation of reserved bytes that were continued from fewer layers
             of an engine, or that depend on the order of rows.
+        at_least: whether it is the reply of a smaller micro-batch, which is already too large.
         method: `trace`, or `scaled trace` where sizes or layers follow from others
             (`records/shapes.py`, `peaks_by_depth.py`).
     """
@@ -229,6 +230,7 @@ class PointReply(Message):
     method: str
     host_bytes: int = 0
     sigma: float = 0.0
+    at_least: bool = False
     rollout: dict[str, list[Any]] | None = None
     """Where completions are generated: the work of one prefill, of one mean decoding pass, of one
     scoring, update and optimizer step, each as rows of `Work` and how often; the sample is then

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point
+from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point, PointReply
 from autotune.job.methods import METHODS
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import Progress
@@ -48,13 +48,13 @@ def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> E
     gc.freeze()  # what was imported is not looked through again and again
     variant = _estimates_of(request)
     gc.freeze()
-    points = []
-    for index, point in enumerate(request.points):
-        points.append(variant.point(point))
+    points: dict[int, PointReply] = {}
+    for index in variant.order(request.points):
+        points[index] = variant.point(request.points[index])
         progress.tell(POINT, index=index)
     return EstimateReply(
         process_bytes=fresh_bytes,
-        points=points,
+        points=[points[index] for index in range(len(points))],
         shapes=variant.shapes(),
         optimizer_work=variant.optimizer_work(),
     )

@@ -13,6 +13,7 @@ from autotune.plan.choices import Choice, is_safe
 from autotune.space.knobs import GROUP, Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
+from autotune.space.sharding.sharding import DEEPSPEED, sharding_of
 
 SPEED_ERROR = 0.2
 """How far an estimated speed may be off: all 28 published runs that trained on one GPU are within
@@ -85,9 +86,12 @@ def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
 
 
 def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:
-    """The candidate with weights in bfloat16; None where nobody left them in float32."""
+    """The candidate with weights in bfloat16; None where nobody left them in float32, and for
+    DeepSpeed, which computes with weights in the job's precision whatever they are loaded as."""
     names = {*job.fixed, *job.recipe, *job.training}
     if "dtype" in names or candidate.values.get("dtype") != "float32":
+        return None
+    if sharding_of(candidate.values, job.devices.total).distributed_type == DEEPSPEED:
         return None
     return dataclasses.replace(candidate, values={**candidate.values, "dtype": "bfloat16"})
 

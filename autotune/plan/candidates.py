@@ -107,7 +107,7 @@ def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate
     The rates of a CPU are those of all its cores, which its processes share; what it takes to
     dispatch, each does beside the others.
     """
-    if answer.speed is None:
+    if answer.speed is None or estimate.at_least:
         return estimate
     settings = member.settings
     expected = answer.speed.speed(

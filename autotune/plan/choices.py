@@ -51,12 +51,13 @@ def is_safe(estimate: Estimate) -> bool:
     return estimate.fits and max(estimate.p_oom, estimate.p_host_oom or 0.0) <= SAFE
 
 
-def order(estimate: Estimate) -> tuple[bool, bool, float, int]:
+def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, float, int]:
     """What sorts estimates: the safe first, then what fits; the fastest, then the leanest.
 
-    Where a cost is not known, what is about as fast comes first.
+    What is about as fast comes before something of which a cost is not known, and before what keeps
+    a part of the training on the host, too.
     """
-    certain = 1 - AS_FAST if estimate.left_out else 1.0
+    certain = 1 - AS_FAST if estimate.left_out or offloads else 1.0
     return (
         not is_safe(estimate),
         not estimate.fits,
@@ -86,7 +87,12 @@ def choices(
         groups.setdefault(key, []).append((candidate, estimate))
     default = space.default()
     folded = [_choice(group, default) for group in groups.values()]
-    return sorted(folded, key=lambda choice: order(choice.estimate))
+
+    def place(choice: Choice) -> tuple[bool, bool, float, int]:
+        offloads = sharding_of(choice.candidate.values, devices).offloads
+        return order(choice.estimate, offloads=offloads)
+
+    return sorted(folded, key=place)
 
 
 def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> Choice:

@@ -20,18 +20,20 @@ from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
-from autotune.plan.choices import is_safe
+from autotune.plan.choices import AS_FAST, is_safe
 from autotune.plan.known import Known
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import Member, VariantTask
 from autotune.space.sharding.sharding import heaviest_ranks
 
-FIRST = 8
+FIRST = 4
 """Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
-MUCH_SLOWER = 0.6
-"""A sharding whose candidates reach less of the fastest one's speed (or, where nothing fits, take
-so much more than the leanest) is left to the formula. Chosen, not measured."""
+SLOWER = 0.9
+"""A sharding whose candidates reach less of the fastest one's speed is left to the formula, which
+leaves out what an engine does besides: traced, it is slower still. Chosen, not measured."""
+MUCH_LARGER = 1.7
+"""Where nothing fits, one that takes so much more than the leanest is. Chosen, not measured."""
 MOST_SETTLED = 3
 """So often all layers are traced, where that puts another candidate first."""
 RULED_OUT = 0.95
@@ -243,17 +245,39 @@ def to_trace(
 ) -> list[int]:
     """Indices of the engines to trace next, of those that are by formula and were not tried."""
     order = sorted(ranks, key=lambda number: ranks[number])
-    numbers = order[: effort.first]
     none_fits, best = ranks[order[0]]
-    enough = (none_fits, best / MUCH_SLOWER if none_fits else best * MUCH_SLOWER)
+    enough = (none_fits, best * (MUCH_LARGER if none_fits else SLOWER))
     open_ = {n for n, reply in replies.items() if reply.by_formula and reply.engine_problem is None}
     traced = {_sharding_key(task) for n, task in enumerate(tasks) if n not in open_}
+    needless = {number for number in ranks if _offloads_needlessly(tasks, ranks, number)}
+    numbers = [number for number in order if number not in needless][: effort.first]
     for number in order if effort.each_sharding else ():
         sharding = _sharding_key(tasks[number])
-        if sharding not in traced and ranks[number] <= enough:
+        if number not in needless and sharding not in traced and ranks[number] <= enough:
             traced.add(sharding)
             numbers.append(number)
     return [number for number in dict.fromkeys(numbers) if number in open_]
+
+
+def _offloads_needlessly(
+    tasks: Sequence[VariantTask], ranks: Mapping[int, Rank], number: int
+) -> bool:
+    """Whether a task offloads, and does no better than one that is alike and does not."""
+    sharding = tasks[number].request.parsed_sharding
+    if not sharding.offloads:
+        return False
+    kept = dataclasses.replace(
+        sharding, offload_optimizer_device="none", offload_param_device="none"
+    )
+    return any(
+        tasks[other].request.parsed_sharding == kept and _about_as_good(rank, ranks[number])
+        for other, rank in ranks.items()
+    )
+
+
+def _about_as_good(rank: Rank, other: Rank) -> bool:
+    """Whether the first of two ranks is the better one, or speeds are about the same."""
+    return rank <= other or (not rank[0] and rank[1] <= (1 - AS_FAST) * other[1])
 
 
 def _sharding_key(task: VariantTask) -> str:

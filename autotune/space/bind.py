@@ -76,7 +76,7 @@ class SearchSpace:
     notes: tuple[str, ...] = ()
     """What the user should know of every candidate."""
     stack_default: Candidate | None = None
-    """The default, where it is not among the candidates that are left; None: it is."""
+    """The default, where it may not be among the candidates any more."""
 
     @property
     def free_knobs(self) -> tuple[BoundKnob, ...]:

@@ -74,6 +74,11 @@ class Rollout:
         return self.accumulation * self.epochs
 
     @property
+    def at_once(self) -> int:
+        """Completions of one call of generation."""
+        return self.chunk or self.completions
+
+    @property
     def generations(self) -> int:
         """Calls of generation in a round."""
         return -(-self.completions // self.chunk) if self.chunk else 1

@@ -1,6 +1,6 @@
 """The answer of a plan in sentences, and its choices as a table. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -216,12 +216,18 @@ def speed_cell(estimate: Estimate, speed: str) -> str:
     return f"{'<' if estimate.left_out else ''}{speed.removesuffix(' tokens/s')}"
 
 
-def left_out_line(estimates: Iterable[Estimate]) -> str | None:
-    """What `<` means below a table; None: nothing has it."""
+def peak_cell(estimate: Estimate) -> str:
+    """A peak in a table; `>`: at least, for what was not traced."""
+    return f"{'>' if estimate.at_least else ''}{format_bytes(estimate.peak_memory_bytes)}"
+
+
+def signs_lines(estimates: Sequence[Estimate]) -> Iterator[str]:
+    """What `<` and `>` mean below a table, where something has them."""
     costs = {cost for estimate in estimates for cost in estimate.left_out}
-    if not costs:
-        return None
-    return f"<: at most; the time of {' and '.join(sorted(costs))} is not known, and not counted\n"
+    if costs:
+        yield f"<: at most; the time of {' and '.join(sorted(costs))} is not known, and not counted"
+    if any(estimate.at_least for estimate in estimates):
+        yield ">: at least; a smaller micro-batch needs that, and does not fit"
 
 
 def engine(plan: Plan, choice: Choice) -> str:
@@ -239,7 +245,7 @@ def _row(plan: Plan, choice: Choice, *, sharded: bool) -> list[str]:
         *([f"{processes} {engine(plan, choice)}"] if sharded else []),
         "-" if checkpointing is None else "yes" if checkpointing else "no",
         "-" if speed is None else speed_cell(estimate, format_speed(speed)),
-        format_bytes(estimate.peak_memory_bytes),
+        peak_cell(estimate),
         f"{estimate.p_oom:.2f}",
         "yes" if choice.safe else "maybe" if estimate.fits else "no",
         escape(", ".join(other_words(candidate, plan.space))),

@@ -15,9 +15,10 @@ from autotune.cli.views.answer import (
     answer_lines,
     answer_plain,
     choices_table,
-    left_out_line,
     nothing_fits_lines,
+    peak_cell,
     shortfall_text,
+    signs_lines,
     speed_cell,
     ways_out_lines,
 )
@@ -109,9 +110,9 @@ def plan_view(
     else:
         yield "\n".join(_sentences(plan, command)) + "\n"
         yield _candidates_table(plan, chosen) if every else _choices_table(plan, fits, top)
-        shown = (pair[1] for pair in chosen) if every else (c.estimate for c in plan.choices)
-        if line := left_out_line(shown):
-            yield line
+        shown = [pair[1] for pair in chosen] if every else [c.estimate for c in plan.choices]
+        if lines := list(signs_lines(shown)):
+            yield "\n".join(lines) + "\n"
     divided = divisions(plan.ranked(), plan.devices)
     if divided:
         yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
@@ -194,7 +195,7 @@ def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
         speed = estimate.tokens_per_s
         table.add_row(
             describe(candidate, free),
-            format_bytes(estimate.peak_memory_bytes),
+            peak_cell(estimate),
             format_bytes(estimate.sigma_bytes),
             format_bytes(estimate.peak_reserved_bytes),
             format_bytes(estimate.peak_allocated_bytes),

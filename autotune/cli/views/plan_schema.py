@@ -72,6 +72,7 @@ class EstimateJson(_Strict):
     p_oom: float
     """Probability that it runs out of the device's memory."""
     at_most: bool
+    at_least: bool
     """Whether the peak is an upper bound."""
     missing_bytes: int | None
     """How far beyond the limit; null: it fits."""

@@ -1,7 +1,7 @@
 """Tracing as little as will do, and more where that is found not to do. Pure."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from autotune.estimate.protocol import Point, PointReply, ShapeWork
@@ -27,6 +27,10 @@ class Retracing(ABC):
     @abstractmethod
     def point(self, point: Point) -> PointReply:
         """What one point of the variant takes."""
+
+    def order(self, points: Sequence[Point]) -> list[int]:
+        """Indices of the points, in the order in which they are best answered."""
+        return list(range(len(points)))
 
     def shapes(self) -> list[ShapeWork]:
         """The work of each traced shape; none where every point has its own work."""

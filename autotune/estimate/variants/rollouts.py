@@ -6,6 +6,7 @@ because how many passes there are depends on them. Runs in a child only.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.estimate.allocator.replay import Replay, on_cpu, replayed
@@ -42,6 +43,7 @@ from autotune.estimate.records.shapes import Shape, ShapeFamily, passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
+from autotune.estimate.variants.too_large import TooLarge, sizes
 from autotune.estimate.variants.traces import gradient_bytes
 from autotune.job.methods import METHODS
 from autotune.training.batch_plan import Rows
@@ -57,6 +59,7 @@ class RolloutEstimates(Retracing):
         self._request = request
         self._lengths = Rows(request.rows, request.method).longest
         self._replies: dict[str, PointReply] = {}
+        self._too_large = TooLarge(request.limit_bytes)
         self._steps: dict[str | None, tuple[int, WorkRows]] = {}
         super().__init__()
 
@@ -69,8 +72,18 @@ class RolloutEstimates(Retracing):
         self._steps.clear()
 
     def point(self, point: Point) -> PointReply:
-        """What one point takes."""
-        return self.attempt(lambda: self._point(point))
+        """What one point takes; of one that is larger than one that is too large, at least what
+        that one takes."""
+        smaller = self._too_large.smaller_than(point)
+        if smaller is not None:
+            return dataclasses.replace(smaller, at_least=True)
+        reply = self.attempt(lambda: self._point(point))
+        self._too_large.note(point, reply)
+        return reply
+
+    def order(self, points: Sequence[Point]) -> list[int]:
+        """The smallest micro-batches first."""
+        return sorted(range(len(points)), key=lambda index: sizes(points[index]))
 
     def _point(self, point: Point) -> PointReply:
         key = repr(point)

@@ -42,6 +42,8 @@ MOST_LISTS = 12
 BY_FORMULA = Effort(first=0)
 """A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
 the device is named: of a 7B model's optimizer it said 18 GiB, and the trace more than 24."""
+NO_LIMIT = 1 << 60
+"""Bytes that no training needs."""
 LITTLE_TO_MEMORY = (
     *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
     *("torch_compile", "train_sampling_strategy", "loss_type", "padding_free"),
@@ -124,8 +126,7 @@ class Advisor:
         """
         nearest = min(space.candidates, key=lambda one: estimates[one.key].peak_memory_bytes)
         self._effort = BY_FORMULA
-        speed = max((one.tokens_per_s or 0.0 for one in estimates.values()), default=0.0)
-        levels = self._levels(leanest(space), speed or None, MOST_LISTS)
+        levels = self._levels(leanest(space), self._speed_if_it_fitted(space), MOST_LISTS)
         ways = next((level for level in levels if level), [])
         return self._advice(nearest, estimates[nearest.key], ways, fits=False)
 
@@ -228,12 +229,20 @@ class Advisor:
             return None
 
     def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
-        estimates = self._estimates(self._job, decisive(space)).values()
-        return max((estimate.tokens_per_s or 0.0 for estimate in estimates), default=0.0) or None
+        """Tokens/s of the job as it is with all that costs memory and saves time."""
+        largest = max(decisive(space), key=expected_leanness)
+        estimates = self._estimates(self._job, [largest], limit=NO_LIMIT)
+        return estimates[largest.key].tokens_per_s or None
 
-    def _estimates(self, job: Job, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
+    def _estimates(
+        self, job: Job, candidates: Sequence[Candidate], limit: int | None = None
+    ) -> dict[str, Estimate]:
         estimator = dataclasses.replace(
-            self._estimator, job=job, ceilings=self._ceilings, effort=self._effort
+            self._estimator,
+            job=job,
+            ceilings=self._ceilings,
+            effort=self._effort,
+            limit=limit or self._estimator.limit,
         )
         return estimator.estimates(candidates)
 

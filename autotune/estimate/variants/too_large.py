@@ -1,0 +1,51 @@
+"""Points that are too large, so that nothing larger need be traced. Pure."""
+
+import dataclasses
+
+from autotune.estimate.protocol import Point, PointReply
+from autotune.training.rollout_plan import Rollout
+
+FAR_BEYOND = 0.1
+"""Where a micro-batch lacks more than this share of the limit, larger ones are not traced."""
+
+
+class TooLarge:
+    """The points of a variant that were found to be far beyond the limit."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._far = FAR_BEYOND * (limit_bytes or 0)
+        self._found: list[tuple[Point, PointReply]] = []
+
+    def note(self, point: Point, reply: PointReply) -> None:
+        """A point was traced."""
+        if (reply.missing_bytes or 0) > self._far:
+            self._found.append((point, reply))
+
+    def smaller_than(self, point: Point) -> PointReply | None:
+        """What a smaller point takes that is too large; None: there is none."""
+        return next((reply for other, reply in self._found if is_larger(point, other)), None)
+
+
+def sizes(point: Point) -> tuple[int, int]:
+    """(completions that are trained on at once, that are generated at once)."""
+    rollout = Rollout(**point.batching)
+    return rollout.micro_batch, rollout.at_once
+
+
+def is_larger(point: Point, other: Point) -> bool:
+    """Whether a point differs from another one only in that it trains or generates more at once."""
+    sizes, others = Rollout(**point.batching), Rollout(**other.batching)
+    alike = dataclasses.replace(
+        sizes,
+        micro_batch=others.micro_batch,
+        accumulation=others.accumulation,
+        chunk=others.chunk,
+    )
+    same = dataclasses.replace(point, batching=other.batching, accumulates=other.accumulates)
+    return (
+        alike == others
+        and same == other
+        and point.accumulates >= other.accumulates
+        and sizes.micro_batch >= others.micro_batch
+        and sizes.at_once >= others.at_once
+    )
