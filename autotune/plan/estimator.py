@@ -3,6 +3,7 @@
 candidates -> variants -> traces in children, or formulas -> estimates
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,16 @@ class Estimator:
     ) -> dict[str, Estimate]:
         """The estimate of each candidate of the tasks, by its key."""
         return estimates_of(tasks, replies, self.limit, ceilings=self.ceilings)
+
+    def estimates_of_jobs(self, pairs: Sequence[tuple[Job, Candidate]]) -> list[Estimate]:
+        """The estimate of one candidate of each of several jobs, traced beside each other."""
+        estimators = [dataclasses.replace(self, job=job) for job, _ in pairs]
+        tasks = [e.tasks([one])[0] for e, (_, one) in zip(estimators, pairs, strict=True)]
+        replies = self.replies(tasks)
+        return [
+            e.combined([task], [reply])[one.key]
+            for e, task, reply, (_, one) in zip(estimators, tasks, replies, pairs, strict=True)
+        ]
 
     def estimates(self, candidates: Iterable[Candidate]) -> dict[str, Estimate]:
         """The estimate of each candidate, by its key."""

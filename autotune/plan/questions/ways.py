@@ -19,12 +19,15 @@ from autotune.estimate.estimate import Estimate
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
+from autotune.job.methods import METHODS
 from autotune.plan.ceilings import ceilings_of
 from autotune.plan.engines import RULED_OUT, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.changes import Change, more_devices, offloading, single_changes
+from autotune.plan.questions.leanest import decisive, leanest, offloads
 from autotune.plan.questions.least_memory import least_bytes
+from autotune.plan.questions.proposal import Proposal, smallest_of_each_field
 from autotune.plan.questions.way import Way, is_checked, preference, price
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
@@ -32,7 +35,7 @@ from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
 from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
-from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD, sharding_of
+from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
 
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
 FASTEST = Effort(first=2)
@@ -42,14 +45,10 @@ MOST_LISTS = 12
 BY_FORMULA = Effort(first=0)
 """A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
 the device is named: of a 7B model's optimizer it said 18 GiB, and the trace more than 24."""
+NEARLY_LEANEST = 4
+"""So many candidates are traced where the one that should be the leanest is nearly safe."""
 NO_LIMIT = 1 << 60
 """Bytes that no training needs."""
-LITTLE_TO_MEMORY = (
-    *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
-    *("torch_compile", "train_sampling_strategy", "loss_type", "padding_free"),
-    "use_liger_kernel",
-)
-"""Knobs that stay as the leanest candidate has them while a way out is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,37 +151,56 @@ class Advisor:
         Args:
             most: lists of one length that are estimated at most; None: all.
         """
-        front: list[tuple[tuple[Change, ...], Job, Candidate]] = [((), self._job, nearest)]
+        front = [Proposal(changes=(), job=self._job, lean=nearest)]
         looked_at: set[frozenset[str]] = set()
         fitting: list[frozenset[str]] = []
         for _ in range(MOST_CHANGES):
-            ways, following, before = [], [], self._lists
-            for changes, job, lean in front:
-                enough: set[str] = set()
-                changed = {change.field for change in changes}
-                for change in self._changes(job, lean):
-                    fields = {*changed, change.field}
-                    if change.field in changed | enough or _too_long(fields):
-                        continue
-                    texts = frozenset(c.text for c in (*changes, change))
-                    if texts in looked_at or any(shorter <= texts for shorter in fitting):
-                        continue
-                    looked_at.add(texts)
-                    space = self._space(change.job)
-                    if space is None:
-                        continue
-                    taken = (*changes, change)
-                    full = most is not None and self._lists - before >= most
-                    is_probed = not changes and change.text in self._tried
-                    way = None if full or is_probed else self._way(taken, space, speed)
-                    if way is None:
-                        following.append((taken, change.job, leanest(space)))
-                        continue
-                    fitting.append(texts)
-                    enough.add(change.field)
-                    ways.append(way)
+            open_ = [p for shorter in front for p in self._longer(shorter, looked_at, fitting)]
+            front, ways = [p for p in open_ if self._is_probed(p)], []
+            open_ = [p for p in open_ if not self._is_probed(p)]
+            before = self._lists
+            while open_:
+                left = None if most is None else most - (self._lists - before)
+                wave = smallest_of_each_field(open_)[:left]
+                found = self._ways(wave, speed)
+                ways += [way for way in found if way is not None]
+                enough = [p for p, way in zip(wave, found, strict=True) if way is not None]
+                fitting += [p.texts for p in enough]
+                front += [p for p in wave if p not in enough]
+                fields = [p.place for p in enough]
+                open_ = [p for p in open_ if p not in wave and p.place not in fields]
+                if not wave:
+                    front += open_
+                    break
             yield ways
-            front = following
+
+    def _longer(
+        self,
+        shorter: Proposal,
+        looked_at: set[frozenset[str]],
+        fitting: Sequence[frozenset[str]],
+    ) -> Iterator[Proposal]:
+        """The lists with one more change."""
+        changed = {change.field for change in shorter.changes}
+        for change in self._changes(shorter.job, shorter.lean):
+            changes = (*shorter.changes, change)
+            texts = frozenset(c.text for c in changes)
+            if change.field in changed or _too_long({*changed, change.field}):
+                continue
+            if texts in looked_at or any(fits <= texts for fits in fitting):
+                continue
+            looked_at.add(texts)
+            space = self._space(change.job)
+            if space is not None:
+                yield Proposal(
+                    changes=changes,
+                    job=change.job,
+                    lean=leanest(space),
+                    candidates=sorted(decisive(space), key=expected_leanness),
+                )
+
+    def _is_probed(self, proposal: Proposal) -> bool:
+        return len(proposal.changes) == 1 and proposal.changes[0].text in self._tried
 
     def _changes(self, job: Job, nearest: Candidate) -> Iterator[Change]:
         yield from offloading(job, self._facts.device.kind)
@@ -190,35 +208,65 @@ class Advisor:
         if self._kind is not None:  # of the devices that are here one is tuned for
             yield from more_devices(job)
 
-    def _way(
-        self, changes: tuple[Change, ...], space: SearchSpace, speed: float | None
-    ) -> Way | None:
-        """The fastest safe candidate of a changed job; None: none is safe."""
-        job = changes[-1].job
-        candidates = decisive(space)
-        lean = min(candidates, key=expected_leanness)
-        if self._effort == BY_FORMULA and _offloads(lean):
+    def _ways(self, wave: Sequence[Proposal], speed: float | None) -> list[Way | None]:
+        """Of each list the fastest safe candidate of the changed job; None: none is safe. The
+        leanest ones are traced beside each other."""
+        traced = [p for p in wave if self._may_fit(p)]
+        self._lists += len(traced)
+        self._estimator.progress.looking_at(f"{self._lists} lists of changes")
+        leanest_ones = [(p.job, p.candidates[0]) for p in traced]
+        estimates = self._with(self._job).estimates_of_jobs(leanest_ones)
+        ways = {
+            id(p): self._way(p, estimate, speed)
+            for p, estimate in zip(traced, estimates, strict=True)
+        }
+        return [ways.get(id(p)) for p in wave]
+
+    def _may_fit(self, proposal: Proposal) -> bool:
+        """Whether a list is worth a trace."""
+        if self._effort == BY_FORMULA and offloads(proposal.candidates[0]):
+            return False
+        chosen = settings(proposal.job, self._facts, proposal.candidates[0])
+        fits = least_bytes(chosen) <= self._estimator.limit
+        self._ruled_out += not fits
+        return fits
+
+    def _way(self, proposal: Proposal, lean: Estimate, speed: float | None) -> Way | None:
+        job = proposal.job
+        if lean.p_oom >= RULED_OUT:
             return None
-        if least_bytes(settings(job, self._facts, lean)) > self._estimator.limit:
-            self._ruled_out += 1
-            return None
-        self._lists += 1
-        self._estimator.progress.looking_at(f"list of changes {self._lists}")
-        if self._estimates(job, [lean])[lean.key].p_oom >= RULED_OUT:
-            return None
-        known = self._estimates(job, candidates)
-        safe = [one for one in candidates if is_checked(known[one.key])]
+        known = self._known(proposal, lean)
+        safe = [
+            one for one in proposal.candidates if one.key in known and is_checked(known[one.key])
+        ]
         if not safe:
             return None
         best = max(safe, key=lambda one: preference(known[one.key]))
         fastest = known[best.key].tokens_per_s
         return Way(
-            changes=changes,
+            changes=proposal.changes,
             candidate=best,
             estimate=known[best.key],
             speed=fastest / speed if fastest and speed else None,
             packages=tuple(packages_to_install(job, self._facts, best)),
         )
+
+    def _known(self, proposal: Proposal, lean: Estimate) -> dict[str, Estimate]:
+        """Estimates of a changed job's candidates. Where each micro-batch is a trace, a plan makes
+        as few as find the largest that is safe."""
+        ordered, job = proposal.candidates, proposal.job
+        if self._effort != BY_FORMULA or not METHODS[job.method].online:
+            return self._estimates(job, ordered)
+        known = {ordered[0].key: lean}
+        if not is_checked(lean):
+            return self._estimates(job, ordered[:NEARLY_LEANEST])
+        safe, unsafe = 0, len(ordered)
+        while unsafe - safe > 1:
+            middle = (safe + unsafe) // 2
+            known |= self._estimates(job, [ordered[middle]])
+            is_safe = is_checked(known[ordered[middle].key])
+            safe, unsafe = (middle, unsafe) if is_safe else (safe, middle)
+        return known
 
     def _space(self, job: Job) -> SearchSpace | None:
         """The space of a changed job; None where it has none."""
@@ -237,43 +285,19 @@ class Advisor:
     def _estimates(
         self, job: Job, candidates: Sequence[Candidate], limit: int | None = None
     ) -> dict[str, Estimate]:
-        estimator = dataclasses.replace(
+        return self._with(job, limit).estimates(candidates)
+
+    def _with(self, job: Job, limit: int | None = None) -> Estimator:
+        return dataclasses.replace(
             self._estimator,
             job=job,
             ceilings=self._ceilings,
             effort=self._effort,
             limit=limit or self._estimator.limit,
         )
-        return estimator.estimates(candidates)
 
 
 def _too_long(fields: set[str]) -> bool:
     """Whether a list is not looked at: three changes, offloading among them. Each estimate of that
     is a trace of DeepSpeed, and they would be most of all lists."""
     return OPTIMIZER_OFFLOAD in fields and len(fields) > MOST_WITH_OFFLOADING
-
-
-def leanest(space: SearchSpace) -> Candidate:
-    """The candidate that should take least."""
-    return min(space.candidates, key=expected_leanness)
-
-
-def decisive(space: SearchSpace) -> list[Candidate]:
-    """The leanest candidate that offloads nothing where it need not, and those that differ from it
-    only in micro-batch, checkpointing and other things that decide about memory. Where the training
-    is spread, it is spread as that candidate is: each sharding would be a trace of its own."""
-    kept = [one for one in space.candidates if not _offloads(one)] or list(space.candidates)
-    lean = min(kept, key=expected_leanness)
-    sharding = sharding_of(lean.values, 2)
-    alike = [
-        one
-        for one in kept
-        if all(one.values.get(name) == lean.values.get(name) for name in LITTLE_TO_MEMORY)
-        and sharding_of(one.values, 2) == sharding
-    ]
-    checkpointed = [one for one in alike if one.values.get("gradient_checkpointing") is not False]
-    return checkpointed if checkpointed and sharding.zero_stage else alike
-
-
-def _offloads(candidate: Candidate) -> bool:
-    return sharding_of(candidate.values, 2).offloads

@@ -12,7 +12,8 @@ from autotune.plan.children import Servers
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.changes import more_devices
-from autotune.plan.questions.ways import Advisor, decisive, leanest
+from autotune.plan.questions.leanest import decisive, leanest
+from autotune.plan.questions.ways import Advisor
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
@@ -29,6 +30,10 @@ class Imagined(Estimator):
     speed: Any
     jobs: list
     p_oom: float
+
+    def estimates_of_jobs(self, pairs):
+        estimators = [dataclasses.replace(self, job=job) for job, _ in pairs]
+        return [e.estimates([one])[one.key] for e, (_, one) in zip(estimators, pairs, strict=True)]
 
     def estimates(self, candidates):
         self.jobs.append(self.job.model_dump_json())

@@ -1,0 +1,40 @@
+"""The candidates of a space that take least, and what decides about memory beside them. Pure."""
+
+from autotune.space.bind import SearchSpace
+from autotune.space.knobs import Candidate
+from autotune.space.memory_order import expected_leanness
+from autotune.space.sharding.sharding import sharding_of
+
+LITTLE_TO_MEMORY = (
+    *("attn_implementation", "optim", "dataloader_num_workers", "expandable_segments"),
+    *("torch_compile", "train_sampling_strategy", "loss_type", "padding_free"),
+    "use_liger_kernel",
+)
+"""Knobs that stay as the leanest candidate has them while a way out is looked for."""
+
+
+def leanest(space: SearchSpace) -> Candidate:
+    """The candidate that should take least."""
+    return min(space.candidates, key=expected_leanness)
+
+
+def decisive(space: SearchSpace) -> list[Candidate]:
+    """The leanest candidate that offloads nothing where it need not, and those that differ from it
+    only in micro-batch, checkpointing and other things that decide about memory. Where the training
+    is spread, it is spread as that candidate is: each sharding would be a trace of its own."""
+    kept = [one for one in space.candidates if not offloads(one)] or list(space.candidates)
+    lean = min(kept, key=expected_leanness)
+    sharding = sharding_of(lean.values, 2)
+    alike = [
+        one
+        for one in kept
+        if all(one.values.get(name) == lean.values.get(name) for name in LITTLE_TO_MEMORY)
+        and sharding_of(one.values, 2) == sharding
+    ]
+    checkpointed = [one for one in alike if one.values.get("gradient_checkpointing") is not False]
+    return checkpointed if checkpointed and sharding.zero_stage else alike
+
+
+def offloads(candidate: Candidate) -> bool:
+    """Whether a candidate keeps a part of the training on the host."""
+    return sharding_of(candidate.values, 2).offloads
