@@ -108,7 +108,9 @@ def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> 
     candidate, estimate = min(group, key=lambda pair: order(pair[1]))
     enough = (1 - AS_FAST) * (estimate.tokens_per_s or 0.0)
     if not estimate.fits:
-        candidate, estimate = min(group, key=lambda pair: pair[1].peak_memory_bytes)
+        candidate, estimate = min(
+            group, key=lambda pair: (pair[1].peak_memory_bytes, pair[1].at_least)
+        )
     elif enough:
         alike = [pair for pair in group if order(pair[1])[:2] == order(estimate)[:2]]
         near = [pair for pair in alike if (pair[1].tokens_per_s or 0.0) >= enough]

@@ -20,6 +20,7 @@ from autotune.plan.children import Servers
 from autotune.plan.device import allocator_limit
 from autotune.plan.engines import PROMISING, Effort, TraceBudget, answered
 from autotune.plan.known import Known
+from autotune.plan.memory import Memory
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.space.knobs import Candidate
@@ -36,6 +37,7 @@ class Estimator:
         rows: folder of the tokenized rows.
         ceilings: rates of the device; None: no speeds.
         effort: for which candidates DeepSpeed and FSDP are traced, where there are many.
+        memory: of all replies so far, or of those of an earlier plan that was the same.
     """
 
     job: Job
@@ -48,6 +50,7 @@ class Estimator:
     effort: Effort = PROMISING
     cache: PlanCache = field(default_factory=PlanCache.of_user)
     progress: Progress = field(default_factory=Progress)
+    memory: Memory = field(default_factory=Memory)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def tasks(self, candidates: Iterable[Candidate]) -> list[VariantTask]:
@@ -65,9 +68,14 @@ class Estimator:
         self, tasks: Sequence[VariantTask], known: Known | None = None
     ) -> list[EstimateReply]:
         """What the traces came to; `known` hears of each as it comes."""
+        known = known or Known()
+        replies = self.memory.next(len(tasks))
+        if replies is not None:
+            known.add(dict(enumerate(replies)))
+            return replies
         budget = TraceBudget(limit=self.limit, ceilings=self.ceilings, effort=self.effort)
         folder = self.folder / f"{next(self._numbers):03d}"
-        return answered(tasks, budget, self.servers, folder, self.progress, known)
+        return self.memory.keep(answered(tasks, budget, self.servers, folder, self.progress, known))
 
     def combined(
         self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]

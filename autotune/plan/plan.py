@@ -5,7 +5,7 @@ survey -> bind the space -> variants -> traces in children -> estimates
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from autotune.plan.draft import Draft, draft_of
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.known import Known
+from autotune.plan.memory import Memory
 from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.plan.progress import Progress
-from autotune.plan.questions.ways import Advice, Advisor
+from autotune.plan.questions.way import Advice
+from autotune.plan.questions.ways import Advisor
 from autotune.plan.variants import VariantTask
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
@@ -122,12 +124,12 @@ def plan(
         servers.begin(0 if stored or only_default else AT_ONCE)
         facts = stored[0] if stored else planned_facts(job, run, servers.first, kind, assume=assume)
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
-        estimator = _estimator(job, facts, space, run, servers, kind, effort, progress)
-        replies = _Replies(estimator, None if stored is None else stored[1])
-        draft = _draft(space, replies)
-        answer, advice = (None, None) if only_default else _concluded(draft, replies, kind)
-    if not stored and key and not draft.stopped and not any(map(_failed, replies.given)):
-        cache.write(key, facts, replies.given)
+        memory = Memory(None if stored is None else stored[1])
+        estimator = _estimator(job, facts, space, run, servers, kind, effort, progress, memory)
+        draft = _draft(space, estimator)
+        answer, advice = (None, None) if only_default else _concluded(draft, estimator, kind)
+    if not stored and key and not draft.stopped and not any(map(_failed, memory.kept)):
+        cache.write(key, facts, memory.kept)
     return Plan(
         facts=facts,
         space=draft.space,
@@ -161,35 +163,12 @@ def _space(
     return space if whole else narrowed_space(space, job, facts)
 
 
-class _Replies:
-    """Replies to tasks: those that are remembered, in their order; else new ones.
-
-    Attributes:
-        estimator: who makes new ones.
-        given: all replies so far.
-    """
-
-    def __init__(self, estimator: Estimator, remembered: Sequence[EstimateReply] | None) -> None:
-        self.estimator, self._remembered = estimator, remembered
-        self.given: list[EstimateReply] = []
-
-    def of(self, tasks: Sequence[VariantTask], known: Known) -> None:
-        """Let `known` have the replies to these tasks, as they come."""
-        if self._remembered is None:
-            self.given += self.estimator.replies(tasks, known)
-        else:
-            begin = len(self.given)
-            self.given += self._remembered[begin : begin + len(tasks)]
-            known.add(dict(enumerate(self.given[begin:])))
-
-
-def _draft(space: SearchSpace, replies: _Replies) -> Draft:
+def _draft(space: SearchSpace, estimator: Estimator) -> Draft:
     """What all traces come to; where the user stops them, what is known by then.
 
     Raises:
         KeyboardInterrupt: the user stopped them, and nothing is known yet.
     """
-    estimator = replies.estimator
     tasks = estimator.tasks(space.candidates)
     devices = estimator.job.devices.total
     shown: list[str] = []
@@ -203,7 +182,7 @@ def _draft(space: SearchSpace, replies: _Replies) -> Draft:
     known = Known(improved)
     stopped = False
     try:
-        replies.of(tasks, known)
+        estimator.replies(tasks, known)
     except KeyboardInterrupt:
         if not known.replies:
             raise
@@ -211,47 +190,43 @@ def _draft(space: SearchSpace, replies: _Replies) -> Draft:
     draft = draft_of(space, estimator, tasks, known.replies)
     if stopped:
         return dataclasses.replace(draft, stopped=True)
-    return _without_needless_flash(draft, replies, tasks, known)
+    return _without_needless_flash(draft, estimator, tasks, known)
 
 
 def _without_needless_flash(
-    draft: Draft, replies: _Replies, tasks: list[VariantTask], known: Known
+    draft: Draft, estimator: Estimator, tasks: list[VariantTask], known: Known
 ) -> Draft:
     """The draft; where single rows are the best that fits, with these without flash attention."""
-    estimator, first = replies.estimator, draft.choices[0]
+    first = draft.choices[0]
     plain = without_flash(first.candidate, draft.space) if first.estimate.fits else None
     if plain is None:
         return draft
-    of_plain, known_of_plain = estimator.tasks([plain]), Known()
-    replies.of(of_plain, known_of_plain)
+    of_plain = estimator.tasks([plain])
+    (reply,) = estimator.replies(of_plain)
     space = dataclasses.replace(draft.space, candidates=(*draft.space.candidates, plain))
-    both = {**known.replies, len(tasks): known_of_plain.replies[0]}
+    both = {**known.replies, len(tasks): reply}
     return draft_of(space, estimator, [*tasks, *of_plain], both)
 
 
 def _concluded(
-    draft: Draft, replies: _Replies, kind: DeviceKind | None
+    draft: Draft, estimator: Estimator, kind: DeviceKind | None
 ) -> tuple[Answer | None, Advice | None]:
     """What to use; where nothing fits, what would make the job fit. Of one that was stopped no more
     than it holds."""
-    estimator = replies.estimator
     answer = answer_of(draft.choices, estimator.job, estimator.facts)
     if draft.stopped:
         return answer, None
     if answer is None:
         return None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
-    return _with_alternative(answer, replies), None
+    return _with_alternative(answer, estimator), None
 
 
-def _with_alternative(answer: Answer, replies: _Replies) -> Answer:
+def _with_alternative(answer: Answer, estimator: Estimator) -> Answer:
     """The answer; where weights are in float32 because nobody chose, with what bfloat16 takes."""
-    estimator = replies.estimator
     other = in_bfloat16(estimator.job, answer.choice.candidate)
     if other is None:
         return answer
-    known, tasks = Known(), estimator.tasks([other])
-    replies.of(tasks, known)
-    estimate = estimator.combined(tasks, [known.replies[0]])[other.key]
+    estimate = estimator.estimates([other])[other.key]
     return dataclasses.replace(answer, alternative=estimate)
 
 
@@ -264,6 +239,7 @@ def _estimator(
     kind: DeviceKind | None,
     effort: Effort,
     progress: Progress | None,
+    memory: Memory,
 ) -> Estimator:
     """What estimates candidates; with speeds where they are tabled, or worth to be measured."""
     cache, progress = PlanCache.of_user(), progress or Progress()
@@ -287,6 +263,7 @@ def _estimator(
         effort=effort,
         cache=cache,
         progress=progress,
+        memory=memory,
     )
 
 

@@ -8,7 +8,7 @@ from autotune.errors import UserError
 from autotune.job.job import Job
 from autotune.plan.questions.advice import advise_in_run
 from autotune.plan.questions.changes import TriedChange, offloading, single_changes
-from autotune.plan.questions.ways import Advice
+from autotune.plan.questions.way import Advice
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.process.messages import ChildFolder

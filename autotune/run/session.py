@@ -9,7 +9,7 @@ from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import TriedChange
-from autotune.plan.questions.ways import Advice
+from autotune.plan.questions.way import Advice
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer

@@ -5,8 +5,7 @@ from typing import Any
 
 from autotune.cli.views.words import format_speed
 from autotune.plan.questions.changes import LEARNS
-from autotune.plan.questions.way import Way
-from autotune.plan.questions.ways import Advice
+from autotune.plan.questions.way import Advice, Way
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.sharding.sharding import sharding_of
 from autotune.units import format_bytes

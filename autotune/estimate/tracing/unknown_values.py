@@ -15,6 +15,11 @@ from autotune.estimate.tracing.known_values import KnownValues
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_READS = (
+    aten._local_scalar_dense.default,
+    aten.is_nonzero.default,
+    aten.item.default,  # in inference mode, where what it is made of never comes by
+)
 
 
 class UnknownValues:
@@ -36,7 +41,7 @@ class UnknownValues:
                 return True, True
             with unset_fake_temporarily():
                 return True, torch.equal(left, right)
-        if func not in (aten._local_scalar_dense.default, aten.is_nonzero.default):
+        if func not in _READS:
             return False, None
         value = self.known_values.of(args[0])
         if value is not None:

@@ -29,7 +29,6 @@ from autotune.estimate.records.events import (
     PHASE,
     STEP,
     TEMPORARIES,
-    VLLM,
     Event,
     Work,
     counted_rows,
@@ -45,6 +44,7 @@ from autotune.estimate.tracing.rollout import trace_rollout
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.too_large import TooLarge, sizes
 from autotune.estimate.variants.traces import gradient_bytes
+from autotune.estimate.variants.vllm_peak import with_vllm
 from autotune.job.methods import METHODS
 from autotune.training.batch_plan import Rows
 from autotune.training.rollout_plan import Rollout, padded_tokens, rollout_plan
@@ -284,23 +284,3 @@ class RolloutEstimates(Retracing):
 
 def _outside_chunks(work: Work) -> Work:
     return work if work.region >= NOWHERE else dataclasses.replace(work, region=NOWHERE)
-
-
-def with_vllm(fields: dict[str, Any], point: Point, resident: int) -> dict[str, Any]:
-    """Fields of a reply, with what vLLM has of the device at the peak of both.
-
-    Args:
-        resident: bytes of the training that are live when a generation begins.
-    """
-    if not point.vllm_bytes:
-        return fields
-    reserved = fields["peak_reserved_bytes"]
-    vllm_bytes = point.vllm.added_peak(reserved, resident)
-    if vllm_bytes > point.vllm.always_bytes:
-        fields = {**fields, "phase": GENERATION, "operator": "vLLM, awake"}
-    return {
-        **fields,
-        "peak_reserved_bytes": reserved + vllm_bytes,
-        "peak_allocated_bytes": fields["peak_allocated_bytes"] + vllm_bytes,
-        "parts": {**fields["parts"], VLLM: vllm_bytes},
-    }

@@ -10,7 +10,8 @@ from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.progress import Progress
-from autotune.plan.questions.ways import FASTEST, Advice, Advisor
+from autotune.plan.questions.way import Advice
+from autotune.plan.questions.ways import FASTEST, Advisor
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind

@@ -1,5 +1,7 @@
 """The candidates of a space that take least, and what decides about memory beside them. Pure."""
 
+from collections.abc import Sequence
+
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
@@ -33,6 +35,16 @@ def decisive(space: SearchSpace) -> list[Candidate]:
     ]
     checkpointed = [one for one in alike if one.values.get("gradient_checkpointing") is not False]
     return checkpointed if checkpointed and sharding.zero_stage else alike
+
+
+def leanest_of_each_kind(ordered: Sequence[Candidate]) -> list[Candidate]:
+    """Of candidates, the leanest first, the first of each micro-batch with and without
+    checkpointing."""
+    firsts: dict[object, Candidate] = {}
+    for candidate in ordered:
+        kind = candidate.micro_batch, candidate.values.get("gradient_checkpointing")
+        firsts.setdefault(kind, candidate)
+    return list(firsts.values())
 
 
 def offloads(candidate: Candidate) -> bool:

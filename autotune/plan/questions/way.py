@@ -33,6 +33,29 @@ class Way:
         return all(change.kind == "speed" for change in self.changes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The ways out.
+
+    Attributes:
+        fits: whether the job fits as it is; then there is nothing to change.
+        nearest: its leanest candidate.
+        ways: what needs fewest changes first; of as many, what leaves the learning as it is, then
+            the fastest.
+        tried: lists of changes that were estimated.
+        ruled_out: lists whose weights, gradients and moments alone are more than the limit.
+    """
+
+    fits: bool
+    nearest: Candidate
+    estimate: Estimate
+    limit_bytes: int
+    device: str
+    ways: tuple[Way, ...]
+    tried: int
+    ruled_out: int = 0
+
+
 def price(way: Way) -> tuple[int, bool, float]:
     """Orders ways: few changes first, then what learns the same, then the fastest."""
     return len(way.changes), not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)

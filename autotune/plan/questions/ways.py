@@ -11,7 +11,6 @@ A plan of a job that does not fit asks for the shortest lists; `autotune advise`
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.errors import UserError
@@ -25,10 +24,15 @@ from autotune.plan.engines import RULED_OUT, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.changes import Change, more_devices, offloading, single_changes
-from autotune.plan.questions.leanest import decisive, leanest, offloads
+from autotune.plan.questions.leanest import (
+    decisive,
+    leanest,
+    leanest_of_each_kind,
+    offloads,
+)
 from autotune.plan.questions.least_memory import least_bytes
 from autotune.plan.questions.proposal import Proposal, smallest_of_each_field
-from autotune.plan.questions.way import Way, is_checked, preference, price
+from autotune.plan.questions.way import Advice, Way, is_checked, preference, price
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
@@ -49,29 +53,6 @@ NEARLY_LEANEST = 4
 """So many candidates are traced where the one that should be the leanest is nearly safe."""
 NO_LIMIT = 1 << 60
 """Bytes that no training needs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advice:
-    """The ways out.
-
-    Attributes:
-        fits: whether the job fits as it is; then there is nothing to change.
-        nearest: its leanest candidate.
-        ways: what needs fewest changes first; of as many, what leaves the learning as it is, then
-            the fastest.
-        tried: lists of changes that were estimated.
-        ruled_out: lists whose weights, gradients and moments alone are more than the limit.
-    """
-
-    fits: bool
-    nearest: Candidate
-    estimate: Estimate
-    limit_bytes: int
-    device: str
-    ways: tuple[Way, ...]
-    tried: int
-    ruled_out: int = 0
 
 
 class Advisor:
@@ -156,10 +137,11 @@ class Advisor:
         fitting: list[frozenset[str]] = []
         for _ in range(MOST_CHANGES):
             open_ = [p for shorter in front for p in self._longer(shorter, looked_at, fitting)]
-            front, ways = [p for p in open_ if self._is_probed(p)], []
+            front = [p for p in open_ if self._is_probed(p)]
+            ways: list[Way] = []
             open_ = [p for p in open_ if not self._is_probed(p)]
             before = self._lists
-            while open_:
+            while open_ and not (ways and self._effort == BY_FORMULA):
                 left = None if most is None else most - (self._lists - before)
                 wave = smallest_of_each_field(open_)[:left]
                 found = self._ways(wave, speed)
@@ -257,9 +239,10 @@ class Advisor:
         ordered, job = proposal.candidates, proposal.job
         if self._effort != BY_FORMULA or not METHODS[job.method].online:
             return self._estimates(job, ordered)
-        known = {ordered[0].key: lean}
         if not is_checked(lean):
             return self._estimates(job, ordered[:NEARLY_LEANEST])
+        known = {ordered[0].key: lean}
+        ordered = leanest_of_each_kind(ordered)
         safe, unsafe = 0, len(ordered)
         while unsafe - safe > 1:
             middle = (safe + unsafe) // 2
