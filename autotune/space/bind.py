@@ -75,8 +75,7 @@ class SearchSpace:
     exclusions: tuple[Exclusion, ...]
     notes: tuple[str, ...] = ()
     """What the user should know of every candidate."""
-    stack_default: Candidate | None = None
-    """The default, where it may not be among the candidates any more."""
+    stack_default: Candidate | None = None  # where it may not be among the candidates any more
 
     @property
     def free_knobs(self) -> tuple[BoundKnob, ...]:
@@ -85,8 +84,6 @@ class SearchSpace:
 
     def default(self) -> Candidate:
         """The candidate closest to what the stack does when nobody chooses."""
-        if self.stack_default is not None:
-            return self.stack_default
         values = {knob.name: knob.default for knob in self.knobs}
         compared = {name: value for name, value in values.items() if name not in ALL_AT_ONCE}
 
@@ -103,7 +100,7 @@ class SearchSpace:
                 -all_at_once if isinstance(all_at_once, int) else 0,
             )
 
-        return min(self.candidates, key=distance)
+        return self.stack_default or min(self.candidates, key=distance)
 
     def nearest(self, values: Mapping[str, KnobValue]) -> Candidate:
         """The candidate that differs from these values in the fewest knobs."""
@@ -282,9 +279,8 @@ class _Enumeration:
         )
         pinned = self._job.fixed.get(ACCUMULATION)
         if count is None:
-            self._exclude(
-                "the micro-batch does not divide the global batch exactly", len(self._knobs)
-            )
+            reason = "the micro-batch does not divide the global batch exactly"
+            self._exclude(reason, len(self._knobs))
         elif pinned is not None and pinned != count:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
         elif (

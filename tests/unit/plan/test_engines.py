@@ -125,6 +125,19 @@ def ranked(order, traced=()):
     return replies, {number: (False, -speed) for number, speed in speeds.items()}
 
 
+def offloads(number):
+    return tasks()[number].request.parsed_sharding.offloads
+
+
+def test_what_offloads_is_traced_where_it_alone_fits():
+    order = list(range(len(tasks())))
+    replies, ranks = ranked(order)
+    none_fits = {n: (True, 3e9 if not offloads(n) else 1e9) for n in order}
+    assert all(offloads(n) for n in to_trace(tasks(), replies, none_fits)[:FIRST])
+    alone = {n: rank if offloads(n) else (True, 9e9) for n, rank in ranks.items()}
+    assert offloads(to_trace(tasks(), replies, alone)[0])
+
+
 def strategies(numbers):
     return {repr(tasks()[n].request.sharding) for n in numbers}
 
@@ -133,9 +146,9 @@ def test_the_first_engines_are_traced_and_of_each_strategy_the_first():
     order = list(range(len(tasks())))[::-1]
     replies, ranks = ranked(order)
     chosen = to_trace(tasks(), replies, ranks)
-    engines = {n for n in order if tasks()[n].engine}
+    engines = {n for n in order if tasks()[n].engine and not offloads(n)}
     assert {n for n in order[:FIRST] if n in engines} <= set(chosen) <= engines
-    assert strategies(chosen) == strategies(engines)
+    assert strategies(chosen) == strategies(engines)  # what offloads is no faster, and left out
     assert len(chosen) <= FIRST + len(strategies(engines))
     # Once they are, and stay where they were, nothing is left to do.
     replies, ranks = ranked(order, traced=chosen)
@@ -233,9 +246,9 @@ def test_a_candidate_that_does_not_fit_with_all_layers_makes_room_for_the_next(m
 def test_strategies_that_are_much_slower_are_left_to_the_formula():
     order = list(range(len(tasks())))
     replies, ranks = ranked(order)
-    slow = dict.fromkeys(order[FIRST:], (False, -100.0))
-    chosen = to_trace(tasks(), replies, ranks | slow)
-    assert set(chosen) <= set(order[:FIRST])
+    first = [number for number in order if not offloads(number)][:FIRST]
+    slow = {number: (False, -100.0) for number in order if number not in first}
+    assert set(to_trace(tasks(), replies, ranks | slow)) <= set(first)
 
 
 def test_what_adjusts_a_trace_is_ranked_beside_the_trace():
