@@ -279,8 +279,8 @@ class _Enumeration:
         )
         pinned = self._job.fixed.get(ACCUMULATION)
         if count is None:
-            reason = "the micro-batch does not divide the global batch exactly"
-            self._exclude(reason, len(self._knobs))
+            uneven = "the micro-batch does not divide the global batch exactly"
+            self._exclude(uneven, len(self._knobs))
         elif pinned is not None and pinned != count:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
         elif (
