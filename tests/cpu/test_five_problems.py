@@ -38,7 +38,7 @@ def answer(autotune: Command, job: str, device: str) -> dict[str, Any]:
         (
             "reward-gemma3-4b.yaml",
             "a100-40gb",
-            {"per_device_train_batch_size": 2, "gradient_checkpointing": True},
+            {"per_device_train_batch_size": 1, "gradient_checkpointing": True},
         ),
     ],
 )
