@@ -75,7 +75,8 @@ class SearchSpace:
     exclusions: tuple[Exclusion, ...]
     notes: tuple[str, ...] = ()
     """What the user should know of every candidate."""
-    stack_default: Candidate | None = None  # where it may not be among the candidates any more
+    stack_default: Candidate | None = None
+    """The candidate closest to the stack's defaults, where the candidates may lack it."""
 
     @property
     def free_knobs(self) -> tuple[BoundKnob, ...]:

@@ -31,21 +31,23 @@ def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
     command += [*flags, "--json"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "AUTOTUNE_CACHE": cache, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdout is not None and process.stderr is not None
     first_s = None
-    for line in process.stderr:
-        if line.startswith("so far") and first_s is None:
-            first_s = round(time.monotonic() - began, 1)
-    out = process.stdout.read()
-    process.wait()
+    with tempfile.TemporaryFile("w+") as out:  # a pipe would fill up while the other one is read
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("so far") and first_s is None:
+                first_s = round(time.monotonic() - began, 1)
+        process.wait()
+        out.seek(0)
+        printed = out.read()
     wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if process.returncode not in (0, 1):
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    plan = json.loads(out)
+    plan = json.loads(printed)
     answer = plan["answer"]
     return {
         "wall_s": round(wall, 1),

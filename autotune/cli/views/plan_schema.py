@@ -72,8 +72,9 @@ class EstimateJson(_Strict):
     p_oom: float
     """Probability that it runs out of the device's memory."""
     at_most: bool
-    at_least: bool
     """Whether the peak is an upper bound."""
+    at_least: bool
+    """Whether it is that of a smaller micro-batch, which does not fit: this one was not traced."""
     missing_bytes: int | None
     """How far beyond the limit; null: it fits."""
     step_time_s: float | None

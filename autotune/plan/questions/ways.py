@@ -4,7 +4,8 @@ Estimates only. Changes are those of `changes.py`, alone first, then two and thr
 is not made longer once it fits, and of changes of one field the first that is enough is named. What
 cannot fit by its weights, gradients and moments alone is not traced (`least_memory.py`). A list is
 named only where a candidate is safe by the same estimates as a plan's; its speed is that of the
-fastest safe one, among those that differ in what decides about memory.
+fastest safe one, among those that differ in what decides about memory. (Where the method generates,
+the fastest is found by bisection: the largest micro-batch that is safe.)
 
 A plan of a job that does not fit asks for the shortest lists; `autotune advise` goes on from there.
 """
@@ -136,23 +137,23 @@ class Advisor:
         looked_at: set[frozenset[str]] = set()
         fitting: list[frozenset[str]] = []
         for _ in range(MOST_CHANGES):
-            open_ = [p for shorter in front for p in self._longer(shorter, looked_at, fitting)]
-            front = [p for p in open_ if self._is_probed(p)]
+            proposals = [p for shorter in front for p in self._longer(shorter, looked_at, fitting)]
+            front = [p for p in proposals if self._is_probed(p)]
             ways: list[Way] = []
-            open_ = [p for p in open_ if not self._is_probed(p)]
+            proposals = [p for p in proposals if not self._is_probed(p)]
             before = self._lists
-            while open_ and not (ways and self._effort == BY_FORMULA):
+            while proposals and not (ways and self._effort == BY_FORMULA):
                 left = None if most is None else most - (self._lists - before)
-                wave = smallest_of_each_field(open_)[:left]
+                wave = smallest_of_each_field(proposals)[:left]
                 found = self._ways(wave, speed)
                 ways += [way for way in found if way is not None]
                 enough = [p for p, way in zip(wave, found, strict=True) if way is not None]
                 fitting += [p.texts for p in enough]
                 front += [p for p in wave if p not in enough]
                 fields = [p.place for p in enough]
-                open_ = [p for p in open_ if p not in wave and p.place not in fields]
+                proposals = [p for p in proposals if p not in wave and p.place not in fields]
                 if not wave:
-                    front += open_
+                    front += proposals
                     break
             yield ways
 

@@ -8,7 +8,15 @@ from autotune.plan.choices import SAFE, choices, is_safe, shortened
 from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.space.bind import bind
 from autotune.space.sharding.sharding import engine_name, sharding_of
-from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space, shipped
+from tests.unit.builders import (
+    GIB,
+    make_candidate,
+    make_estimate,
+    make_facts,
+    make_job,
+    make_space,
+    shipped,
+)
 
 
 def planned(job, facts, estimate_of):
@@ -122,6 +130,27 @@ def test_only_weights_that_nobody_chose_are_compared_with_bfloat16():
     candidate = make_space(make_job(), make_facts("cuda")).default()
     assert in_bfloat16(make_job(), candidate)["dtype"] == "bfloat16"
     assert in_bfloat16(make_job(recipe={"dtype": ["float32"]}), candidate) is None
+
+
+def test_deepspeed_computes_in_the_precision_of_the_job_whatever_weights_are_loaded_as():
+    job = make_job(devices={"count": 2})
+    spread = {"distributed_type": "DEEPSPEED", "zero_stage": 2}
+    assert in_bfloat16(job, make_candidate(**spread)) is None
+    assert in_bfloat16(job, make_candidate(distributed_type="FSDP"))["dtype"] == "bfloat16"
+
+
+def test_of_choices_as_fast_what_stays_on_the_device_comes_before_what_is_offloaded():
+    job = make_job(devices={"count": 2})
+    space = make_space(make_job(), make_facts("cuda"))
+    spread = {"distributed_type": "DEEPSPEED", "zero_stage": 3}
+    kept = make_candidate(**spread, offload_optimizer_device="none")
+    offloaded = make_candidate(**spread, offload_optimizer_device="cpu")
+    for faster, first in ((1.005, kept), (1.05, offloaded)):
+        pairs = [
+            (offloaded, risky(GIB, 100.0 * faster, 0.0)),
+            (kept, risky(2 * GIB, 100.0, 0.0)),
+        ]
+        assert choices(space, pairs, job.devices.total)[0].candidate == first
 
 
 # -- what a plan leaves out

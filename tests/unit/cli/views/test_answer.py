@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.cli.views.answer import answer_plain, choices_table
+from autotune.cli.views.answer import (
+    answer_plain,
+    choices_table,
+    peak_cell,
+    signs_lines,
+    speed_cell,
+)
 from autotune.cli.views.plan import plan_plain, plan_view
 from autotune.cli.views.words import format_speed
 from autotune.estimate.speed.step_time import TimeParts
@@ -202,3 +208,15 @@ def test_a_plan_that_was_stopped_says_so():
     text = " ".join(text_of(replace(plan, unfinished=0)).split())
     assert "stopped: all are estimated, the first ones not yet as closely" in text
     assert "stopped" not in text_of(plan)
+
+
+def test_signs_in_a_table_are_explained_below_it_and_only_there():
+    known = make_estimate(4 * GIB, 9000.0)
+    at_least = replace(known, at_least=True)
+    at_most = replace(known, left_out=("NVMe",))
+    assert peak_cell(known) == peak_cell(at_least).removeprefix(">") == "4 GiB"
+    assert peak_cell(at_least).startswith(">")
+    assert speed_cell(at_most, "9k tokens/s") == "<9k"
+    assert list(signs_lines([known])) == []
+    assert [line[0] for line in signs_lines([known, at_least, at_most])] == ["<", ">"]
+    assert "the time of NVMe is not known" in next(signs_lines([at_most, at_most]))

@@ -1,0 +1,68 @@
+"""Fake tensors by short keys are what torch makes of them without."""
+
+import contextlib
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotune.estimate.tracing.fake_dispatch import short_keys
+
+
+def described(tensor):
+    fields = tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+    return *fields, tensor.device, tensor.requires_grad, tensor.is_inference()
+
+
+def results():
+    """What operators give that differ in one thing that a key has to tell apart."""
+    found = []
+    with FakeTensorMode():
+        for _ in range(2):  # the second time out of the cache
+            x, ints = torch.empty(6, 4), torch.ones(6, 4, dtype=torch.int64)
+            weight = torch.empty(4, 4, requires_grad=True)
+            found += [x + 1, x + 1.0, ints + 1, ints + 1.0, ints + True]
+            found += [x @ weight, x @ weight.detach(), x.t() @ x, x.t().contiguous()]
+            found += [x[1:], x[1:][1:], x.sum(0), x.sum(0, keepdim=True), x.sum((0, 1))]
+            found += [x.to(torch.bfloat16), x.to("meta"), torch.zeros_like(x, dtype=torch.int32)]
+            found += [*x.split(2), *x.split([1, 5]), torch.cat([x, x]), torch.cat([x, x], dim=1)]
+            with torch.inference_mode():
+                found += [torch.empty(6, 4) + 1, ints + 1]
+            torch.set_default_dtype(torch.float64)
+            try:
+                found += [torch.full((2,), 1.0), torch.arange(3) * 0.5]
+            finally:
+                torch.set_default_dtype(torch.float32)
+            x.add_(1)
+            found += [x, torch.view_as_complex(torch.empty(3, 2)) + 1]
+    return [described(tensor) for tensor in found]
+
+
+def test_results_are_the_same_with_short_keys_and_without():
+    with contextlib.ExitStack() as stack:
+        plain = results()
+        stack.enter_context(short_keys())
+        assert results() == plain
+    assert results() == plain
+
+
+def test_an_operator_looked_up_again_is_not_computed_again():
+    calls = []
+    make_entry = FakeTensorMode._make_cache_entry
+
+    def counted(mode, *args):
+        calls.append(args)
+        return make_entry(mode, *args)
+
+    FakeTensorMode.cache_clear()
+    FakeTensorMode._make_cache_entry = counted
+    try:
+        with short_keys(), FakeTensorMode():
+            x = torch.empty(7, 3)
+            x + x
+            made = len(calls)
+            y = x + x
+        assert made > 0
+        assert len(calls) == made
+        assert described(y)[0] == (7, 3)
+    finally:
+        FakeTensorMode._make_cache_entry = make_entry

@@ -1,0 +1,65 @@
+"""Which points are not traced because a smaller one is far beyond the limit."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from autotune.estimate.protocol import Point, PointReply
+from autotune.estimate.variants.too_large import FAR_BEYOND, TooLarge, is_larger
+from autotune.training.rollout_plan import Rollout
+
+LIMIT = 1000
+ROLLOUT = Rollout(
+    micro_batch=2, accumulation=4, completions=8, group=2, length=16, iterations=1, seed=0
+)
+
+
+def point(accumulates=True, expandable_segments=False, **changes):
+    batching = asdict(replace(ROLLOUT, **changes))
+    return Point(
+        batching=batching, accumulates=accumulates, expandable_segments=expandable_segments
+    )
+
+
+def reply(missing_bytes):
+    return PointReply(
+        peak_allocated_bytes=LIMIT,
+        peak_reserved_bytes=LIMIT,
+        parts={},
+        operator="aten::mm",
+        phase="micro-step",
+        oom=True,
+        missing_bytes=missing_bytes,
+        retries=0,
+        phases={},
+        sample=[],
+        masked=False,
+        method="trace",
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "larger"),
+    [
+        (point(micro_batch=4, accumulation=2), True),
+        (point(micro_batch=1, accumulation=8), False),
+        (point(chunk=4), False),  # it generates less at once
+        (point(micro_batch=4, accumulation=2, chunk=4), False),
+        (point(micro_batch=4, accumulation=2, accumulates=False), False),
+        (point(micro_batch=4, accumulation=2, length=8), False),
+        (point(micro_batch=4, accumulation=2, expandable_segments=True), False),
+    ],
+)
+def test_a_point_is_larger_only_where_it_differs_in_nothing_but_sizes(other, larger):
+    assert is_larger(other, point()) is larger
+
+
+@pytest.mark.parametrize(
+    ("missing", "skipped"),
+    [(int(FAR_BEYOND * LIMIT) + 1, True), (int(FAR_BEYOND * LIMIT), False), (None, False)],
+)
+def test_larger_points_take_the_reply_of_one_that_is_far_beyond_the_limit(missing, skipped):
+    found, small = TooLarge(LIMIT), reply(missing)
+    found.note(point(), small)
+    assert (found.smaller_than(point(micro_batch=4, accumulation=2)) is small) is skipped
+    assert found.smaller_than(point(micro_batch=1, accumulation=8)) is None
