@@ -28,6 +28,9 @@ RENAMED = "renamed"
 """The copy of the data set whose columns are renamed, for what is launched; in the run's folder."""
 SAMPLE_ROWS = 20_000
 """Rows that are tokenized at most; of a larger data set a random sample of this many."""
+FEWEST_MADE, MOST_MADE, TOKENS_MADE = 256, 2000, 1_500_000
+"""Rows that are made of stated lengths: of long ones fewer, as a tokenizer takes a second for each
+million of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
 
     lengths: dict[str, Any] = request.lengths
     generator = random.Random(request.seed)
-    drawn_lengths = draw_lengths(lengths, min(int(lengths["rows"] or 1), 2000))
+    drawn_lengths = draw_lengths(lengths, _rows_made(lengths))
     generator.shuffle(drawn_lengths)
     if request.method == "sft":
         words = range(min(2, len(tokenizer) - 1), len(tokenizer))
@@ -158,6 +161,11 @@ def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
         texts = pairs_of_lengths(list(zip(drawn_lengths, rejected_lengths, strict=True)), tokenizer)
     raw = Dataset.from_list(texts)
     return raw, tokenize(request.method, raw, tokenizer, request.training, scratch)
+
+
+def _rows_made(lengths: dict[str, Any]) -> int:
+    typical = TOKENS_MADE // int(lengths.get("p50") or lengths["max"])
+    return min(int(lengths["rows"] or 1), max(FEWEST_MADE, min(typical, MOST_MADE)))
 
 
 def draw_lengths(lengths: dict[str, int | None], count: int) -> list[int]:

@@ -20,6 +20,7 @@ from autotune import __version__
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts, facts_from_plain, stack
+from autotune.facts.known_models import known_model
 from autotune.job.job import Job, NoData
 from autotune.process.messages import read_json, write_json
 from autotune.space.definition import SpaceDefinition
@@ -67,13 +68,14 @@ class PlanCache:
         return self.path / "traces"
 
     def key(self, job: Job, definition: SpaceDefinition, device: str | None) -> str | None:
-        """What a plan depends on; None where that cannot be told (hub ids, a device that is here).
+        """What a plan depends on; None where that cannot be told (a hub's files, a device that is
+        here).
 
         A device of this machine is looked at each time: its free memory is never remembered.
         """
-        model = Path(job.model)
         data = None if isinstance(job.dataset, NoData) else Path(job.dataset)
-        if device is None or not model.exists() or (data is not None and not data.exists()):
+        model = _model(job)
+        if device is None or model is None or (data is not None and not data.exists()):
             return None
         identity = {
             "schema": SCHEMA,
@@ -82,7 +84,7 @@ class PlanCache:
             "space": repr(definition),
             "device": device,
             "stack": dataclasses.asdict(stack.installed()),
-            "model": list(_contents(model)),
+            "model": model,
             "data": list(_listing(job)),
         }
         text = json.dumps(identity, sort_keys=True, default=str)
@@ -158,6 +160,14 @@ def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
     )
     fields = {"points": points, "shapes": shapes, "copied_shapes": copied}
     return EstimateReply.from_plain({**data, **fields})
+
+
+def _model(job: Job) -> list[str] | None:
+    """What a model's files say; a built-in shape, where no tokenizer is needed; None: a hub's."""
+    if Path(job.model).exists():
+        return list(_contents(Path(job.model)))
+    known = known_model(job.model) if isinstance(job.dataset, NoData) else None
+    return None if known is None else [json.dumps(known.config, sort_keys=True)]
 
 
 def _contents(model: Path) -> Iterator[str]:

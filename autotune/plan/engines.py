@@ -247,10 +247,8 @@ def to_trace(
     order = sorted(ranks, key=lambda number: ranks[number])
     none_fits, best = ranks[order[0]]
     enough = (none_fits, best * (MUCH_LARGER if none_fits else SLOWER))
-    untraced = {
-        n for n, reply in replies.items() if reply.by_formula and reply.engine_problem is None
-    }
-    traced = {_sharding_key(task) for n, task in enumerate(tasks) if n not in untraced}
+    free = {n for n, reply in replies.items() if reply.by_formula and reply.engine_problem is None}
+    traced = {_sharding_key(task) for n, task in enumerate(tasks) if n not in free}
     needless = {number for number in ranks if _offloads_needlessly(tasks, ranks, number)}
     numbers = [number for number in order if number not in needless][: effort.first]
     for number in order if effort.each_sharding else ():
@@ -258,7 +256,7 @@ def to_trace(
         if number not in needless and sharding not in traced and ranks[number] <= enough:
             traced.add(sharding)
             numbers.append(number)
-    return [number for number in dict.fromkeys(numbers) if number in untraced]
+    return [number for number in dict.fromkeys(numbers) if number in free]
 
 
 def _offloads_needlessly(

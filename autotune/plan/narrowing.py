@@ -60,8 +60,8 @@ def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
     """The space without candidates that no estimate prefers to their like.
 
     Where nobody chose the kernel of attention and flash-attn is there, it takes rows of many
-    lengths, and flattens them where it can. Rows of one length do without it. (So does a micro-batch
-    of one row: `without_flash`. It is traced with the others, which takes no trace more.)
+    lengths, and flattens them where it can. Rows of one length do without it. (So does a
+    micro-batch of one row: `without_flash`. It is traced with the others, which is no trace more.)
     """
     free = {knob.name for knob in space.free_knobs}
     if ATTENTION not in free or not facts.model.sdpa:

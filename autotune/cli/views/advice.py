@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.cli.views.words import format_speed
-from autotune.plan.questions.changes import LEARNS
 from autotune.plan.questions.way import Advice, Way
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.sharding.sharding import sharding_of
@@ -89,7 +88,7 @@ def _price(way: Way) -> str:
     if way.learns_the_same:
         parts.append("what is learned stays the same")
     else:
-        changed = [LEARNS[change.field] for change in way.changes if change.kind != "speed"]
+        changed = [change.effect for change in way.changes if change.kind != "speed"]
         parts.append(f"changes what is learned: {', '.join(changed)}")
     if way.packages:
         parts.append(f"needs {', '.join(way.packages)} on the training machine")

@@ -41,9 +41,10 @@ _OFFLOADED: tuple[tuple[str, dict[str, Any]], ...] = (
 """What ZeRO keeps off a single device, and how it is asked for."""
 
 
-LEARNS = {
+_EFFECTS = {
     "dtype": "small updates of the weights are rounded away",
-    "tuning": "adapters are trained, not the weights",
+    "lora": "adapters are trained, not the weights",
+    "qlora": "adapters are trained, on a base that is rounded to 4 bits",
     "optim": "the optimizer's steps are less exact",
     "max_length": "longer rows are cut or left out",
     "method": "another method learns from the same rewards",
@@ -52,7 +53,7 @@ LEARNS = {
     COMPLETION: "longer answers are cut",
     RESPONSE: "longer answers are cut",
 }
-"""What a change of a field changes in what is learned."""
+"""What a change of a field, or the tuning that it changes to, does to what is learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,11 @@ class Change:
     text: str
     kind: str
     job: Job
+
+    @property
+    def effect(self) -> str:
+        """What a change of the recipe changes in what is learned."""
+        return _EFFECTS[self.job.tuning if self.field == "tuning" else self.field]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,15 @@ def test_the_same_question_has_the_same_key(cache, job):
     assert key(cache, job) is not None
 
 
+def test_a_built_in_model_of_a_hub_has_a_key_where_no_tokenizer_is_needed(cache, job):
+    names = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "somebody/else")
+    keys = [key(cache, make_job(model=name)) for name in names]
+    assert None not in keys[:2]
+    assert keys[0] != keys[1]
+    assert keys[2] is None
+    assert key(cache, job.model_copy(update={"model": names[0]})) is None
+
+
 def test_another_job_device_or_space_is_another_key(cache, job):
     space = shipped()
     other = replace(space, knobs=space.knobs[1:])
