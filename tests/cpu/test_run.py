@@ -209,7 +209,8 @@ def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     pins |= {"optim": "adamw_torch_fused"}
     write_job(autotune.folder, dataset="rows.jsonl", max_length=400, fixed=pins)
     model = autotune.folder / "model"
-    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8192}))
+    # So many words that eight long rows take twice what two take: the noise of a process is 15%.
+    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 16384}))
     give_tokenizer(model)
 
     def probe(size: int, *sets: str) -> dict[str, Any]:
@@ -222,7 +223,7 @@ def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     # Nearer to the larger one: below, its estimate alone would rule it out.
     least, most = two["peak_memory_bytes"], eight["peak_memory_bytes"]
     limit = least + 3 * (most - least) // 4
-    assert two["peak_memory_bytes"] < 0.88 * limit, (two, eight)
+    assert two["peak_memory_bytes"] < 0.75 * limit < 0.7 * most, (two, eight)
     assert probe(8, f"devices.memory={limit}", "max_length=6")["outcome"] == "ok"
     # A sampler without estimates, and the whole space: the large micro-batch is really probed.
     flags = ["--set", f"devices.memory={limit}", "--budget", "4", "--sampler", "grid"]
