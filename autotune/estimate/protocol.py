@@ -35,8 +35,8 @@ class TraceRequest(Message):
         model_path: a model folder with a config and a tokenizer.
         layers: decoder layers to trace; None: all of them.
         cuda: fields of `CudaRules`; None: the CPU as it is.
-        steps: the micro-batch of each optimizer step, repeated `accumulation` times.
-        last_once: the last one is not repeated: only its work is wanted, not its memory.
+        steps: the micro-batch of each optimizer step.
+        micro_steps: how often each step does it.
         sharding: fields of `space.sharding.Sharding`; None: one process.
         rank: which of its processes.
         deepspeed: DeepSpeed's JSON, where `sharding` says DeepSpeed.
@@ -48,18 +48,11 @@ class TraceRequest(Message):
     layers: int | None
     cuda: dict[str, Any] | None
     steps: list[MicroBatch]
-    accumulation: int = 1
-    last_once: bool = False
+    micro_steps: list[int]
     seed: int = 0
     sharding: dict[str, Any] | None = None
     rank: int = 0
     deepspeed: dict[str, Any] | None = None
-
-    @property
-    def micro_steps(self) -> list[int]:
-        """How many micro-steps each optimizer step has."""
-        counts = [self.accumulation] * len(self.steps)
-        return [*counts[:-1], 1] if self.last_once else counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +105,8 @@ class TraceReply(Message):
     """Chunks of the loss in a micro-step of each optimizer step; 0 where it is not chunked."""
     micro_work: list[Any] = field(default_factory=list)
     """The work of the last micro-step of each optimizer step."""
+    first_work: list[Any] = field(default_factory=list)
+    """The work of the very first micro-step, where another one follows in its step."""
     optimizer_work: list[Any] = field(default_factory=list)
     """The work of the last optimizer step."""
     policy: dict[str, int] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from autotune.plan.progress import Count, Progress, TaskCount
 from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
+from autotune.process.server import PRELOAD, PRELOAD_OF_TRACES, ChildServer
 
 WORKER = "autotune.estimate.worker:estimate"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
@@ -32,10 +32,12 @@ class Servers:
     Args:
         folder: where their logs go.
         running: those that run already; they are left running.
+        elsewhere: whether the device is in another machine: nothing but traces is made here.
     """
 
-    def __init__(self, folder: Path, *running: ChildServer) -> None:
+    def __init__(self, folder: Path, *running: ChildServer, elsewhere: bool = False) -> None:
         self._folder, self._stack = folder, contextlib.ExitStack()
+        self._preload = PRELOAD_OF_TRACES if elsewhere else PRELOAD
         self._running = dict(enumerate(running))
         self._lock = threading.Lock()
 
@@ -56,7 +58,7 @@ class Servers:
         with self._lock:
             if number not in self._running:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                server = ChildServer(self._folder / f"server-{number}.log")
+                server = ChildServer(self._folder / f"server-{number}.log", self._preload)
                 self._stack.push(server)
                 server.begin()
                 self._running[number] = server

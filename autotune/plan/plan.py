@@ -120,7 +120,7 @@ def plan(
     place = f"{kind!r}, {assume=}, {only_default=}, {whole_space=}, {effort!r}"
     key = cache.key(job, definition, None if kind is None else place)
     stored = None if key is None else cache.read(key)
-    with Servers(scratch) as servers:
+    with Servers(scratch, elsewhere=kind is not None) as servers:
         servers.begin(0 if stored or only_default else AT_ONCE)
         facts = stored[0] if stored else planned_facts(job, run, servers.first, kind, assume=assume)
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)

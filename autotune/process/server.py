@@ -32,6 +32,8 @@ PRELOAD = (
     "datasets",
     "autotune.process.preload",
 )
+PRELOAD_OF_TRACES = ("torch", "autotune.process.compile_later", *PRELOAD[1:])
+"""Where nothing but traces is made: in three quarters of the time."""
 _CLOSE_S = 10.0
 
 

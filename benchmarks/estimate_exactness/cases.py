@@ -161,7 +161,7 @@ class Case:
             layers=None,
             cuda=None,
             steps=steps,
-            accumulation=2 if self.optimizer == "adamw-accumulated" else 1,
+            micro_steps=[2 if self.optimizer == "adamw-accumulated" else 1] * len(steps),
         )
 
 

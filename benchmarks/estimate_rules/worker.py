@@ -145,7 +145,7 @@ def whole_trace(
         layers=None,
         cuda=request.cuda,
         steps=[estimates.opening, MicroBatch(lengths=worst.lengths, labelled=case.labelled)],
-        accumulation=case.accumulation,
+        micro_steps=[case.accumulation] * 2,
     )
     return worst, trace_steps(asked)
 

@@ -128,7 +128,7 @@ class Case:
             layers=None,
             cuda=None,
             steps=[step, step],
-            accumulation=self.accumulation,
+            micro_steps=[self.accumulation] * 2,
             sharding=self.sharding.plain(),
             deepspeed=self.deepspeed(),
         )

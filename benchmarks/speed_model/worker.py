@@ -46,7 +46,7 @@ def trace(path: Path) -> None:
         layers=None,
         cuda=None,
         steps=steps,
-        accumulation=min(request.config["gradient_accumulation_steps"], 2),
+        micro_steps=[min(request.config["gradient_accumulation_steps"], 2)] * len(steps),
     )
     reply = trace_steps(asked)
     found = {

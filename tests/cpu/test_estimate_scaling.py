@@ -113,7 +113,7 @@ def compare(path: Path) -> None:
             cuda=case.cuda,
             # On CUDA the first step of a plan has whole micro-batches, as that of a training has.
             steps=[worst if case.cuda else estimates.opening, worst],
-            accumulation=case.accumulation,
+            micro_steps=[case.accumulation] * 2,
         )
     )
     pairs = []

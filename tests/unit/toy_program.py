@@ -20,6 +20,7 @@ from autotune.estimate.records.events import (
     PHASE,
     TEMPORARIES,
     WEIGHTS,
+    WORKSPACES,
     allocations,
     chunk,
     layer,
@@ -88,8 +89,8 @@ class Toy:
         for _ in range(self.accumulation):
             self._phase("micro-step")
             previous, loss = loss, self._micro_step(size)
-            self._free_all([previous] if previous is not None else [])
             self._phase("clip")
+            self._free_all([previous] if previous is not None else [])
             if self.rows_per_chunk:  # told by where the loss was made
                 region = chunk(self.chunks(size) - 1)
                 self._free(self._make(1, TEMPORARIES, "isnan", region), region)
@@ -130,7 +131,7 @@ class Toy:
 
     def _work_in(self, thread):
         if self.workspace and thread not in self._workspaces:
-            self._workspaces[thread] = self._make(self.workspace, TEMPORARIES, "cublas")
+            self._workspaces[thread] = self._make(self.workspace, WORKSPACES, "cublas")
 
     def _backward(self, index, size, gradient, kept):
         region = layer(index)

@@ -55,11 +55,11 @@ def divide(events: Sequence[Event]) -> Steps:
         if not steps:  # the batch and the loss of the first step die in the second
             left_behind = [e for e in part if e[0] == FREE and e[1] not in own_ids]
         own_events = [event for event in part if event[0] == PHASE or event[1] in own_ids]
-        steps.append(renumber(_without_passing_rows(own_events)))
+        steps.append(renumber(without_passing_rows(own_events)))
     return Steps(opening=[*opening, *left_behind], steps=steps)
 
 
-def _without_passing_rows(step: list[Event]) -> list[Event]:
+def without_passing_rows(step: list[Event]) -> list[Event]:
     """The step without what collating its rows makes and drops: there is some for each row."""
     end = next((n for n, e in enumerate(step) if e[0] == PHASE and e[1] == MICRO_STEP), 0)
     allocated = {event[1] for event in step[:end] if event[0] == ALLOCATE}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import accelerate.utils.other
 import torch
 import torch.nn.functional as F
 import torch.utils._foreach_utils
@@ -165,6 +166,14 @@ def _weights_unread() -> Iterator[None]:
             owner = sys.modules.get(f"trl.trainer.{name}_trainer")
             if hasattr(owner, "hash_module"):
                 stack.enter_context(replaced(owner, "hash_module", lambda _: "fake"))
+        yield
+
+
+@contextlib.contextmanager
+def deepspeed_left_alone() -> Iterator[None]:
+    """accelerate imports DeepSpeed, in a second, only to ask whether a model is one of its engines;
+    where none is traced, none is."""
+    with replaced(accelerate.utils.other, "is_deepspeed_available", lambda: False):
         yield
 
 

@@ -22,6 +22,7 @@ class StepPhases(transformers.TrainerCallback):
         self._trainer = trainer
         self._last = set(accumulate(micro_steps))
         self.micro_work: list[list[events.Work]] = []
+        self.first_work: list[events.Work] = []
         self.optimizer_work: list[events.Work] = []
         self._micro_steps = 0
         self._label_gradients(trainer.model)
@@ -46,13 +47,15 @@ class StepPhases(transformers.TrainerCallback):
         """A micro-step begins."""
         self._micro_steps += 1
         self._tracer.enter_phase(MICRO_STEP)
-        self._tracer.works = [] if self._micro_steps in self._last else None
+        self._tracer.works = [] if self._micro_steps in {1, *self._last} else None
 
     def end(self, following: str) -> None:
         """It is done; what follows is the phase of that name."""
         last = self._micro_steps in self._last
         if last:
             self.micro_work.append(self._tracer.works or [])
+        elif self._micro_steps == 1:
+            self.first_work = self._tracer.works or []
         self._tracer.works = [] if last else None
         self._tracer.enter_phase(following)
 

@@ -99,7 +99,7 @@ def as_trace(request: RolloutTraceRequest) -> TraceRequest:
         layers=request.layers,
         cuda=request.cuda,
         steps=[],
-        accumulation=request.micro_steps,
+        micro_steps=[request.micro_steps],
         seed=request.seed,
     )
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from autotune.estimate.tracing.kernels.flash_attention import flash_attention_in
 from autotune.estimate.tracing.kernels.liger import liger_installed
 from autotune.estimate.tracing.kernels.quantized_model import quantize, without_bitsandbytes
 from autotune.estimate.tracing.layers import chunks_watched, signatures, watch_layers
-from autotune.estimate.tracing.patches import fake_run
+from autotune.estimate.tracing.patches import deepspeed_left_alone, fake_run
 from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.facts.row_formats import ROW_KINDS, turned_by_one
@@ -74,7 +75,9 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         stack.enter_context(fake_run(tracer, cuda))
         stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
         stack.enter_context(liger_installed(tracer, config))
-        if sharding is not None:
+        if sharding is None:
+            stack.enter_context(deepspeed_left_alone())
+        else:
             fp16 = bool(request.config.get("fp16"))
             stack.enter_context(
                 engines_on_fake_tensors(tracer, sharding, on_cuda=cuda is not None, fp16=fp16)
@@ -96,7 +99,8 @@ def trace_steps(request: TraceRequest) -> TraceReply:
     return TraceReply(
         events=tracer.finish(),
         layers=layers,
-        chunks=_chunks(tracer.events, len(request.steps), request.accumulation),
+        chunks=_chunks(tracer.events, request.micro_steps),
+        first_work=[dataclasses.astuple(work) for work in step_phases.first_work],
         micro_work=[[dataclasses.astuple(w) for w in step] for step in step_phases.micro_work],
         optimizer_work=[dataclasses.astuple(work) for work in step_phases.optimizer_work],
         policy=dict(tracer.policy),
@@ -132,7 +136,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
 def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
     """The flat configuration of the traced trainer."""
     config = {**request.config, **family(request.method).overrides, **TRACE_OVERRIDES}
-    config["gradient_accumulation_steps"] = request.accumulation
+    config["gradient_accumulation_steps"] = min(request.micro_steps)
     config["output_dir"] = str(scratch)
     if config.get("fp16"):  # needs a GPU; bf16 makes tensors of the same sizes
         config = {**config, "fp16": False, "bf16": True}
@@ -226,6 +230,23 @@ def feed(trainer: Any, request: TraceRequest) -> None:
         return DataLoader(data, batch_sampler=order, collate_fn=trainer.data_collator)
 
     trainer.get_train_dataloader = loader
+    if len(set(request.micro_steps)) > 1:
+        _accumulate_by_turns(trainer, request.micro_steps)
+
+
+def _accumulate_by_turns(trainer: Any, micro_steps: list[int]) -> None:
+    """Let each optimizer step have a number of micro-steps of its own.
+
+    The trainer steps where the number of all batches so far is a multiple of what accumulates.
+    """
+    fetch, ends = trainer.get_batch_samples, iter(list(accumulate(micro_steps)))
+    counts = iter(micro_steps)
+
+    def fetch_for_step(batches: Any, _: int, device: Any) -> Any:
+        trainer.args.gradient_accumulation_steps = next(ends)
+        return fetch(batches, next(counts), device)
+
+    trainer.get_batch_samples = fetch_for_step
 
 
 def inner_model(model: Any) -> Any:
@@ -233,14 +254,15 @@ def inner_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _chunks(events: list[Any], steps: int, accumulation: int) -> list[int]:
+def _chunks(events: list[Any], micro_steps: list[int]) -> list[int]:
     """Chunks of the loss met in each optimizer step."""
-    chunks: list[int] = [0] * steps
+    chunks: list[int] = [0] * len(micro_steps)
+    step_of = [step for step, times in enumerate(micro_steps) for _ in range(times)]
     micro = -1
     for event in events:
         if event[0] == record.PHASE:
             micro += event[1] == "micro-step"
         elif event[0] == record.ALLOCATE and event[5] < 0 <= micro:
-            step = micro // accumulation
+            step = step_of[micro]
             chunks[step] = max(chunks[step], -event[5])
     return chunks

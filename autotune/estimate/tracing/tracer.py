@@ -127,7 +127,8 @@ class Tracer(TorchDispatchMode):
         entry = self._storages.get(local(tensor).untyped_storage())
         return None if entry is None else int(entry[0])
 
-    def _allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
+    def allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
+        """A storage comes to life; its id."""
         key = self._next + events.STREAM * self._stream()
         self._next += 1
         self._part[key], self._made_by[key] = part, operator
@@ -143,7 +144,8 @@ class Tracer(TorchDispatchMode):
             self._streams.append(now)
         return self._streams.index(now)
 
-    def _free(self, key: int) -> None:
+    def free(self, key: int) -> None:
+        """It dies."""
         self.events.append((events.FREE, key, self.region or self._regions.get(key, 0)))
 
     def follow(self, tensor: torch.Tensor, part: str, operator: str, region: int) -> int | None:
@@ -152,8 +154,8 @@ class Tracer(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if storage in self._storages or tensor.device.type == "meta":
             return None
-        key = self._allocate(storage.nbytes(), part, operator, region)
-        self._storages[storage] = (key, weakref.ref(storage, lambda _: self._free(key)))
+        key = self.allocate(storage.nbytes(), part, operator, region)
+        self._storages[storage] = (key, weakref.ref(storage, lambda _: self.free(key)))
         return key
 
     def note_resize(self, tensor: torch.Tensor) -> None:
@@ -162,7 +164,7 @@ class Tracer(TorchDispatchMode):
         entry = self._storages.pop(storage, None)
         if entry is None:
             return
-        self._free(entry[0])
+        self.free(entry[0])
         if storage.nbytes():
             self.follow(tensor, self._part[entry[0]], "resize_", self.region)
 
@@ -174,9 +176,9 @@ class Tracer(TorchDispatchMode):
         return cpu.scratch_bytes(func, args, out) if scratch is None else [scratch]
 
     def _scratch(self, sizes: Iterable[int], operator: str) -> None:
-        keys = [self._allocate(n, events.TEMPORARIES, operator, self.region) for n in sizes]
+        keys = [self.allocate(n, events.TEMPORARIES, operator, self.region) for n in sizes]
         for key in keys:
-            self._free(key)
+            self.free(key)
 
     def _holds_logits(self, width: int) -> bool:
         return width == self.vocabulary or (self.region < 0 and width in self.tiles)
@@ -201,9 +203,7 @@ class Tracer(TorchDispatchMode):
             first = first[index]
         elif self.phase not in {"init", "clip", "step"}:
             return events.NOWHERE
-        if not isinstance(first, torch.Tensor):
-            return events.NOWHERE
-        key = self._key(first)
+        key = self._key(first) if isinstance(first, torch.Tensor) else None
         return events.NOWHERE if key is None else self._regions.get(key, 0)
 
     # -- operators
@@ -297,4 +297,4 @@ class Tracer(TorchDispatchMode):
         if self._cuda is None or not self._cuda.uses_cublas(func) or handle in self._workspaces:
             return
         self._workspaces.add(handle)
-        self._allocate(self._cuda.workspace_bytes, events.WORKSPACES, "cublas", 0)
+        self.allocate(self._cuda.workspace_bytes, events.WORKSPACES, "cublas", 0)

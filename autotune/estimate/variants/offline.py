@@ -108,9 +108,9 @@ class OfflineEstimates(Retracing):
             self._sizes[padded] = self._sizes_of(fitting or [2 * self._per_row])
             for size in self._sizes[padded].every:
                 batches[size, self._length, padded] = self._micro_batch(size, self._length, padded)
-        only_work = self._add_short_shapes(batches)
+        self._add_short_shapes(batches)
         all_layers = self.way != FEW_LAYERS
-        self.traces.make(batches, opening=self.opening, all_layers=all_layers, only_work=only_work)
+        self.traces.make(batches, opening=self.opening, all_layers=all_layers)
 
     def _needs_padding(self, size: int) -> bool:
         return all(worst.padded for worst in self._worsts if worst.size == size)
@@ -141,22 +141,19 @@ class OfflineEstimates(Retracing):
         share = self._share(size, length)
         return micro_batch(size, length, flat=self._flat, padded=padded, share=share)
 
-    def _add_short_shapes(self, batches: dict[Key, MicroBatch]) -> Key | None:
-        """Shapes of short rows: speed is needed over all the lengths of the data. The last, if any.
+    def _add_short_shapes(self, batches: dict[Key, MicroBatch]) -> None:
+        """Shapes of short rows: speed is needed over all the lengths of the data.
 
         Padded ones where there are any: what rows without padding take at other lengths follows
         from the same curves (`speed/offline.py`).
         """
-        last_key = None
         length = max(self._length // 4, 8)
         padded = True in self._sizes
         traced_sizes = self._sizes[padded]
         sizes = [] if self._flat else [traced_sizes.smallest_scaled]
         for size in sizes + ([1] if sizes and 1 in traced_sizes.direct and not padded else []):
             key = (size, length, padded)
-            if key not in batches:
-                last_key, batches[key] = key, self._micro_batch(*key)
-        return last_key
+            batches.setdefault(key, self._micro_batch(*key))
 
     # -- answers
 

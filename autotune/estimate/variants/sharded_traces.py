@@ -134,7 +134,7 @@ def _trace_request(
         layers=layers,
         cuda=request.cuda,
         steps=list(steps),
-        accumulation=2 if accumulates else 1,
+        micro_steps=[2 if accumulates else 1] * len(steps),
         seed=request.seed,
         sharding=request.sharding,
         rank=request.rank,

@@ -3,18 +3,23 @@
 Runs in a child only.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.estimate.formula.ddp import on_devices
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
+from autotune.estimate.records.accumulation import (
+    Accumulation,
+    accumulation_of,
+    with_accumulation,
+)
 from autotune.estimate.records.events import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.records.first_step import with_first_step, with_smaller_batches
-from autotune.estimate.records.layers import SMALLEST
+from autotune.estimate.records.layers import SMALLEST, Irregular
 from autotune.estimate.records.shapes import (
     Shape,
     ShapeFamily,
-    Steps,
     divide,
     whole_record,
     with_optimizer_step,
@@ -32,6 +37,8 @@ class Traces:
     optimizer_work: list[Work] = field(default_factory=list)
     _steps: dict[tuple[int, int, bool], Shape] = field(default_factory=dict)
     _opening: list[Event] = field(default_factory=list)
+    _accumulation: Accumulation | None = None
+    """What a second micro-step adds to a step; None: each step was traced with two."""
     traced_layers: int = 0
 
     def make(
@@ -40,31 +47,47 @@ class Traces:
         *,
         opening: MicroBatch,
         all_layers: bool,
-        only_work: tuple[int, int, bool] | None = None,
     ) -> None:
         """Trace micro-batches, by (size, length, padded), in one run of one trainer.
 
+        Each is traced once; what a second micro-step would add is learned from the first optimizer
+        step. Where it cannot be, each is traced twice.
+
         Args:
             opening: the micro-batch of the first optimizer step, whatever follows.
-            only_work: the one whose memory is not wanted.
             all_layers: with all of the model's layers, for models whose layers are not alike.
         """
-        keys = sorted(batches, key=lambda key: (key == only_work, key))
+        keys = sorted(batches)
         steps = [opening, *(batches[key] for key in keys)]
         layers = SMALLEST if self.request.layers > SMALLEST + 1 and not all_layers else None
-        reply = self._traced(steps, layers, last_once=only_work is not None)
+        reply = self._traced(steps, layers, again=1)
+        steps_of_trace = divide([tuple(event) for event in reply.events])
+        try:
+            first_step = steps_of_trace.steps[0]
+            self._accumulation = accumulation_of(steps_of_trace.opening, first_step)
+        except Irregular:
+            reply, self._accumulation = self._traced(steps, layers, again=2), None
+            steps_of_trace = divide([tuple(event) for event in reply.events])
         self.traced_layers = reply.layers
         self._steps = {}
-        steps_of_trace: Steps = divide([tuple(event) for event in reply.events])
         self.optimizer_work = [work_from_plain(row) for row in reply.optimizer_work]
         self._opening = steps_of_trace.opening
+        works = [[work_from_plain(row) for row in rows] for rows in reply.micro_work]
+        added = self._added_work([work_from_plain(row) for row in reply.first_work], works[0])
         for index, key in enumerate(keys):
             self._steps[key] = Shape(
                 size=key[0],
                 chunks=reply.chunks[index + 1],
                 events=steps_of_trace.steps[index],
-                work=[work_from_plain(row) for row in reply.micro_work[index + 1]],
+                work=[*works[index + 1], *added],
             )
+
+    def _added_work(self, first: list[Work], second: list[Work]) -> list[Work]:
+        """What a micro-step does to add its gradients to those that are there, if that was not
+        traced."""
+        if self._accumulation is None:
+            return []
+        return list((Counter(second) - Counter(first)).elements())
 
     def traced(self) -> list[tuple[int, int, bool]]:
         """(size, length, padded) of everything traced."""
@@ -100,8 +123,10 @@ class Traces:
         """
         family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
         step = family.events(size, chunks)
-        if not accumulates:
-            step = without_accumulation(step)
+        if self._accumulation is None:
+            step = step if accumulates else without_accumulation(step)
+        elif accumulates:
+            step = with_accumulation(step, self._accumulation)
         opening = self._opening
         if optimizer is not None:
             opening = with_optimizer_step(opening, optimizer._opening)
@@ -127,9 +152,8 @@ class Traces:
     def _layers(self) -> int:
         return self.request.layers if self.traced_layers else 0
 
-    def _traced(
-        self, steps: list[MicroBatch], layers: int | None, *, last_once: bool
-    ) -> TraceReply:
+    def _traced(self, steps: list[MicroBatch], layers: int | None, *, again: int) -> TraceReply:
+        """A trace with two micro-steps in its first optimizer step, `again` in each later one."""
         trace_request = TraceRequest(
             method=self.request.method,
             config=self.request.config,
@@ -137,8 +161,7 @@ class Traces:
             layers=layers,
             cuda=self.request.cuda,
             steps=steps,
-            accumulation=2,
-            last_once=last_once,
+            micro_steps=[2, *[again] * (len(steps) - 1)],
             seed=self.request.seed,
         )
         return TraceCache(self.request).reply(trace_request, TraceReply, trace_steps)

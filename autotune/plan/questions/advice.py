@@ -35,7 +35,7 @@ def advise(
     """
     job, kind = placed(job, device)
     run = RunFolder(path=scratch)
-    with Servers(scratch) as servers:
+    with Servers(scratch, elsewhere=kind is not None) as servers:
         facts = planned_facts(job, run, servers.first, kind, assume=assume)
         estimator = Estimator(
             job=job,

@@ -82,7 +82,7 @@ def largest(
         )
     run = RunFolder(path=scratch)
     job, kind = placed(job, device)
-    with Servers(scratch) as servers:
+    with Servers(scratch, elsewhere=kind is not None) as servers:
         facts = planned_facts(job, run, servers.first, kind, assume=assume)
         estimator = Estimator(
             job=job,

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from autotune.estimate.records import events
-from autotune.estimate.tracing.engines.accelerator import FakeAccelerator
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding
 from autotune.training.patching import replaced, require
@@ -71,6 +70,8 @@ def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    from autotune.estimate.tracing.engines.accelerator import FakeAccelerator
 
     with contextlib.ExitStack() as stack:
         accelerator = FakeAccelerator() if on_cuda else CPU_Accelerator()

@@ -22,6 +22,7 @@ import transformers.trainer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from autotune.estimate.tracing.fused_head import float32_adder, note
+from autotune.estimate.tracing.repetition import repeated
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.training.patching import replaced, require
 
@@ -62,6 +63,7 @@ class _Kernels:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer, self.add = tracer, float32_adder(tracer)
+        self.repeated = functools.partial(repeated, tracer)
 
     def run(self, name: str, *tensors: Any) -> None:
         """One of Triton's, that reads or writes each of these once."""
@@ -195,20 +197,10 @@ class _Loss(torch.autograd.Function):
             states.dtype == head.dtype == torch.get_autocast_dtype("cpu")
         )
         buffer = torch.empty((size, len(head)), dtype=states.dtype) if plain else None
-        for start in range(0, len(states), size):
-            part = states[start : start + size]
-            if buffer is None:
-                logits = part @ head.t()
-            else:
-                logits = torch.mm(part, head.t(), out=buffer[: len(part)])
-            kernels.run("cross_entropy", logits, logits, logits)
-            if buffer is None:
-                of_states[start : start + size] = logits @ head
-            else:
-                torch.mm(logits, head, out=of_states[start : start + size])
-            if of_head is not None:
-                _add_product(kernels, of_head, logits, part)
-            del logits
+        for start, times in _different_chunks(len(states), size):
+            part, of_part = states[start : start + size], of_states[start : start + size]
+            with kernels.repeated(times):
+                _chunk(kernels, part, head, buffer, of_part, of_head)
         del buffer
         context.kernels = kernels
         context.save_for_backward(of_states, of_head)
@@ -222,6 +214,34 @@ class _Loss(torch.autograd.Function):
             if gradient is not None:
                 context.kernels.run("element_mul", gradient, gradient)
         return None, *saved_gradients, None
+
+
+def _different_chunks(tokens: int, size: int) -> Iterator[tuple[int, int]]:
+    """(first token, how many are like it) of the first chunk, those between, and the last.
+
+    The first one makes what the others find: a cast of the head, workspaces.
+    """
+    starts = range(0, tokens, size)
+    yield starts[0], 1
+    if len(starts) > 2:
+        yield starts[1], len(starts) - 2
+    if len(starts) > 1:
+        yield starts[-1], 1
+
+
+def _chunk(
+    kernels: _Kernels, part: Any, head: Any, buffer: Any, of_part: Any, of_head: Any
+) -> None:
+    """The logits of a chunk, the gradient of its states, and what it adds to that of the head."""
+    wide = head.t()
+    logits = part @ wide if buffer is None else torch.mm(part, wide, out=buffer[: len(part)])
+    kernels.run("cross_entropy", logits, logits, logits)
+    if buffer is None:
+        of_part[:] = logits @ head
+    else:
+        torch.mm(logits, head, out=of_part)
+    if of_head is not None:
+        _add_product(kernels, of_head, logits, part)
 
 
 def _add_product(kernels: _Kernels, of_head: Any, logits: Any, part: Any) -> None:

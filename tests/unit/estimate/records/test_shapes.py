@@ -228,10 +228,11 @@ def test_leaving_out_accumulation_gives_the_step_of_one_micro_step(size, program
     resized = without_accumulation(steps_of([size], **{**program, "accumulation": 2}).steps[0])
     direct = steps_of([size], **{**program, "accumulation": 1}).steps[0]
     # The trainer fetches the batches of a step at once, so there is one more of them; and it looks
-    # at each loss whether it is a number.
-    names = ("collate", "isnan")
+    # at each loss whether it is a number, and lets go of it where the next one is there.
+    names = ("collate", "isnan", "loss")
     assert canonical(without(resized, *names)) == canonical(without(direct, *names))
-    assert live_bytes(resized).peak_bytes == live_bytes(direct).peak_bytes + 8 * size
+    more = live_bytes(resized).peak_bytes - live_bytes(direct).peak_bytes
+    assert more in (8 * size - 4, 8 * size, 8 * size + 4)
 
 
 @given(SIZES, PROGRAMS)
