@@ -1,4 +1,4 @@
-"""What stands behind torch where nothing but traces is made: the compiler comes with its first use."""
+"""What stands behind torch where only traces are made: the compiler comes with its first use."""
 
 import subprocess
 import sys
