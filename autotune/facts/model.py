@@ -50,6 +50,8 @@ class ModelFacts:
     """Both of a layer; None: its config does not say."""
     built_in: bool = False
     """Whether the shape is one of `known_models.yaml`, because the hub did not answer."""
+    reward_shape: str | None = None
+    """Folder of the built-in shape of the model that rewards; None: it is where the job says."""
     unquantised: Mapping[str, int] = field(default_factory=dict)
     """How many weights a quantised base has that stay as they are, by what they are, most first."""
 

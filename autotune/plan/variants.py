@@ -122,7 +122,7 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
     job, facts, sharding = first.settings.job, first.settings.facts, first.settings.sharding
     request = EstimateRequest(
         method=job.method,
-        config=dict(first.config.config),
+        config={**first.config.config, **_reward_shape(job, facts)},
         model_path=facts.model.path,
         model=_model_text(facts),
         versions={
@@ -148,6 +148,14 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
         for member, place in zip(group, places, strict=True)
     )
     return VariantTask(request=request, traced=first.config, members=tuple(members))
+
+
+def _reward_shape(job: Job, facts: Facts) -> dict[str, str]:
+    """The field that names the model that rewards, where its shape is built in: by its folder."""
+    field = METHODS[job.method].reward_model
+    same = facts.model.built_in and job.reward_model_path == job.model
+    path = facts.model.path if same else facts.model.reward_shape
+    return {field: path} if field and path and job.reward_model_path else {}
 
 
 def _model_text(facts: Facts) -> str:

@@ -8,11 +8,12 @@ import io
 import json
 import os
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import UserError, user_error
+from autotune.facts.known_models import known_model
 from autotune.job.methods import METHODS
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -39,9 +40,8 @@ def survey(path: Path) -> None:
         _check_rewards(request)
         where = "model"
         model = _model(request)
-        reply["model"] = asdict(model)
         where = "reward_model_path"
-        _check_reward_model(request, model)
+        reply["model"] = asdict(replace(model, reward_shape=_reward_shape(request, model)))
         where = "model"
         tokenizer = _tokenizer(request, model)
         where = "dataset"
@@ -95,17 +95,23 @@ def _check_rewards(request: SurveyRequest) -> None:
             raise ValueError("; ".join(problems))
 
 
-def _check_reward_model(request: SurveyRequest, policy: Any) -> None:
-    """What judges completions has one output; PPO shows it the policy's tokens, too."""
+def _reward_shape(request: SurveyRequest, policy: Any) -> str | None:
+    """What judges completions has one output; PPO shows it the policy's tokens, too. The folder of
+    its shape, where that is built in."""
     if request.reward_model_path is None:
-        return
+        return None
     from autotune.facts.model import check_labels, model_config
+    from autotune.facts.model_files import locate_model
 
     trust = bool(request.training.get("trust_remote_code", False))
-    check_labels(request.reward_model_path, trust_remote_code=trust)
+    folder = Path(request.run_folder) / "reward_model"
+    path, built_in = request.reward_model_path, False
+    if request.planned and known_model(path) is not None:
+        path, built_in = locate_model(path, folder, None, shape_suffices=True)
+    check_labels(path, trust_remote_code=trust)
     if not METHODS[request.method].value_model or policy.vocab_size is None:
-        return
-    config = model_config(request.reward_model_path, "reward", trust_remote_code=trust)
+        return path if built_in else None
+    config = model_config(path, "reward", trust_remote_code=trust)
     words = config.get_text_config().vocab_size
     if words < policy.vocab_size:
         raise user_error(
@@ -113,6 +119,7 @@ def _check_reward_model(request: SurveyRequest, policy: Any) -> None:
             f"{words}",
             hint="take one that was made from the policy's family",
         )
+    return path if built_in else None
 
 
 def _model(request: SurveyRequest) -> Any:

@@ -18,10 +18,11 @@ BaseOf = Callable[[tuple[str, ...]], Path]
 def with_places(job: Job, base_of: BaseOf) -> Job:
     """The job with absolute paths, and a well-known model by its hub id."""
     fields: dict[str, Any] = {"model": _model(job.model, base_of(("model",)))}
-    for name in ("dataset", "reward_model_path"):
-        value = getattr(job, name)
-        if isinstance(value, str):
-            fields[name] = resolve_path(value, base_of((name,)))
+    if isinstance(job.dataset, str):
+        fields["dataset"] = resolve_path(job.dataset, base_of(("dataset",)))
+    if job.reward_model_path is not None:
+        base = base_of(("reward_model_path",))
+        fields["reward_model_path"] = _model(job.reward_model_path, base)
     if job.search_space is not None:
         fields["search_space"] = absolute_path(job.search_space, base_of(("search_space",)))
     if isinstance(job.training.get("output_dir"), str):

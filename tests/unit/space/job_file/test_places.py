@@ -36,3 +36,8 @@ def test_what_a_flag_names_is_relative_to_the_shell_and_what_a_file_names_to_the
 def test_a_well_known_model_is_its_hub_id(name: str) -> None:
     job, _ = load_job(None, [f"model={name}", "dataset=org/rows"])
     assert job.model == "Qwen/Qwen2.5-7B"
+
+
+def test_a_model_that_rewards_may_be_a_well_known_one() -> None:
+    sets = ["method=rloo", "model=qwen2.5-7b", "dataset=org/rows", "reward_model_path=qwen2.5-0.5b"]
+    assert load_job(None, sets)[0].reward_model_path == "Qwen/Qwen2.5-0.5B"
