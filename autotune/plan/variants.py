@@ -77,12 +77,17 @@ def variant_tasks(
         config, optim = traced_optimizer(candidate_settings.config)
         traced = traced_config(config, liger=liger)
         point = _point(candidate_settings, optim)
-        # An engine's points with and without accumulation, or with other optimizers, share nothing.
-        engine = engine_is_traced(job.method, candidate_settings.sharding.distributed_type)
-        divided = (point["accumulates"], optim) if engine else ()
-        key = (traced.key, candidate_settings.sharding, *divided)
+        key = (traced.key, candidate_settings.sharding, *_unlike(candidate_settings, point))
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     return [_task(group, rows=rows, limit=limit, cache=cache) for group in groups.values()]
+
+
+def _unlike(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:
+    """What divides the points of a variant: those that it tells apart share no trace."""
+    method = candidate_settings.job.method
+    if engine_is_traced(method, candidate_settings.sharding.distributed_type):
+        return point["accumulates"], point["optim"]
+    return (point["batching"]["completions"],) if METHODS[method].online else ()
 
 
 @dataclass(frozen=True)

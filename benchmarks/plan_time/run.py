@@ -25,8 +25,8 @@ from benchmarks.plan_time.cases import CASES, Case
 RESULTS = Path(__file__).parent / "results.jsonl"
 
 
-def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
-    """One plan in a process of its own: seconds and the answer."""
+def planned(case: Case, cache: str, *flags: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One plan in a process of its own: its seconds with its answer, and all of it."""
     command = [sys.executable, "-m", "autotune", "plan", str(case.job), "--device", case.device]
     command += [*flags, "--json"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
@@ -49,7 +49,7 @@ def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
     plan = json.loads(printed)
     answer = plan["answer"]
-    return {
+    figures = {
         "wall_s": round(wall, 1),
         "processor_s": round(processor_s, 1),
         "first_answer_s": first_s,
@@ -58,6 +58,7 @@ def planned(case: Case, cache: str, *flags: str) -> dict[str, Any]:
         "knobs": None if answer is None else answer["knobs"],
         "tokens_per_s": None if answer is None else answer["tokens_per_s"],
     }
+    return figures, plan
 
 
 def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
@@ -68,11 +69,11 @@ def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
             "device": case.device,
             "most_s": case.most_s,
             "load_before": os.getloadavg()[0],
-            "cold": planned(case, cache),
-            "again": planned(case, cache),
+            "cold": planned(case, cache)[0],
+            "again": planned(case, cache)[0],
         }
         if all_candidates:
-            row["all"] = planned(case, cache, "--all", "--trace-all")
+            row["all"] = planned(case, cache, "--all", "--trace-all")[0]
     row["versions"] = {"python": platform.python_version(), **installed().versions}
     row["utc"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return row

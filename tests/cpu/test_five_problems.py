@@ -60,3 +60,11 @@ def test_ppo_with_float32_weights_does_not_fit_and_what_would_is_traced(
     assert plan["answer"] is None
     methods = {way["estimate"]["method"] for way in plan["advice"]["ways"]}
     assert "closed form" not in methods
+
+
+@LONG
+def test_adapters_on_eight_gpus_take_all_eight(autotune: Command) -> None:
+    told = answer(autotune, "lora-7b-8-gpus.yaml", "h100")
+    assert told["safe"] and told["knobs"]["sharding"] != "zero3"
+    page = (PROBLEMS / "README.md").read_text(encoding="utf-8").replace("\n> ", " ")
+    assert told["text"] in page

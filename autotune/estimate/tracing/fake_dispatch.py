@@ -86,7 +86,7 @@ def _add(key: list[Any], mode: Any, values: Any) -> None:
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
-            if value.fake_mode is not mode or value.constant is not None:
+            if value.fake_mode is not mode or value.constant is not None or value.is_inference():
                 raise _NoKey
             dtype = value.dtype
             if dtype.is_complex or value.layout is not torch.strided:

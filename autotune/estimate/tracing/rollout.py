@@ -18,11 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
 from autotune.estimate.records import events
+from autotune.estimate.tracing.fake_dispatch import short_keys
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
 from autotune.estimate.tracing.kernels.quantized_model import without_bitsandbytes
 from autotune.estimate.tracing.layers import watch_layers
-from autotune.estimate.tracing.patches import fake_run
+from autotune.estimate.tracing.patches import deepspeed_left_alone, fake_run
 from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.rollout_phases import STEPS, GroupPhases, Phases
 from autotune.estimate.tracing.trace import (
@@ -57,8 +58,10 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         models = dataclasses.replace(models, rewards=free_rewards(models.rewards))
         tracer = Tracer(models.policy.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(short_keys())
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
+            stack.enter_context(deepspeed_left_alone())
             stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
             for module in models.modules():
                 materialize(module, tracer)

@@ -7,6 +7,7 @@ because how many passes there are depends on them. Runs in a child only.
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.estimate.allocator.replay import Replay, on_cpu, replayed
@@ -25,23 +26,21 @@ from autotune.estimate.records.decoding import (
     without_generations,
 )
 from autotune.estimate.records.events import (
-    NOWHERE,
     PHASE,
     STEP,
     TEMPORARIES,
     Event,
-    Work,
-    counted_rows,
     grown,
     live_at,
     live_bytes,
     work_from_plain,
 )
 from autotune.estimate.records.layers import SMALLEST, with_layers
-from autotune.estimate.records.shapes import Shape, ShapeFamily, passing_of_step
+from autotune.estimate.records.shapes import passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
+from autotune.estimate.variants.rollout_work import WorkRows, work_of_phases
 from autotune.estimate.variants.too_large import TooLarge, sizes
 from autotune.estimate.variants.traces import gradient_bytes
 from autotune.estimate.variants.vllm_peak import with_vllm
@@ -49,7 +48,21 @@ from autotune.job.methods import METHODS
 from autotune.training.batch_plan import Rows
 from autotune.training.rollout_plan import Rollout, padded_tokens, rollout_plan
 
-WorkRows = list[list[Any]]
+
+@dataclass(frozen=True)
+class Whole:
+    """What a trace comes to at the model's depth.
+
+    Attributes:
+        generating_bytes: what is live where the policy begins to generate.
+        work: of each phase.
+        all_layers: whether all layers were traced.
+    """
+
+    events: list[Event]
+    generating_bytes: int
+    work: dict[str, WorkRows]
+    all_layers: bool
 
 
 class RolloutEstimates(Retracing):
@@ -61,6 +74,8 @@ class RolloutEstimates(Retracing):
         self._replies: dict[str, PointReply] = {}
         self._too_large = TooLarge(request.limit_bytes)
         self._steps: dict[str | None, tuple[int, WorkRows]] = {}
+        # Candidates that differ in the allocator alone follow each other.
+        self._latest: tuple[tuple[RolloutTraceRequest, bool], Whole] | None = None
         super().__init__()
 
     def trace(self) -> None:
@@ -70,6 +85,7 @@ class RolloutEstimates(Retracing):
         """What was made of fewer layers is of no use any more."""
         self._replies.clear()
         self._steps.clear()
+        self._latest = None
 
     def point(self, point: Point) -> PointReply:
         """What one point takes; of one that is larger than one that is too large, at least what
@@ -98,28 +114,12 @@ class RolloutEstimates(Retracing):
         plan = rollout_plan(self._lengths, rollout, self._request.rows_total)
         prompts = [self._lengths[index] for index in plan.longest]
         request = self._trace_request(point, rollout, prompts)
-        reply = self._reply(request)
-        traced_layers, layers = reply.layers, self._request.layers
-        traced = [tuple(event) for event in reply.events]
-        elsewhere = bool(self._request.config.get("use_vllm"))
-        events = (
-            without_generations(traced, asleep=point.vllm_asleep_bytes is not None)
-            if elsewhere
-            else with_all_tokens(
-                traced,
-                request.tokens,
-                rollout.length,
-                prompt=max(request.prompts),
-                windows=reply.windows,
-            )
-        )
-        if traced_layers not in (0, layers):
-            events = with_layers(events, traced_layers, layers)
-        growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
-        events = on_devices(events, self._request)
-        fields = with_vllm(
-            self._replayed(events, point).as_reply_fields(), point, live_at(events, GENERATION)
-        )
+        asleep = point.vllm_asleep_bytes is not None
+        if self._latest is None or self._latest[0] != (request, asleep):
+            self._latest = (request, asleep), self._whole(request, rollout.length, asleep=asleep)
+        whole = self._latest[1]
+        replay = self._replayed(whole.events, point)
+        fields = with_vllm(replay.as_reply_fields(), point, whole.generating_bytes)
         padded = padded_tokens(plan, rollout, self._lengths)
         longest_tokens = (
             rollout.rounds * rollout.completions * (max(self._lengths) + rollout.length)
@@ -128,9 +128,31 @@ class RolloutEstimates(Retracing):
             **fields,
             sample=[(plan.tokens, padded, 1)],
             masked=True,
-            method="trace" if traced_layers in (0, layers) else "scaled trace",
-            rollout=self._work(reply, request.tokens, rollout.length, growth),
+            method="trace" if whole.all_layers else "scaled trace",
+            rollout=whole.work,
             shorter=padded / longest_tokens,
+        )
+
+    def _whole(self, request: RolloutTraceRequest, length: int, *, asleep: bool) -> Whole:
+        """A trace with all of the completions' tokens and all of the model's layers."""
+        reply = self._reply(request)
+        traced_layers, layers = reply.layers, self._request.layers
+        traced = [tuple(event) for event in reply.events]
+        if self._request.config.get("use_vllm"):
+            events = without_generations(traced, asleep=asleep)
+        else:
+            prompt, windows = max(request.prompts), reply.windows
+            events = with_all_tokens(traced, request.tokens, length, prompt=prompt, windows=windows)
+        all_layers = traced_layers in (0, layers)
+        if not all_layers:
+            events = with_layers(events, traced_layers, layers)
+        growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
+        events = on_devices(events, self._request)
+        return Whole(
+            events=events,
+            generating_bytes=live_at(events, GENERATION),
+            work=work_of_phases(reply, request.tokens, length, growth, layers),
+            all_layers=all_layers,
         )
 
     def _trace_request(
@@ -252,35 +274,3 @@ class RolloutEstimates(Retracing):
         if self._request.cuda is None:
             return on_cpu(events, limit)
         return replayed(events, limit, expandable_segments=point.expandable_segments)
-
-    def _work(
-        self, reply: RolloutTraceReply, tokens: int, length: int, growth: float
-    ) -> dict[str, WorkRows]:
-        """The work of each phase of the whole model."""
-        of = {name: [work_from_plain(row) for row in rows] for name, rows in reply.work.items()}
-        scaled = {
-            name: self._scaled([(1, of.get(name, []))], 1, reply.layers)
-            for name in ("prefill", "scoring", "judging", "update")
-        }
-        passes = [(tokens - 3, of.get("before", [])), (tokens - 2, of.get("decode", []))]
-        mean = max(length // 2, 1)
-        two = passes if all(works for _, works in passes) else passes[1:]
-        scaled["decode"] = self._scaled(two, mean if len(two) > 1 else two[0][0], reply.layers)
-        scaled["optimizer"] = grown(of["optimizer"], growth)
-        return scaled
-
-    def _scaled(
-        self, shapes: list[tuple[int, list[Work]]], size: int, traced_layers: int
-    ) -> WorkRows:
-        family = ShapeFamily(
-            shapes=tuple(
-                Shape(size=at, chunks=0, events=[], work=[_outside_chunks(w) for w in works])
-                for at, works in shapes
-            )
-        )
-        layers = self._request.layers if traced_layers else 0
-        return counted_rows(family.work(size, 0, traced_layers, layers).items())
-
-
-def _outside_chunks(work: Work) -> Work:
-    return work if work.region >= NOWHERE else dataclasses.replace(work, region=NOWHERE)

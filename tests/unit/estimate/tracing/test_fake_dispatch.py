@@ -26,7 +26,9 @@ def results():
             found += [x.to(torch.bfloat16), x.to("meta"), torch.zeros_like(x, dtype=torch.int32)]
             found += [*x.split(2), *x.split([1, 5]), torch.cat([x, x]), torch.cat([x, x], dim=1)]
             with torch.inference_mode():
-                found += [torch.empty(6, 4) + 1, ints + 1]
+                scores = torch.empty(6, 4) + 1
+                found += [scores, ints + 1]
+            found += [scores[1:], scores.view(4, 6), scores + 1]
             torch.set_default_dtype(torch.float64)
             try:
                 found += [torch.full((2,), 1.0), torch.arange(3) * 0.5]

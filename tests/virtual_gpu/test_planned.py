@@ -1,0 +1,33 @@
+"""Files of a plan, made without a device, on the GPU that they were planned for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from autotune.bundle.mark import MARK
+from tests.cpu.conftest import LLAMA
+from tests.cpu.stand_ins import give_tokenizer
+from tests.virtual_gpu.test_runs import AMPERE, OFFLINE, write_job
+
+
+def test_the_gpu_that_was_planned_for_takes_the_mark_away(virtual_gpu: Any, tmp_path: Path) -> None:
+    write_job(tmp_path, "sft", "data", {**OFFLINE, "model": "weights", "tuning": "lora"})
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**LLAMA, "vocab_size": 8192})
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "weights")
+    give_tokenizer(tmp_path / "weights")
+    gpu = virtual_gpu(AMPERE)
+    plan = gpu.autotune("plan", "job.yaml", "--device", AMPERE, "--emit", "b")
+    script = tmp_path / "b" / "launch.sh"
+    assert MARK in script.read_text(encoding="utf-8")
+    # Its clock counts work, and the estimate is of a real GPU: a launch may be found too slow.
+    process = gpu.start("-m", "autotune", "verify", "b", "--json")
+    out, err = process.communicate(timeout=900)
+    held = json.loads(out)
+    assert held["verified"] or held["only_too_slow"], err
+    assert (MARK in script.read_text(encoding="utf-8")) != held["verified"]
+    promised, found = plan["answer"]["peak_memory_bytes"], held["peak_memory_bytes"]
+    assert abs(found / promised - 1) < 0.05, (promised, found)
