@@ -25,7 +25,7 @@ CHILD = ("training", "estimate/tracing", "estimate/variants", "estimate/speed/me
 """What a child runs, besides the files that are named below and the `*worker.py` everywhere: only
 there the training stack is imported at the top of a file."""
 CHILD_FILES = ("probe/step_meter.py", "probe/rollout_meter.py", "process/clock.py")
-CHILD_FILES += ("process/preload.py",)
+CHILD_FILES += ("process/preload.py", "process/compile_later.py")
 CHILD_FUNCTIONS = ("facts", "probe", "process")
 """Here a function that a child calls may import it."""
 STACK = {
