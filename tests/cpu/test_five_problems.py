@@ -63,8 +63,8 @@ def test_ppo_with_float32_weights_does_not_fit_and_what_would_is_traced(
 
 
 @LONG
-def test_adapters_on_eight_gpus_take_all_eight(autotune: Command) -> None:
+def test_the_answer_for_eight_gpus_is_that_of_the_readme(autotune: Command) -> None:
     told = answer(autotune, "lora-7b-8-gpus.yaml", "h100")
-    assert told["safe"] and told["knobs"]["sharding"] != "zero3"
+    assert told["safe"]
     page = (PROBLEMS / "README.md").read_text(encoding="utf-8").replace("\n> ", " ")
     assert told["text"] in page
