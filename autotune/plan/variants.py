@@ -77,13 +77,13 @@ def variant_tasks(
         config, optim = traced_optimizer(candidate_settings.config)
         traced = traced_config(config, liger=liger)
         point = _point(candidate_settings, optim)
-        key = (traced.key, candidate_settings.sharding, *_unlike(candidate_settings, point))
+        key = (traced.key, candidate_settings.sharding, *_trace_group(candidate_settings, point))
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     return [_task(group, rows=rows, limit=limit, cache=cache) for group in groups.values()]
 
 
-def _unlike(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:
-    """What divides the points of a variant: those that it tells apart share no trace."""
+def _trace_group(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:
+    """What divides the points of a variant: points of different groups share no trace."""
     method = candidate_settings.job.method
     if engine_is_traced(method, candidate_settings.sharding.distributed_type):
         return point["accumulates"], point["optim"]
@@ -127,7 +127,7 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
     job, facts, sharding = first.settings.job, first.settings.facts, first.settings.sharding
     request = EstimateRequest(
         method=job.method,
-        config={**first.config.config, **_reward_shape(job, facts)},
+        config={**first.config.config, **_reward_model_field(job, facts)},
         model_path=facts.model.path,
         model=_model_text(facts),
         versions={
@@ -155,8 +155,9 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
     return VariantTask(request=request, traced=first.config, members=tuple(members))
 
 
-def _reward_shape(job: Job, facts: Facts) -> dict[str, str]:
-    """The field that names the model that rewards, where its shape is built in: by its folder."""
+def _reward_model_field(job: Job, facts: Facts) -> dict[str, str]:
+    """The field that names the reward model, by the folder of its shape; none, unless it is built
+    in."""
     field = METHODS[job.method].reward_model
     same = facts.model.built_in and job.reward_model_path == job.model
     path = facts.model.path if same else facts.model.reward_shape

@@ -41,7 +41,10 @@ def survey(path: Path) -> None:
         where = "model"
         model = _model(request)
         where = "reward_model_path"
-        reply["model"] = asdict(replace(model, reward_shape=_reward_shape(request, model)))
+        reward_path, built_in = _reward_model(request)
+        _check_reward_model(request, reward_path, model)
+        model = replace(model, reward_shape=reward_path if built_in else None)
+        reply["model"] = asdict(model)
         where = "model"
         tokenizer = _tokenizer(request, model)
         where = "dataset"
@@ -95,22 +98,28 @@ def _check_rewards(request: SurveyRequest) -> None:
             raise ValueError("; ".join(problems))
 
 
-def _reward_shape(request: SurveyRequest, policy: Any) -> str | None:
-    """What judges completions has one output; PPO shows it the policy's tokens, too. The folder of
-    its shape, where that is built in."""
-    if request.reward_model_path is None:
-        return None
-    from autotune.facts.model import check_labels, model_config
+def _reward_model(request: SurveyRequest) -> tuple[str | None, bool]:
+    """(What `from_pretrained` takes of the reward model, if there is one; whether it is a built-in
+    shape)."""
     from autotune.facts.model_files import locate_model
 
-    trust = bool(request.training.get("trust_remote_code", False))
+    path = request.reward_model_path
+    if path is None or not request.planned or known_model(path) is None:
+        return path, False
     folder = Path(request.run_folder) / "reward_model"
-    path, built_in = request.reward_model_path, False
-    if request.planned and known_model(path) is not None:
-        path, built_in = locate_model(path, folder, None, shape_suffices=True)
+    return locate_model(path, folder, None, shape_suffices=True)
+
+
+def _check_reward_model(request: SurveyRequest, path: str | None, policy: Any) -> None:
+    """What judges completions has one output; PPO shows it the policy's tokens, too."""
+    if path is None:
+        return
+    from autotune.facts.model import check_labels, model_config
+
+    trust = bool(request.training.get("trust_remote_code", False))
     check_labels(path, trust_remote_code=trust)
     if not METHODS[request.method].value_model or policy.vocab_size is None:
-        return path if built_in else None
+        return
     config = model_config(path, "reward", trust_remote_code=trust)
     words = config.get_text_config().vocab_size
     if words < policy.vocab_size:
@@ -119,7 +128,6 @@ def _reward_shape(request: SurveyRequest, policy: Any) -> str | None:
             f"{words}",
             hint="take one that was made from the policy's family",
         )
-    return path if built_in else None
 
 
 def _model(request: SurveyRequest) -> Any:

@@ -1,9 +1,8 @@
 """How long `autotune plan` takes: cold, again, and until its first answer; wall and processor time.
 
-    python -m benchmarks.plan_time.run [--all-candidates] [--only NAME]
+    python -m benchmarks.plan_time.run [--only NAME]
 
-Each plan is a process of its own with an empty cache, then the same again. With `--all-candidates`
-each job is planned with every candidate, too (`--all --trace-all`), and the answers are compared.
+Each plan is a process of its own with an empty cache, then the same again.
 """
 
 import argparse
@@ -61,7 +60,7 @@ def planned(case: Case, cache: str, *flags: str) -> tuple[dict[str, Any], dict[s
     return figures, plan
 
 
-def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
+def row_of(case: Case) -> dict[str, Any]:
     """A row of the results."""
     with tempfile.TemporaryDirectory(prefix="plan-time-") as cache:
         row: dict[str, Any] = {
@@ -72,8 +71,6 @@ def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
             "cold": planned(case, cache)[0],
             "again": planned(case, cache)[0],
         }
-        if all_candidates:
-            row["all"] = planned(case, cache, "--all", "--trace-all")[0]
     row["versions"] = {"python": platform.python_version(), **installed().versions}
     row["utc"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return row
@@ -82,7 +79,6 @@ def row_of(case: Case, *, all_candidates: bool) -> dict[str, Any]:
 def main() -> None:
     """Run, and add the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all-candidates", action="store_true")
     parser.add_argument("--only", action="append", help="a part of the name of a case")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -92,7 +88,7 @@ def main() -> None:
             continue
         if case.name in done and not options.only:
             continue
-        row = row_of(case, all_candidates=options.all_candidates)
+        row = row_of(case)
         print(json.dumps({name: row[name] for name in row if name != "versions"}), flush=True)
         with options.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
