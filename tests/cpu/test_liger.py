@@ -11,7 +11,7 @@ from autotune.estimate.tracing.kernels.liger import _Gated, _Kernels, _Loss, _No
 
 def kernels() -> tuple[_Kernels, list[Work]]:
     works: list[Work] = []
-    tracer = SimpleNamespace(works=works, region=0)
+    tracer = SimpleNamespace(events=[], works=works, region=0)
     return _Kernels(tracer), works  # type: ignore[arg-type]
 
 
