@@ -10,14 +10,17 @@ be traced with two.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, takewhile
 
 from autotune.estimate.records.events import (
     ALLOCATE,
+    DATA,
     FREE,
     GRADIENTS,
+    MICRO_STEP,
     MOVE,
     PHASE,
+    STEP,
     WORKSPACES,
     Event,
     training_start,
@@ -25,9 +28,11 @@ from autotune.estimate.records.events import (
 from autotune.estimate.records.layers import Irregular
 from autotune.estimate.records.shapes import renumber, without_passing_rows
 
-_OWN_OF_SECOND = 1 << 43
+_IDS_OF_SECOND = 1 << 43
 """Ids from here on are of the second micro-step, until all are renumbered."""
-_PHASES = ("data", "micro-step", "clip", "micro-step", "clip", "step", "zero_grad")
+_IDS_BETWEEN = 1 << 44
+_ONE_MICRO_STEP = (DATA, MICRO_STEP, "clip", STEP, "zero_grad")
+_TWO_MICRO_STEPS = (DATA, MICRO_STEP, "clip", MICRO_STEP, "clip", STEP, "zero_grad")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +59,20 @@ def accumulation_of(opening: Sequence[Event], step: Sequence[Event]) -> Accumula
     """
     started = without_passing_rows(list(opening[training_start(opening) :]))
     parts = _phases(renumber(_without_workspaces(started)))
-    if tuple(part[0][1] for part in parts) != _PHASES:
+    if _names(parts) != _TWO_MICRO_STEPS:
         raise Irregular("the first optimizer step does not have two micro-steps")
     data, first, between, second, clip = parts[:5]
-    left = [event[1] for event in _left(first)]
-    freed_at_once = set()
-    for event in clip[1:]:
-        if event[0] != FREE:
-            break
-        freed_at_once.add(event[1])
-    found = Accumulation(
-        batch=_allocated(data) - _allocated(_phases(step)[0]),
-        between=len(between) - 1,
-        replaced=frozenset(n for n, key in enumerate(left) if key in freed_at_once),
-    )
-    alone = [*data, *first, *(e for e in clip if e[0] != FREE or e[1] not in left)]
-    if _canonical(_second(_phases(alone)[1], {})) != _canonical(second):
+    if _canonical(_second_micro_step(first, {})) != _canonical(second):
         raise Irregular("the second micro-step does not do what the first did")
-    return found
+    batch = _allocated(data) - _allocated(_phases(step)[0])
+    if not 0 < batch <= _allocated(data) // 2:
+        raise Irregular("the first optimizer step does not fetch one micro-batch more")
+    freed = {event[1] for event in takewhile(lambda event: event[0] == FREE, clip[1:])}
+    return Accumulation(
+        batch=batch,
+        between=len(between) - 1,
+        replaced=frozenset(n for n, event in enumerate(_remainder(first)) if event[1] in freed),
+    )
 
 
 def with_accumulation(step: Sequence[Event], accumulation: Accumulation) -> list[Event]:
@@ -81,27 +82,25 @@ def with_accumulation(step: Sequence[Event], accumulation: Accumulation) -> list
         Irregular: it does not have the phases of a step of one micro-step.
     """
     parts = _phases(step)
-    if tuple(part[0][1] for part in parts) != (*_PHASES[:3], *_PHASES[5:]):
+    if _names(parts) != _ONE_MICRO_STEP:
         raise Irregular("the optimizer step does not have one micro-step")
     data, first, clip, *rest = parts
-    new: dict[int, int] = {}
+    ids: dict[int, int] = {}
     batch = _until(data, accumulation.batch)
-    second_batch = _copied(batch[1:], new)
-    second = _second(first, new)
-    between = clip[: accumulation.between + 1]
-    between = [between[0], *_copied(between[1:], {}, first=2 * _OWN_OF_SECOND)]
+    second_batch = _copied(batch[1:], ids)
+    second = _second_micro_step(first, ids)
+    between = _copied(clip[: accumulation.between + 1], {}, _IDS_BETWEEN)
     replaced = [
         (FREE, event[1], event[5])
-        for n, event in enumerate(_left(first))
+        for n, event in enumerate(_remainder(first))
         if n in accumulation.replaced
     ]
-    gradients = _gradients(first)
-    ours = {old: key for old, key in new.items() if old not in gradients}
-    after = [_renamed(event, ours) for part in (clip[1:], *rest) for event in part]
-    return renumber(
-        [*batch, *second_batch, *data[len(batch) :], *first, *between, *second, clip[0]]
-        + [*replaced, *after]
-    )
+    # Behind the second micro-step the gradients are those of the first, all else is the second's.
+    for key in _gradients(first):
+        del ids[key]
+    after = [_renamed(event, ids) for part in (clip[1:], *rest) for event in part]
+    fetched = [*batch, *second_batch, *data[len(batch) :]]
+    return renumber([*fetched, *first, *between, *second, clip[0], *replaced, *after])
 
 
 def _phases(step: Iterable[Event]) -> list[list[Event]]:
@@ -114,52 +113,54 @@ def _phases(step: Iterable[Event]) -> list[list[Event]]:
     return parts
 
 
-def _second(first: Sequence[Event], new: dict[int, int]) -> list[Event]:
-    """The second micro-step; `new` gets the ids of its storages, by those of the first."""
-    own = {event[1] for event in first if event[0] == ALLOCATE} | set(new)
+def _names(parts: Sequence[Sequence[Event]]) -> tuple[str, ...]:
+    return tuple(part[0][1] for part in parts)
+
+
+def _second_micro_step(first: Sequence[Event], ids: dict[int, int]) -> list[Event]:
+    """The micro-step that follows the first; `ids` gets those of its storages, by the first's."""
+    known = {event[1] for event in first if event[0] == ALLOCATE} | set(ids)
     gradients = _gradients(first)
     events: list[Event] = []
     for event in first:
         if event[0] == MOVE and event[1] in gradients and event[2] == GRADIENTS:
             event = (FREE, event[1], event[3])
-        if event[0] == PHASE or event[1] in own:
+        if event[0] == PHASE or event[1] in known:
             events.append(event)
-    return _copied(events, new)
+    return _copied(events, ids)
 
 
 def _gradients(events: Iterable[Event]) -> set[int]:
     return {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
 
 
-def _left(micro_step: Sequence[Event]) -> list[Event]:
+def _remainder(micro_step: Sequence[Event]) -> list[Event]:
     """What a micro-step leaves beside its gradients, in the order of its making."""
     freed = {event[1] for event in micro_step if event[0] == FREE} | _gradients(micro_step)
     return [e for e in micro_step if e[0] == ALLOCATE and e[1] not in freed]
 
 
 def _copied(
-    events: Iterable[Event], new: dict[int, int], first: int = _OWN_OF_SECOND
+    events: Sequence[Event], ids: dict[int, int], first_id: int = _IDS_OF_SECOND
 ) -> list[Event]:
-    """The events on storages of their own; `new` gets their ids."""
-    events = list(events)
+    """The events on other storages; `ids` gets their ids, by those that are copied."""
     for event in events:
         if event[0] == ALLOCATE:
-            new[event[1]] = first + len(new)
-    return [_renamed(event, new) for event in events]
+            ids[event[1]] = first_id + len(ids)
+    return [_renamed(event, ids) for event in events]
 
 
-def _renamed(event: Event, new: dict[int, int]) -> Event:
-    return event if event[0] == PHASE else (event[0], new.get(event[1], event[1]), *event[2:])
+def _renamed(event: Event, ids: dict[int, int]) -> Event:
+    return event if event[0] == PHASE else (event[0], ids.get(event[1], event[1]), *event[2:])
 
 
 def _until(data: Sequence[Event], storages: int) -> list[Event]:
-    """The beginning of a phase with so many storages."""
-    made = 0
-    for n, event in enumerate(data):
-        made += event[0] == ALLOCATE
-        if made == storages:
-            return list(data[: n + 1])
-    return list(data[:1])
+    """The beginning of a phase, up to the last of so many storages."""
+    made = accumulate(event[0] == ALLOCATE for event in data)
+    end = next((n for n, count in enumerate(made) if count == storages), None)
+    if end is None:
+        raise Irregular("the optimizer step fetches less than a micro-batch")
+    return list(data[: end + 1])
 
 
 def _allocated(events: Iterable[Event]) -> int:
@@ -167,14 +168,14 @@ def _allocated(events: Iterable[Event]) -> int:
 
 
 def _without_workspaces(events: Sequence[Event]) -> list[Event]:
-    kept = {event[1] for event in events if event[0] == ALLOCATE and event[3] == WORKSPACES}
-    return [event for event in events if event[0] == PHASE or event[1] not in kept]
+    workspaces = {e[1] for e in events if e[0] == ALLOCATE and e[3] == WORKSPACES}
+    return [event for event in events if event[0] == PHASE or event[1] not in workspaces]
 
 
 def _canonical(events: Sequence[Event]) -> list[Event]:
     """The events with their own storages numbered, without frees of others. What dies together, as
     where autograd lets go of a graph, is in order."""
-    own = {event[1] for event in events if event[0] == ALLOCATE}
-    kept = renumber([event for event in events if event[0] == PHASE or event[1] in own], 1)
-    runs = groupby(kept, key=lambda event: event[0] == FREE)
+    made = {event[1] for event in events if event[0] == ALLOCATE}
+    numbered = renumber([e for e in events if e[0] == PHASE or e[1] in made], 1)
+    runs = groupby(numbered, key=lambda event: event[0] == FREE)
     return [event for is_free, run in runs for event in (sorted(run) if is_free else run)]

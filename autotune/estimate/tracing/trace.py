@@ -239,12 +239,12 @@ def _accumulate_by_turns(trainer: Any, micro_steps: list[int]) -> None:
 
     The trainer steps where the number of all batches so far is a multiple of what accumulates.
     """
-    fetch, ends = trainer.get_batch_samples, iter(list(accumulate(micro_steps)))
-    counts = iter(micro_steps)
+    fetch = trainer.get_batch_samples
+    counts_and_ends = zip(micro_steps, accumulate(micro_steps), strict=True)
 
     def fetch_for_step(batches: Any, _: int, device: Any) -> Any:
-        trainer.args.gradient_accumulation_steps = next(ends)
-        return fetch(batches, next(counts), device)
+        count, trainer.args.gradient_accumulation_steps = next(counts_and_ends)
+        return fetch(batches, count, device)
 
     trainer.get_batch_samples = fetch_for_step
 

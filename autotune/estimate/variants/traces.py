@@ -60,13 +60,13 @@ class Traces:
         keys = sorted(batches)
         steps = [opening, *(batches[key] for key in keys)]
         layers = SMALLEST if self.request.layers > SMALLEST + 1 and not all_layers else None
-        reply = self._traced(steps, layers, again=1)
+        reply = self._traced(steps, layers, later=1)
         steps_of_trace = divide([tuple(event) for event in reply.events])
         try:
             first_step = steps_of_trace.steps[0]
             self._accumulation = accumulation_of(steps_of_trace.opening, first_step)
         except Irregular:
-            reply, self._accumulation = self._traced(steps, layers, again=2), None
+            reply, self._accumulation = self._traced(steps, layers, later=2), None
             steps_of_trace = divide([tuple(event) for event in reply.events])
         self.traced_layers = reply.layers
         self._steps = {}
@@ -152,8 +152,8 @@ class Traces:
     def _layers(self) -> int:
         return self.request.layers if self.traced_layers else 0
 
-    def _traced(self, steps: list[MicroBatch], layers: int | None, *, again: int) -> TraceReply:
-        """A trace with two micro-steps in its first optimizer step, `again` in each later one."""
+    def _traced(self, steps: list[MicroBatch], layers: int | None, *, later: int) -> TraceReply:
+        """A trace with two micro-steps in its first optimizer step, `later` in each other one."""
         trace_request = TraceRequest(
             method=self.request.method,
             config=self.request.config,
@@ -161,7 +161,7 @@ class Traces:
             layers=layers,
             cuda=self.request.cuda,
             steps=steps,
-            micro_steps=[2, *[again] * (len(steps) - 1)],
+            micro_steps=[2, *[later] * (len(steps) - 1)],
             seed=self.request.seed,
         )
         return TraceCache(self.request).reply(trace_request, TraceReply, trace_steps)
