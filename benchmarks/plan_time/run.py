@@ -2,7 +2,8 @@
 
     python -m benchmarks.plan_time.run [--only NAME]
 
-Each plan is a process of its own with an empty cache, then the same again.
+Each plan is a process of its own with an empty cache, then the same again. Machines differ: a row
+says what the import of the stack took just before, so that their times can be compared.
 """
 
 import argparse
@@ -60,14 +61,23 @@ def planned(case: Case, cache: str, *flags: str) -> tuple[dict[str, Any], dict[s
     return figures, plan
 
 
+def import_s() -> float:
+    """Wall seconds that a process takes to import the stack."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import trl.trainer.sft_trainer"], check=True)
+    return round(time.monotonic() - began, 1)
+
+
 def row_of(case: Case) -> dict[str, Any]:
     """A row of the results."""
+    import_s()  # so that its files are in memory
     with tempfile.TemporaryDirectory(prefix="plan-time-") as cache:
         row: dict[str, Any] = {
             "name": case.name,
             "device": case.device,
             "most_s": case.most_s,
             "load_before": os.getloadavg()[0],
+            "import_s": import_s(),
             "cold": planned(case, cache)[0],
             "again": planned(case, cache)[0],
         }
