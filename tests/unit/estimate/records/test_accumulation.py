@@ -94,3 +94,14 @@ def test_a_step_that_has_two_micro_steps_gets_no_third():
     found = accumulation_of(opening, one)
     with pytest.raises(Irregular, match="one micro-step"):
         with_accumulation(with_accumulation(one, found), found)
+
+
+def test_a_step_that_fetches_less_than_a_micro_batch_is_refused():
+    opening, step = opening_with(lambda events, _: events)
+    accumulation = accumulation_of(opening, step)
+    begin = next(n for n, event in enumerate(step) if event[0] == PHASE and event[1] == MICRO_STEP)
+    without_batch = [step[0], *step[begin:]]
+    with pytest.raises(Irregular, match="one micro-batch more"):
+        accumulation_of(opening, without_batch)
+    with pytest.raises(Irregular, match="less than a micro-batch"):
+        with_accumulation(without_batch, accumulation)
