@@ -116,7 +116,8 @@ class CachingAllocator:
             self._live[key] = None
             return
         size = -(-nbytes // ROUNDING) * ROUNDING
-        pool = self._pool(key // STREAM, small=size <= SMALL_REQUEST)
+        place = key // STREAM, size <= SMALL_REQUEST
+        pool = self._pools.get(place) or self._new_pool(place)
         block = pool.take(size) or self._grow(pool, size, nbytes)
         if block.size > size:
             pool.split(block, size)
@@ -137,17 +138,17 @@ class CachingAllocator:
         for pool in self._pools.values():
             pool.release()
 
-    def _pool(self, stream: int, *, small: bool) -> Pool:
-        """The pool for small or large requests of a stream, made with the first of them."""
-        key = (stream, small)
-        if key not in self._pools:
-            if self._expandable:
-                page = SMALL_SEGMENT if small else LARGE_SEGMENT
-                self._pools[key] = ExpandablePool(self._driver, page=page)
-            else:
-                least_rest = ROUNDING if small else SMALL_REQUEST + ROUNDING
-                self._pools[key] = FixedPool(self._driver, least_rest=least_rest)
-        return self._pools[key]
+    def _new_pool(self, place: tuple[int, bool]) -> Pool:
+        """A pool for the requests of a stream, (stream, whether they are small): with the first of
+        them it is made."""
+        _, small = place
+        if self._expandable:
+            page = SMALL_SEGMENT if small else LARGE_SEGMENT
+            self._pools[place] = ExpandablePool(self._driver, page=page)
+        else:
+            least_rest = ROUNDING if small else SMALL_REQUEST + ROUNDING
+            self._pools[place] = FixedPool(self._driver, least_rest=least_rest)
+        return self._pools[place]
 
     def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
         """A block from the driver, if need be once the cache has been given back to it."""

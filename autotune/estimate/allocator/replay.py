@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.estimate.allocator.caching import AllocatorSettings, CachingAllocator, OutOfMemory
-from autotune.estimate.records.events import Event, MemoryUse, allocations, live_bytes
+from autotune.estimate.records.events import ALLOCATE, FREE, Event, MemoryUse, live_bytes
 
 CUDA_GRANULE, CPU_GRANULE = 512, 1
+FAR_BEYOND = 0.1
+"""What lacks more than this share of the limit is not looked at more closely. Chosen, not
+measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +20,14 @@ class Replay:
     Attributes:
         missing_bytes: how far beyond the limit it would have had to go; None where it fits.
         retries: how often it gave its cache back to the driver before it went on.
+        scaled: whether the reserved bytes follow from those of a smaller micro-batch.
     """
 
     use: MemoryUse
     reserved_bytes: int
     retries: int
     missing_bytes: int | None
+    scaled: bool = False
 
     @property
     def need(self) -> tuple[bool, int, int]:
@@ -76,6 +81,23 @@ def replayed(
     return Replay(use=use, reserved_bytes=reserved, retries=retries, missing_bytes=missing)
 
 
+def far_beyond(use: MemoryUse, limit_bytes: int | None, reserved_share: float) -> Replay | None:
+    """The replay of what does not fit by far, whatever an allocator would make of it; else None.
+
+    Args:
+        reserved_share: reserved bytes over live ones, of a smaller micro-batch.
+    """
+    if limit_bytes is None or use.peak_bytes <= (1 + FAR_BEYOND) * limit_bytes:
+        return None
+    return Replay(
+        use=use,
+        reserved_bytes=round(reserved_share * use.peak_bytes),
+        retries=0,
+        missing_bytes=use.peak_bytes - limit_bytes,
+        scaled=True,
+    )
+
+
 def on_cuda(events: Sequence[Event]) -> MemoryUse:
     """What live storages add up to, in the allocator's units."""
     return live_bytes(events, CUDA_GRANULE)
@@ -83,13 +105,16 @@ def on_cuda(events: Sequence[Event]) -> MemoryUse:
 
 def _run(events: Sequence[Event], settings: AllocatorSettings) -> CachingAllocator:
     allocator = CachingAllocator(settings)
-    for key, nbytes in allocations(events):
-        if nbytes < 0 and key < 0:
-            allocator.empty_cache()
-        elif nbytes < 0:
-            allocator.free(key)
-        else:
-            allocator.allocate(key, nbytes)
+    allocate, free = allocator.allocate, allocator.free
+    for event in events:
+        kind, key = event[0], event[1]
+        if kind == ALLOCATE:
+            allocate(key, event[2])
+        elif kind == FREE:
+            if key < 0:
+                allocator.empty_cache()
+            else:
+                free(key)
     return allocator
 
 

@@ -66,7 +66,14 @@ class TimeParts:
             return self
         overhead = max(self.overhead_s - self.device_s, 0.0)
         transfer = max(self.transfer_s - max(self.device_s, self.overhead_s), 0.0)
-        return replace(self, overhead_s=overhead, transfer_s=transfer, overlapped=False)
+        return TimeParts(
+            matmul_s=self.matmul_s,
+            attention_s=self.attention_s,
+            memory_s=self.memory_s,
+            overhead_s=overhead,
+            transfer_s=transfer,
+            exchange_s=self.exchange_s,
+        )
 
     def times(self, factor: float) -> "TimeParts":
         """The parts, each times `factor`."""
@@ -85,10 +92,20 @@ def with_offloading(time: TimeParts, copy_s: float) -> TimeParts:
     return replace(time.exposed(), transfer_s=2 * copy_s - hidden)
 
 
-def in_sequence(parts: Iterable[TimeParts]) -> TimeParts:
-    """The parts of all, one after the other."""
+def in_sequence(parts: Iterable[TimeParts], times: Iterable[float] | None = None) -> TimeParts:
+    """The parts of all, one after the other.
+
+    Args:
+        times: how often each is done; None: once.
+    """
     exposed = [part.exposed() for part in parts]
-    return TimeParts(**{term: sum(getattr(part, term) for part in exposed) for term in TERMS})
+    often = [1.0] * len(exposed) if times is None else list(times)
+    return TimeParts(
+        **{
+            term: sum(n * getattr(part, term) for part, n in zip(exposed, often, strict=True))
+            for term in TERMS
+        }
+    )
 
 
 # -- of traced work
@@ -164,8 +181,7 @@ def step_parts(
     """
     often = counts or [1] * len(micro)
     share = accumulation / sum(often)
-    parts = (time.exposed().times(share * count) for time, count in zip(micro, often, strict=True))
-    return in_sequence([*parts, optimizer])
+    return in_sequence([*micro, optimizer], [*(share * count for count in often), 1.0])
 
 
 def tokens_per_s(step_s: float, tokens: Sequence[int], accumulation: int) -> float:

@@ -24,6 +24,10 @@ _PLAIN = frozenset(
 )
 
 
+_ENTRIES: dict[Any, Any] = {}
+"""Torch's entries by short keys; those of one trace serve the next one of this process."""
+
+
 class _NoKey(Exception):
     """Something among the arguments is left to torch."""
 
@@ -35,7 +39,7 @@ def short_keys() -> Iterator[None]:
         yield
         return
     dispatch, make_entry, output_of = (getattr(FakeTensorMode, name) for name in _HOOKS)
-    entries: dict[Any, Any] = {}
+    entries = _ENTRIES
     made: list[Any] = []
 
     def cached_dispatch(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

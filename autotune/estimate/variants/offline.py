@@ -157,6 +157,10 @@ class OfflineEstimates(Retracing):
 
     # -- answers
 
+    def order(self, points: Sequence[Point]) -> list[int]:
+        """The smallest micro-batches first."""
+        return sorted(range(len(points)), key=lambda index: self._data.worst(points[index]).tokens)
+
     def _chunks(self, worst: Worst) -> int:
         return chunk_count(worst, self._chunking)
 
@@ -180,12 +184,13 @@ class OfflineEstimates(Retracing):
     def _variant(self, point: Point, worst: Worst, padded: bool) -> PointReply:
         if True not in self._sizes or False not in self._sizes:
             padded = next(iter(self._sizes))
+        replay = self._replayed(point, worst, padded)
         return PointReply(
-            **self._replayed(point, worst, padded).as_reply_fields(),
+            **replay.as_reply_fields(),
             sigma=self._data.order_sigma(point),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
-            method=self._method(worst.size in self._sizes[padded].direct),
+            method=self._method(worst.size in self._sizes[padded].direct and not replay.scaled),
         )
 
     def _method(self, direct: bool) -> str:
@@ -204,9 +209,12 @@ class OfflineEstimates(Retracing):
             ):
                 use = dataclasses.replace(base.use, phases={**base.use.phases, STEP: step})
                 return dataclasses.replace(base, use=use)
+        replay = self._replays.of(point, worst, padded, ())
         shares = () if self._request.cuda is None else self._data.first_shares(point)
-        replays = [self._replays.of(point, worst, padded, first) for first in {(), shares}]
-        return max(replays, key=lambda replay: replay.need)
+        if not shares or replay.scaled:
+            return replay
+        smaller_first = self._replays.of(point, worst, padded, shares)
+        return max(replay, smaller_first, key=lambda replay: replay.need)
 
     def _passing_of(self, optim: str) -> float:
         """What a step with another optimizer makes and lets go of, of the whole model. Bytes."""

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from autotune.estimate.allocator.replay import Replay, on_cpu, on_cuda, replayed
+from autotune.estimate.allocator.replay import Replay, far_beyond, on_cpu, on_cuda, replayed
 from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.records.events import Event, MemoryUse
 from autotune.estimate.variants.sizes import Worst
@@ -30,11 +30,14 @@ class PointReplays:
     ) -> None:
         self._request, self._record = request, record
         self._replays: dict[object, Replay] = {}
+        self._reserved_shares: dict[bool, float] = {}
+        """Reserved bytes over live ones, of the latest point of each allocator."""
         self._events: dict[object, dict[Shares, tuple[list[Event], MemoryUse]]] = {}
 
     def forget(self) -> None:
         """Drop what was made of earlier traces."""
         self._replays.clear()
+        self._reserved_shares.clear()
         self._events.clear()
 
     def of(self, point: Point, worst: Worst, padded: bool, first: Shares) -> Replay:
@@ -42,11 +45,8 @@ class PointReplays:
         if usual := self._usual_allocator(point):
             replay = self.of(usual, worst, padded, first)
             roomy = ROOMY * (self._request.limit_bytes or 0)
-            if (
-                replay.missing_bytes is None
-                and not replay.retries
-                and replay.reserved_bytes <= roomy
-            ):
+            fits = replay.missing_bytes is None and not replay.retries
+            if fits and replay.reserved_bytes <= roomy:
                 return replay
         key = (worst, padded, point.accumulates, point.optim, point.expandable_segments, first)
         if key not in self._replays:
@@ -69,4 +69,15 @@ class PointReplays:
             events = self._record(point, worst, padded, first)
             records[first] = events, on_cuda(events)
         events, use = records[first]
-        return replayed(events, limit, expandable_segments=point.expandable_segments, use=use)
+        return self._far_beyond(point, use) or self._closely(point, events, use)
+
+    def _far_beyond(self, point: Point, use: MemoryUse) -> Replay | None:
+        """The replay of a point that does not fit by far, from one that was made; else None."""
+        share = self._reserved_shares.get(point.expandable_segments)
+        return None if share is None else far_beyond(use, self._request.limit_bytes, share)
+
+    def _closely(self, point: Point, events: list[Event], use: MemoryUse) -> Replay:
+        expandable, limit = point.expandable_segments, self._request.limit_bytes
+        replay = replayed(events, limit, expandable_segments=expandable, use=use)
+        self._reserved_shares[expandable] = replay.reserved_bytes / max(use.peak_bytes, 1)
+        return replay

@@ -2,11 +2,9 @@
 
 import dataclasses
 
+from autotune.estimate.allocator.replay import FAR_BEYOND
 from autotune.estimate.protocol import Point, PointReply
 from autotune.training.rollout_plan import Rollout
-
-FAR_BEYOND = 0.1
-"""Where a micro-batch lacks more than this share of the limit, larger ones are not traced."""
 
 
 class TooLarge:

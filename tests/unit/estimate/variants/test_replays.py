@@ -1,9 +1,11 @@
-"""Which replays a variant makes: each once, and the second allocator only where it matters."""
+"""Which replays a variant makes: each once, the second allocator only where it matters, and few of
+what does not fit by far."""
 
 import dataclasses
 
 import pytest
 
+from autotune.estimate.allocator.replay import FAR_BEYOND
 from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.records.events import ACTIVATIONS, ALLOCATE, FREE, NOWHERE
 from autotune.estimate.variants.replays import ROOMY, PointReplays
@@ -64,3 +66,16 @@ def test_growing_segments_are_replayed_where_fixed_ones_leave_little(limit_mib, 
 def test_growing_segments_that_are_planned_alone_are_replayed() -> None:
     some = replays(10_000, [GROWING], [])
     assert some.of(GROWING, WORST, False, ()).reserved_bytes == 120 * MIB
+
+
+# The record lives in 120 MiB, for which fixed segments reserve 220.
+@pytest.mark.parametrize(
+    ("limit_mib", "scaled"), [(100, True), (119 / (1 + FAR_BEYOND), True), (115, False)]
+)
+def test_what_does_not_fit_by_far_follows_from_a_smaller_micro_batch(limit_mib, scaled) -> None:
+    some = replays(limit_mib, [USUAL], [])
+    larger = dataclasses.replace(WORST, lengths=(10, 10))
+    first, second = (some.of(USUAL, worst, False, ()) for worst in (WORST, larger))
+    assert not first.scaled and first.reserved_bytes == 220 * MIB
+    assert second.scaled == scaled and second.reserved_bytes == 220 * MIB
+    assert second.missing_bytes is not None
