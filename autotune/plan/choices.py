@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.estimate.estimate import Estimate
 from autotune.job.job import KnobValue
@@ -16,6 +17,7 @@ from autotune.space.knobs import (
     Candidate,
     value_label,
 )
+from autotune.space.memory_order import expected_leanness
 from autotune.space.sharding.sharding import engine_name, sharding_of
 
 CHECKPOINTING = "gradient_checkpointing"
@@ -66,6 +68,13 @@ def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, fl
     )
 
 
+def leanness(pair: tuple[Candidate, Estimate]) -> tuple[int, bool, tuple[Any, ...]]:
+    """What sorts candidates by the memory they take; where estimates are the same, by what they
+    should take."""
+    candidate, estimate = pair
+    return estimate.peak_memory_bytes, estimate.at_least, expected_leanness(candidate)
+
+
 def choices(
     space: SearchSpace, pairs: Iterable[tuple[Candidate, Estimate]], devices: int
 ) -> list[Choice]:
@@ -108,9 +117,7 @@ def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> 
     candidate, estimate = min(group, key=lambda pair: order(pair[1]))
     enough = (1 - AS_FAST) * (estimate.tokens_per_s or 0.0)
     if not estimate.fits:
-        candidate, estimate = min(
-            group, key=lambda pair: (pair[1].peak_memory_bytes, pair[1].at_least)
-        )
+        candidate, estimate = min(group, key=leanness)
     elif enough:
         alike = [pair for pair in group if order(pair[1])[:2] == order(estimate)[:2]]
         near = [pair for pair in alike if (pair[1].tokens_per_s or 0.0) >= enough]

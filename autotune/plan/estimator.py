@@ -3,11 +3,11 @@
 candidates -> variants -> traces in children, or formulas -> estimates
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
@@ -20,10 +20,12 @@ from autotune.plan.children import Servers
 from autotune.plan.device import allocator_limit
 from autotune.plan.engines import PROMISING, Effort, TraceBudget, answered
 from autotune.plan.known import Known
+from autotune.plan.least_memory import ruled_out
 from autotune.plan.memory import Memory
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.space.knobs import Candidate
+from autotune.space.settings import settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,21 @@ class Estimator:
     memory: Memory = field(default_factory=Memory)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def tasks(self, candidates: Iterable[Candidate]) -> list[VariantTask]:
-        """What has to be traced for the candidates."""
+    def ruled_out(self, candidates: Iterable[Candidate]) -> dict[str, Estimate]:
+        """The estimates of those candidates that cannot fit whatever a trace would say, by key."""
+        pairs = (
+            (one.key, ruled_out(settings(self.job, self.facts, one), self.limit))
+            for one in candidates
+        )
+        return {key: estimate for key, estimate in pairs if estimate is not None}
+
+    def tasks(self, candidates: Sequence[Candidate]) -> list[VariantTask]:
+        """What has to be traced for the candidates: for those that are not ruled out."""
+        hopeless = self.ruled_out(candidates)
         return variant_tasks(
             self.job,
             self.facts,
-            candidates,
+            [one for one in candidates if one.key not in hopeless],
             rows=self.rows,
             limit=allocator_limit(self.job, self.facts, self.limit),
             cache=self.cache.traces,
@@ -68,6 +79,8 @@ class Estimator:
         self, tasks: Sequence[VariantTask], known: Known | None = None
     ) -> list[EstimateReply]:
         """What the traces came to; `known` hears of each as it comes."""
+        if not tasks:
+            return []
         known = known or Known()
         replies = self.memory.next(len(tasks))
         if replies is not None:
@@ -83,17 +96,19 @@ class Estimator:
         """The estimate of each candidate of the tasks, by its key."""
         return estimates_of(tasks, replies, self.limit, ceilings=self.ceilings)
 
-    def estimates_of_jobs(self, pairs: Sequence[tuple[Job, Candidate]]) -> list[Estimate]:
-        """The estimate of one candidate of each of several jobs, traced beside each other."""
-        estimators = [dataclasses.replace(self, job=job) for job, _ in pairs]
-        tasks = [e.tasks([one])[0] for e, (_, one) in zip(estimators, pairs, strict=True)]
-        replies = self.replies(tasks)
-        return [
-            e.combined([task], [reply])[one.key]
-            for e, task, reply, (_, one) in zip(estimators, tasks, replies, pairs, strict=True)
-        ]
-
-    def estimates(self, candidates: Iterable[Candidate]) -> dict[str, Estimate]:
+    def estimates(self, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
         """The estimate of each candidate, by its key."""
-        tasks = self.tasks(candidates)
-        return self.combined(tasks, self.replies(tasks))
+        return self.estimates_together([(self, candidates)])[0]
+
+    def estimates_together(
+        self, groups: Sequence[tuple[Self, Sequence[Candidate]]]
+    ) -> list[dict[str, Estimate]]:
+        """The estimates of candidates of several jobs, by their keys, each job with an estimator of
+        its own; all traces are made beside each other."""
+        tasks = [estimator.tasks(candidates) for estimator, candidates in groups]
+        replies = iter(self.replies([task for of_job in tasks for task in of_job]))
+        return [
+            estimator.combined(of_job, list(itertools.islice(replies, len(of_job))))
+            | estimator.ruled_out(candidates)
+            for (estimator, candidates), of_job in zip(groups, tasks, strict=True)
+        ]

@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from autotune.estimate.variant import liger_is_traced
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
+from autotune.probe.throughput import passes
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate, Knob
 from autotune.space.packages import package_facts
+from autotune.space.settings import settings
 
 SAME_ESTIMATES = ("dataloader_num_workers",)
 """Knobs that no estimate hears of."""
 ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
-SAMPLING = "train_sampling_strategy"
+SAMPLING, PRECOMPUTED = "train_sampling_strategy", "precompute_ref_log_probs"
 
 
 def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefinition:
@@ -57,7 +59,30 @@ def _ragged(facts: Facts) -> bool:
 
 
 def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
-    """The space without candidates that no estimate prefers to their like.
+    """The space without candidates that no estimate prefers to their like."""
+    return _with_precomputed_reference(_with_one_kernel(space, facts), job, facts)
+
+
+def _with_precomputed_reference(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
+    """Where the data are gone over at least once, what the reference says of them is computed
+    beforehand: as many passes or fewer, and nothing of it beside the training."""
+    if PRECOMPUTED in {*job.fixed, *job.recipe, *job.training}:
+        return space
+    alike = {_apart_from(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
+
+    def is_preferred(candidate: Candidate) -> bool:
+        if candidate.values.get(PRECOMPUTED) or _apart_from(candidate, PRECOMPUTED) not in alike:
+            return True
+        chosen = settings(job, facts, candidate)
+        rows = candidate.global_batch * chosen.processes
+        return passes(chosen.config, rows, facts.data.rows) < 1
+
+    candidates = tuple(filter(is_preferred, space.candidates))
+    return dataclasses.replace(space, candidates=candidates, stack_default=space.default())
+
+
+def _with_one_kernel(space: SearchSpace, facts: Facts) -> SearchSpace:
+    """The space with one kernel of attention.
 
     Where nobody chose the kernel of attention and flash-attn is there, it takes rows of many
     lengths, and flattens them where it can. Rows of one length do without it. (So does a
@@ -66,14 +91,15 @@ def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
     free = {knob.name for knob in space.free_knobs}
     if ATTENTION not in free or not facts.model.sdpa:
         return space
-    flat = {_without_padding(c) for c in space.candidates if c.values.get(PADDING_FREE)}
+    padding = (PADDING_FREE, SAMPLING)
+    flat = {_apart_from(c, *padding) for c in space.candidates if c.values.get(PADDING_FREE)}
 
     def is_preferred(candidate: Candidate) -> bool:
         flash = str(candidate.values.get(ATTENTION)).startswith("flash")
         if not _ragged(facts):
             return not flash
         padded = not candidate.values.get(PADDING_FREE)
-        return flash and not (padded and _without_padding(candidate) in flat)
+        return flash and not (padded and _apart_from(candidate, *padding) in flat)
 
     candidates = tuple(filter(is_preferred, space.candidates))
     if not candidates:
@@ -93,9 +119,9 @@ def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
     return dataclasses.replace(candidate, values={**candidate.values, **changed})
 
 
-def _without_padding(candidate: Candidate) -> str:
-    """The same text for candidates that differ in what they do with padding only."""
-    values = {k: v for k, v in candidate.values.items() if k not in (PADDING_FREE, SAMPLING)}
+def _apart_from(candidate: Candidate, *names: str) -> str:
+    """The same text for candidates that differ in these knobs only."""
+    values = {k: v for k, v in candidate.values.items() if k not in names}
     return f"{values} {candidate.gradient_accumulation_steps}"
 
 

@@ -21,16 +21,14 @@ from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import AT_ONCE, Servers
 from autotune.plan.choices import Choice, order
 from autotune.plan.device import placed, planned_facts, planned_limit
-from autotune.plan.draft import Draft, draft_of
+from autotune.plan.draft import Draft, drafted, with_candidate
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
-from autotune.plan.known import Known
 from autotune.plan.memory import Memory
 from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.plan.progress import Progress
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import Advisor
-from autotune.plan.variants import VariantTask
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
@@ -126,8 +124,9 @@ def plan(
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
         memory = Memory(None if stored is None else stored[1])
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress, memory)
-        draft = _draft(space, estimator)
-        answer, advice = (None, None) if only_default else _concluded(draft, estimator, kind)
+        draft, answer, advice = drafted(space, estimator), None, None
+        if not only_default:
+            draft, answer, advice = _concluded(draft, estimator, kind)
     if not stored and key and not draft.stopped and not any(map(_failed, memory.kept)):
         cache.write(key, facts, memory.kept)
     return Plan(
@@ -163,70 +162,38 @@ def _space(
     return space if whole else narrowed_space(space, job, facts)
 
 
-def _draft(space: SearchSpace, estimator: Estimator) -> Draft:
-    """What all traces come to; where the user stops them, what is known by then.
-
-    Raises:
-        KeyboardInterrupt: the user stopped them, and nothing is known yet.
-    """
-    tasks = estimator.tasks(space.candidates)
-    devices = estimator.job.devices.total
-    shown: list[str] = []
-
-    def improved() -> None:
-        best = draft_of(space, estimator, tasks, known.replies).choices[0]
-        if best.estimate.fits and best.candidate.key not in shown[-1:]:
-            shown.append(best.candidate.key)
-            estimator.progress.improved(best, space, devices)
-
-    known = Known(improved)
-    stopped = False
-    try:
-        estimator.replies(tasks, known)
-    except KeyboardInterrupt:
-        if not known.replies:
-            raise
-        stopped = True
-    draft = draft_of(space, estimator, tasks, known.replies)
-    if stopped:
-        return dataclasses.replace(draft, stopped=True)
-    return _without_needless_flash(draft, estimator, tasks, known)
-
-
-def _without_needless_flash(
-    draft: Draft, estimator: Estimator, tasks: list[VariantTask], known: Known
-) -> Draft:
-    """The draft; where single rows are the best that fits, with these without flash attention."""
-    first = draft.choices[0]
-    plain = without_flash(first.candidate, draft.space) if first.estimate.fits else None
-    if plain is None:
-        return draft
-    of_plain = estimator.tasks([plain])
-    (reply,) = estimator.replies(of_plain)
-    space = dataclasses.replace(draft.space, candidates=(*draft.space.candidates, plain))
-    both = {**known.replies, len(tasks): reply}
-    return draft_of(space, estimator, [*tasks, *of_plain], both)
-
-
 def _concluded(
     draft: Draft, estimator: Estimator, kind: DeviceKind | None
-) -> tuple[Answer | None, Advice | None]:
-    """What to use; where nothing fits, what would make the job fit. Of one that was stopped no more
-    than it holds."""
-    answer = answer_of(draft.choices, estimator.job, estimator.facts)
+) -> tuple[Draft, Answer | None, Advice | None]:
+    """The draft with what the answer is held against, and the answer; where nothing fits, what
+    would make the job fit. Of one that was stopped no more than it holds."""
+    first = draft.choices[0]
     if draft.stopped:
-        return answer, None
-    if answer is None:
-        return None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
-    return _with_alternative(answer, estimator), None
+        return draft, answer_of(draft.choices, estimator.job, estimator.facts), None
+    if not first.estimate.fits:
+        return draft, None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
+    plain = without_flash(first.candidate, draft.space)
+    in_half = in_bfloat16(estimator.job, first.candidate)
+    looked_at = [one for one in (plain, in_half) if one is not None]
+    estimates = estimator.estimates(looked_at)  # beside each other
+    if plain is not None:
+        draft = with_candidate(draft, estimator, plain, estimates[plain.key])
+    answer = answer_of(draft.choices, estimator.job, estimator.facts)
+    return draft, answer and _with_alternative(answer, estimator, estimates), None
 
 
-def _with_alternative(answer: Answer, estimator: Estimator) -> Answer:
-    """The answer; where weights are in float32 because nobody chose, with what bfloat16 takes."""
+def _with_alternative(
+    answer: Answer, estimator: Estimator, estimates: Mapping[str, Estimate]
+) -> Answer:
+    """The answer; where weights are in float32 because nobody chose, with what bfloat16 takes.
+
+    Args:
+        estimates: those that are there already, by key.
+    """
     other = in_bfloat16(estimator.job, answer.choice.candidate)
     if other is None:
         return answer
-    estimate = estimator.estimates([other])[other.key]
+    estimate = estimates.get(other.key) or estimator.estimates([other])[other.key]
     return dataclasses.replace(answer, alternative=estimate)
 
 

@@ -43,7 +43,8 @@ def expected(
             for task in estimator.tasks(space.candidates)
             if any(member.candidate.key not in stored.estimates for member in task.members)
         ]
-        if not missing:
+        hopeless = estimator.ruled_out(space.candidates)
+        if not missing and hopeless.keys() <= stored.estimates.keys():
             return stored
         progress.estimating(len(space.candidates))
         worth_measuring = len(space.candidates) >= WORTH_MEASURING
@@ -60,7 +61,11 @@ def expected(
         replies = estimator.replies(missing)
     expectations = dataclasses.replace(
         stored,
-        estimates={**stored.estimates, **estimator.combined(missing, replies)},
+        estimates={
+            **stored.estimates,
+            **estimator.combined(missing, replies),
+            **hopeless,
+        },
         prior=stored.prior if stored.estimates else prior_of(replies, facts, job.devices.total),
     )
     write_json(run.estimates, expectations.plain())
@@ -82,7 +87,7 @@ def by_formula(
         tasks = estimator.tasks(space.candidates)
         reply = untraced("the total budget had no time to trace it")
         replies = [dataclasses.replace(reply, process_bytes=TYPICAL_PROCESS)] * len(tasks)
-        estimates = estimator.combined(tasks, replies)
+        estimates = estimator.combined(tasks, replies) | estimator.ruled_out(space.candidates)
     prior = stored.prior if stored.estimates else prior_of(replies, facts, job.devices.total)
     return dataclasses.replace(stored, estimates={**estimates, **stored.estimates}, prior=prior)
 

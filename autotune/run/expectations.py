@@ -15,6 +15,7 @@ from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
 from autotune.space.knobs import Candidate
+from autotune.space.memory_order import expected_leanness
 
 HOPELESS = 0.95
 """Candidates that run out of memory with more than this probability are never probed."""
@@ -106,9 +107,10 @@ class Expectations:
         estimate = self.estimates.get(key)
         return estimate is not None and (estimate.p_host_oom or 0.0) > HOPELESS
 
-    def _leanness(self, candidate: Candidate) -> tuple[bool, int]:
+    def _leanness(self, candidate: Candidate) -> tuple[Any, ...]:
         estimate = self.estimates[candidate.key]
-        return self.beyond_host(candidate.key), estimate.peak_memory_bytes
+        lean = estimate.peak_memory_bytes, expected_leanness(candidate)
+        return self.beyond_host(candidate.key), *lean
 
     def _at_most(self, candidate: Candidate) -> bool:
         estimate = self.estimates.get(candidate.key)

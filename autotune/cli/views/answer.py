@@ -16,7 +16,8 @@ from autotune.cli.views.words import (
 )
 from autotune.estimate.estimate import Estimate
 from autotune.plan.answer import Answer, speed_error
-from autotune.plan.choices import CHECKPOINTING, Choice
+from autotune.plan.choices import CHECKPOINTING, Choice, leanness
+from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
 from autotune.space.knobs import Candidate
 from autotune.space.sharding.sharding import engine_name, sharding_of
@@ -82,7 +83,7 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
         yield (
             f"Memory is the limit: {_text(plan, answer.faster)} would be "
             f"{100 * (answer.faster.estimate.tokens_per_s / speed - 1):.0f}% faster, but needs "
-            f"{format_bytes(faster.peak_memory_bytes)}."
+            f"{_peak(faster)}."
         )
     else:
         yield "Memory is not the limit: nothing that needs more of it is estimated to be faster."
@@ -93,6 +94,11 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
             f"Next best: {_text(plan, answer.next_best)}, {slower}"
             f"{format_bytes(following.peak_memory_bytes)}."
         )
+
+
+def _peak(estimate: Estimate) -> str:
+    """A peak in a sentence."""
+    return f"{'at least ' if estimate.at_least else ''}{format_bytes(estimate.peak_memory_bytes)}"
 
 
 def _slower(speed: float | None, than: float | None) -> str:
@@ -119,7 +125,7 @@ def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
 
 def nothing_fits_lines(plan: Plan) -> Iterator[str]:
     """That nothing fits, by how much, and what would."""
-    candidate, estimate = min(plan.ranked(), key=lambda pair: pair[1].peak_memory_bytes)
+    candidate, estimate = min(plan.ranked(), key=leanness)
     choice = Choice(candidate=candidate, estimate=estimate, folded=1)
     limit = format_bytes(plan.limit_bytes)
     yield f"Nothing fits in {limit}. The smallest is {_text(plan, choice)}."
@@ -147,10 +153,12 @@ def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:
     if estimate.missing_bytes is None and estimate.server is not None:
         return f"Its server is {format_bytes(estimate.server.missing_bytes or 0)} short."
     largest = max(estimate.parts, key=lambda name: estimate.parts[name])
+    needs = f"It needs {_peak(estimate)} of {format_bytes(plan.limit_bytes)}"
+    if estimate.method == LOWER_BOUND:
+        return f"{needs} for weights, gradients and the optimizer's states alone."
     return (
-        f"It needs {format_bytes(estimate.peak_memory_bytes)} of "
-        f"{format_bytes(plan.limit_bytes)}, {format_bytes(estimate.parts[largest])} of that for "
-        f"{largest}; its peak is in {estimate.peak_operator or 'no one place'}."
+        f"{needs}, {format_bytes(estimate.parts[largest])} of that for {largest}; "
+        f"its peak is in {estimate.peak_operator or 'no one place'}."
     )
 
 
@@ -227,7 +235,7 @@ def signs_lines(estimates: Sequence[Estimate]) -> Iterator[str]:
     if costs:
         yield f"<: at most; the time of {' and '.join(sorted(costs))} is not known, and not counted"
     if any(estimate.at_least for estimate in estimates):
-        yield ">: at least; a smaller micro-batch needs that, and does not fit"
+        yield ">: at least; that alone does not fit"
 
 
 def engine(plan: Plan, choice: Choice) -> str:

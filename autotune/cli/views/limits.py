@@ -6,6 +6,7 @@ from typing import Any
 from autotune.cli.views.tables import describe
 from autotune.cli.views.words import install_text
 from autotune.estimate.estimate import Estimate
+from autotune.plan.choices import leanness
 from autotune.plan.questions.fewest_devices import Tried
 from autotune.plan.questions.largest import Largest
 from autotune.space.knobs import value_label
@@ -76,7 +77,7 @@ def _shown(count: Tried) -> tuple[Any, Any]:
     """The fastest that fits, or the leanest."""
     assert count.plan is not None
     ranked = count.plan.ranked()
-    return ranked[0] if count.fits else min(ranked, key=lambda pair: pair[1].peak_memory_bytes)
+    return ranked[0] if count.fits else min(ranked, key=leanness)
 
 
 def largest_plain(answer: Largest) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class EstimateJson(_Strict):
     left_out: list[str]
     """Costs that are not in the speed."""
     method: str
-    """`trace`, `scaled trace`, `adjusted trace` or `closed form`."""
+    """`trace`, `scaled trace`, `adjusted trace`, `closed form` or `lower bound`."""
     notes: list[str]
     offloaded_bytes: int
     host_bytes: int | None

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.estimate.estimate import Estimate
+from autotune.plan.choices import leanness
 from autotune.space.knobs import NUM_PROCESSES, Candidate
 from autotune.units import format_bytes
 
@@ -74,7 +75,7 @@ def divisions(pairs: Iterable[Pair], devices: int) -> list[Division]:
 
 def _division(training: int, generating: int, members: list[Pair], devices: int) -> Division:
     fitting = [pair for pair in members if pair[1].fits]
-    leanest = min(members, key=lambda pair: pair[1].peak_memory_bytes)
+    leanest = min(members, key=leanness)
     servers = [
         estimate.server.missing_bytes for _, estimate in members if estimate.server is not None
     ]

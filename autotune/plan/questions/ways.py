@@ -10,29 +10,25 @@ the fastest is found by bisection: the largest micro-batch that is safe.)
 A plan of a job that does not fit asks for the shortest lists; `autotune advise` goes on from there.
 """
 
-import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 
 from autotune.errors import UserError
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
-from autotune.job.methods import METHODS
-from autotune.plan.ceilings import ceilings_of
-from autotune.plan.engines import RULED_OUT, Effort
+from autotune.plan.choices import leanness
+from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
+from autotune.plan.least_memory import least_bytes
 from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.changes import Change, more_devices, offloading, single_changes
 from autotune.plan.questions.leanest import (
     decisive,
     leanest,
-    leanest_of_each_kind,
     offloads,
 )
-from autotune.plan.questions.least_memory import least_bytes
 from autotune.plan.questions.proposal import Proposal, smallest_of_each_field
+from autotune.plan.questions.proposal_estimates import BY_FORMULA, ProposalEstimates
 from autotune.plan.questions.way import Advice, Way, is_checked, preference, price
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
@@ -47,13 +43,6 @@ FASTEST = Effort(first=2)
 """Only the fastest that fits is shown; two are traced beside each other."""
 MOST_LISTS = 12
 """Lists of one length that a plan traces at most; `autotune advise` has no such bound."""
-BY_FORMULA = Effort(first=0)
-"""A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
-the device is named: of a 7B model's optimizer it said 18 GiB, and the trace more than 24."""
-NEARLY_LEANEST = 4
-"""So many candidates are traced where the one that should be the leanest is nearly safe."""
-NO_LIMIT = 1 << 60
-"""Bytes that no training needs."""
 
 
 class Advisor:
@@ -71,31 +60,16 @@ class Advisor:
         self._estimator, self._kind, self._tried = estimator, kind, tried
         self._job, self._facts = estimator.job, estimator.facts
         self._lists = self._ruled_out = 0
-        self._effort = FASTEST
-
-    @cached_property
-    def _ceilings(self) -> Ceilings | None:
-        estimator = self._estimator
-        if estimator.ceilings is not None:
-            return estimator.ceilings
-        folder = estimator.folder / "ceilings"
-        return ceilings_of(
-            estimator.facts,
-            self._kind,
-            estimator.cache,
-            estimator.servers,
-            folder,
-            estimator.progress,
-        )
+        self._estimates: ProposalEstimates
 
     def advice(self, space: SearchSpace, *, seen_to_fail: bool = False) -> Advice:
         """All ways out of a job whose space this is."""
         nearest = leanest(space)
-        estimate = self._estimates(self._job, [nearest])[nearest.key]
+        self._estimates = ProposalEstimates(self._estimator, self._kind, FASTEST, space)
+        estimate = self._estimates.of_job(nearest)
         ways: list[Way] = []
         if seen_to_fail or not estimate.fits:
-            speed = self._speed_if_it_fitted(space)
-            ways = [way for level in self._levels(nearest, speed) for way in level]
+            ways = [way for level in self._levels(nearest) for way in level]
         fits = estimate.fits and not seen_to_fail
         return self._advice(nearest, estimate, ways, fits=fits)
 
@@ -105,9 +79,9 @@ class Advisor:
         Args:
             estimates: of all candidates of the space, by their keys.
         """
-        nearest = min(space.candidates, key=lambda one: estimates[one.key].peak_memory_bytes)
-        self._effort = BY_FORMULA
-        levels = self._levels(leanest(space), self._speed_if_it_fitted(space), MOST_LISTS)
+        nearest = min(space.candidates, key=lambda one: leanness((one, estimates[one.key])))
+        self._estimates = ProposalEstimates(self._estimator, self._kind, BY_FORMULA, space)
+        levels = self._levels(leanest(space), MOST_LISTS)
         ways = next((level for level in levels if level), [])
         return self._advice(nearest, estimates[nearest.key], ways, fits=False)
 
@@ -125,9 +99,7 @@ class Advisor:
             ruled_out=self._ruled_out,
         )
 
-    def _levels(
-        self, nearest: Candidate, speed: float | None, most: int | None = None
-    ) -> Iterator[list[Way]]:
+    def _levels(self, nearest: Candidate, most: int | None = None) -> Iterator[list[Way]]:
         """The ways of one change, then of two, then of three.
 
         Args:
@@ -142,10 +114,10 @@ class Advisor:
             ways: list[Way] = []
             proposals = [p for p in proposals if not self._is_probed(p)]
             before = self._lists
-            while proposals and not (ways and self._effort == BY_FORMULA):
+            while proposals and not (ways and self._estimates.by_formula):
                 left = None if most is None else most - (self._lists - before)
                 wave = smallest_of_each_field(proposals)[:left]
-                found = self._ways(wave, speed)
+                found = self._ways(wave)
                 ways += [way for way in found if way is not None]
                 enough = [p for p, way in zip(wave, found, strict=True) if way is not None]
                 fitting += [p.texts for p in enough]
@@ -191,66 +163,39 @@ class Advisor:
         if self._kind is not None:  # of the devices that are here one is tuned for
             yield from more_devices(job)
 
-    def _ways(self, wave: Sequence[Proposal], speed: float | None) -> list[Way | None]:
-        """Of each list the fastest safe candidate of the changed job; None: none is safe. The
-        leanest ones are traced beside each other."""
+    def _ways(self, wave: Sequence[Proposal]) -> list[Way | None]:
+        """Of each list the fastest safe candidate of the changed job; None: none is safe."""
         traced = [p for p in wave if self._may_fit(p)]
         self._lists += len(traced)
         self._estimator.progress.looking_at(f"{self._lists} lists of changes")
-        leanest_ones = [(p.job, p.candidates[0]) for p in traced]
-        estimates = self._with(self._job).estimates_of_jobs(leanest_ones)
-        ways = {
-            id(p): self._way(p, estimate, speed)
-            for p, estimate in zip(traced, estimates, strict=True)
-        }
+        known = self._estimates.of_lists(traced)
+        ways = {id(p): self._way(p, of_list) for p, of_list in zip(traced, known, strict=True)}
         return [ways.get(id(p)) for p in wave]
 
     def _may_fit(self, proposal: Proposal) -> bool:
         """Whether a list is worth a trace."""
-        if self._effort == BY_FORMULA and offloads(proposal.candidates[0]):
+        if self._estimates.by_formula and offloads(proposal.candidates[0]):
             return False
         chosen = settings(proposal.job, self._facts, proposal.candidates[0])
         fits = least_bytes(chosen) <= self._estimator.limit
         self._ruled_out += not fits
         return fits
 
-    def _way(self, proposal: Proposal, lean: Estimate, speed: float | None) -> Way | None:
-        job = proposal.job
-        if lean.p_oom >= RULED_OUT:
-            return None
-        known = self._known(proposal, lean)
+    def _way(self, proposal: Proposal, known: Mapping[str, Estimate]) -> Way | None:
         safe = [
             one for one in proposal.candidates if one.key in known and is_checked(known[one.key])
         ]
         if not safe:
             return None
         best = max(safe, key=lambda one: preference(known[one.key]))
-        fastest = known[best.key].tokens_per_s
+        fastest, unchanged = known[best.key].tokens_per_s, self._estimates.speed
         return Way(
             changes=proposal.changes,
             candidate=best,
             estimate=known[best.key],
-            speed=fastest / speed if fastest and speed else None,
-            packages=tuple(packages_to_install(job, self._facts, best)),
+            speed=fastest / unchanged if fastest and unchanged else None,
+            packages=tuple(packages_to_install(proposal.job, self._facts, best)),
         )
-
-    def _known(self, proposal: Proposal, lean: Estimate) -> dict[str, Estimate]:
-        """Estimates of a changed job's candidates. Where each micro-batch is a trace, a plan makes
-        as few as find the largest that is safe."""
-        ordered, job = proposal.candidates, proposal.job
-        if self._effort != BY_FORMULA or not METHODS[job.method].online:
-            return self._estimates(job, ordered)
-        if not is_checked(lean):
-            return self._estimates(job, ordered[:NEARLY_LEANEST])
-        known = {ordered[0].key: lean}
-        ordered = leanest_of_each_kind(ordered)
-        safe, unsafe = 0, len(ordered)
-        while unsafe - safe > 1:
-            middle = (safe + unsafe) // 2
-            known |= self._estimates(job, [ordered[middle]])
-            is_safe = is_checked(known[ordered[middle].key])
-            safe, unsafe = (middle, unsafe) if is_safe else (safe, middle)
-        return known
 
     def _space(self, job: Job) -> SearchSpace | None:
         """The space of a changed job; None where it has none."""
@@ -259,26 +204,6 @@ class Advisor:
             return bind(narrowed(definition, job, self._facts), job, self._facts)
         except UserError:
             return None
-
-    def _speed_if_it_fitted(self, space: SearchSpace) -> float | None:
-        """Tokens/s of the job as it is with all that costs memory and saves time."""
-        largest = max(decisive(space), key=expected_leanness)
-        estimates = self._estimates(self._job, [largest], limit=NO_LIMIT)
-        return estimates[largest.key].tokens_per_s or None
-
-    def _estimates(
-        self, job: Job, candidates: Sequence[Candidate], limit: int | None = None
-    ) -> dict[str, Estimate]:
-        return self._with(job, limit).estimates(candidates)
-
-    def _with(self, job: Job, limit: int | None = None) -> Estimator:
-        return dataclasses.replace(
-            self._estimator,
-            job=job,
-            ceilings=self._ceilings,
-            effort=self._effort,
-            limit=limit or self._estimator.limit,
-        )
 
 
 def _too_long(fields: set[str]) -> bool:

@@ -7,6 +7,7 @@ from autotune.plan.answer import answer_of, in_bfloat16, training_s
 from autotune.plan.choices import SAFE, choices, is_safe, shortened
 from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.space.bind import bind
+from autotune.space.definition import load_definition
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from tests.unit.builders import (
     GIB,
@@ -237,3 +238,21 @@ def test_liger_is_planned_where_its_kernels_are_in_the_estimate():
     other = replace(facts, model=replace(facts.model, model_type="gemma3_text"))
     assert values_of(make_job(), other)["use_liger_kernel"] == (False,)
     assert values_of(make_job(), make_facts("cuda"))["use_liger_kernel"] == (False,)
+
+
+# -- whether the reference is computed beforehand
+
+
+def precomputed(**changes):
+    """The values of `precompute_ref_log_probs` in a narrowed space of DPO."""
+    job, facts = make_job(method="dpo", **changes), make_facts("cuda")
+    definition = narrowed(load_definition("dpo"), job, facts)
+    space = narrowed_space(bind(definition, job, facts), job, facts)
+    return {one["precompute_ref_log_probs"] for one in space.candidates}
+
+
+def test_the_reference_is_computed_beforehand_unless_somebody_chose_or_it_is_more_work():
+    assert precomputed() == {True}
+    assert precomputed(fixed={"precompute_ref_log_probs": False}) == {False}
+    assert precomputed(recipe={"precompute_ref_log_probs": [False, True]}) == {False, True}
+    assert precomputed(training={"max_steps": 3}) == {False, True}  # a part of the data

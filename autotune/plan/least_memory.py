@@ -6,8 +6,9 @@ process itself come on top, so that a candidate whose bound is above the limit c
 trace of it is needed. A candidate whose bound is below the limit may fit or not.
 """
 
+from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.zero import zero_of
-from autotune.estimate.records.events import GRADIENTS, OPTIMIZER, WEIGHTS
+from autotune.estimate.records.events import GRADIENTS, OPTIMIZER, STEP, WEIGHTS
 from autotune.job.methods import METHODS
 from autotune.plan.exchange import trained_parameters
 from autotune.space.quantization import bits_of
@@ -19,8 +20,45 @@ _STATES = {"adamw_torch": None, "adamw_torch_fused": None, "adamw_8bit": 2}
 optimizers that are not here nothing is counted."""
 
 
+LOWER_BOUND = "lower bound"
+"""The method of an estimate that is this bound."""
+
+
+def ruled_out(settings: Settings, limit: int) -> Estimate | None:
+    """The estimate of a candidate that cannot fit, whatever a trace would say; None: it may.
+
+    Args:
+        limit: bytes a process may take on the device.
+    """
+    parts = least_parts(settings)
+    total = sum(parts.values())
+    if total <= limit:
+        return None
+    return Estimate(
+        peak_allocated_bytes=total,
+        peak_reserved_bytes=total,
+        peak_memory_bytes=total,
+        parts=parts,
+        peak_operator="",
+        peak_phase=STEP,
+        retries=0,
+        method=LOWER_BOUND,
+        notes=("not traced: weights, gradients and optimizer states alone are too much",),
+        sigma_bytes=0,
+        p_oom=1.0,
+        fits=False,
+        missing_bytes=total - limit,
+        at_least=True,
+    )
+
+
 def least_bytes(settings: Settings) -> int:
     """Bytes of weights, gradients and optimizer states on the device of one process, at least."""
+    return sum(least_parts(settings).values())
+
+
+def least_parts(settings: Settings) -> dict[str, int]:
+    """The same, by part."""
     config, model = {**settings.config, **settings.candidate.values}, settings.facts.model
     width = 4 if config.get("dtype", "float32") == "float32" else 2
     trained = trained_parameters(settings.job, settings.facts, config)
@@ -36,10 +74,10 @@ def least_bytes(settings: Settings) -> int:
     }
     sharding = settings.sharding
     if sharding.distributed_type not in (DEEPSPEED, FSDP):
-        return sum(parts.values())
+        return parts
     zero = zero_of(config, sharding, sharding.num_processes, model.hidden_size or 1024)
     factors = zero.factors()
-    return round(sum(size * min(factors[name], 1.0) for name, size in parts.items()))
+    return {name: round(size * min(factors[name], 1.0)) for name, size in parts.items()}
 
 
 def _weights_bytes(settings: Settings, config: dict[str, object], width: int) -> int:

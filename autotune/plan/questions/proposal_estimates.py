@@ -1,0 +1,157 @@
+"""Estimates of lists of changes: as few traces as name the fastest candidate of each.
+
+The traces of a stage are made beside each other.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from autotune.estimate.estimate import Estimate, prior_residual
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.facts.device_kinds import DeviceKind
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.plan.candidates import TYPICAL_PROCESS, by_formula
+from autotune.plan.ceilings import ceilings_of
+from autotune.plan.children import AT_ONCE
+from autotune.plan.engines import RULED_OUT, Effort
+from autotune.plan.estimator import Estimator
+from autotune.plan.questions.bisection import Bisection
+from autotune.plan.questions.leanest import decisive
+from autotune.plan.questions.proposal import Proposal
+from autotune.space.bind import SearchSpace
+from autotune.space.knobs import Candidate
+from autotune.space.memory_order import expected_leanness
+from autotune.space.settings import settings
+
+BY_FORMULA = Effort(first=0)
+"""A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
+the device is named: of a 7B model's optimizer it said 18 GiB, and the trace more than 24."""
+NO_LIMIT = 1 << 60
+"""Bytes that no training needs."""
+
+
+class ProposalEstimates:
+    """Estimates candidates of changed jobs.
+
+    Args:
+        estimator: of the job as it is.
+        kind: of device that is planned for; None: the one that is here.
+        space: of the job as it is.
+
+    Attributes:
+        speed: tokens/s of the job as it is, if it fitted; None: not known (yet).
+    """
+
+    def __init__(
+        self, estimator: Estimator, kind: DeviceKind | None, effort: Effort, space: SearchSpace
+    ) -> None:
+        self._estimator, self._kind, self._effort = estimator, kind, effort
+        self._job, self._facts = estimator.job, estimator.facts
+        # All that costs memory and saves time.
+        self._largest: Candidate | None = max(decisive(space), key=expected_leanness)
+        self.speed: float | None = None
+
+    @property
+    def by_formula(self) -> bool:
+        """Whether no engine is traced."""
+        return self._effort == BY_FORMULA
+
+    def of_job(self, candidate: Candidate) -> Estimate:
+        """The estimate of a candidate of the job as it is."""
+        return self._with(self._job).estimates([candidate])[candidate.key]
+
+    def of_lists(self, proposals: Sequence[Proposal]) -> list[dict[str, Estimate]]:
+        """Estimates of the candidates of each list, by their keys, all traces of a stage beside
+        each other: the leanest first, with all the others where the closed form says it fits."""
+        bisects = self.by_formula and METHODS[self._job.method].online
+        known = self._together(
+            [
+                (p.job, p.candidates[: None if not bisects and self._should_fit(p) else 1])
+                for p in proposals
+            ]
+        )
+        if bisects:
+            return self._bisected(proposals, known)
+        further = [
+            number
+            for number, (p, of_list) in enumerate(zip(proposals, known, strict=True))
+            if len(of_list) < len(p.candidates) and not _is_hopeless(p, of_list)
+        ]
+        found = self._together([(proposals[n].job, proposals[n].candidates) for n in further])
+        for number, estimates in zip(further, found, strict=True):
+            known[number] |= estimates
+        return known
+
+    def _should_fit(self, proposal: Proposal) -> bool:
+        """Whether the leanest candidate of a list fits by the closed form."""
+        device, job = self._facts.device, proposal.job
+        residual = prior_residual(device.kind, TYPICAL_PROCESS, job.devices.total, device.maker)
+        chosen = settings(job, self._facts, proposal.candidates[0])
+        return by_formula(chosen, residual, self._estimator.limit, "").fits
+
+    def _bisected(
+        self, proposals: Sequence[Proposal], known: list[dict[str, Estimate]]
+    ) -> list[dict[str, Estimate]]:
+        """Estimates as few as find the largest micro-batch of each list that is safe, where each
+        is a trace of its own.
+
+        Args:
+            known: of the leanest candidate of each.
+        """
+        searches = [
+            Bisection(p, of_list)
+            for p, of_list in zip(proposals, known, strict=True)
+            if not _is_hopeless(p, of_list)
+        ]
+        while searches:
+            at_once = max(AT_ONCE // len(searches), 1)
+            following = [(search.job, search.following(at_once)) for search in searches]
+            for search, estimates in zip(searches, self._together(following), strict=True):
+                search.hear(estimates)
+            searches = [search for search in searches if search.following(1)]
+        return known
+
+    def _together(
+        self, groups: Sequence[tuple[Job, Sequence[Candidate]]]
+    ) -> list[dict[str, Estimate]]:
+        """Estimates of candidates of several jobs, by their keys. With the first of them comes the
+        speed of the job as it is."""
+        pairs = [(self._with(job), candidates) for job, candidates in groups]
+        largest, self._largest = self._largest, None
+        if largest is not None:
+            pairs.append((self._with(self._job, NO_LIMIT), [largest]))
+        estimates = self._with(self._job).estimates_together(pairs)
+        if largest is not None:
+            self.speed = estimates.pop()[largest.key].tokens_per_s or None
+        return estimates
+
+    def _with(self, job: Job, limit: int | None = None) -> Estimator:
+        return dataclasses.replace(
+            self._estimator,
+            job=job,
+            ceilings=self._ceilings,
+            effort=self._effort,
+            limit=limit or self._estimator.limit,
+        )
+
+    @cached_property
+    def _ceilings(self) -> Ceilings | None:
+        estimator = self._estimator
+        if estimator.ceilings is not None:
+            return estimator.ceilings
+        folder = estimator.folder / "ceilings"
+        return ceilings_of(
+            estimator.facts,
+            self._kind,
+            estimator.cache,
+            estimator.servers,
+            folder,
+            estimator.progress,
+        )
+
+
+def _is_hopeless(proposal: Proposal, known: Mapping[str, Estimate]) -> bool:
+    """Whether the leanest candidate of a list does not fit, so that no other need be looked at."""
+    return known[proposal.candidates[0].key].p_oom >= RULED_OUT
