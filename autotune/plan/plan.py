@@ -124,9 +124,8 @@ def plan(
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
         memory = Memory(None if stored is None else stored[1])
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress, memory)
-        draft, answer, advice = drafted(space, estimator), None, None
-        if not only_default:
-            draft, answer, advice = _concluded(draft, estimator, kind)
+        draft = drafted(space, estimator)
+        draft, answer, advice = _concluded(draft, estimator, kind, alone=only_default)
     if not stored and key and not draft.stopped and not any(map(_failed, memory.kept)):
         cache.write(key, facts, memory.kept)
     return Plan(
@@ -163,10 +162,16 @@ def _space(
 
 
 def _concluded(
-    draft: Draft, estimator: Estimator, kind: DeviceKind | None
+    draft: Draft, estimator: Estimator, kind: DeviceKind | None, *, alone: bool
 ) -> tuple[Draft, Answer | None, Advice | None]:
     """The draft with what the answer is held against, and the answer; where nothing fits, what
-    would make the job fit. Of one that was stopped no more than it holds."""
+    would make the job fit. Of one that was stopped no more than it holds.
+
+    Args:
+        alone: whether it is of one candidate, which nobody asked to compare.
+    """
+    if alone:
+        return draft, None, None
     first = draft.choices[0]
     if draft.stopped:
         return draft, answer_of(draft.choices, estimator.job, estimator.facts), None
