@@ -68,11 +68,11 @@ def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, fl
     )
 
 
-def leanness(pair: tuple[Candidate, Estimate]) -> tuple[int, bool, tuple[Any, ...]]:
-    """What sorts candidates by the memory they take; where estimates are the same, by what they
-    should take."""
+def leanness(pair: tuple[Candidate, Estimate]) -> tuple[bool, int, tuple[Any, ...]]:
+    """What sorts candidates by the memory they take, bounds last; where estimates are the same, by
+    what they should take."""
     candidate, estimate = pair
-    return estimate.peak_memory_bytes, estimate.at_least, expected_leanness(candidate)
+    return estimate.at_least, estimate.peak_memory_bytes, expected_leanness(candidate)
 
 
 def choices(

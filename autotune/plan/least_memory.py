@@ -10,7 +10,6 @@ from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.zero import zero_of
 from autotune.estimate.records.events import GRADIENTS, OPTIMIZER, STEP, WEIGHTS
 from autotune.job.methods import METHODS
-from autotune.plan.exchange import trained_parameters
 from autotune.space.quantization import bits_of
 from autotune.space.settings import Settings
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
@@ -61,9 +60,9 @@ def least_parts(settings: Settings) -> dict[str, int]:
     """The same, by part."""
     config, model = {**settings.config, **settings.candidate.values}, settings.facts.model
     width = 4 if config.get("dtype", "float32") == "float32" else 2
-    trained = trained_parameters(settings.job, settings.facts, config)
-    # PPO trains a value model whole; what scores is the user's, and may be small.
-    judges = model.parameters if METHODS[settings.job.method].value_model else 0
+    # How many an adapter has is only known roughly.
+    trained = model.parameters if settings.job.tuning == "full" else 0
+    judges = model.parameters if _judges_alike(settings) else 0
     gradient = width if settings.job.tuning == "full" else 2
     state = _STATES.get(str(config.get("optim")), 0)
     state = 2 * width if state is None else state
@@ -87,3 +86,10 @@ def _weights_bytes(settings: Settings, config: dict[str, object], width: int) ->
         return width * model.parameters
     unquantised = min(sum(model.unquantised.values()), model.parameters)
     return 2 * unquantised + (model.parameters - unquantised) * bits // 8
+
+
+def _judges_alike(settings: Settings) -> bool:
+    """Whether PPO trains a value model as large as the policy; it begins as the reward model, which
+    is the user's and may be small."""
+    job = settings.job
+    return METHODS[job.method].value_model and job.reward_model_path in (None, job.model)

@@ -12,6 +12,7 @@ from autotune.estimate.residual import Residual, refined
 from autotune.estimate.speed.calibration import Coefficients, calibrated
 from autotune.facts import Facts
 from autotune.plan.candidates import TYPICAL_PROCESS
+from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
 from autotune.space.knobs import Candidate
@@ -72,6 +73,8 @@ class Expectations:
         estimate = self.estimates.get(candidate.key)
         if estimate is None:
             return None
+        if estimate.method == LOWER_BOUND:
+            return 1.0
         if estimate.server is not None and estimate.server.missing_bytes is not None:
             return 1.0
         sigma = estimate.sigma_bytes / max(estimate.peak_memory_bytes, 1)
@@ -109,7 +112,7 @@ class Expectations:
 
     def _leanness(self, candidate: Candidate) -> tuple[Any, ...]:
         estimate = self.estimates[candidate.key]
-        lean = estimate.peak_memory_bytes, expected_leanness(candidate)
+        lean = estimate.at_least, estimate.peak_memory_bytes, expected_leanness(candidate)
         return self.beyond_host(candidate.key), *lean
 
     def _at_most(self, candidate: Candidate) -> bool:

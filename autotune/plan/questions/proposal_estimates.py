@@ -122,7 +122,10 @@ class ProposalEstimates:
         largest, self._largest = self._largest, None
         if largest is not None:
             pairs.append((self._with(self._job, NO_LIMIT), [largest]))
-        estimates = self._with(self._job).estimates_together(pairs)
+        if self.by_formula:
+            estimates = self._with(self._job).estimates_together(pairs)
+        else:  # of each job some engines are traced
+            estimates = [estimator.estimates(candidates) for estimator, candidates in pairs]
         if largest is not None:
             self.speed = estimates.pop()[largest.key].tokens_per_s or None
         return estimates
