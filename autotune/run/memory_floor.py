@@ -2,6 +2,7 @@
 fit, and no change of the job helps. Said before the first probe."""
 
 from autotune.job.job import Job
+from autotune.plan.least_memory import LOWER_BOUND
 from autotune.run.session import Result, Session
 from autotune.search.recommend import NothingFits
 from autotune.units import format_bytes
@@ -23,8 +24,12 @@ def process_alone(session: Session) -> NothingFits | None:
         return None  # one came to its end
     if process_bytes - SURE * prior.sigma_bytes <= session.allowed_bytes:
         return None
-    peaks = [estimate.peak_memory_bytes for estimate in session.expectations.estimates.values()]
-    smallest = min(peaks, default=round(process_bytes))
+    peaks = [
+        # A bound leaves the process itself out.
+        estimate.peak_memory_bytes + (process_bytes if estimate.method == LOWER_BOUND else 0)
+        for estimate in session.expectations.estimates.values()
+    ]
+    smallest = round(min(peaks, default=process_bytes))
     return NothingFits(
         nearest=None,
         short_bytes=smallest - session.allowed_bytes,
