@@ -5,6 +5,7 @@ import contextlib
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autotune.estimate.tracing import fake_dispatch
 from autotune.estimate.tracing.fake_dispatch import short_keys
 
 
@@ -66,6 +67,7 @@ def test_an_operator_looked_up_again_is_not_computed_again():
         return make_entry(mode, *args)
 
     FakeTensorMode.cache_clear()
+    fake_dispatch._ENTRIES.clear()
     FakeTensorMode._make_cache_entry = counted
     try:
         with short_keys(), FakeTensorMode():
