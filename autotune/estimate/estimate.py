@@ -79,7 +79,7 @@ class Estimate:
     at_most: bool = False
     """Whether it is an upper bound: something that needs more was traced."""
     at_least: bool = False
-    """Whether it is a lower bound: something that needs less was traced, and is too large."""
+    """Whether it is a lower bound, which alone is too large."""
     offloaded_bytes: int = 0
     """Activations that go to the host and back in the worst micro-step."""
     left_out: tuple[str, ...] = ()

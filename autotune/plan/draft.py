@@ -1,20 +1,13 @@
-"""What the replies so far come to: the candidates they are of, folded into choices. Pure."""
+"""What is known of a plan: candidates with an estimate, folded into choices. Pure."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.protocol import EstimateReply
-from autotune.job.methods import METHODS
-from autotune.plan.choices import CHECKPOINTING, Choice, choices
-from autotune.plan.estimator import Estimator
-from autotune.plan.known import Known
-from autotune.plan.variants import VariantTask
+from autotune.plan.choices import Choice, choices
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
-from autotune.space.memory_order import expected_leanness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,101 +30,28 @@ class Draft:
     stopped: bool = False
 
 
-def drafted(space: SearchSpace, estimator: Estimator) -> Draft:
-    """What all traces come to; where the user stops them, what is known by then.
-
-    Raises:
-        KeyboardInterrupt: the user stopped them, and nothing is known yet.
-    """
-    tasks = estimator.tasks(space.candidates)
-    drafting, shown = Drafting(space, estimator, tasks), Shown(space, estimator)
-    if METHODS[estimator.job.method].online and len(tasks) > 1:
-        shown.look_first()
-
-    def improved() -> None:
-        shown.show(drafting.draft(known.replies).choices)
-
-    known = Known(improved)
-    stopped = False
-    try:
-        estimator.replies(tasks, known)
-    except KeyboardInterrupt:
-        if not known.replies:
-            raise
-        stopped = True
-    draft = drafting.draft(known.replies)
-    return dataclasses.replace(draft, stopped=True) if stopped else draft
-
-
-class Shown:
-    """Shows the best of what is estimated so far."""
-
-    def __init__(self, space: SearchSpace, estimator: Estimator) -> None:
-        self._space, self._estimator = space, estimator
-        self._best: str | None = None
-
-    def show(self, folded: Sequence[Choice]) -> None:
-        """Show the first of some choices, if it fits and is another than before."""
-        best = folded[0]
-        if best.estimate.fits and best.candidate.key != self._best:
-            self._best = best.candidate.key
-            devices = self._estimator.job.devices.total
-            self._estimator.progress.improved(best, self._space, devices)
-
-    def look_first(self) -> None:
-        """Estimate the leanest candidates with and without checkpointing before all others: where
-        the method generates, a variant takes long. Their traces are found again."""
-        ordered = sorted(self._space.candidates, key=expected_leanness)
-        firsts = {one.values.get(CHECKPOINTING): one for one in reversed(ordered)}
-        estimates = self._estimator.estimates(list(firsts.values()))
-        pairs = [(one, estimates[one.key]) for one in firsts.values()]
-        self.show(choices(self._space, pairs, self._estimator.job.devices.total))
-
-
-class Drafting:
-    """Makes drafts of a space while replies to its tasks come."""
-
-    def __init__(
-        self, space: SearchSpace, estimator: Estimator, tasks: Sequence[VariantTask]
-    ) -> None:
-        self._space, self._estimator, self._tasks = space, estimator, tasks
-        self._estimates: dict[int, tuple[EstimateReply, dict[str, Estimate]]] = {}
-        self._ruled_out = estimator.ruled_out(space.candidates)
-
-    def draft(self, replies: Mapping[int, EstimateReply]) -> Draft:
-        """The draft of the replies to some tasks, by the index of the task."""
-        estimates = dict(self._ruled_out)
-        for number in sorted(replies):
-            estimates |= self._of_task(number, replies[number])
-        return Draft(
-            **_folded(self._space, estimates, self._estimator),
-            left_out=len(self._space.candidates) - len(estimates),
-            by_formula=sum(len(self._tasks[n].members) for n in replies if replies[n].by_formula),
-        )
-
-    def _of_task(self, number: int, reply: EstimateReply) -> dict[str, Estimate]:
-        known = self._estimates.get(number)
-        if known is None or known[0] is not reply:
-            estimates = self._estimator.combined([self._tasks[number]], [reply])
-            known = self._estimates[number] = reply, estimates
-        return known[1]
-
-
-def with_candidate(
-    draft: Draft, estimator: Estimator, candidate: Candidate, estimate: Estimate
+def draft_of(
+    space: SearchSpace, estimates: Mapping[str, Estimate], devices: int, *, by_formula: int
 ) -> Draft:
-    """The draft with a further candidate of its space."""
-    space = dataclasses.replace(draft.space, candidates=(*draft.space.candidates, candidate))
-    estimates = {**draft.estimates, candidate.key: estimate}
-    return dataclasses.replace(draft, **_folded(space, estimates, estimator))
+    """The draft of a space of which these estimates are known, by key.
 
-
-def _folded(
-    space: SearchSpace, estimates: Mapping[str, Estimate], estimator: Estimator
-) -> dict[str, Any]:
-    """The fields of a draft that follow from the estimates."""
+    Args:
+        devices: how many the job has.
+    """
     candidates = tuple(c for c in space.candidates if c.key in estimates)
     known_space = dataclasses.replace(space, candidates=candidates)
     pairs = [(candidate, estimates[candidate.key]) for candidate in candidates]
-    folded = choices(known_space, pairs, estimator.job.devices.total)
-    return {"space": known_space, "estimates": estimates, "choices": tuple(folded)}
+    return Draft(
+        space=known_space,
+        estimates=estimates,
+        choices=tuple(choices(known_space, pairs, devices)),
+        left_out=len(space.candidates) - len(candidates),
+        by_formula=by_formula,
+    )
+
+
+def with_candidate(draft: Draft, candidate: Candidate, estimate: Estimate, devices: int) -> Draft:
+    """The draft with a candidate that its space lacks."""
+    space = dataclasses.replace(draft.space, candidates=(*draft.space.candidates, candidate))
+    estimates = {**draft.estimates, candidate.key: estimate}
+    return draft_of(space, estimates, devices, by_formula=draft.by_formula)

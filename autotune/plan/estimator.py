@@ -19,6 +19,7 @@ from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers
 from autotune.plan.device import allocator_limit
 from autotune.plan.engines import PROMISING, Effort, TraceBudget, answered
+from autotune.plan.exchange import with_server
 from autotune.plan.known import Known
 from autotune.plan.least_memory import ruled_out
 from autotune.plan.memory import Memory
@@ -57,19 +58,21 @@ class Estimator:
 
     def ruled_out(self, candidates: Iterable[Candidate]) -> dict[str, Estimate]:
         """The estimates of those candidates that cannot fit whatever a trace would say, by key."""
-        pairs = (
-            (one.key, ruled_out(settings(self.job, self.facts, one), self.limit))
-            for one in candidates
-        )
-        return {key: estimate for key, estimate in pairs if estimate is not None}
+        bounds: dict[str, Estimate] = {}
+        for candidate in candidates:
+            chosen = settings(self.job, self.facts, candidate)
+            bound = ruled_out(chosen, self.limit)
+            if bound is not None:
+                bounds[candidate.key] = with_server(bound, chosen)
+        return bounds
 
     def tasks(self, candidates: Sequence[Candidate]) -> list[VariantTask]:
         """What has to be traced for the candidates: for those that are not ruled out."""
-        hopeless = self.ruled_out(candidates)
+        bounds = self.ruled_out(candidates)
         return variant_tasks(
             self.job,
             self.facts,
-            [one for one in candidates if one.key not in hopeless],
+            [one for one in candidates if one.key not in bounds],
             rows=self.rows,
             limit=allocator_limit(self.job, self.facts, self.limit),
             cache=self.cache.traces,
@@ -98,17 +101,24 @@ class Estimator:
 
     def estimates(self, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
         """The estimate of each candidate, by its key."""
-        return self.estimates_together([(self, candidates)])[0]
+        tasks = self.tasks(candidates)
+        return self.combined(tasks, self.replies(tasks)) | self.ruled_out(candidates)
 
     def estimates_together(
         self, groups: Sequence[tuple[Self, Sequence[Candidate]]]
     ) -> list[dict[str, Estimate]]:
-        """The estimates of candidates of several jobs, by their keys, each job with an estimator of
-        its own; all traces are made beside each other."""
+        """The estimates of groups of candidates, by their keys, each with an estimator of its own.
+
+        All traces are made beside each other. But where engines are to be traced, an effort is for
+        the first ones of a group: then it is one group after the other.
+        """
         tasks = [estimator.tasks(candidates) for estimator, candidates in groups]
-        replies = iter(self.replies([task for of_job in tasks for task in of_job]))
+        flat = [task for of_group in tasks for task in of_group]
+        if any(task.engine for task in flat) and self.effort.first != 0:
+            return [estimator.estimates(candidates) for estimator, candidates in groups]
+        replies = iter(self.replies(flat))
         return [
-            estimator.combined(of_job, list(itertools.islice(replies, len(of_job))))
+            estimator.combined(of_group, list(itertools.islice(replies, len(of_group))))
             | estimator.ruled_out(candidates)
-            for (estimator, candidates), of_job in zip(groups, tasks, strict=True)
+            for (estimator, candidates), of_group in zip(groups, tasks, strict=True)
         ]

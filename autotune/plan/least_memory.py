@@ -17,8 +17,6 @@ from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 _STATES = {"adamw_torch": None, "adamw_torch_fused": None, "adamw_8bit": 2}
 """Bytes of optimizer state for each trained weight; None: two moments in the weights' type. Of
 optimizers that are not here nothing is counted."""
-
-
 LOWER_BOUND = "lower bound"
 """The method of an estimate that is this bound."""
 
@@ -63,12 +61,11 @@ def least_parts(settings: Settings) -> dict[str, int]:
     # How many an adapter has is only known roughly.
     trained = model.parameters if settings.job.tuning == "full" else 0
     judges = model.parameters if _judges_alike(settings) else 0
-    gradient = width if settings.job.tuning == "full" else 2
     state = _STATES.get(str(config.get("optim")), 0)
     state = 2 * width if state is None else state
     parts = {
         WEIGHTS: _weights_bytes(settings, config, width) + width * judges,
-        GRADIENTS: gradient * trained + width * judges,
+        GRADIENTS: width * (trained + judges),
         OPTIMIZER: state * (trained + judges),
     }
     sharding = settings.sharding

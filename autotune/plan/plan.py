@@ -21,7 +21,8 @@ from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import AT_ONCE, Servers
 from autotune.plan.choices import Choice, order
 from autotune.plan.device import placed, planned_facts, planned_limit
-from autotune.plan.draft import Draft, drafted, with_candidate
+from autotune.plan.draft import Draft, with_candidate
+from autotune.plan.drafting import drafted
 from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.memory import Memory
@@ -179,10 +180,11 @@ def _concluded(
         return draft, None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
     plain = without_flash(first.candidate, draft.space)
     in_half = in_bfloat16(estimator.job, first.candidate)
-    looked_at = [one for one in (plain, in_half) if one is not None]
-    estimates = estimator.estimates(looked_at)  # beside each other
+    groups = [(estimator, [one]) for one in (plain, in_half) if one is not None]
+    estimates = {k: e for group in estimator.estimates_together(groups) for k, e in group.items()}
     if plain is not None:
-        draft = with_candidate(draft, estimator, plain, estimates[plain.key])
+        devices = estimator.job.devices.total
+        draft = with_candidate(draft, plain, estimates[plain.key], devices)
     answer = answer_of(draft.choices, estimator.job, estimator.facts)
     return draft, answer and _with_alternative(answer, estimator, estimates), None
 

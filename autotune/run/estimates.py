@@ -43,11 +43,10 @@ def expected(
             for task in estimator.tasks(space.candidates)
             if any(member.candidate.key not in stored.estimates for member in task.members)
         ]
-        hopeless = estimator.ruled_out(space.candidates)
-        if not missing and hopeless.keys() <= stored.estimates.keys():
+        bounds = estimator.ruled_out(space.candidates)
+        if not missing and bounds.keys() <= stored.estimates.keys():
             return stored
         progress.estimating(len(space.candidates))
-        worth_measuring = len(space.candidates) >= WORTH_MEASURING
         ceilings = ceilings_of(
             facts,
             None,
@@ -55,17 +54,13 @@ def expected(
             servers,
             folder / "ceilings",
             progress,
-            worth_measuring=worth_measuring,
+            worth_measuring=len(space.candidates) >= WORTH_MEASURING,
         )
         estimator = dataclasses.replace(estimator, ceilings=ceilings)
         replies = estimator.replies(missing)
     expectations = dataclasses.replace(
         stored,
-        estimates={
-            **stored.estimates,
-            **estimator.combined(missing, replies),
-            **hopeless,
-        },
+        estimates={**bounds, **stored.estimates, **estimator.combined(missing, replies)},
         prior=stored.prior if stored.estimates else prior_of(replies, facts, job.devices.total),
     )
     write_json(run.estimates, expectations.plain())

@@ -21,7 +21,6 @@ from autotune.estimate.records.events import (
     TEMPORARIES,
     WEIGHTS,
     WORKSPACES,
-    allocations,
     chunk,
     layer,
 )
@@ -240,6 +239,15 @@ def canonical(events):
             key = number.setdefault(key, len(number))
         found.append((kind, key, *(rest if kind != FREE else ())))
     return found
+
+
+def allocations(events):
+    """(id, bytes) of each allocation and (id, -1) of each free."""
+    for event in events:
+        if event[0] == ALLOCATE:
+            yield event[1], event[2]
+        elif event[0] == FREE:
+            yield event[1], -1
 
 
 def curve(events):

@@ -83,10 +83,16 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
         yield (
             f"Memory is the limit: {_text(plan, answer.faster)} would be "
             f"{100 * (answer.faster.estimate.tokens_per_s / speed - 1):.0f}% faster, but needs "
-            f"{_peak(faster)}."
+            f"{format_bytes(faster.peak_memory_bytes)}."
         )
     else:
-        yield "Memory is not the limit: nothing that needs more of it is estimated to be faster."
+        among = ""
+        if any(one.method == LOWER_BOUND for one in plan.estimates.values()):
+            among = " among what was traced"
+        yield (
+            f"Memory is not the limit{among}: nothing that needs more of it is estimated to be "
+            "faster."
+        )
     if answer.next_best is not None:
         following = answer.next_best.estimate
         slower = _slower(following.tokens_per_s, estimate.tokens_per_s)

@@ -13,7 +13,7 @@ program an event happened: 0 none, `layer(i)`, or `chunk(j)` of a loss that is c
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any
 
@@ -210,12 +210,3 @@ def live_after(events: Iterable[Event], live_before: Mapping[int, Event]) -> dic
 def training_start(events: Iterable[Event]) -> int:
     """Where the first batch is fetched: before that a trainer puts its models together."""
     return next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == DATA), 0)
-
-
-def allocations(events: Iterable[Event]) -> Iterator[tuple[int, int]]:
-    """(id, bytes) of each allocation and (id, -1) of each free, for an allocator to replay."""
-    for event in events:
-        if event[0] == ALLOCATE:
-            yield event[1], event[2]
-        elif event[0] == FREE:
-            yield event[1], -1

@@ -39,7 +39,6 @@ def short_keys() -> Iterator[None]:
         yield
         return
     dispatch, make_entry, output_of = (getattr(FakeTensorMode, name) for name in _HOOKS)
-    entries = _ENTRIES
     made: list[Any] = []
 
     def cached_dispatch(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -47,7 +46,7 @@ def short_keys() -> Iterator[None]:
             key = _key(self, func, args, kwargs)
         except _NoKey:
             return dispatch(self, func, types, args, kwargs)
-        entry = entries.get(key)
+        entry = _ENTRIES.get(key)
         if entry is not None:
             return output_of(self, None, entry, None, func, args)
         made.append(None)  # an operator may be made of others
@@ -56,7 +55,7 @@ def short_keys() -> Iterator[None]:
         finally:
             entry = made.pop()
         if entry is not None:
-            entries[key] = entry
+            _ENTRIES[key] = entry
         return out
 
     def noted_entry(self: Any, *args: Any) -> Any:

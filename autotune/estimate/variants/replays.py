@@ -31,7 +31,7 @@ class PointReplays:
         self._request, self._record = request, record
         self._replays: dict[object, Replay] = {}
         self._reserved_shares: dict[bool, float] = {}
-        """Reserved bytes over live ones, of the latest point of each allocator."""
+        """Reserved bytes over live ones, of the latest point of each allocator that had room."""
         self._events: dict[object, dict[Shares, tuple[list[Event], MemoryUse]]] = {}
 
     def forget(self) -> None:
@@ -79,5 +79,6 @@ class PointReplays:
     def _closely(self, point: Point, events: list[Event], use: MemoryUse) -> Replay:
         expandable, limit = point.expandable_segments, self._request.limit_bytes
         replay = replayed(events, limit, expandable_segments=expandable, use=use)
-        self._reserved_shares[expandable] = replay.reserved_bytes / max(use.peak_bytes, 1)
+        if not replay.retries:  # one that was squeezed under the limit says nothing of others
+            self._reserved_shares[expandable] = replay.reserved_bytes / max(use.peak_bytes, 1)
         return replay

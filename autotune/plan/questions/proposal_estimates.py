@@ -14,7 +14,6 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.candidates import TYPICAL_PROCESS, by_formula
 from autotune.plan.ceilings import ceilings_of
-from autotune.plan.children import AT_ONCE
 from autotune.plan.engines import RULED_OUT, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.questions.bisection import Bisection
@@ -28,6 +27,8 @@ from autotune.space.settings import settings
 BY_FORMULA = Effort(first=0)
 """A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
 the device is named: of a 7B model's optimizer it said 18 GiB, and the trace more than 24."""
+TRACES = 2
+"""So many are worth making beside each other where one micro-batch is looked for. Chosen."""
 NO_LIMIT = 1 << 60
 """Bytes that no training needs."""
 
@@ -54,7 +55,7 @@ class ProposalEstimates:
         self.speed: float | None = None
 
     @property
-    def by_formula(self) -> bool:
+    def is_by_formula(self) -> bool:
         """Whether no engine is traced."""
         return self._effort == BY_FORMULA
 
@@ -65,12 +66,13 @@ class ProposalEstimates:
     def of_lists(self, proposals: Sequence[Proposal]) -> list[dict[str, Estimate]]:
         """Estimates of the candidates of each list, by their keys, all traces of a stage beside
         each other: the leanest first, with all the others where the closed form says it fits."""
-        bisects = self.by_formula and METHODS[self._job.method].online
+        bisects = self.is_by_formula and METHODS[self._job.method].online
+        firsts = [
+            p.candidates if not bisects and self._should_fit(p) else p.candidates[:1]
+            for p in proposals
+        ]
         known = self._together(
-            [
-                (p.job, p.candidates[: None if not bisects and self._should_fit(p) else 1])
-                for p in proposals
-            ]
+            [(p.job, of_list) for p, of_list in zip(proposals, firsts, strict=True)]
         )
         if bisects:
             return self._bisected(proposals, known)
@@ -106,7 +108,7 @@ class ProposalEstimates:
             if not _is_hopeless(p, of_list)
         ]
         while searches:
-            at_once = max(AT_ONCE // len(searches), 1)
+            at_once = max(TRACES // len(searches), 1)
             following = [(search.job, search.following(at_once)) for search in searches]
             for search, estimates in zip(searches, self._together(following), strict=True):
                 search.hear(estimates)
@@ -122,10 +124,7 @@ class ProposalEstimates:
         largest, self._largest = self._largest, None
         if largest is not None:
             pairs.append((self._with(self._job, NO_LIMIT), [largest]))
-        if self.by_formula:
-            estimates = self._with(self._job).estimates_together(pairs)
-        else:  # of each job some engines are traced
-            estimates = [estimator.estimates(candidates) for estimator, candidates in pairs]
+        estimates = self._with(self._job).estimates_together(pairs)
         if largest is not None:
             self.speed = estimates.pop()[largest.key].tokens_per_s or None
         return estimates

@@ -114,7 +114,7 @@ class Advisor:
             ways: list[Way] = []
             proposals = [p for p in proposals if not self._is_probed(p)]
             before = self._lists
-            while proposals and not (ways and self._estimates.by_formula):
+            while proposals and not (ways and self._estimates.is_by_formula):
                 left = None if most is None else most - (self._lists - before)
                 wave = smallest_of_each_field(proposals)[:left]
                 found = self._ways(wave)
@@ -174,7 +174,7 @@ class Advisor:
 
     def _may_fit(self, proposal: Proposal) -> bool:
         """Whether a list is worth a trace."""
-        if self._estimates.by_formula and offloads(proposal.candidates[0]):
+        if self._estimates.is_by_formula and offloads(proposal.candidates[0]):
             return False
         chosen = settings(proposal.job, self._facts, proposal.candidates[0])
         fits = least_bytes(chosen) <= self._estimator.limit

@@ -11,9 +11,9 @@ from autotune.estimate.records.events import (
     MOVE,
     PHASE,
     Work,
-    allocations,
     live_bytes,
 )
+from tests.unit.toy_program import allocations
 
 EVENTS = [
     (ALLOCATE, 0, 1000, record.WEIGHTS, "init", 0),

@@ -1,0 +1,60 @@
+"""Traces of several groups of candidates: beside each other, unless engines are to be traced."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from autotune.plan.children import Servers, untraced
+from autotune.plan.engines import Effort
+from autotune.plan.estimator import Estimator
+from autotune.plan.least_memory import LOWER_BOUND
+from tests.unit.builders import GIB, make_facts, make_job, make_space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Estimator):
+    """An estimator that traces nothing, and counts how many tasks are asked for at a time."""
+
+    calls: list[int] = field(default_factory=list)
+
+    def replies(self, tasks, known=None):
+        self.calls.append(len(tasks))
+        return [untraced("not traced here") for _ in tasks]
+
+
+def counted(tmp_path, job, parameters=1000, effort=None):
+    facts = make_facts("cuda")
+    model = replace(facts.model, path=str(tmp_path), parameters=parameters)
+    facts = replace(facts, model=model)
+    estimator = Counted(
+        job=job,
+        facts=facts,
+        limit=40 * GIB,
+        servers=Servers(tmp_path),
+        folder=tmp_path,
+        rows=tmp_path,
+        effort=effort or Effort(first=2),
+    )
+    return estimator, make_space(job, facts).candidates
+
+
+@pytest.mark.parametrize(
+    ("devices", "effort", "calls"),
+    [(1, Effort(first=2), 1), (2, Effort(first=2), 2), (2, Effort(first=0), 1)],
+)
+def test_an_effort_is_for_the_engines_of_each_group(tmp_path, devices, effort, calls):
+    estimator, candidates = counted(tmp_path, make_job(devices={"count": devices}), effort=effort)
+    some, others = candidates[:40], candidates[-40:]
+    found = estimator.estimates_together([(estimator, some), (estimator, others)])
+    assert [set(estimates) for estimates in found] == [
+        {c.key for c in some},
+        {c.key for c in others},
+    ]
+    assert len(estimator.calls) == calls
+
+
+def test_what_cannot_fit_is_estimated_without_a_trace(tmp_path):
+    estimator, candidates = counted(tmp_path, make_job(), parameters=100 * 10**9)
+    estimates = estimator.estimates(candidates[:20])
+    assert estimator.calls == [0]
+    assert {estimate.method for estimate in estimates.values()} == {LOWER_BOUND}
