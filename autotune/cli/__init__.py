@@ -24,6 +24,8 @@ COMMANDS = {
     "report": "Show what a run measured and recommends.",
     "space": "Show the search space of a job.",
     "validate": "Check a job file without touching model, data or device.",
+    "serve": "Serve plans, runs and history to browsers and programs.",
+    "worker": "Do the plans and runs of a service, on this machine's devices.",
     "env": "Show the machine and the stack, as a bug report needs it.",
 }
 

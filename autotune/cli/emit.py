@@ -19,7 +19,11 @@ from autotune.cli.job_options import guarded, json_option, print_json
     help="Write deepspeed_auto.json, too: DeepSpeed's file with `auto` values, for those who keep "
     "TrainingArguments of their own.",
 )
-@click.option("--storage", help="Optuna storage URL of the run, where it has one of its own.")
+@click.option(
+    "--storage",
+    envvar="AUTOTUNE_STORAGE",
+    help="Optuna storage URL of the run, where it has one of its own.",
+)
 @json_option
 @guarded
 def command(

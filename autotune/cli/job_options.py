@@ -13,6 +13,7 @@ import click
 
 from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, AutotuneError, user_error
 
+RESULT = "result.json"
 _FLAGS = {
     "model": "Hub id, local folder or config.json.",
     "dataset": "Hub id, local folder or JSONL file.",
@@ -44,6 +45,24 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+
+
+def record_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--record`."""
+    return click.option(
+        "--record",
+        metavar="DIR",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Write there what happens, as it happens (events.jsonl), what --json prints "
+        "(result.json), and of a plan the files of its answer (bundle/).",
+    )(function)
+
+
+def write_result(record: Path, data: Any) -> None:
+    """Keep what `--json` prints."""
+    from autotune.process.messages import write_json
+
+    write_json(record / RESULT, data)
 
 
 def all_sets(sets: tuple[str, ...], flags: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, print_json
+from autotune.cli.job_options import guarded, print_json, record_option, write_result
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
 from autotune.errors import EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
 
@@ -21,6 +21,7 @@ NOW_COMMANDS = {
 
 @click.command("plan")
 @planned_options
+@record_option
 @click.option(
     "--all", "every", is_flag=True, help="Every candidate, those that no estimate prefers, too."
 )
@@ -48,6 +49,7 @@ def command(
     top: int | None,
     trace_all: bool,
     emit: Path | None,
+    record: Path | None,
     maximum: str | None,
     min_devices: bool,
     advise: bool,
@@ -70,7 +72,7 @@ def command(
     job, definition = planned.loaded()
     if emit is not None:
         refuse_used(emit)
-    with scratch_folder() as folder, shown_progress() as progress:
+    with scratch_folder() as folder, shown_progress(record) as progress:
         answer = plan(
             job,
             definition,
@@ -84,11 +86,10 @@ def command(
         )
     bundle = None if emit is None else _emitted(answer, job, emit)
     chosen = [pair for pair in answer.ranked() if pair[1].fits or not fits][:top]
+    if record is not None:
+        _keep(answer, job, record, _plain(answer, chosen, bundle))
     if as_json:
-        from autotune.cli.views.plan import plan_plain
-
-        path = None if bundle is None else str(bundle)
-        print_json({**plan_plain(answer, chosen), "bundle": path})
+        print_json(_plain(answer, chosen, bundle))
     else:
         from autotune.cli.views.plan import plan_view
 
@@ -101,6 +102,22 @@ def command(
     if emit is not None and bundle is None:
         return EXIT_NOTHING_FITS
     return 0 if any(estimate.fits for estimate in answer.estimates.values()) else 1
+
+
+def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:
+    """Write down what `--json` prints, and the files of the answer where it is safe."""
+    from autotune.run.planned_bundle import emit_plan, unsafe_reason
+
+    write_result(record, plain)
+    if unsafe_reason(answer) is None:
+        emit_plan(answer, job, record / "bundle")
+
+
+def _plain(answer: Any, chosen: Any, bundle: Path | None) -> dict[str, Any]:
+    """The plan as JSON data, with where its bundle is."""
+    from autotune.cli.views.plan import plan_plain
+
+    return {**plan_plain(answer, chosen), "bundle": None if bundle is None else str(bundle)}
 
 
 def _print(view: Iterable[Any], wide: bool) -> None:

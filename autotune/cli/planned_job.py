@@ -89,15 +89,20 @@ class PlannedJob:
 
 
 @contextlib.contextmanager
-def shown_progress() -> Iterator[Any]:
-    """What shows on stderr how far estimates are."""
+def shown_progress(record: Path | None = None) -> Iterator[Any]:
+    """What shows on stderr how far estimates are, and writes it down where that is asked for."""
     from rich.console import Console
 
     from autotune.cli.views.progress import EstimatesShown
 
     progress = EstimatesShown(Console(stderr=True))
     try:
-        yield progress
+        if record is None:
+            yield progress
+        else:
+            from autotune.cli.views.events import EVENTS, ProgressEvents
+
+            yield ProgressEvents(record / EVENTS, progress)
     finally:
         progress.clear()
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.cli.job_options import (
+    guarded,
+    job_options,
+    json_option,
+    load,
+    print_json,
+    record_option,
+    write_result,
+)
 from autotune.search import SAMPLERS
 
 
@@ -20,7 +28,11 @@ from autotune.search import SAMPLERS
 @click.option(
     "--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder."
 )
-@click.option("--storage", help="Optuna storage URL, in place of study.db in the run folder.")
+@click.option(
+    "--storage",
+    envvar="AUTOTUNE_STORAGE",
+    help="Optuna storage URL, in place of study.db in the run folder.",
+)
 @click.option(
     "--sampler",
     type=click.Choice(SAMPLERS),
@@ -33,6 +45,7 @@ from autotune.search import SAMPLERS
 @click.option(
     "--no-verify", is_flag=True, help="Write the bundle without launching it; it says so."
 )
+@record_option
 @json_option
 @guarded
 def command(
@@ -44,6 +57,7 @@ def command(
     sampler: str | None,
     no_history: bool,
     no_verify: bool,
+    record: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -74,8 +88,11 @@ def command(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
         loaded, definition, run = _started(job, sets, flags, out, storage, options)
-    with closing(TerminalListener(Console(stderr=True))) as listener:
+    with closing(TerminalListener(Console(stderr=True))) as terminal:
+        listener = terminal if record is None else _recorded(record, terminal)
         result = tune(loaded, definition, run, storage=storage, listener=listener)
+    if record is not None:
+        write_result(record, result_plain(result, run.bundle))
     if as_json:
         print_json(result_plain(result, run.bundle))
     else:
@@ -86,6 +103,12 @@ def command(
         return EXIT_INTERRUPTED
     unfit = {"nothing_fits": EXIT_NOTHING_FITS, "nothing_measured": EXIT_NOTHING_MEASURED}
     return unfit.get(result.outcome, EXIT_DONE)
+
+
+def _recorded(record: Path, terminal: Any) -> Any:
+    from autotune.cli.views.events import EVENTS, RunEvents
+
+    return RunEvents(record / EVENTS, terminal)
 
 
 def _refuse_to_resume_with(

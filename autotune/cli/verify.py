@@ -9,7 +9,11 @@ from autotune.cli.job_options import guarded, json_option, print_json
 
 @click.command("verify")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--storage", help="Optuna storage URL of the run, where it has one of its own.")
+@click.option(
+    "--storage",
+    envvar="AUTOTUNE_STORAGE",
+    help="Optuna storage URL of the run, where it has one of its own.",
+)
 @json_option
 @guarded
 def command(run: Path, storage: str | None, as_json: bool) -> int:

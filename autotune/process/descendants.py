@@ -56,3 +56,16 @@ def end_children(exempt_pids: Collection[int] = ()) -> int:
         if time.monotonic() > deadline:
             break
     return running
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that it has started, as far as they live."""
+    found, left = [], [pid]
+    while left:
+        parent = left.pop()
+        found.append(parent)
+        with contextlib.suppress(OSError):  # gone by now
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                text = (task / "children").read_text(encoding="ascii")
+                left += map(int, text.split())
+    return found

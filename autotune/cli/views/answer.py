@@ -29,20 +29,23 @@ SHARDING_WIDTH, LEAST_WIDTH = 16, 14
 """Columns for what is wrapped, so that no figure is cut at 80."""
 
 
-def answer_lines(plan: Plan, answer: Answer, command: str) -> Iterator[str]:
-    """What to use, why, what is assumed, and how to go on.
+def answer_lines(plan: Plan, answer: Answer) -> Iterator[str]:
+    """What to use, why, and what is assumed."""
+    yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
+    yield from _reasons(plan, answer)
+    yield from _assumptions(plan, answer)
+
+
+def next_line(plan: Plan, command: str) -> str:
+    """How to go on from an answer.
 
     Args:
         command: what measures and verifies it.
     """
-    yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
-    yield from _reasons(plan, answer)
-    yield from _assumptions(plan, answer)
     maker = plan.facts.device.maker
     if maker == "NVIDIA":
-        yield f"Next: {command}"
-    else:
-        yield f"Next: try it by hand: `autotune run` knows no GPUs of {maker}."
+        return f"Next: {command}"
+    return f"Next: try it by hand: `autotune run` knows no GPUs of {maker}."
 
 
 def _text(plan: Plan, choice: Choice) -> str:
@@ -200,6 +203,26 @@ def _choice_plain(choice: Choice | None) -> dict[str, Any] | None:
         "tokens_per_s": estimate.tokens_per_s,
         "peak_memory_bytes": estimate.peak_memory_bytes,
         "p_oom": round(estimate.p_oom, 4),
+    }
+
+
+def choice_row(plan: Plan, choice: Choice) -> dict[str, Any]:
+    """A row of the table of choices as JSON data, its words as a person reads them."""
+    candidate, estimate = choice.candidate, choice.estimate
+    return {
+        "batch": batch_text(candidate),
+        "processes": sharding_of(candidate.values, plan.devices).num_processes,
+        "sharding": engine(plan, choice),
+        "words": other_words(candidate, plan.space),
+        "knobs": candidate.knobs,
+        "tokens_per_s": estimate.tokens_per_s,
+        "peak_memory_bytes": estimate.peak_memory_bytes,
+        "at_least": estimate.at_least,
+        "parts": dict(estimate.parts),
+        "p_oom": round(estimate.p_oom, 4),
+        "fits": estimate.fits,
+        "safe": choice.safe,
+        "folded": choice.folded,
     }
 
 

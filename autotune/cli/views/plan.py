@@ -14,7 +14,9 @@ from autotune.cli.views.answer import (
     ROWS,
     answer_lines,
     answer_plain,
+    choice_row,
     choices_table,
+    next_line,
     nothing_fits_lines,
     peak_cell,
     shortfall_text,
@@ -55,6 +57,8 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "model": {"name": plan.facts.model.name, "parameters": plan.facts.model.parameters},
         "answer": None if plan.answer is None else answer_plain(plan, plan.answer),
         "advice": None if plan.advice is None else advice_plain(plan.advice),
+        "lines": list(_spoken(plan)),
+        "choices": [choice_row(plan, choice) for choice in plan.choices],
         "candidates": [
             {"knobs": candidate.knobs, "estimate": estimate.plain(), "fits": estimate.fits}
             for candidate, estimate in chosen
@@ -138,7 +142,14 @@ def _sentences(plan: Plan, command: str) -> Iterator[str]:
     if plan.answer is None:
         yield from map(escape, nothing_fits_lines(plan))
         return
-    yield from map(escape, answer_lines(plan, plan.answer, command))
+    yield from map(escape, (*answer_lines(plan, plan.answer), next_line(plan, command)))
+
+
+def _spoken(plan: Plan) -> Iterator[str]:
+    """What a plan says of its answer, without the command that goes on."""
+    if len(plan.space.candidates) > 1:
+        lines = nothing_fits_lines(plan) if plan.answer is None else answer_lines(plan, plan.answer)
+        yield from lines
 
 
 def _choices_table(plan: Plan, fits: bool, top: int | None) -> RenderableType:

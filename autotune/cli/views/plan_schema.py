@@ -139,6 +139,28 @@ class CandidateJson(_Strict):
     fits: bool
 
 
+class ChoiceRowJson(_Strict):
+    """A choice that a person tells apart: the best of the candidates that are folded into it."""
+
+    batch: str
+    """Micro-batch x accumulation."""
+    processes: int
+    sharding: str
+    """How the training is spread over them."""
+    words: list[str]
+    """What else differs from the stack's defaults."""
+    knobs: Knobs
+    tokens_per_s: float | None
+    peak_memory_bytes: int
+    at_least: bool
+    parts: dict[str, int]
+    p_oom: float
+    fits: bool
+    safe: bool
+    folded: int
+    """How many candidates there are of it."""
+
+
 class ChangeJson(_Strict):
     """A change of the job."""
 
@@ -195,6 +217,10 @@ class PlanJson(_Strict):
     """Null: nothing fits."""
     advice: AdviceJson | None
     """Where nothing fits: what would make it fit."""
+    lines: list[str]
+    """What is said of the answer, or of what would make the job fit."""
+    choices: list[ChoiceRowJson]
+    """The best first."""
     candidates: list[CandidateJson]
     """Safe ones first, the fastest of them first."""
     counts: dict[str, int]

@@ -23,7 +23,7 @@ print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 COMMANDS = [
     "init",
     *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
-    *("space", "validate", "env"),
+    *("space", "validate", "serve", "worker", "env"),
 ]
 
 

@@ -1,0 +1,157 @@
+"""What happens in a plan or a run, as JSON lines for programs, beside what is said to people."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.cli.views.json import record_plain
+from autotune.cli.views.words import candidate_text
+from autotune.facts import Facts
+from autotune.job.job import Job
+from autotune.plan.choices import Choice
+from autotune.plan.progress import Progress
+from autotune.run.session import Listener
+from autotune.run.verdict import Verification
+from autotune.search.recommend import Ranked, Recommendation
+from autotune.search.record import Record
+from autotune.space.bind import SearchSpace
+from autotune.space.knobs import Candidate
+
+EVENTS = "events.jsonl"
+COUNT_S = 0.5
+"""Counts of estimates are written at most so often, but for the first and the last."""
+
+
+class EventFile:
+    """Appends events to a file, each a line: {"utc": seconds, "kind": ..., "data": {...}}."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Append one event, whole."""
+        event = {"utc": round(time.time(), 3), "kind": kind, "data": data}
+        self._file.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+class ProgressEvents(Progress):
+    """Writes down how far estimates are, and passes it on."""
+
+    def __init__(self, path: Path, heard: Progress) -> None:
+        self._events, self._heard = EventFile(path), heard
+        self._counted = self._began = time.monotonic()
+
+    def surveying(self, job: Job) -> None:
+        self._events.write("surveying")
+        self._heard.surveying(job)
+
+    def starting_anew(self, reason: str) -> None:
+        self._events.write("starting_anew", reason=reason)
+        self._heard.starting_anew(reason)
+
+    def measuring(self) -> None:
+        self._events.write("measuring")
+        self._heard.measuring()
+
+    def looking_at(self, what: str) -> None:
+        self._events.write("looking_at", what=what)
+        self._heard.looking_at(what)
+
+    def estimating(self, candidates: int) -> None:
+        self._events.write("estimating", candidates=candidates)
+        self._heard.estimating(candidates)
+
+    def estimated(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if done == 0:
+            self._began = now
+        if done in (0, of) or now - self._counted >= COUNT_S:
+            self._counted = now
+            left_s = (now - self._began) * (of - done) / done if done else None
+            self._events.write("estimated", done=done, of=of, left_s=left_s)
+        self._heard.estimated(done, of)
+
+    def improved(self, best: Choice, space: SearchSpace, devices: int) -> None:
+        estimate = best.estimate
+        self._events.write(
+            "improved",
+            text=candidate_text(best.candidate, space, devices),
+            knobs=best.candidate.knobs,
+            tokens_per_s=estimate.tokens_per_s,
+            peak_memory_bytes=estimate.peak_memory_bytes,
+            p_oom=round(estimate.p_oom, 4),
+            safe=best.safe,
+            parts=dict(estimate.parts),
+        )
+        self._heard.improved(best, space, devices)
+
+
+class RunEvents(ProgressEvents, Listener):
+    """Writes down what happens in a run, and passes it on."""
+
+    def __init__(self, path: Path, heard: Listener) -> None:
+        super().__init__(path, heard)
+        self._listener = heard
+
+    def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
+        self._events.write(
+            "surveyed",
+            model={
+                "name": facts.model.name,
+                "architecture": facts.model.architecture,
+                "parameters": facts.model.parameters,
+            },
+            rows=facts.data.rows,
+            longest=facts.data.longest,
+            device=facts.device.name,
+            limit_bytes=limit_bytes,
+            candidates=len(space.candidates),
+            free_knobs=[knob.name for knob in space.free_knobs],
+            notes=list(space.notes),
+        )
+        self._listener.surveyed(facts, space, limit_bytes)
+
+    def ruled_out(self, reasons: Mapping[str, str]) -> None:
+        self._events.write("ruled_out", reasons=dict(Counter(reasons.values())))
+        self._listener.ruled_out(reasons)
+
+    def unestimated(self, seconds: float) -> None:
+        self._events.write("unestimated", seconds=seconds)
+        self._listener.unestimated(seconds)
+
+    def probing(self, number: int, candidate: Candidate) -> None:
+        self._events.write("probing", probe=number, knobs=candidate.knobs)
+        self._listener.probing(number, candidate)
+
+    def probed(self, record: Record) -> None:
+        self._events.write("probed", **record_plain(record))
+        self._listener.probed(record)
+
+    def stopped(self, reason: str) -> None:
+        self._events.write("stopped", reason=reason)
+        self._listener.stopped(reason)
+
+    def settling(self, group: Sequence[Ranked]) -> None:
+        self._events.write("settling", probes=[ranked.number for ranked in group])
+        self._listener.settling(group)
+
+    def verifying(self, recommendation: Recommendation) -> None:
+        self._events.write("verifying", probe=recommendation.chosen.number)
+        self._listener.verifying(recommendation)
+
+    def verification_stage(self, stage: str, seconds: float) -> None:
+        self._events.write("verification_stage", stage=stage, seconds=round(seconds, 3))
+        self._listener.verification_stage(stage, seconds)
+
+    def verified(self, verification: Verification) -> None:
+        self._events.write("verified", **verification.plain())
+        self._listener.verified(verification)
+
+    def trying(self, text: str) -> None:
+        self._events.write("trying", text=text)
+        self._listener.trying(text)

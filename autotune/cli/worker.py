@@ -1,0 +1,87 @@
+"""`autotune worker`."""
+
+import os
+from pathlib import Path
+
+import click
+
+from autotune.cli.job_options import guarded
+
+
+@click.command("worker")
+@click.option("--server", help="URL of the service.")
+@click.option(
+    "--server-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file that says its URL, in place of --server.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file with the worker's token; else AUTOTUNE_TOKEN says it.",
+)
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("works"),
+    show_default=True,
+    help="Folder for the runs of this worker.",
+)
+@click.option("--devices", help="GPUs of this worker, such as 0,1. Default: all, or the CPU.")
+@click.option("--plans", type=click.IntRange(min=0), default=1, help="Plans at once, beside a run.")
+@click.option("--no-runs", is_flag=True, help="Only plans: the devices are left alone.")
+@click.option("--plan-memory", default="8GiB", help="Memory for all processes of a plan.")
+@click.option("--keep", default="20GiB", help="For all folders; beyond it the oldest are removed.")
+@guarded
+def command(
+    server: str | None,
+    server_file: Path | None,
+    token_file: Path | None,
+    folder: Path,
+    devices: str | None,
+    plans: int,
+    no_runs: bool,
+    plan_memory: str,
+    keep: str,
+) -> int:
+    """Do the plans and runs of a service, on this machine's devices.
+
+    Several workers share a service: one for each machine, or for each part of its GPUs. SIGTERM
+    ends it cleanly: what it did returns to the queue.
+    """
+    from autotune.cli.views.log import log_to_stderr
+    from autotune.errors import user_error
+    from autotune.server.worker.loop import Capacity
+    from autotune.server.worker.start import start_worker, worker_info
+    from autotune.units import parse_bytes
+
+    if (server is None) == (server_file is None):
+        raise user_error("the service is missing", hint="add --server http://host:8642")
+    token = os.environ.get("AUTOTUNE_TOKEN", "")
+    if token_file is not None:
+        token = token_file.read_text(encoding="utf-8").strip()
+    if not token:
+        raise user_error(
+            "a worker's token is needed",
+            where="--token-file",
+            hint="make one where the service is: `autotune serve --add-token NAME --worker`",
+        )
+
+    def address() -> str:
+        if server_file is None:
+            return str(server).rstrip("/")
+        return server_file.read_text(encoding="utf-8").strip()
+
+    try:
+        wanted = None if devices is None else [int(one) for one in devices.split(",")]
+        capacity = Capacity(
+            runs=not no_runs,
+            plans=plans,
+            plan_memory=parse_bytes(plan_memory),
+            folders=parse_bytes(keep),
+        )
+    except ValueError as error:
+        raise user_error(str(error), hint="such as --devices 0,1 or --plan-memory 8GiB") from None
+    log_to_stderr()
+    start_worker(address, token, folder.absolute(), worker_info(wanted), capacity)
+    return 0

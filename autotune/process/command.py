@@ -1,0 +1,79 @@
+"""A command of ours that runs beside us: asked to end, ended with all it started, looked at."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autotune.process.descendants import tree
+from autotune.process.launch import GUARD
+from autotune.process.proc import resident_bytes
+
+
+class Command:
+    """A command of the command line, in a session of its own.
+
+    Args:
+        arguments: of `autotune`.
+        folder: where it runs.
+        output, errors: files that take what it prints.
+        environment: variables in place of ours; None: without it.
+        niceness: how far it stands back for others.
+        guarded: whether it ends with us, with all it has started; else it outlives us.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        output: Path,
+        errors: Path,
+        environment: Mapping[str, str | None],
+        niceness: int = 0,
+        guarded: bool = True,
+    ) -> None:
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+        command = [sys.executable, "-P", "-m", "autotune", *arguments]
+        guard = [sys.executable, "-P", "-m", GUARD] if guarded else []
+        with output.open("ab") as out, errors.open("ab") as err:
+            self._process = subprocess.Popen(
+                [*guard, *command],
+                stdin=subprocess.PIPE if guarded else subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env={name: value for name, value in variables.items() if value is not None},
+                start_new_session=True,
+            )
+        if niceness:
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
+
+    @property
+    def pid(self) -> int:
+        """Its first process."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, 128 + N where signal N ended it; None while it runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    @property
+    def resident_bytes(self) -> int:
+        """Resident memory now of all its processes together; what they share counts for each."""
+        return sum(resident_bytes(pid) or 0 for pid in tree(self._process.pid))
+
+    def interrupt(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        if self.exit_code is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+
+    def end(self) -> None:
+        """End it and all that it has started, now."""
+        assert self._process.stdin is not None, "only what is guarded is ended"
+        self._process.stdin.close()
+        self._process.wait()

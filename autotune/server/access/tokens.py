@@ -1,0 +1,81 @@
+"""Tokens: shown once, kept as a hash, compared in constant time."""
+
+import hashlib
+import hmac
+import secrets
+import time
+from typing import Literal
+
+from sqlalchemy import delete, func, select
+
+from autotune.server.store.database import Database
+from autotune.server.store.tables import TokenRow
+from autotune.server.store.values import Value
+
+Role = Literal["user", "worker", "session"]
+SESSION_S = 12 * 3600.0
+"""How long a browser stays signed in."""
+
+
+class Holder(Value):
+    """Who has shown a token."""
+
+    name: str
+    role: Role
+    csrf: str
+    """What forms of its pages have to send along; it follows from the token, and does not tell it.
+    """
+
+
+class Tokens:
+    """The tokens of a service. A random one of 256 bits needs no slow hash."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, name: str, role: Role, lifetime_s: float | None = None) -> str:
+        """A new token."""
+        token, now = secrets.token_urlsafe(32), time.time()
+        expires = None if lifetime_s is None else now + lifetime_s
+        row = TokenRow(digest=_digest(token), name=name, role=role, created=now, expires=expires)
+        with self._database.writing() as session:
+            session.execute(delete(TokenRow).where(TokenRow.expires < now))
+            session.add(row)
+        return token
+
+    def holder(self, token: str) -> Holder | None:
+        """Whose token it is; None: nobody's, or it has expired."""
+        digest = _digest(token)
+        with self._database.reading() as session:
+            row = session.get(TokenRow, digest)
+        if row is None or not hmac.compare_digest(row.digest, digest):
+            return None
+        if row.expires is not None and row.expires < time.time():
+            return None
+        return Holder(name=row.name, role=row.role, csrf=csrf_of(token))  # type: ignore[arg-type]
+
+    def remove(self, token: str) -> None:
+        """Forget a token: a browser signs out."""
+        with self._database.writing() as session:
+            session.execute(delete(TokenRow).where(TokenRow.digest == _digest(token)))
+
+    def remove_named(self, name: str) -> int:
+        """Forget a user's tokens and sessions; how many there were."""
+        with self._database.writing() as session:
+            result = session.execute(delete(TokenRow).where(TokenRow.name == name))
+            return result.rowcount  # type: ignore[attr-defined, no-any-return]
+
+    def has_users(self) -> bool:
+        """Whether there is any user's token."""
+        with self._database.reading() as session:
+            users = select(func.count()).select_from(TokenRow).where(TokenRow.role == "user")
+            return bool(session.scalar(users))
+
+
+def csrf_of(token: str) -> str:
+    """What a form of a browser with this token sends along."""
+    return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

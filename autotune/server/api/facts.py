@@ -1,0 +1,125 @@
+"""What the service knows: devices, methods, built-in models, its workers, its health."""
+
+from fastapi import APIRouter
+
+from autotune import __version__
+from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers
+from autotune.facts.kind_names import more_kinds
+from autotune.facts.known_models import known_models
+from autotune.job.methods import METHODS
+from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.api.problems import ProblemItem, items
+from autotune.server.checked_files import Files, problems_of
+from autotune.server.store.values import Value, WorkerInfo
+
+router = APIRouter(tags=["facts"])
+
+
+class Health(Value):
+    """Whether the service can take work."""
+
+    status: str
+    """`ok`, or `no worker`: what is asked for waits until one comes."""
+    version: str
+    workers: int
+    queued: int
+    running: int
+
+
+class Device(Value):
+    """A kind of GPU that can be planned for."""
+
+    name: str
+    maker: str
+    memory_bytes: int
+    speeds: bool
+    """Whether its rates are known, so that a plan tells speeds."""
+
+
+class MethodInfo(Value):
+    """A training method."""
+
+    name: str
+    trainer: str
+    columns: list[str]
+    generates: bool
+
+
+class KnownModelInfo(Value):
+    """A model whose shape is built in: a plan of it needs neither a hub nor weights."""
+
+    name: str
+    hub_id: str
+    parameters: int
+
+
+class Check(Value):
+    """Whether files of a launch agree."""
+
+    agree: bool
+    problems: list[ProblemItem]
+
+
+@router.get("/health")
+def get_health(service: ServiceOf) -> Health:
+    """Whether the service can take work. Needs no token."""
+    counts = service.works.counts()
+    workers = len(service.queue.workers())
+    states = {
+        state: sum(n for (_, s, _), n in counts.items() if s == state)
+        for state in ("queued", "running")
+    }
+    status = "ok" if workers else "no worker"
+    return Health(status=status, version=__version__, workers=workers, **states)
+
+
+@router.get("/devices")
+def list_devices(_: Caller) -> list[Device]:
+    """GPUs that can be planned for, by name. Any usual spelling is found, too."""
+    kinds = {kind.name: kind for kind in more_kinds()}
+    kinds |= {kind.name: kind for kind in (*kinds_of_other_makers(), *device_kinds())}
+    return [
+        Device(
+            name=kind.name,
+            maker=kind.maker,
+            memory_bytes=kind.memory_bytes,
+            speeds=any(rate is not None for rate in kind.matrix_flops_per_s.values()),
+        )
+        for kind in sorted(kinds.values(), key=lambda kind: kind.name.lower())
+    ]
+
+
+@router.get("/methods")
+def list_methods(_: Caller) -> list[MethodInfo]:
+    """Training methods."""
+    return [
+        MethodInfo(
+            name=method.name,
+            trainer=method.trainer,
+            columns=list(method.columns),
+            generates=method.online,
+        )
+        for method in METHODS.values()
+    ]
+
+
+@router.get("/models")
+def list_models(_: Caller) -> list[KnownModelInfo]:
+    """Models whose shape is built in."""
+    return [
+        KnownModelInfo(name=model.name, hub_id=model.hub_id, parameters=model.parameters)
+        for model in known_models()
+    ]
+
+
+@router.get("/workers")
+def list_workers(service: ServiceOf, _: Caller) -> list[WorkerInfo]:
+    """Workers that were heard of in the last half minute."""
+    return [worker for worker, _ in service.queue.workers()]
+
+
+@router.post("/check")
+def check_files(_: Caller, files: Files) -> Check:
+    """Whether the files of a launch agree, as `autotune check` says it."""
+    problems = problems_of(files)
+    return Check(agree=not problems, problems=items(tuple(problems)))

@@ -1,0 +1,209 @@
+"""Plans and runs over HTTP: asked for, looked at, followed, cancelled, taken up again, deleted."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.responses import Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.api.problems import problem
+from autotune.server.live import Live
+from autotune.server.service import Service
+from autotune.server.store.values import Details, Kind, State, Value, Work
+from autotune.server.store.works import PER_PAGE, Filter
+from autotune.server.submitted import Submission, accepted
+
+Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="The id of a work.")]
+After = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{1,9}$")]
+
+
+class Page(Value):
+    """A page of works, the newest first."""
+
+    items: list[Work]
+    page: int
+    pages: int
+    total: int
+
+
+def submit(service: Service, kind: Kind, submission: Submission, submitter: str) -> Work:
+    """Put a job into the queue.
+
+    Raises:
+        UserError: all that is wrong with it.
+        Refusal: the queue is full.
+    """
+    limits = service.settings.limits
+    for most, wanted, whose in (
+        (limits.queued, Filter(state="queued"), ""),
+        (limits.queued_each, Filter(state="queued", submitter=submitter), " of yours"),
+    ):
+        if service.works.count(wanted) >= most:
+            hint = "wait for some to end, or cancel them"
+            raise problem(429, f"{most} works{whose} wait already", hint)
+    new = accepted(kind, submission, service.settings.allowed, submitter)
+    return service.works.add(new)
+
+
+def details(service: Service, id: str, kind: Kind | None = None) -> Details:
+    """A work.
+
+    Raises:
+        Refusal: there is none.
+    """
+    work = service.works.get(id)
+    if work is None or kind not in (None, work.kind):
+        raise problem(404, f"there is no {kind or 'work'} `{id}`")
+    return work
+
+
+async def stream(live: Live, id: str, after: int) -> AsyncIterator[ServerSentEvent]:
+    """The events of a work as server-sent events, to its end."""
+    async for event in live.follow(id, after):
+        if event is None:
+            yield ServerSentEvent(comment="still here")
+        else:
+            yield ServerSentEvent(
+                id=str(event.number), event=event.kind, data=event.model_dump(mode="json")
+            )
+    yield ServerSentEvent(event="end", data={})
+
+
+def router_of(kind: Kind) -> APIRouter:
+    """What plans and runs have in common."""
+    router = APIRouter(prefix=f"/{kind}s", tags=[f"{kind}s"])
+
+    @router.post("", status_code=202, name=f"submit_{kind}")
+    def _submit(
+        service: ServiceOf, caller: Caller, submission: Submission, response: Response
+    ) -> Work:
+        """Put a job into the queue."""
+        work = submit(service, kind, submission, caller.name)
+        response.headers["Location"] = f"/api/v1/{kind}s/{work.id}"
+        return work
+
+    @router.get("", name=f"list_{kind}s")
+    def _list(
+        service: ServiceOf,
+        _: Caller,
+        state: State | None = None,
+        method: Annotated[str | None, Query(max_length=16)] = None,
+        text: Annotated[str | None, Query(max_length=100)] = None,
+        submitter: Annotated[str | None, Query(max_length=64)] = None,
+        page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+        per_page: Annotated[int, Query(ge=1, le=200)] = PER_PAGE,
+    ) -> Page:
+        """Those that fit a filter, a page of them. `text` is a part of a model's or a device's
+        name."""
+        wanted = Filter(kind=kind, state=state, method=method, text=text, submitter=submitter)
+        total = service.works.count(wanted)
+        items = service.works.search(wanted, page, per_page)
+        return Page(items=items, page=page, pages=max(-(-total // per_page), 1), total=total)
+
+    @router.get("/{id}", name=f"get_{kind}")
+    def _get(service: ServiceOf, _: Caller, id: Id) -> Details:
+        """One of them, with what it came to."""
+        return details(service, id, kind)
+
+    @router.get("/{id}/events", response_class=EventSourceResponse, name=f"follow_{kind}")
+    async def _follow(
+        request: Request,
+        service: ServiceOf,
+        _: Caller,
+        id: Id,
+        last_event_id: After = None,
+        after: Annotated[int, Query(ge=0)] = 0,
+    ) -> AsyncIterator[ServerSentEvent]:
+        """Its events as they come (server-sent events), to its end, which is an event `end`.
+        A reader that was cut off goes on after `Last-Event-ID`."""
+        async for event in stream(service.live, id, int(last_event_id or after)):
+            yield event
+
+    _add_changes(router, kind)
+    return router
+
+
+def _add_changes(router: APIRouter, kind: Kind) -> None:
+    @router.post("/{id}/cancel", name=f"cancel_{kind}")
+    def _cancel(service: ServiceOf, _: Caller, id: Id) -> Details:
+        """End it: at once where it waits, else as Ctrl-C does."""
+        return cancel(service, details(service, id, kind))
+
+    @router.delete("/{id}", status_code=204, name=f"delete_{kind}")
+    def _delete(service: ServiceOf, _: Caller, id: Id) -> None:
+        """Forget one that has ended, and its folder."""
+        details(service, id, kind)
+        if not service.works.delete([id]):
+            raise problem(409, "it has not ended yet", "cancel it first")
+
+
+def cancel(service: Service, work: Details) -> Details:
+    """End a work.
+
+    Raises:
+        Refusal: it has ended.
+    """
+    if not service.works.cancel(work.id):
+        raise problem(409, f"it has ended already: {work.state}")
+    service.live.changed(work.id)
+    return details(service, work.id)
+
+
+def resume(service: Service, work: Details) -> Details:
+    """Put a work that was cancelled or failed into the queue again.
+
+    Raises:
+        Refusal: it was not.
+    """
+    if not service.works.resume(work.id):
+        raise problem(409, f"only what was cancelled or failed is taken up again: {work.state}")
+    service.live.changed(work.id)
+    return details(service, work.id)
+
+
+def file_response(service: Service, id: str, name: str) -> Response:
+    """A file that came out of a work.
+
+    Raises:
+        Refusal: there is none.
+    """
+    content = service.works.file(id, name)
+    if content is None:
+        raise problem(404, f"it has no {name}", "it has not ended, or nothing came out of it")
+    kinds = {"zip": "application/zip", "html": "text/html; charset=utf-8"}
+    kind = kinds.get(name.rpartition(".")[2], "text/plain; charset=utf-8")
+    headers = {"Content-Disposition": f'attachment; filename="{id}-{name}"'}
+    return Response(content, media_type=kind, headers=headers if kind != kinds["html"] else None)
+
+
+plans = router_of("plan")
+runs = router_of("run")
+
+
+@runs.post("/{id}/resume", name="resume_run")
+def _resume(service: ServiceOf, _: Caller, id: Id) -> Details:
+    """Go on with a run that was cancelled or has failed, where it was."""
+    return resume(service, details(service, id, "run"))
+
+
+@runs.get("/{id}/bundle.zip", name="get_run_bundle", response_class=Response)
+def _bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
+    """The bundle of a run, verified or not: its files say which."""
+    details(service, id, "run")
+    return file_response(service, id, "bundle.zip")
+
+
+@plans.get("/{id}/bundle.zip", name="get_plan_bundle", response_class=Response)
+def _plan_bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
+    """The bundle of a plan's answer, marked as not verified."""
+    details(service, id, "plan")
+    return file_response(service, id, "bundle.zip")
+
+
+@runs.get("/{id}/report", name="get_run_report", response_class=Response)
+def _report(service: ServiceOf, _: Caller, id: Id) -> Response:
+    """What `autotune report` prints of a run."""
+    details(service, id, "run")
+    return file_response(service, id, "report.txt")

@@ -1,0 +1,120 @@
+"""The workers' door: they lease works, beat, send events, and say how a work ended."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Request
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from autotune.server.access.callers import ServiceOf, Worker
+from autotune.server.api.problems import problem
+from autotune.server.store.events import Line
+from autotune.server.store.values import Beat, Ending, Kind, Lease, Value, WorkerInfo
+
+router = APIRouter(prefix="/worker", tags=["workers"])
+Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+FileName = Literal["bundle.zip", "report.txt", "report.html", "lengths.json"]
+_LOST = "this work is another worker's now"
+
+
+class Wanted(Value):
+    """What a worker can take now."""
+
+    worker: WorkerInfo
+    kinds: list[Kind]
+
+
+class Doing(Value):
+    """The works that a worker does."""
+
+    name: str = Field(max_length=128)
+    works: list[str] = Field(max_length=64)
+    kept: list[str] = Field(default=[], max_length=1000)
+    """Works that it keeps folders of."""
+
+
+class Beats(Value):
+    """What a worker has to know."""
+
+    works: list[Beat]
+    forget: list[str]
+    """Of the folders that it keeps, those of works that were deleted."""
+
+
+class Lines(Value):
+    """Lines of a file of events."""
+
+    worker: str = Field(max_length=128)
+    attempt: int
+    source: str = Field(pattern=r"^\w{1,32}$")
+    first: int = Field(ge=0)
+    """The place of the first line in the file, from 0 on."""
+    lines: list[Line] = Field(max_length=1000)
+
+
+class Ended(Value):
+    """How a work ended."""
+
+    worker: str = Field(max_length=128)
+    ending: Ending
+
+
+class Taken(Value):
+    """How many lines of the file are here."""
+
+    lines: int
+
+
+@router.post("/lease")
+def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
+    """The next work that the worker can do; null: there is none."""
+    other = service.queue.register(wanted.worker)
+    if other is not None:
+        hint = "give each worker of a machine devices of its own: `autotune worker --devices`"
+        raise problem(409, f"the worker {other} has one of these devices", hint)
+    for id in service.queue.expire():
+        service.live.changed(id)
+    if not wanted.kinds:
+        return None
+    leased = service.queue.lease(wanted.worker, wanted.kinds)
+    if leased is not None:
+        service.live.changed(leased.id)
+    return leased
+
+
+@router.post("/beat")
+def beat(service: ServiceOf, _: Worker, doing: Doing) -> Beats:
+    """Keep the leases."""
+    beats = service.queue.beat(doing.name, doing.works)
+    return Beats(works=beats, forget=service.works.deleted(doing.kept))
+
+
+@router.post("/works/{id}/events")
+def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Taken:
+    """Take lines; some may have come before."""
+    count = service.events.take(
+        lines.worker, id, lines.attempt, lines.source, lines.first, lines.lines
+    )
+    if count is None:
+        raise problem(410, _LOST)
+    service.live.changed(id)
+    return Taken(lines=count)
+
+
+@router.post("/works/{id}/ending", status_code=204)
+def finish(service: ServiceOf, _: Worker, id: Id, ended: Ended) -> None:
+    """Take how a work ended."""
+    if not service.queue.finish(ended.worker, id, ended.ending):
+        raise problem(410, _LOST)
+    service.live.changed(id)
+
+
+@router.put("/works/{id}/files/{name}", status_code=204)
+async def take_file(
+    request: Request, service: ServiceOf, _: Worker, id: Id, name: FileName, worker: str
+) -> None:
+    """Take a file that came out of a work."""
+    content = await request.body()
+    if not await run_in_threadpool(service.queue.keep_file, worker, id, name, content):
+        raise problem(410, _LOST)
+    service.live.changed(id)

@@ -1,0 +1,42 @@
+"""The service as a web app: the API, the pages, and what all requests go through."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, FastAPI
+from starlette.types import ASGIApp
+
+from autotune import __version__
+from autotune.server.access.requests import Gate
+from autotune.server.api import facts, work, workers
+from autotune.server.api.problems import RESPONSES, handle_problems
+from autotune.server.service import Service
+
+DESCRIPTION = "Plans and runs of autotune. Sizes are bytes, times seconds (since 1970, UTC)."
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The app of a service."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.live.start()
+        yield
+
+    app = FastAPI(
+        title="autotune",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        separate_input_output_schemas=False,
+    )
+    app.state.service = service
+    handle_problems(app)
+    api = APIRouter(prefix="/api/v1", responses=RESPONSES)
+    for router in (work.plans, work.runs, facts.router, workers.router):
+        api.include_router(router)
+    app.include_router(api)
+    return Gate(app, service.settings)

@@ -1,0 +1,78 @@
+"""Files of a launch that came as text, held against each other."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.bundle.check.check import disagreements
+from autotune.bundle.check.read import read_launch
+from autotune.errors import Problem, UserError, nearest, user_error
+from autotune.job.methods import METHODS
+from autotune.job.yaml_file import parse_yaml
+from autotune.server.store.values import Value
+
+ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
+
+
+class Files(Value):
+    """The files of a launch, each as text."""
+
+    trainer: str
+    """The YAML of the training arguments."""
+    accelerate: str
+    """The YAML that `accelerate launch` reads."""
+    deepspeed: str | None = None
+    """The JSON that DeepSpeed reads."""
+    method: str
+    """The training method, such as `sft`."""
+
+
+def problems_of(files: Files) -> list[Problem]:
+    """Where the files disagree.
+
+    Raises:
+        UserError: a file cannot be read, or names one that did not come along: nothing else on this
+            machine is looked at.
+    """
+    method = METHODS.get(files.method)
+    if method is None:
+        hint = nearest(files.method, METHODS)
+        raise user_error(f"there is no method `{files.method}`", where="method", hint=hint)
+    if files.deepspeed is None:
+        _refuse_named(files)
+    with tempfile.TemporaryDirectory(prefix="autotune-check-") as scratch:
+        folder = Path(scratch)
+        (folder / method.config_file).write_text(files.trainer, encoding="utf-8")
+        (folder / ACCELERATE).write_text(files.accelerate, encoding="utf-8")
+        if files.deepspeed is not None:
+            (folder / DEEPSPEED).write_text(files.deepspeed, encoding="utf-8")
+        try:
+            launch = read_launch(
+                folder,
+                trainer=Path(method.config_file),
+                accelerate=Path(ACCELERATE),
+                deepspeed=None if files.deepspeed is None else Path(DEEPSPEED),
+                method=method.name,
+            )
+        except UserError as error:
+            raise UserError(*(_without(problem, scratch) for problem in error.problems)) from None
+        return list(disagreements(launch))
+
+
+def _refuse_named(files: Files) -> None:
+    accelerate = parse_yaml(files.accelerate, "accelerate")[0]
+    trainer = parse_yaml(files.trainer, "trainer")[0]
+    section = accelerate.get("deepspeed_config")
+    named: Any = section.get("deepspeed_config_file") if isinstance(section, Mapping) else None
+    named = named or trainer.get("deepspeed")
+    if isinstance(named, str):
+        hint = "send its text as `deepspeed`"
+        raise user_error(
+            f"DeepSpeed's file {named} did not come along", where="deepspeed", hint=hint
+        )
+
+
+def _without(problem: Problem, folder: str) -> Problem:
+    where = problem.where.replace(f"{folder}/", "").replace(folder, "")
+    return Problem(where=where, what=problem.what.replace(folder, ""), hint=problem.hint)

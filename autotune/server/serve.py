@@ -1,0 +1,212 @@
+"""Serves: the web server, the worker of this machine beside it, and the housekeeping."""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from autotune.errors import machine_error, user_error
+from autotune.process.command import Command
+from autotune.server.app import create_app
+from autotune.server.service import Service, open_service
+from autotune.server.settings import Settings
+
+WORKER_TOKEN, ADDRESS, CSRF, PID = "worker.token", "address", "csrf", "worker.pid"
+NICENESS = 10
+"""The service stands back for probes."""
+HOUSEKEEPING_S = 5.0
+_STOP_S = 100.0
+"""The local worker has so long to end what it runs."""
+log = logging.getLogger("autotune.server")
+
+
+def serve(settings: Settings, folder: Path) -> None:
+    """Serve until SIGTERM or Ctrl-C. Runs are then asked to end, and return to the queue.
+
+    Raises:
+        UserError: it would listen to the world without a token.
+        MachineError: it cannot listen there, or its database cannot be used.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    service = open_service(settings, folder, _secret(folder / CSRF))
+    if not settings.is_local and not service.tokens.has_users():
+        raise user_error(
+            f"at {settings.host} others would reach the service, and nobody needs a token",
+            where="host",
+            hint="make one first: `autotune serve --add-token NAME`, or listen at 127.0.0.1",
+        )
+    os.nice(NICENESS)
+    with _listening(settings) as listener:
+        port = listener.getsockname()[1]
+        _write_private(folder / ADDRESS, f"http://{_local_name(settings)}:{port}")
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises its signal again at its end
+            _Server(service, folder).run(sockets=[listener])
+    service.database.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with a worker beside it, which ends before the service does."""
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=5,
+                timeout_keep_alive=15,
+            )
+        )
+        self._service, self._folder = service, folder
+        self._stopping = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, then start the worker and the housekeeping."""
+        await super().startup(sockets=sockets)
+        threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """End the worker first: it has to say what became of its works. A second one ends now."""
+        if self._stopping.is_set():
+            super().handle_exit(sig, frame)
+            return
+        self._stopping.set()
+        threading.Thread(target=self._end, args=(sig,), name="ending", daemon=True).start()
+
+    def _end(self, sig: int) -> None:
+        end_local_worker(self._folder)
+        self._service.live.close()
+        super().handle_exit(sig, None)
+
+    def _keep_house(self) -> None:
+        """Return dead leases to the queue, delete what is too old, keep the local worker alive."""
+        while not self._stopping.wait(HOUSEKEEPING_S if self.started else 0.1):
+            try:
+                if self._service.settings.local_worker:
+                    start_local_worker(self._service, self._folder)
+                for id in self._service.queue.expire():
+                    self._service.live.changed(id)
+                delete_old(self._service)
+            except Exception:  # a full disk, a database that restarts: it is tried again
+                log.exception("housekeeping failed")
+
+
+def delete_old(service: Service) -> None:
+    """Delete what ended longer ago than is kept."""
+    before = time.time() - service.settings.keep.age
+    old = service.works.ended_before(before)
+    if old:
+        count = service.works.delete(old)
+        log.info(json.dumps({"event": "deleted", "works": count, "why": "age"}))
+
+
+def start_local_worker(service: Service, folder: Path) -> None:
+    """Start the worker of this machine, unless it lives: it outlives a service that is killed."""
+    if local_worker(folder) is not None:
+        return
+    token = folder / WORKER_TOKEN
+    if not token.is_file():
+        _write_private(token, service.tokens.add("local worker", "worker"))
+    settings = service.settings
+    command = Command(
+        [
+            "worker",
+            f"--server-file={folder / ADDRESS}",
+            f"--token-file={token}",
+            f"--folder={folder / 'works'}",
+            f"--plans={settings.plans_at_once}",
+            f"--plan-memory={settings.plan_memory}",
+            f"--keep={settings.keep.size}",
+        ],
+        folder=folder,
+        output=folder / "worker.out",
+        errors=folder / "worker.log",
+        environment={},
+        guarded=False,
+    )
+    _write_private(folder / PID, f"{command.pid} {_started(command.pid)}")
+
+
+def local_worker(folder: Path) -> int | None:
+    """The process of the local worker, if it lives."""
+    with contextlib.suppress(OSError, ValueError):
+        pid, started = (folder / PID).read_text(encoding="ascii").split()
+        if _started(int(pid)) == started:
+            return int(pid)
+    return None
+
+
+def end_local_worker(folder: Path) -> None:
+    """Ask the local worker to end, and wait for it."""
+    pid = local_worker(folder)
+    if pid is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + _STOP_S
+    while local_worker(folder) == pid and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in the kernel's words: a number may be another's later. Empty:
+    it is gone, or has only to be reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else fields[19]
+
+
+@contextlib.contextmanager
+def _listening(settings: Settings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        try:
+            listener.bind((settings.host, settings.port))
+        except (OSError, socket.gaierror) as error:
+            raise machine_error(
+                f"cannot listen there: {error.strerror or error}",
+                where=f"{settings.host}:{settings.port}",
+                hint="end what listens there, or give another `port` in server.yaml",
+            ) from None
+        yield listener
+    finally:
+        listener.close()
+
+
+def _local_name(settings: Settings) -> str:
+    if settings.host in ("0.0.0.0", "::"):
+        return "127.0.0.1" if settings.host == "0.0.0.0" else "[::1]"
+    return f"[{settings.host}]" if ":" in settings.host else settings.host
+
+
+def _secret(path: Path) -> str:
+    """A secret of the service, made once."""
+    if not path.is_file():
+        _write_private(path, secrets.token_hex(32))
+    return path.read_text(encoding="ascii")
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner reads."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    draft.replace(path)

@@ -1,0 +1,134 @@
+"""What the operator lets the service do: `server.yaml`, strict as a job is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from autotune.errors import Problem, UserError, nearest, user_error
+from autotune.job.fields import Strict, as_bytes, as_duration
+from autotune.job.paths import absolute_path
+from autotune.job.yaml_file import parse_yaml
+
+Bytes = Annotated[int, BeforeValidator(as_bytes)]
+Seconds = Annotated[float, BeforeValidator(as_duration)]
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+class Allowed(Strict):
+    """What a job that comes over HTTP may name."""
+
+    folders: list[str] = []
+    """Folders that models, data and reward models may lie under. None: only lengths in place of
+    data, built-in models, and a config.json that comes with the job."""
+    hub: bool = False
+    """Hub ids of models and data sets, which workers download."""
+    minutes: float = Field(default=120.0, gt=0)
+    """Minutes that the probes of a run may take together, and so many again for all the rest."""
+
+
+class Limits(Strict):
+    """How much the service takes on."""
+
+    body: Bytes = 2 * 2**20
+    """Bytes of a request."""
+    queued: int = Field(default=200, gt=0)
+    """Works that may wait, of all users."""
+    queued_each: int = Field(default=50, gt=0)
+    """Works that may wait, of one user."""
+    live: int = Field(default=400, gt=0)
+    """Pages that may follow events at once."""
+    requests_per_minute: int = Field(default=600, gt=0)
+    """Of one address that changes something (what only reads is not counted)."""
+
+
+class Retention(Strict):
+    """How long what has ended is kept."""
+
+    age: Seconds = 90 * 86400.0
+    """Such as `720h`: older plans and runs are deleted, with their folders."""
+    size: Bytes = 20 * 2**30
+    """Bytes of all run folders of a worker: beyond it the oldest that have ended are deleted."""
+
+
+class Settings(Strict):
+    """The service's own file, `server.yaml`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; any but this machine's own needs tokens (`autotune serve --add-token`).
+    """
+    port: int = Field(default=8642, ge=0, le=65535)
+    """Port to listen at; 0: a free one."""
+    names: list[str] = []
+    """Host names that browsers and clients use for it, besides `host` and this machine's own."""
+    https: bool = False
+    """Whether a proxy in front of it speaks HTTPS: cookies are then sent over HTTPS only."""
+    database: str | None = None
+    """PostgreSQL by URL; default: `service.db` (SQLite) in the folder of `--runs`."""
+    local_worker: bool = True
+    """Whether a worker for this machine's devices is started with it."""
+    plans_at_once: int = Field(default=1, ge=0)
+    """Plans that the local worker makes beside a run."""
+    plan_memory: Bytes = 8 * 2**30
+    """Bytes of memory that all processes of a plan may take together."""
+    allowed: Allowed = Allowed()
+    """What jobs may name."""
+    limits: Limits = Limits()
+    """How much it takes on."""
+    keep: Retention = Retention()
+    """How long what has ended is kept."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody but this machine reaches it."""
+        return self.host in LOCAL
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names that a request may call it by."""
+        return (*LOCAL, self.host, *self.names)
+
+
+def load_settings(path: Path | None, changes: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of a file, or the defaults, with `changes` in place of what they say.
+
+    Raises:
+        UserError: every problem at once, each with its line.
+    """
+    data: dict[str, Any] = {}
+    lines: dict[tuple[str | int, ...], int] = {}
+    base = Path.cwd() if path is None else path.parent
+    if path is not None:
+        try:
+            data, lines = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise user_error(f"cannot read the settings: {error}", where=str(path)) from None
+    data |= changes or {}
+    where = "settings" if path is None else str(path)
+    try:
+        settings = Settings.model_validate(data)
+    except ValidationError as error:
+        raise UserError(*(_problem(detail, where, lines) for detail in error.errors())) from None
+    folders = [absolute_path(folder, base) for folder in settings.allowed.folders]
+    missing = [folder for folder in folders if not Path(folder).is_dir()]
+    if missing:
+        problems = [Problem(where=where, what=f"there is no folder {name}") for name in missing]
+        raise UserError(*problems)
+    allowed = settings.allowed.model_copy(update={"folders": folders})
+    return settings.model_copy(update={"allowed": allowed})
+
+
+def _problem(detail: object, file: str, lines: dict[tuple[str | int, ...], int]) -> Problem:
+    assert isinstance(detail, dict)
+    place = tuple(detail["loc"])
+    where = f"{file}:{lines[place]}" if place in lines else file
+    field = ".".join(map(str, place))
+    if detail["type"] == "extra_forbidden":
+        sections: dict[tuple[str | int, ...], type[Strict]]
+        sections = {("allowed",): Allowed, ("limits",): Limits, ("keep",): Retention}
+        section = sections.get(place[:-1], Settings)
+        hint = nearest(str(place[-1]), section.model_fields)
+        return Problem(where=where, what=f"unknown field `{field}`", hint=hint)
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return Problem(where=where, what=f"`{field}`: {message}")

@@ -1,0 +1,1 @@
+"""What the service remembers: work, its events and files, workers and tokens."""

@@ -1,0 +1,80 @@
+"""Events of works: taken in the order of their files, each once, numbered without gaps."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from autotune.server.store.database import Database
+from autotune.server.store.tables import EventRow, SourceRow, WorkRow
+from autotune.server.store.values import Event, Value
+
+MOST = 20_000
+"""Events that are kept of one work: a run has some hundreds."""
+AT_ONCE = 500
+"""Events that are read together."""
+
+
+class Line(Value):
+    """A line of a file of events."""
+
+    utc: float
+    kind: str
+    data: dict[str, Any]
+
+
+class Events:
+    """The events of all works."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(
+        self, worker: str, id: str, attempt: int, source: str, first: int, lines: Sequence[Line]
+    ) -> int | None:
+        """Add lines of a file, of which some may have come before.
+
+        Args:
+            first: the place of the first line in the file, from 0 on.
+
+        Returns:
+            How many lines of the file are here now; None: the work is not this worker's.
+        """
+        with self._database.writing() as session:
+            work = session.get(WorkRow, id)
+            if work is None or work.worker != worker or work.attempt != attempt:
+                return None
+            row = session.get(SourceRow, (id, attempt, source))
+            if row is None:
+                row = SourceRow(work=id, attempt=attempt, name=source, lines=0)
+                session.add(row)
+            for line in lines[max(row.lines - first, 0) :] if first <= row.lines else []:
+                row.lines += 1
+                if work.events < MOST:
+                    work.events += 1
+                    session.add(_row(id, work.events, line))
+            return row.lines
+
+    def add(self, id: str, kind: str, utc: float, **data: Any) -> None:
+        """Add an event of the service itself."""
+        with self._database.writing() as session:
+            work = session.get(WorkRow, id)
+            if work is not None:
+                work.events += 1
+                session.add(_row(id, work.events, Line(utc=utc, kind=kind, data=data)))
+
+    def after(self, id: str, number: int) -> list[Event]:
+        """The next events after a number, at most `AT_ONCE`."""
+        statement = select(EventRow).where(EventRow.work == id, EventRow.number > number)
+        statement = statement.order_by(EventRow.number).limit(AT_ONCE)
+        with self._database.reading() as session:
+            return [
+                Event(number=row.number, utc=row.utc, kind=row.kind, data=json.loads(row.data))
+                for row in session.scalars(statement)
+            ]
+
+
+def _row(id: str, number: int, line: Line) -> EventRow:
+    data = json.dumps(line.data, ensure_ascii=False)
+    return EventRow(work=id, number=number, utc=line.utc, kind=line.kind, data=data)

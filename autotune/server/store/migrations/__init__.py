@@ -1,0 +1,1 @@
+"""Alembic's steps from an older database to the tables of `tables.py`."""

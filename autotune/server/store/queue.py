@@ -1,0 +1,183 @@
+"""The queue: workers lease works, beat while they do them, and say how they ended.
+
+A lease that is not beaten for `LEASE_S` is dead: its work returns to the queue. Whatever a worker
+says of a work that is another's by now is refused.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import CursorResult, or_, select, update
+
+from autotune.server.store.database import Database
+from autotune.server.store.tables import FileRow, WorkerRow, WorkRow
+from autotune.server.store.values import Beat, Ending, Kind, Lease, WorkerInfo
+from autotune.server.store.works import in_order
+
+LEASE_S = 30.0
+DEATHS = 3
+"""A work whose workers have died so often is not tried again by itself."""
+ENDS = (0, 1, 4)
+"""Exit codes of commands that came to their end: done, nothing fits, nothing was measured."""
+_TAKEN = 10
+"""How many of the first in the queue are tried for, where several workers take at once."""
+
+
+class Queue:
+    """The works that wait or are being done."""
+
+    def __init__(self, database: Database, study: str | None = None) -> None:
+        self._database, self._study = database, study
+
+    def register(self, worker: WorkerInfo) -> str | None:
+        """Remember a worker; where another one has a device of its: the name of that one."""
+        now = time.time()
+        with self._database.writing() as session:
+            for row in session.scalars(
+                select(WorkerRow).where(
+                    WorkerRow.machine == worker.machine,
+                    WorkerRow.name != worker.name,
+                    WorkerRow.device_kind == worker.device_kind,
+                    WorkerRow.seen > now - LEASE_S,
+                )
+            ):
+                if set(json.loads(row.devices)) & set(worker.devices):
+                    return row.name
+            values = {**worker.model_dump(), "devices": json.dumps(worker.devices), "seen": now}
+            session.merge(WorkerRow(**values))
+        return None
+
+    def workers(self) -> list[tuple[WorkerInfo, float]]:
+        """The workers that were heard of lately, and when."""
+        recent = select(WorkerRow).where(WorkerRow.seen > time.time() - LEASE_S)
+        with self._database.reading() as session:
+            return [(_info(row), row.seen) for row in session.scalars(recent)]
+
+    def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
+        """The next work that a worker can do, which is its own from now on; None: there is none."""
+        now = time.time()
+        wanted = select(WorkRow).where(
+            WorkRow.state == "queued",
+            WorkRow.kind.in_(kinds),
+            or_(
+                WorkRow.kind == "plan",
+                WorkRow.device_kind.in_(("auto", worker.device_kind))
+                & (WorkRow.device_count <= len(worker.devices)),
+            ),
+        )
+        with self._database.writing() as session:
+            for row in session.scalars(wanted.order_by(*in_order()).limit(_TAKEN)).all():
+                taken = update(WorkRow).where(WorkRow.id == row.id, WorkRow.state == "queued")
+                values = {
+                    "state": "running",
+                    "worker": worker.name,
+                    "machine": worker.machine,
+                    "lease_until": now + LEASE_S,
+                    "attempt": row.attempt + 1,
+                    "started": row.started or now,
+                }
+                if row.kind == "run":
+                    values["device"] = worker.device_name
+                if _changed(session.execute(taken.values(**values))):
+                    return Lease(
+                        id=row.id,
+                        kind=row.kind,  # type: ignore[arg-type]
+                        job=row.job,
+                        model_config_json=row.model_config_json,
+                        arguments=json.loads(row.arguments),
+                        attempt=row.attempt,
+                        study=self._study if row.kind == "run" else None,
+                    )
+        return None
+
+    def beat(self, worker: str, ids: Sequence[str]) -> list[Beat]:
+        """Keep a worker's leases, and say which of its works are to be stopped."""
+        now, beats = time.time(), []
+        with self._database.writing() as session:
+            session.execute(update(WorkerRow).where(WorkerRow.name == worker).values(seen=now))
+            for id in ids:
+                row = session.get(WorkRow, id)
+                lost = row is None or row.state != "running" or row.worker != worker
+                if row is not None and not lost:
+                    row.lease_until = now + LEASE_S
+                stop = lost or (row is not None and row.stop_wanted)
+                beats.append(Beat(id=id, stop=stop, lost=lost))
+        return beats
+
+    def finish(self, worker: str, id: str, ending: Ending) -> bool:
+        """Write down how a work ended; False: it is not this worker's any more."""
+        with self._database.writing() as session:
+            row = session.get(WorkRow, id)
+            if row is None or row.worker != worker or row.attempt != ending.attempt:
+                return False
+            if row.state != "running":
+                return row.state != "queued"  # said twice: the answer to the first was lost
+            row.lease_until = None
+            if ending.interrupted and not row.stop_wanted:
+                row.state = "queued"
+                return True
+            _conclude(row, ending)
+        return True
+
+    def keep_file(self, worker: str, id: str, name: str, content: bytes) -> bool:
+        """Keep a file that came out of a work; False: the work is not this worker's."""
+        with self._database.writing() as session:
+            row = session.get(WorkRow, id)
+            if row is None or row.worker != worker:
+                return False
+            session.merge(FileRow(work=id, name=name, content=content))
+        return True
+
+    def expire(self) -> list[str]:
+        """Return works whose worker has died to the queue; which they are."""
+        now = time.time()
+        with self._database.writing() as session:
+            dead = select(WorkRow).where(WorkRow.state == "running", WorkRow.lease_until < now)
+            rows = session.scalars(dead).all()
+            for row in rows:
+                _return(row, now)
+            return [row.id for row in rows]
+
+
+def _conclude(row: WorkRow, ending: Ending) -> None:
+    result = ending.result or {}
+    row.ended, row.exit_code, row.text = time.time(), ending.exit_code, ending.text
+    row.result = None if ending.result is None else json.dumps(ending.result)
+    row.error = ending.error or None
+    stopped = row.stop_wanted and ending.exit_code == 130
+    done = ending.exit_code in ENDS
+    row.state = "cancelled" if stopped else "done" if done else "failed"
+    row.outcome = result.get("outcome") or (_plan_outcome(result) if done else "")
+    best = result.get("answer") or result.get("measurement") or {}
+    row.tokens_per_s = best.get("tokens_per_s")
+    row.peak_memory_bytes = best.get("peak_memory_bytes")
+    device = result.get("device")
+    if isinstance(device, dict):
+        row.device = device["name"]
+
+
+def _plan_outcome(result: Mapping[str, Any]) -> str:
+    return "fits" if result.get("answer") else "nothing_fits"
+
+
+def _return(row: WorkRow, now: float) -> None:
+    row.lease_until, row.deaths = None, row.deaths + 1
+    if row.stop_wanted:
+        row.state, row.ended = "cancelled", now
+    elif row.deaths >= DEATHS:
+        row.state, row.ended = "failed", now
+        row.error = f"its worker died {row.deaths} times; look at the worker's log, then resume it"
+    else:
+        row.state = "queued"
+
+
+def _info(row: WorkerRow) -> WorkerInfo:
+    fields = {name: getattr(row, name) for name in WorkerInfo.model_fields}
+    return WorkerInfo.model_validate({**fields, "devices": json.loads(row.devices)})
+
+
+def _changed(result: Any) -> bool:
+    assert isinstance(result, CursorResult)
+    return result.rowcount == 1

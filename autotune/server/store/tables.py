@@ -1,0 +1,143 @@
+"""The tables of the service. `migrations/` brings an older database here."""
+
+from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, LargeBinary, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Table(DeclarativeBase):
+    """A table of the service. Times are seconds since 1970, UTC."""
+
+
+class WorkRow(Table):
+    """A plan or a run that somebody asked for."""
+
+    __tablename__ = "service_work"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(8))
+    """`plan` or `run`."""
+    state: Mapped[str] = mapped_column(String(16))
+    """`queued`, `running`, `done`, `failed`, `cancelled`."""
+    priority: Mapped[int] = mapped_column(Integer, default=0)
+    submitter: Mapped[str] = mapped_column(String(64), default="")
+    """The name of the token that it came with."""
+    job: Mapped[str] = mapped_column(Text)
+    """The job file."""
+    model_config_json: Mapped[str | None] = mapped_column(Text)
+    """A config.json that came with the job, which names it as its model."""
+    arguments: Mapped[str] = mapped_column(Text, default="[]")
+    """Of the command, besides the job: a JSON list."""
+    method: Mapped[str] = mapped_column(String(16), default="")
+    model: Mapped[str] = mapped_column(String(256), default="")
+    device: Mapped[str] = mapped_column(String(128), default="")
+    """What was asked for, then what was found."""
+    device_kind: Mapped[str] = mapped_column(String(8), default="auto")
+    device_count: Mapped[int] = mapped_column(Integer, default=1)
+    parent: Mapped[str | None] = mapped_column(String(32))
+    """The work that this is a variation of."""
+    created: Mapped[float] = mapped_column(Float)
+    started: Mapped[float | None] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float)
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    """How often a worker has taken it."""
+    deaths: Mapped[int] = mapped_column(Integer, default=0)
+    """How often its worker has died since somebody asked for it."""
+    worker: Mapped[str | None] = mapped_column(String(128))
+    machine: Mapped[str | None] = mapped_column(String(128))
+    """Where its folder is."""
+    lease_until: Mapped[float | None] = mapped_column(Float)
+    stop_wanted: Mapped[bool] = mapped_column(Boolean, default=False)
+    """Whether somebody cancelled it while it ran."""
+    exit_code: Mapped[int | None] = mapped_column(Integer)
+    outcome: Mapped[str] = mapped_column(String(32), default="")
+    """In a word, of what is done: `fits`, `nothing_fits`, `recommended` ..."""
+    tokens_per_s: Mapped[float | None] = mapped_column(Float)
+    peak_memory_bytes: Mapped[int | None] = mapped_column(Float)
+    result: Mapped[str | None] = mapped_column(Text)
+    """What `--json` prints."""
+    text: Mapped[str | None] = mapped_column(Text)
+    """What the command printed."""
+    error: Mapped[str | None] = mapped_column(Text)
+    """Why it failed, as the command said it."""
+    events: Mapped[int] = mapped_column(Integer, default=0)
+    """How many there are."""
+
+    __table_args__ = (
+        Index("service_work_by_state", "state", "kind", "priority", "created"),
+        Index("service_work_by_time", "created"),
+    )
+
+
+class DeletedRow(Table):
+    """A work that was deleted: workers that have a folder of it are told so."""
+
+    __tablename__ = "service_deleted"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    time: Mapped[float] = mapped_column(Float)
+
+
+class EventRow(Table):
+    """Something that happened in a work. Numbers of a work begin at 1 and have no gaps."""
+
+    __tablename__ = "service_events"
+
+    work: Mapped[str] = mapped_column(
+        String(32), ForeignKey("service_work.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    utc: Mapped[float] = mapped_column(Float)
+    kind: Mapped[str] = mapped_column(String(32))
+    data: Mapped[str] = mapped_column(Text)
+
+
+class SourceRow(Table):
+    """How far a file of events of an attempt has been taken: lines are sent again after a loss."""
+
+    __tablename__ = "service_sources"
+
+    work: Mapped[str] = mapped_column(
+        String(32), ForeignKey("service_work.id", ondelete="CASCADE"), primary_key=True
+    )
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    lines: Mapped[int] = mapped_column(Integer)
+
+
+class FileRow(Table):
+    """A file that came out of a work."""
+
+    __tablename__ = "service_files"
+
+    work: Mapped[str] = mapped_column(
+        String(32), ForeignKey("service_work.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    content: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class WorkerRow(Table):
+    """A worker that was heard of."""
+
+    __tablename__ = "service_workers"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    machine: Mapped[str] = mapped_column(String(128))
+    device_kind: Mapped[str] = mapped_column(String(8))
+    devices: Mapped[str] = mapped_column(Text)
+    """Indexes of its devices, a JSON list."""
+    device_name: Mapped[str] = mapped_column(String(128))
+    seen: Mapped[float] = mapped_column(Float)
+
+
+class TokenRow(Table):
+    """A token, by its hash, and a session of a browser that has shown one."""
+
+    __tablename__ = "service_tokens"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64))
+    role: Mapped[str] = mapped_column(String(16))
+    """`user`, `worker` or `session`."""
+    created: Mapped[float] = mapped_column(Float)
+    expires: Mapped[float | None] = mapped_column(Float)

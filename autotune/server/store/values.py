@@ -1,0 +1,136 @@
+"""What the store gives and takes: works, events, workers. The API prints these as they are."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Kind = Literal["plan", "run"]
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
+
+
+class Value(BaseModel):
+    """Plain data; times are seconds since 1970 (UTC), sizes bytes."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class NewWork(Value):
+    """A plan or a run that was asked for, and found to be allowed."""
+
+    kind: Kind
+    job: str
+    model_config_json: str | None = None
+    arguments: list[str] = []
+    method: str
+    model: str
+    device: str = ""
+    device_kind: str = "auto"
+    device_count: int = 1
+    priority: int = 0
+    submitter: str = ""
+    parent: str | None = None
+
+
+class Work(Value):
+    """A plan or a run."""
+
+    id: str
+    kind: Kind
+    state: State
+    outcome: str
+    """How it ended, in a word: a plan `fits` or not, a run has `recommended` something or not."""
+    method: str
+    model: str
+    device: str
+    """The device that was asked for; of a run that began, the one that it has."""
+    priority: int
+    """The higher goes first."""
+    submitter: str
+    parent: str | None
+    """The work that this is a variation of."""
+    created: float
+    started: float | None
+    ended: float | None
+    attempt: int
+    """How often a worker has taken it: more than once where one died or was stopped."""
+    worker: str | None
+    stop_wanted: bool
+    exit_code: int | None
+    """Of the command: 0 done, 1 nothing fits, 2 the job, 3 the machine, 4 nothing was measured."""
+    tokens_per_s: float | None
+    peak_memory_bytes: int | None
+    error: str | None
+    """Why it failed."""
+    events: int
+    """The number of the last event."""
+
+
+class Details(Work):
+    """A plan or a run, with what it came to."""
+
+    job: str
+    arguments: list[str]
+    ahead: int | None
+    """How many are before it in the queue; null: it does not wait."""
+    result: dict[str, Any] | None
+    """What the command prints with `--json`; null until it has ended."""
+    text: str | None
+    """What the command prints."""
+    files: list[str]
+
+
+class Event(Value):
+    """Something that happened."""
+
+    number: int = Field(ge=1)
+    """From 1 on, without gaps: a reader that was cut off goes on after the last it has."""
+    utc: float
+    kind: str
+    """`line`: `data.text` is a line that the command said; else as in `events.jsonl`."""
+    data: dict[str, Any]
+
+
+class WorkerInfo(Value):
+    """A worker and the devices that are its own."""
+
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")
+    machine: str = Field(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")
+    device_kind: Literal["cpu", "cuda"]
+    devices: list[int]
+    device_name: str = Field(max_length=128)
+
+
+class Lease(Value):
+    """A work that a worker is to do now."""
+
+    id: str
+    kind: Kind
+    job: str
+    model_config_json: str | None
+    arguments: list[str]
+    attempt: int
+    study: str | None
+    """Optuna storage for its study; null: a file in the run's folder."""
+
+
+class Beat(Value):
+    """What a worker has to know of a work that it does."""
+
+    id: str
+    stop: bool
+    """Somebody has cancelled it, or it belongs to another worker now."""
+    lost: bool
+    """It is another's now: nothing that is still sent of it is taken."""
+
+
+class Ending(Value):
+    """How a command ended."""
+
+    attempt: int
+    exit_code: int
+    result: dict[str, Any] | None = None
+    text: str = ""
+    error: str = ""
+    interrupted: bool = False
+    """It was stopped with its worker, and is to go on later."""

@@ -1,0 +1,189 @@
+"""Plans and runs: asked for, looked at, searched, cancelled, taken up again, deleted."""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from autotune.server.store.database import Database
+from autotune.server.store.tables import DeletedRow, EventRow, FileRow, SourceRow, WorkRow
+from autotune.server.store.values import ENDED, Details, Kind, NewWork, State, Work
+
+PER_PAGE = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which works are wanted; None: any."""
+
+    kind: Kind | None = None
+    state: State | None = None
+    method: str | None = None
+    text: str | None = None
+    """A part of the model's or the device's name, or of the id."""
+    submitter: str | None = None
+
+
+class Works:
+    """The works of a service."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, new: NewWork) -> Work:
+        """Put a work into the queue."""
+        row = WorkRow(
+            **new.model_dump(exclude={"arguments"}),
+            id=secrets.token_hex(8),
+            arguments=json.dumps(new.arguments),
+            state="queued",
+            created=time.time(),
+            attempt=0,
+            deaths=0,
+            stop_wanted=False,
+            outcome="",
+            events=0,
+        )
+        with self._database.writing() as session:
+            session.add(row)
+        return work_of(row)
+
+    def get(self, id: str) -> Details | None:
+        """A work with all that is known of it; None: there is none."""
+        with self._database.reading() as session:
+            row = session.get(WorkRow, id)
+            if row is None:
+                return None
+            names = session.scalars(select(FileRow.name).where(FileRow.work == id)).all()
+            return Details(
+                **work_of(row).model_dump(),
+                job=row.job,
+                arguments=json.loads(row.arguments),
+                ahead=_ahead(session, row) if row.state == "queued" else None,
+                result=None if row.result is None else json.loads(row.result),
+                text=row.text,
+                files=sorted(names),
+            )
+
+    def state(self, id: str) -> str | None:
+        """The state of a work; None: there is none."""
+        with self._database.reading() as session:
+            return session.scalar(select(WorkRow.state).where(WorkRow.id == id))
+
+    def deleted(self, ids: Sequence[str]) -> list[str]:
+        """Those of some ids that there were works of, and are no more."""
+        with self._database.reading() as session:
+            return list(session.scalars(select(DeletedRow.id).where(DeletedRow.id.in_(ids))))
+
+    def model_config_json(self, id: str) -> str | None:
+        """The config.json that came with a work."""
+        with self._database.reading() as session:
+            return session.scalar(select(WorkRow.model_config_json).where(WorkRow.id == id))
+
+    def search(self, wanted: Filter, page: int = 1, per_page: int = PER_PAGE) -> list[Work]:
+        """A page of works, the newest first."""
+        statement = _filtered(select(WorkRow), wanted).order_by(WorkRow.created.desc())
+        statement = statement.offset((page - 1) * per_page).limit(per_page)
+        with self._database.reading() as session:
+            return [work_of(row) for row in session.scalars(statement)]
+
+    def count(self, wanted: Filter) -> int:
+        """How many there are."""
+        with self._database.reading() as session:
+            statement = _filtered(select(func.count()).select_from(WorkRow), wanted)
+            return session.scalar(statement) or 0
+
+    def counts(self) -> dict[tuple[str, str, str], int]:
+        """How many there are of each (kind, state, outcome)."""
+        columns = (WorkRow.kind, WorkRow.state, WorkRow.outcome)
+        with self._database.reading() as session:
+            rows = session.execute(select(*columns, func.count()).group_by(*columns))
+            return {(kind, state, outcome): count for kind, state, outcome, count in rows}
+
+    def ended_before(self, time: float) -> list[str]:
+        """Works that ended before a time."""
+        with self._database.reading() as session:
+            old = select(WorkRow.id).where(WorkRow.state.in_(ENDED), WorkRow.ended < time)
+            return list(session.scalars(old))
+
+    def file(self, id: str, name: str) -> bytes | None:
+        """A file that came out of a work; None: there is none of that name."""
+        with self._database.reading() as session:
+            return session.scalar(
+                select(FileRow.content).where(FileRow.work == id, FileRow.name == name)
+            )
+
+    def cancel(self, id: str) -> bool:
+        """End a work: at once where it waits, else its worker is told; False: it has ended."""
+        with self._database.writing() as session:
+            waiting = update(WorkRow).where(WorkRow.id == id, WorkRow.state == "queued")
+            ended = session.execute(waiting.values(state="cancelled", ended=time.time()))
+            if ended.rowcount:  # type: ignore[attr-defined]
+                return True
+            running = update(WorkRow).where(WorkRow.id == id, WorkRow.state == "running")
+            return bool(session.execute(running.values(stop_wanted=True)).rowcount)  # type: ignore[attr-defined]
+
+    def resume(self, id: str) -> bool:
+        """Put a work that was cancelled or failed into the queue again; False: it is not so."""
+        with self._database.writing() as session:
+            again = update(WorkRow).where(
+                WorkRow.id == id, WorkRow.state.in_(("cancelled", "failed"))
+            )
+            values: dict[str, Any] = {
+                "state": "queued",
+                "stop_wanted": False,
+                "outcome": "",
+                "deaths": 0,
+            }
+            values |= dict.fromkeys(("ended", "error", "exit_code"))
+            return bool(session.execute(again.values(**values)).rowcount)  # type: ignore[attr-defined]
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Forget works that have ended, and all that belongs to them; how many they were."""
+        with self._database.writing() as session:
+            ended = select(WorkRow.id).where(WorkRow.id.in_(ids), WorkRow.state.in_(ENDED))
+            found = list(session.scalars(ended))
+            for table in (EventRow, SourceRow, FileRow):
+                session.execute(delete(table).where(table.work.in_(found)))
+            session.execute(delete(WorkRow).where(WorkRow.id.in_(found)))
+            session.add_all(DeletedRow(id=id, time=time.time()) for id in found)
+            return len(found)
+
+
+def work_of(row: WorkRow) -> Work:
+    """A row as the API shows it."""
+    return Work.model_validate({name: getattr(row, name) for name in Work.model_fields})
+
+
+def in_order() -> tuple[ColumnElement[int], ColumnElement[float]]:
+    """First come first served, within a priority."""
+    return WorkRow.priority.desc(), WorkRow.created.asc()
+
+
+def _ahead(session: Session, row: WorkRow) -> int:
+    before = or_(
+        WorkRow.priority > row.priority,
+        (WorkRow.priority == row.priority) & (WorkRow.created < row.created),
+    )
+    statement = select(func.count()).where(
+        WorkRow.state == "queued", WorkRow.kind == row.kind, before
+    )
+    return session.scalar(statement) or 0
+
+
+def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
+    for name in ("kind", "state", "method", "submitter"):
+        value = getattr(wanted, name)
+        if value is not None:
+            statement = statement.where(getattr(WorkRow, name) == value)
+    for word in (wanted.text or "").split():
+        columns = (WorkRow.model, WorkRow.device, WorkRow.id, WorkRow.method)
+        statement = statement.where(
+            or_(*(column.icontains(word, autoescape=True) for column in columns))
+        )
+    return statement

@@ -1,0 +1,155 @@
+"""A job that somebody asks for: judged by the job's own rules and by the operator's, all problems
+at once, and made a work of."""
+
+import dataclasses
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError, Problem, UserError, user_error
+from autotune.facts.kind_names import find_kind
+from autotune.job.yaml_file import parse_yaml, to_yaml
+from autotune.server.access.job_rules import CONFIG, refused
+from autotune.server.settings import Allowed
+from autotune.server.store.values import Kind, NewWork, Value
+from autotune.space.job_file.load import load_job
+
+_NAME = "job"
+
+
+class Submission(Value):
+    """A job to plan or to run."""
+
+    job: str | dict[str, Any]
+    """The job file as YAML text, or as an object."""
+    model_config_json: str | dict[str, Any] | None = None
+    """A config.json that the job names as `model: config.json`."""
+    device: str | None = None
+    """Of a plan: the GPU to plan for (`h200`, `RTX 3070`, `memory=24GiB`), or `cpu`; null: the
+    worker's own."""
+    devices: int | None = None
+    """Of a plan: how many, in place of the job's."""
+    nodes: int | None = None
+    """Of a plan: on how many machines."""
+    stack: str = "any"
+    """Of a plan: `any` package that its GPU can use, or only those that are `installed`."""
+    priority: int = 0
+    """The higher goes first; from -10 to 10."""
+    parent: str | None = None
+    """The work that this is a variation of."""
+
+
+def accepted(kind: Kind, submission: Submission, allowed: Allowed, submitter: str) -> NewWork:
+    """The work that a submission asks for.
+
+    Raises:
+        UserError: everything that is wrong with it.
+    """
+    data, text = _parsed(submission.job)
+    config = _config(submission.model_config_json)
+    problems = [*refused(data, allowed, plan=kind == "plan", config=config is not None)]
+    problems += _option_problems(kind, submission)
+    with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
+        folder = Path(scratch)
+        file = folder / f"{_NAME}.yaml"
+        file.write_text(text, encoding="utf-8")
+        if config is not None:
+            (folder / CONFIG).write_text(config, encoding="utf-8")
+        try:
+            job, _ = load_job(file)
+        except UserError as error:
+            shown = [*error.problems, *problems]
+            raise UserError(*(_without_folder(problem, scratch) for problem in shown)) from None
+    if problems:
+        raise UserError(*problems)
+    return NewWork(
+        kind=kind,
+        job=text,
+        model_config_json=config,
+        arguments=_arguments(submission),
+        method=job.method,
+        model=_model_name(job.model, config),
+        device=submission.device or "",
+        device_kind=job.devices.kind,
+        device_count=job.devices.count,
+        priority=submission.priority,
+        submitter=submitter,
+        parent=submission.parent,
+    )
+
+
+def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str]:
+    if isinstance(job, str):
+        return parse_yaml(job, _NAME)[0], job
+    return job, to_yaml(job)
+
+
+def _config(config: str | dict[str, Any] | None) -> str | None:
+    if config is None:
+        return None
+    if isinstance(config, dict):
+        return json.dumps(config)
+    try:
+        data = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        raise user_error(f"not valid JSON: {error}", where=CONFIG) from None
+    if not isinstance(data, dict) or "model_type" not in data:
+        hint = "paste the whole config.json of a model"
+        raise user_error(
+            "is not the config of a model: it has no model_type", where=CONFIG, hint=hint
+        )
+    return config
+
+
+def _option_problems(kind: Kind, submission: Submission) -> list[Problem]:
+    problems = []
+    if submission.device and submission.device != "cpu":
+        try:
+            find_kind(submission.device)
+        except AutotuneError as error:
+            problems += [dataclasses.replace(p, where="device") for p in error.problems]
+    if submission.stack not in ("any", "installed"):
+        problems.append(Problem(where="stack", what="must be `any` or `installed`"))
+    for name, most in (("devices", 4096), ("nodes", 1024)):
+        value = getattr(submission, name)
+        if value is not None and not 1 <= value <= most:
+            problems.append(Problem(where=name, what=f"must be from 1 to {most}, but got {value}"))
+    if not -10 <= submission.priority <= 10:
+        what = f"must be from -10 to 10, but got {submission.priority}"
+        problems.append(Problem(where="priority", what=what))
+    if kind == "run" and (submission.device or submission.devices or submission.nodes):
+        what = "a run measures on the worker's own devices"
+        hint = "leave device, devices and nodes out; `devices:` of the job says how many"
+        problems.append(Problem(where="device", what=what, hint=hint))
+    return problems
+
+
+def _arguments(submission: Submission) -> list[str]:
+    """Of `autotune plan`. Each value is an argument of its own, and none begins an option."""
+    arguments = []
+    for name in ("device", "devices", "nodes"):
+        value = getattr(submission, name)
+        if value not in (None, ""):
+            arguments.append(f"--{name}={value}")
+    return [*arguments, *(["--stack=installed"] if submission.stack == "installed" else [])]
+
+
+def _model_name(model: str, config: str | None) -> str:
+    if config is not None and Path(model).name == CONFIG:
+        data = json.loads(config)
+        name = data.get("_name_or_path") or (data.get("architectures") or [data["model_type"]])[0]
+        return str(name)[:256]
+    parts = Path(model).parts
+    return (model if len(parts) <= 2 else str(Path(*parts[-2:])))[:256]
+
+
+def _without_folder(problem: Problem, folder: str) -> Problem:
+    """A problem without the name of the folder in which the job was judged."""
+
+    def clean(text: str | None) -> str | None:
+        return None if text is None else re.sub(re.escape(folder) + "/?", "", text)
+
+    what, where = clean(problem.what) or "", clean(problem.where) or ""
+    return Problem(where=where.replace(f"{_NAME}.yaml", _NAME), what=what, hint=clean(problem.hint))

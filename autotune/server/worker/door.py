@@ -1,0 +1,121 @@
+"""The service as a worker sees it: leases, beats, events, endings, over HTTP."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import requests
+
+from autotune.errors import machine_error
+from autotune.server.store.values import Beat, Ending, Kind, Lease, WorkerInfo
+
+TIMEOUT_S = 20.0
+
+
+class Away(Exception):
+    """The service does not answer now; what was to be said is said again later."""
+
+
+class Lost(Exception):
+    """The work belongs to another worker now, or was deleted."""
+
+
+class Door:
+    """Speaks to a service.
+
+    Args:
+        address: says its URL each time: a service that starts again may have another.
+        token: of a worker.
+    """
+
+    def __init__(self, address: Callable[[], str], token: str) -> None:
+        self._address, self._session = address, requests.Session()
+        self._session.headers["Authorization"] = f"Bearer {token}"
+        self._session.trust_env = False
+
+    def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
+        """The next work, or None.
+
+        Raises:
+            Away: the service does not answer.
+            MachineError: it does not take this worker.
+        """
+        body = {"worker": worker.model_dump(), "kinds": list(kinds)}
+        data = self._call("POST", "lease", json=body)
+        return None if data is None else Lease.model_validate(data)
+
+    def beat(
+        self, name: str, works: Sequence[str], kept: Sequence[str]
+    ) -> tuple[list[Beat], list[str]]:
+        """What has to be known of the works; of the folders that are kept, those to be forgotten.
+
+        Raises:
+            Away: the service does not answer.
+        """
+        body = {"name": name, "works": list(works), "kept": list(kept)}
+        data = self._call("POST", "beat", json=body)
+        return [Beat.model_validate(one) for one in data["works"]], data["forget"]
+
+    def send(self, name: str, lease: Lease, source: str, first: int, lines: list[Any]) -> int:
+        """How many lines of a file the service has now.
+
+        Raises:
+            Away: the service does not answer.
+            Lost: the work is not ours.
+        """
+        body = {
+            "worker": name,
+            "attempt": lease.attempt,
+            "source": source,
+            "first": first,
+            "lines": lines,
+        }
+        return int(self._call("POST", f"works/{lease.id}/events", json=body)["lines"])
+
+    def finish(self, name: str, id: str, ending: Ending) -> None:
+        """Say how a work ended.
+
+        Raises:
+            Away: the service does not answer.
+            Lost: the work is not ours.
+        """
+        body = {"worker": name, "ending": ending.model_dump()}
+        self._call("POST", f"works/{id}/ending", json=body)
+
+    def keep_file(self, name: str, id: str, file: str, content: bytes) -> None:
+        """Send a file that came out of a work.
+
+        Raises:
+            Away: the service does not answer.
+            Lost: the work is not ours.
+        """
+        self._call("PUT", f"works/{id}/files/{file}", data=content, params={"worker": name})
+
+    def _call(self, method: str, path: str, **arguments: Any) -> Any:
+        url = f"{self._address()}/api/v1/worker/{path}"
+        try:
+            answer = self._session.request(
+                method, url, timeout=TIMEOUT_S, allow_redirects=False, **arguments
+            )
+        except (requests.RequestException, OSError) as error:
+            raise Away(str(error)) from None
+        if answer.status_code == 410:
+            raise Lost
+        if answer.status_code >= 500 or answer.status_code == 429:
+            raise Away(f"{answer.status_code} of {path}")
+        if answer.status_code >= 400:
+            raise machine_error(_detail(answer), where=url, hint=_HINTS.get(answer.status_code))
+        return answer.json() if answer.content else None
+
+
+_HINTS = {
+    401: "give the token of a worker: `autotune serve --add-token NAME --worker`",
+    409: "give it other devices: `autotune worker --devices`",
+    421: "use a name of the service that its `names` has",
+}
+
+
+def _detail(answer: requests.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"the service answered {answer.status_code}"

@@ -1,0 +1,190 @@
+"""A worker's loop: look after what runs, say what happened, take what waits."""
+
+import contextlib
+import json
+import logging
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.server.store.values import Kind, WorkerInfo
+from autotune.server.worker.door import Away, Door, Lost
+from autotune.server.worker.task import Task
+
+LOOK_S = 0.25
+BEAT_S = 5.0
+LEASE_S = 1.0
+KEPT_S = 60.0
+"""So often it asks which folders to forget."""
+_LEAVE_S = 90.0
+"""When it is to end, its commands have so long to end and to be told of."""
+log = logging.getLogger("autotune.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What a worker takes on.
+
+    Attributes:
+        runs: whether it runs on its devices; one at a time.
+        plans: how many plans it makes beside that.
+        plan_memory: bytes for all processes of one.
+        folders: bytes of all folders together; beyond it, the oldest that have ended go.
+    """
+
+    runs: bool
+    plans: int
+    plan_memory: int
+    folders: int
+
+
+@dataclass
+class WorkerLoop:
+    """A worker at work."""
+
+    info: WorkerInfo
+    door: Door
+    root: Path
+    capacity: Capacity
+    environment: dict[str, str | None]
+    _tasks: dict[str, Task] = field(default_factory=dict)
+    _ending: threading.Event = field(default_factory=threading.Event)
+    _next: dict[str, float] = field(default_factory=dict)
+    _answers: bool = True
+
+    def run(self) -> None:
+        """Work until SIGTERM or Ctrl-C; what runs then is asked to end, and returns to the queue.
+
+        Raises:
+            MachineError: the service does not take this worker.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._ending.set())
+        try:
+            while not self._ending.wait(LOOK_S):
+                self._turn()
+            self._leave()
+        finally:
+            for task in self._tasks.values():
+                task.end()
+
+    def _turn(self) -> None:
+        for task in self._tasks.values():
+            task.look()
+        try:
+            self._tell()
+            if self._is_time("beat", BEAT_S):
+                self._beat()
+            if not self._ending.is_set() and self._is_time("lease", LEASE_S):
+                self._take()
+            self._say(True, "")
+        except Away as away:
+            self._say(False, str(away))
+
+    def _tell(self) -> None:
+        """Send what was said; of what has ended, how."""
+        for id, task in list(self._tasks.items()):
+            ended = task.has_ended
+            try:
+                task.send(self.door, self.info.name)
+                if ended:
+                    task.finish(self.door, self.info.name)
+                    self._drop(id, "ended")
+            except Lost:
+                task.end()
+                self._drop(id, "is another's now")
+
+    def _beat(self) -> None:
+        kept = self._kept() if self._is_time("kept", KEPT_S) else []
+        beats, forget = self.door.beat(self.info.name, list(self._tasks), kept)
+        for beat in beats:
+            task = self._tasks.get(beat.id)
+            if task is None:
+                continue
+            if beat.lost:
+                task.end()
+                self._drop(beat.id, "is another's now")
+            elif beat.stop:
+                task.stop(with_worker=False)
+        for id in forget:
+            if id not in self._tasks:
+                shutil.rmtree(self.root / id, ignore_errors=True)
+
+    def _take(self) -> None:
+        lease = self.door.lease(self.info, self._kinds())
+        if lease is None:
+            return
+        _log("taken", work=lease.id, kind=lease.kind, attempt=lease.attempt)
+        task = Task(lease, self.root, self.environment, self.capacity.plan_memory)
+        self._tasks[lease.id] = task
+
+    def _kinds(self) -> list[Kind]:
+        running = [task.lease.kind for task in self._tasks.values()]
+        kinds: list[Kind] = []
+        if self.capacity.runs and "run" not in running:
+            kinds.append("run")
+        if running.count("plan") < self.capacity.plans:
+            kinds.append("plan")
+        return kinds
+
+    def _leave(self) -> None:
+        """Ask what runs to end, and tell of it."""
+        until = time.monotonic() + _LEAVE_S
+        for task in self._tasks.values():
+            task.stop(with_worker=True)
+        while self._tasks and time.monotonic() < until:
+            for task in self._tasks.values():
+                task.look()
+            with contextlib.suppress(Away):
+                self._tell()
+            time.sleep(LOOK_S)
+
+    def _kept(self) -> list[str]:
+        """The works that have a folder here; the oldest beyond what they may take are removed."""
+        folders = [path for path in self.root.iterdir() if (path / "work.json").is_file()]
+        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        taken, kept = 0, []
+        for folder in folders:
+            taken += _size(folder)
+            if taken > self.capacity.folders and folder.name not in self._tasks:
+                _log("folder removed", work=folder.name)
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                kept.append(folder.name)
+        return kept[:1000]
+
+    def _drop(self, id: str, why: str) -> None:
+        del self._tasks[id]
+        _log(why, work=id)
+
+    def _is_time(self, what: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._next.get(what, 0.0):
+            return False
+        self._next[what] = now + every_s
+        return True
+
+    def _say(self, answers: bool, why: str) -> None:
+        if answers != self._answers:
+            self._answers = answers
+            _log("the service answers" if answers else "the service does not answer", why=why)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in _files(folder))
+
+
+def _files(folder: Path) -> Sequence[Path]:
+    try:
+        return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    except OSError:  # something is being removed at this moment
+        return []
+
+
+def _log(event: str, **data: Any) -> None:
+    log.info(json.dumps({"event": event, **data}))

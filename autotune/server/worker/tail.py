@@ -1,0 +1,52 @@
+"""Files that grow while a command runs, as lines to be sent: each once, whole, in their order."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+AT_ONCE = 500
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class Tail:
+    """Lines of a file, from those on that are not known yet to have arrived.
+
+    Args:
+        source: what the service calls the file.
+        plain: whether its lines are text, not JSON events.
+    """
+
+    def __init__(self, path: Path, source: str, *, plain: bool) -> None:
+        self.source, self._path, self._plain = source, path, plain
+        self._place, self._lines = 0, 0
+        self._read: list[dict[str, Any]] = []
+
+    @property
+    def first(self) -> int:
+        """The number of the first line that `waiting` has, from 0 on."""
+        return self._lines
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """The next lines, at most `AT_ONCE`."""
+        if len(self._read) < AT_ONCE and self._path.is_file():
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                chunk = file.read(1 << 20)
+            whole = chunk[: chunk.rfind(b"\n") + 1]
+            self._place += len(whole)
+            self._read += [self._line(line) for line in whole.decode(errors="replace").splitlines()]
+        return self._read[:AT_ONCE]
+
+    def arrived(self, lines: int) -> None:
+        """So many lines of the file have arrived."""
+        self._read = self._read[lines - self._lines :]
+        self._lines = lines
+
+    def _line(self, line: str) -> dict[str, Any]:
+        if not self._plain:
+            event: dict[str, Any] = json.loads(line)
+            return event
+        text = _CONTROL.sub("", line.rpartition("\r")[2])
+        return {"utc": round(time.time(), 3), "kind": "line", "data": {"text": text[:4000]}}

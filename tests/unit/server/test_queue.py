@@ -1,0 +1,163 @@
+"""The queue: who gets what, what becomes of the dead, what is said twice."""
+
+import pytest
+
+from autotune.server.store import queue as queue_module
+from autotune.server.store.database import Database
+from autotune.server.store.events import Events, Line
+from autotune.server.store.queue import Queue
+from autotune.server.store.values import Ending, Kind, NewWork, WorkerInfo
+from autotune.server.store.works import Filter, Works
+
+HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
+THERE = HERE.model_copy(update={"name": "there:0", "machine": "there"})
+DONE = Ending(attempt=1, exit_code=0, result={"outcome": "recommended", "bundle": None})
+
+
+def new(kind: Kind = "run", **fields: object) -> NewWork:
+    return NewWork.model_validate(
+        {"kind": kind, "job": "model: m", "method": "sft", "model": "m", **fields}
+    )
+
+
+def lines(*texts: str) -> list[Line]:
+    return [Line(utc=1.0, kind="line", data={"text": text}) for text in texts]
+
+
+def test_first_come_first_served_within_a_priority(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    first, second = works.add(new()), works.add(new())
+    urgent = works.add(new(priority=1))
+    ahead = works.get(second.id)
+    assert ahead is not None and ahead.ahead == 2
+    leases = [queue.lease(HERE, ["run"]) for _ in range(4)]
+    assert [lease and lease.id for lease in leases] == [urgent.id, first.id, second.id, None]
+
+
+def test_a_run_goes_to_devices_that_it_fits_on(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    works.add(new(device_count=2))
+    works.add(new(device_kind="cpu"))
+    assert queue.lease(HERE, ["run"]) is None
+    plan = works.add(new("plan", device_count=8))
+    lease = queue.lease(HERE, ["run", "plan"])
+    assert lease is not None and lease.id == plan.id
+
+
+def test_two_workers_do_not_share_a_device(database: Database) -> None:
+    queue = Queue(database)
+    assert queue.register(HERE) is None
+    assert queue.register(THERE) is None
+    assert queue.register(HERE) is None
+    both = HERE.model_copy(update={"name": "here:0-1", "devices": [0, 1]})
+    assert queue.register(both) == HERE.name
+
+
+def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, queue, events = Works(database), Queue(database), Events(database)
+    work = works.add(new())
+    monkeypatch.setattr(queue_module, "LEASE_S", -1.0)
+    queue.lease(HERE, ["run"])
+    assert queue.expire() == [work.id]
+    monkeypatch.setattr(queue_module, "LEASE_S", 30.0)
+    again = queue.lease(THERE, ["run"])
+    assert again is not None and again.attempt == 2
+    (beat,) = queue.beat(HERE.name, [work.id])
+    assert beat.lost and beat.stop
+    assert events.take(HERE.name, work.id, 1, "events", 0, lines("late")) is None
+    assert not queue.finish(HERE.name, work.id, DONE)
+    assert not queue.keep_file(HERE.name, work.id, "bundle.zip", b"late")
+    assert queue.finish(THERE.name, work.id, DONE.model_copy(update={"attempt": 2}))
+
+
+def test_what_kills_its_workers_is_given_up(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, queue = Works(database), Queue(database)
+    work = works.add(new())
+    monkeypatch.setattr(queue_module, "LEASE_S", -1.0)
+    for _ in range(queue_module.DEATHS):
+        assert queue.lease(HERE, ["run"]) is not None
+        queue.expire()
+    ended = works.get(work.id)
+    assert ended is not None and ended.state == "failed" and "died 3 times" in str(ended.error)
+    assert works.resume(work.id)
+    queue.lease(HERE, ["run"])
+    queue.expire()
+    again = works.get(work.id)
+    assert again is not None and again.state == "queued"
+
+
+def test_an_interrupted_work_goes_on_and_a_cancelled_one_does_not(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    work = works.add(new())
+    queue.lease(HERE, ["run"])
+    stopped = Ending(attempt=1, exit_code=130, interrupted=True)
+    assert queue.finish(HERE.name, work.id, stopped)
+    assert works.state(work.id) == "queued"
+    queue.lease(HERE, ["run"])
+    assert works.cancel(work.id)
+    (beat,) = queue.beat(HERE.name, [work.id])
+    assert beat.stop and not beat.lost
+    queue.finish(HERE.name, work.id, Ending(attempt=2, exit_code=130))
+    assert works.state(work.id) == "cancelled"
+    assert not works.cancel(work.id)
+
+
+def test_an_ending_that_is_said_twice_counts_once(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    work = works.add(new())
+    queue.lease(HERE, ["run"])
+    assert queue.finish(HERE.name, work.id, DONE)
+    other = DONE.model_copy(update={"exit_code": 1})
+    assert queue.finish(HERE.name, work.id, other)
+    ended = works.get(work.id)
+    assert ended is not None and (ended.exit_code, ended.outcome) == (0, "recommended")
+
+
+def test_no_event_is_lost_or_doubled_when_lines_are_sent_again(database: Database) -> None:
+    works, queue, events = Works(database), Queue(database), Events(database)
+    work = works.add(new())
+    queue.lease(HERE, ["run"])
+
+    def take(source: str, first: int, *texts: str) -> int | None:
+        return events.take(HERE.name, work.id, 1, source, first, lines(*texts))
+
+    assert take("events", 0, "a", "b") == 2
+    assert take("errors", 0, "x") == 1
+    assert take("events", 0, "a", "b", "c") == 3
+    assert take("events", 5, "f") == 3, "a gap is not taken: the lines between come again"
+    assert take("events", 3, "d") == 4
+    got = events.after(work.id, 0)
+    assert [event.data["text"] for event in got] == ["a", "b", "x", "c", "d"]
+    assert [event.number for event in got] == [1, 2, 3, 4, 5]
+    assert [event.number for event in events.after(work.id, 3)] == [4, 5]
+
+
+def test_only_what_has_ended_is_deleted_and_all_of_it(database: Database) -> None:
+    works, queue, events = Works(database), Queue(database), Events(database)
+    work, waiting = works.add(new()), works.add(new())
+    queue.lease(HERE, ["run"])
+    events.take(HERE.name, work.id, 1, "events", 0, lines("a"))
+    queue.keep_file(HERE.name, work.id, "bundle.zip", b"zip")
+    assert works.delete([work.id, waiting.id]) == 0
+    queue.finish(HERE.name, work.id, DONE)
+    assert works.file(work.id, "bundle.zip") == b"zip"
+    assert works.delete([work.id, waiting.id]) == 1
+    assert works.get(work.id) is None and events.after(work.id, 0) == []
+    assert works.file(work.id, "bundle.zip") is None
+    assert works.deleted([work.id, waiting.id, "unknown"]) == [work.id]
+
+
+def test_search_finds_by_parts_of_names_and_takes_signs_as_they_are(database: Database) -> None:
+    works = Works(database)
+    works.add(new(model="Qwen/Qwen2.5-7B", device="NVIDIA H100 80GB"))
+    works.add(new("plan", model="llama_100%"))
+    assert works.count(Filter(text="qwen h100")) == 1
+    assert works.count(Filter(text="100%")) == 1
+    assert works.count(Filter(text="a_1")) == 1
+    assert works.count(Filter(text="_")) == 1
+    assert works.count(Filter(kind="run", text="llama")) == 0
+    assert [work.model for work in works.search(Filter())] == ["llama_100%", "Qwen/Qwen2.5-7B"]
