@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.estimate.protocol import EstimateReply, Point, PointReply, ShapeWork
-from autotune.estimate.records.events import Work, work_from_plain
+from autotune.estimate.records.events import FLASH_PACKAGE, Work, work_from_plain
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.shapes import ShapeTimes
 from autotune.estimate.speed.step_time import (
@@ -48,9 +48,10 @@ class VariantSpeed:
         """Curves over the shape, by whether rows are padded; those of an engine are those of data
         parallelism, corrected by its own shapes."""
         times = self._times(self._reply.shapes)
+        scores = growing_with_scores(self._reply.copied_shapes or self._reply.shapes)
         if not self._reply.copied_shapes:
-            return _curves(times)
-        copied = _curves(self._times(self._reply.copied_shapes))
+            return _curves(times, scores)
+        copied = _curves(self._times(self._reply.copied_shapes), scores)
         curve = next(iter(copied.values()))
         return {
             masked: replace(copied.get(masked, curve), points=points)
@@ -115,10 +116,25 @@ class VariantSpeed:
         )
 
 
-def _curves(times: _Times) -> dict[bool, ShapeTimes]:
-    richest = ShapeTimes.fit(max(times.values(), key=len))
+def growing_with_scores(shapes: Sequence[ShapeWork]) -> frozenset[str]:
+    """The parts of a micro-step that grow with tokens * length: those in which scores are made.
+
+    The package flash-attn has none outside its kernels; torch's kernels are given a mask of that
+    size where rows are padded or flattened; eager attention makes them by matmuls.
+    """
+    attention = {
+        work.operator for shape in shapes for work, _ in works(shape) if "attention" in work.kind
+    }
+    if not attention:
+        return frozenset({"matmul_s", "memory_s", "attention_s"})
+    flash = all(operator.startswith(FLASH_PACKAGE) for operator in attention)
+    return frozenset({"attention_s"} if flash else {"attention_s", "memory_s"})
+
+
+def _curves(times: _Times, scores: frozenset[str]) -> dict[bool, ShapeTimes]:
+    richest = ShapeTimes.fit(max(times.values(), key=len), scores)
     return {
-        masked: ShapeTimes.fit(points)
+        masked: ShapeTimes.fit(points, scores)
         if len(points) >= ENOUGH_FOR_CURVES
         else replace(richest, points=points)
         for masked, points in times.items()

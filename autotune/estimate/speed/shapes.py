@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from statistics import mean
 from typing import Self
 
 from autotune.estimate.speed.linear import dot, least_squares
@@ -18,42 +19,51 @@ Shape = tuple[int, int]
 class ShapeTimes:
     """Times as curves over the shape.
 
-    Each part is `a + b * tokens + c * tokens * length` with a, b, c >= 0 (least squares of the
-    relative error), times a correction that makes it exact at the traced shapes and is
-    interpolated between them. Known error: rates jump where kernels change, and a chunked loss
-    grows by whole chunks.
+    Each part is `a + b * tokens` with a, b >= 0, of parts that grow with scores
+    `a + b * tokens + c * tokens * length` (least squares of the relative error), times a correction
+    that makes it exact at the traced shapes and is interpolated between them. A part without scores
+    is a curve over the tokens: nothing is concluded from its length, which the few traced shapes
+    hardly vary. Known error: rates jump where kernels change, and a chunked loss grows by whole
+    chunks.
+
+    Attributes:
+        points: times at the traced shapes.
+        scores: the parts that grow with tokens * length.
     """
 
     points: Mapping[Shape, TimeParts]
     curves: Mapping[str, tuple[float, ...]]
+    scores: frozenset[str] = frozenset(TERMS)
 
     @classmethod
-    def fit(cls, points: Mapping[Shape, TimeParts]) -> Self:
+    def fit(
+        cls, points: Mapping[Shape, TimeParts], scores: frozenset[str] = frozenset(TERMS)
+    ) -> Self:
         """The curves through the times at some shapes."""
         if not points:
             raise ValueError("no shape was traced")
         curves = {}
         for term in TERMS:
-            values = [(_basis(shape), getattr(parts, term)) for shape, parts in points.items()]
+            values = [
+                (_basis(shape, scores=term in scores), getattr(parts, term))
+                for shape, parts in points.items()
+            ]
             curves[term] = nonnegative_fit(values, first=0 if term == "overhead_s" else 1)
-        return cls(points=dict(points), curves=curves)
+        return cls(points=dict(points), curves=curves, scores=scores)
 
     def at(self, rows: int, length: int) -> TimeParts:
         """The time at this shape."""
         shape = (rows, length)
         if shape in self.points:
             return self.points[shape]
-        weights = {point: 1 / _distance(point, shape) for point in self.points}
-        parts = {term: self._part(term, shape, weights) for term in TERMS}
+        parts = {term: self._part(term, shape) for term in TERMS}
         overlapped = next(iter(self.points.values())).overlapped
         return TimeParts(**parts, overlapped=overlapped)
 
-    def _part(self, term: str, shape: Shape, weights: Mapping[Shape, float]) -> float:
-        off = self._log_ratios[term]
-        total = sum(weights[point] for point in off)
-        correction = sum(weights[point] * log_ratio for point, log_ratio in off.items())
-        factor = math.exp(correction / total) if total else 1.0
-        return dot(self.curves[term], _basis(shape)) * factor
+    def _part(self, term: str, shape: Shape) -> float:
+        off, scores = self._log_ratios[term], term in self.scores
+        correction = _weighted(off, shape) if scores else _interpolated(off, shape)
+        return dot(self.curves[term], _basis(shape, scores=scores)) * math.exp(correction)
 
     @cached_property
     def _log_ratios(self) -> dict[str, dict[Shape, float]]:
@@ -61,7 +71,10 @@ class ShapeTimes:
         ratios: dict[str, dict[Shape, float]] = {}
         for term, curve in self.curves.items():
             pairs = {
-                point: (getattr(time, term), dot(curve, _basis(point)))
+                point: (
+                    getattr(time, term),
+                    dot(curve, _basis(point, scores=term in self.scores)),
+                )
                 for point, time in self.points.items()
             }
             ratios[term] = {
@@ -72,9 +85,32 @@ class ShapeTimes:
         return ratios
 
 
-def _basis(shape: Shape) -> tuple[float, float, float]:
+def _weighted(values: Mapping[Shape, float], shape: Shape) -> float:
+    """The mean of values at some shapes, the nearer ones more; 0 without any."""
+    weights = {point: 1 / _distance(point, shape) for point in values}
+    total = sum(weights.values())
+    return sum(weights[point] * values[point] for point in values) / total if total else 0.0
+
+
+def _interpolated(values: Mapping[Shape, float], shape: Shape) -> float:
+    """What values at some shapes come to at as many tokens as another has: linear in the tokens'
+    logarithm, as at the nearest beyond them; 0 without any."""
+    by_tokens: dict[float, list[float]] = {}
+    for (rows, length), value in values.items():
+        by_tokens.setdefault(math.log(rows * length), []).append(value)
+    if not by_tokens:
+        return 0.0
+    at = math.log(shape[0] * shape[1])
+    below = max((place for place in by_tokens if place <= at), default=min(by_tokens))
+    above = min((place for place in by_tokens if place >= at), default=max(by_tokens))
+    low, high = mean(by_tokens[below]), mean(by_tokens[above])
+    return low if below >= above else low + (high - low) * (at - below) / (above - below)
+
+
+def _basis(shape: Shape, *, scores: bool) -> tuple[float, ...]:
     rows, length = shape
-    return 1.0, float(rows * length), float(rows * length * length)
+    terms = 1.0, float(rows * length), float(rows * length * length)
+    return terms if scores else terms[:2]
 
 
 def _distance(left: Shape, right: Shape) -> float:

@@ -150,6 +150,9 @@ class OfflineEstimates(Retracing):
         length = max(self._length // 4, 8)
         padded = True in self._sizes
         traced_sizes = self._sizes[padded]
+        if self._flat and traced_sizes.every[0] > 2 * self._length:
+            key = (self._length, self._length, padded)  # a curve needs a short one
+            batches.setdefault(key, self._micro_batch(*key))
         sizes = [] if self._flat else [traced_sizes.smallest_scaled]
         for size in sizes + ([1] if sizes and 1 in traced_sizes.direct and not padded else []):
             key = (size, length, padded)

@@ -69,9 +69,9 @@ def chunk_count(worst: Worst, chunks: LossChunks) -> int:
 
 
 def micro_batch(size: int, length: int, *, flat: bool, padded: bool, share: float) -> MicroBatch:
-    """A micro-batch of this measure to trace."""
+    """A micro-batch of this measure to trace; no row of it is longer than `length`."""
     if flat:
-        rows = min(FLAT_ROWS, size)
+        rows = max(min(FLAT_ROWS, size), -(-size // length))
         lengths = [size // rows + (n < size % rows) for n in range(rows)]
         return MicroBatch(lengths=tuple(lengths), labelled=share)
     shorter_length = max(length - 1, 1) if padded else length

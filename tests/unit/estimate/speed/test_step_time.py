@@ -203,6 +203,26 @@ def test_at_the_traced_shapes_times_are_exact_and_nowhere_negative(seconds, over
         assert times.at(rows, length).overlapped is overlapped
 
 
+def test_what_grows_with_tokens_alone_is_not_taken_to_grow_with_the_length():
+    """Traced are a short shape and long ones, and rates rise with the size, as a device's do."""
+
+    def seconds(rows, length):
+        return 5e-4 + 1.8e-4 * (rows * length) ** 0.95
+
+    shapes = [(2, 256), (2, 1024), (4, 1024), (8, 1024), (16, 1024)]
+    points = {shape: TimeParts(matmul_s=seconds(*shape)) for shape in shapes}
+    times = ShapeTimes.fit(points, frozenset({"attention_s"}))
+    for shape in [(16, 79), (16, 249), (16, 512), (1, 4000)]:
+        assert times.at(*shape).matmul_s == pytest.approx(seconds(*shape), rel=0.03)
+
+
+def test_a_curve_between_two_sizes_is_theirs_whatever_else_was_traced():
+    near = {(4, 1024): TimeParts(memory_s=0.5), (8, 1024): TimeParts(memory_s=0.7)}
+    far = {(1, 64): TimeParts(memory_s=0.4), (64, 1024): TimeParts(memory_s=9.0)}
+    few, many = (ShapeTimes.fit(points, frozenset()) for points in (near, near | far))
+    assert many.at(6, 1024).memory_s == pytest.approx(few.at(6, 1024).memory_s, rel=0.05)
+
+
 def test_near_a_traced_shape_times_are_near_its_own():
     points = {shape: TimeParts(memory_s=1e-6 * n**1.3) for n, shape in enumerate(SHAPES, 1)}
     near = ShapeTimes.fit(points).at(8, 257).memory_s
