@@ -35,4 +35,4 @@ def command(as_json: bool, **options: Any) -> int:
         print_json(advice_plain(advice))
     else:
         click.echo("\n".join(advice_lines(advice)))
-    return 0 if advice.fits or advice.ways else 1
+    return 0 if advice.safe or advice.ways else 1

@@ -1,6 +1,7 @@
 """`autotune init`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ def command(file: Path, **flags: str | None) -> int:
     """
     if file.exists():
         raise user_error("there is such a file", where=str(file), hint="name another, or move it")
-    answers = _answers(flags)
+    answers = {name: answer if answer.strip() else "" for name, answer in _answers(flags).items()}
+    if not answers["model"]:
+        hint = "give a hub id, a folder, a config.json, or a name such as qwen2.5-7b"
+        raise user_error("a model is needed", where="--model", hint=hint)
     for name in ("model", "dataset"):
         answers[name] = _as_the_file_names(answers[name], file.absolute().parent)
     _write_valid(file, NewJob(**answers).text())
@@ -48,9 +52,10 @@ def _write_valid(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
     try:
         load_job(file)
-    except UserError:
+    except UserError as error:
         file.unlink()
-        raise
+        # Of lines of a file that is not there nobody can read anything.
+        raise UserError(*(replace(problem, where="") for problem in error.problems)) from None
 
 
 def _as_the_file_names(name: str, folder: Path) -> str:

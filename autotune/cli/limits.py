@@ -58,7 +58,7 @@ def _fewest(planned: PlannedJob, as_json: bool) -> int:
         print_json(fewest_plain(counts))
     else:
         click.echo("\n".join(fewest_lines(counts)))
-    return 0 if counts[-1].fits else 1
+    return 0 if counts[-1].safe else 1
 
 
 def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:

@@ -46,6 +46,8 @@ def find_kind(text: str) -> DeviceKind:
     if "=" in text:
         return _of_figures(text)
     name = squeezed(text)
+    if not name:
+        raise _unknown_kind(text)
     for kinds in (device_kinds(), kinds_of_other_makers(), more_kinds()):
         for kind in kinds:
             if name in _names(kind):
@@ -121,6 +123,8 @@ def _kind(row: Mapping[str, str]) -> DeviceKind:
 def _of_figures(text: str) -> DeviceKind:
     pairs = [part.partition("=") for part in text.split(",")]
     figures = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if len(figures) < len(pairs):
+        raise _wrong_figures(f"`{text}` gives a figure twice")
     if "memory" not in figures or set(figures) - set(_FIGURES):
         raise _wrong_figures(f"`{text}` is not a GPU: the figures are {', '.join(_FIGURES)}")
     try:

@@ -93,7 +93,12 @@ def survey_model(
     check_architecture(config, method, name)
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
-    model = build_on_meta(config, method)
+    try:
+        model = build_on_meta(config, method)
+    except KeyError as error:  # an activation, a kind of rotary embedding, a kind of layer
+        what = f"transformers has no {error} that its config.json names"
+        hint = "correct the config, or install another version"
+        raise user_error(what, where=path, hint=hint) from None
     positions, fixed_positions = _positions(model)
     return ModelFacts(
         name=name,

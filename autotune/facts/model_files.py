@@ -3,12 +3,12 @@
 The functions here import huggingface_hub and run in a child process only.
 """
 
-import json
 import shutil
 from pathlib import Path
 
 from autotune.errors import UserError, user_error
 from autotune.facts.known_models import known_model, nearest_model
+from autotune.facts.model_config import read_config
 
 _CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -25,13 +25,16 @@ def locate_model(
 
     Raises:
         OSError: there is no such folder or file.
-        UserError: the hub does not answer.
+        UserError: the hub does not answer, or no model can be made of the config.json.
     """
     path = Path(name)
-    if path.is_dir() and not _has_weights(path):
-        path = path / "config.json"
     if path.is_dir():
-        return str(path), False
+        config, is_model = path / "config.json", _has_weights(path)
+        if config.is_file():
+            _check_config(config)
+        if is_model:
+            return str(path), False
+        path = config
     if path.is_file():
         return str(_folder_of_config(path, folder)), False
     if path.is_absolute():
@@ -64,13 +67,28 @@ def _folder_of_config(config: Path, folder: Path) -> Path:
 
     Random weights may be saved into it later, so that the bundle can be launched.
     """
-    json.loads(config.read_text(encoding="utf-8"))
+    _check_config(config)
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.jinja"):
         for file in config.parent.glob(pattern):
             shutil.copyfile(file, folder / file.name)
     shutil.copyfile(config, folder / "config.json")
     return folder
+
+
+def _check_config(config: Path) -> None:
+    """Refuse a config.json that no model can be made of.
+
+    Raises:
+        UserError: everything that is wrong with it, with its path.
+    """
+    try:
+        text = config.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise user_error(f"cannot be read as text: {error}", where=str(config)) from None
+    _, problems = read_config(text, str(config))
+    if problems:
+        raise UserError(*problems)
 
 
 def probed_weights(weights: str, path: str, revision: str | None) -> str:

@@ -17,7 +17,19 @@ from pydantic import (
     model_validator,
 )
 
-from autotune.job.fields import Strict, as_batch, as_bytes, as_duration
+from autotune.job.fields import (
+    MOST_DATA_ROWS,
+    MOST_DEVICES,
+    MOST_LENGTH,
+    MOST_LISTED,
+    MOST_MINUTES,
+    MOST_NODES,
+    MOST_PROBES,
+    Strict,
+    as_batch,
+    as_bytes,
+    as_duration,
+)
 from autotune.job.methods import METHODS
 from autotune.units import parse_seconds
 
@@ -31,13 +43,13 @@ KnobValue = Scalar | list[str]
 class Lengths(Strict):
     """Token lengths in place of data, where there is none yet."""
 
-    max: int = Field(gt=0)
+    max: int = Field(gt=0, le=MOST_LENGTH)
     """Longest row, in tokens."""
-    p50: int | None = Field(default=None, gt=0)
+    p50: int | None = Field(default=None, gt=0, le=MOST_LENGTH)
     """Median row, in tokens. Without it every row is taken to be as long as `max`."""
-    p99: int | None = Field(default=None, gt=0)
+    p99: int | None = Field(default=None, gt=0, le=MOST_LENGTH)
     """99th percentile, in tokens. Without it, halfway (geometrically) between `p50` and `max`."""
-    rows: int = Field(default=10_000, gt=0)
+    rows: int = Field(default=10_000, gt=0, le=MOST_DATA_ROWS)
     """How many rows one epoch has."""
 
     @model_validator(mode="after")
@@ -65,15 +77,15 @@ class Devices(Strict):
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """`cuda`, `cpu`, or `auto`: CUDA where an NVIDIA GPU is present, else the CPU."""
-    count: int = Field(default=1, ge=1)
+    count: int = Field(default=1, ge=1, le=MOST_DEVICES)
     """Number of devices, one process for each: as many GPUs, or ranks on the CPU. How the training
     is spread over them (DDP, ZeRO, FSDP2, offloading) is searched, by request over how many of them
     (`num_processes`) too: `search_spaces/sharding.yaml`. With one device offloading is tried by
     request: `fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_optimizer_device: cpu}`.
     """
-    nodes: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, le=MOST_NODES)
     """Number of machines with `count` devices each, for plans: several are planned, not probed."""
-    index: int = Field(default=0, ge=0)
+    index: int = Field(default=0, ge=0, lt=MOST_DEVICES)
     """Which GPU (of several the first), as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is
     set, which of those that it lists."""
     memory: Annotated[int | None, BeforeValidator(as_bytes)] = None
@@ -96,11 +108,11 @@ class Devices(Strict):
 class Budget(Strict):
     """The limits at which the search ends."""
 
-    minutes: float = Field(default=30.0, gt=0)
+    minutes: float = Field(default=30.0, gt=0, le=MOST_MINUTES)
     """Wall-clock minutes for all probes together; the rest of a run comes on top."""
-    probes: int = Field(default=40, gt=0)
+    probes: int = Field(default=40, gt=0, le=MOST_PROBES)
     """Number of probes."""
-    probe_minutes: float = Field(default=5.0, gt=0)
+    probe_minutes: float = Field(default=5.0, gt=0, le=MOST_MINUTES)
     """Wall-clock minutes after which one probe is killed (outcome `timeout`)."""
     total: Annotated[float | None, BeforeValidator(as_duration)] = None
     """Time for everything together, such as `30m`: the survey, the estimates, all probes and the
@@ -164,7 +176,7 @@ class Job(Strict):
     """Rows (of pairs: pairs; of `grpo` and `rloo`: completions; of `ppo`: completions of an
     update) per optimizer step over all devices: a hard equality, never rounded.
     `"65536 tokens"` means that many tokens at full `max_length`, and must divide exactly."""
-    max_length: int | None = Field(default=1024, gt=0)
+    max_length: int | None = Field(default=1024, gt=0, le=MOST_LENGTH)
     """Rows are truncated to this many tokens (`null`: never). Not for `grpo`, `rloo` and `ppo`,
     whose prompts TRL does not truncate: `max_completion_length` (of `ppo`: `response_length`) is a
     knob there."""
@@ -227,6 +239,10 @@ class Job(Strict):
         for name, values in recipe.items():
             if not values:
                 raise ValueError(f"`{name}` lists no value")
+            if len(values) > MOST_LISTED:
+                raise ValueError(
+                    f"`{name}` lists {len(values)} values, but at most {MOST_LISTED} can be"
+                )
             if any(value in values[:index] for index, value in enumerate(values)):
                 raise ValueError(f"`{name}` lists a value twice")
         return recipe

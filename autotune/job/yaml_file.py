@@ -1,5 +1,6 @@
 """YAML as our users write it: line numbers for messages, `2e-4` a number, `no` a word."""
 
+import math
 import re
 from typing import Any
 
@@ -9,13 +10,35 @@ from autotune.errors import Problem, UserError
 
 Path_ = tuple[str | int, ...]
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+MOST_VALUES = 20_000
+"""Values that a file may have, each `*name` counted as all that it stands for: a few hundred bytes
+of such names can stand for more than any memory holds."""
+_MOST_DIGITS = 300
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 scalars: PyYAML reads `2e-4` as a string, `no` as False, `1:30` as 90, `010` as 8
-    and days as dates, which surprises."""
+    and days as dates, which surprises. Files without end are refused while they are read."""
+
+    _composed = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node; not one too many."""
+        self._composed += 1
+        if self._composed > MOST_VALUES:
+            raise yaml.composer.ComposerError(None, None, _TOO_MANY, self.get_mark())
+        return super().compose_node(parent, index)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number; not one that Python itself would refuse to print."""
+        if len(node.value) > _MOST_DIGITS:
+            what = f"a number of more than {_MOST_DIGITS} digits"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+        return int(super().construct_yaml_int(node))
 
 
+_TOO_MANY = f"more than {MOST_VALUES:,} values, each `*name` counted as all that it stands for"
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in _REPLACED]
     for _REPLACED in [
@@ -43,7 +66,30 @@ _Loader.add_implicit_resolver(
 
 def parse_scalar(text: str) -> Any:
     """One value as it would be read in a file (for `--set name=value`)."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    loader, node = _composed(text)
+    return None if node is None else loader.construct_document(node)
+
+
+def _composed(text: str) -> tuple[_Loader, yaml.Node | None]:
+    """A text as YAML's nodes, and who makes values of them; not of too many."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is not None and _size(node, {}) > MOST_VALUES:
+        raise yaml.composer.ComposerError(None, None, _TOO_MANY, node.start_mark)
+    return loader, node
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Values in a node, with all that aliases stand for; without end where it contains itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for entry in node.value for part in entry]
+        elif isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path_, int]]:
@@ -55,8 +101,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path_, int]]:
     lines: dict[Path_, int] = {}
     problems: list[Problem] = []
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader, node = _composed(text)
         if node is not None:
             # Before construction, which copies the keys of a merge (`<<`) into the node.
             _walk(node, (), lines, problems, name)
@@ -84,12 +129,13 @@ def _walk(
 ) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            key_path = (*path, str(key.value))
+            word = str(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+            key_path = (*path, word)
             if key.tag not in _KEY_TAGS:
                 problems.append(
                     Problem(
                         where=f"{name}:{key.start_mark.line + 1}",
-                        what=f"`{key.value}` cannot be the name of a field: names are words",
+                        what=f"`{word}` cannot be the name of a field: names are words",
                     )
                 )
             elif key_path in lines:

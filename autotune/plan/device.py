@@ -24,7 +24,7 @@ def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
     # What is looked at here is the model and the data; the device is put in afterwards.
     devices = job.devices.model_copy(update={"kind": "cpu"})
     job_here = job.model_copy(update={"devices": devices})
-    return job_here, None if device == "cpu" else find_kind(device)
+    return job_here, None if device.strip().lower() == "cpu" else find_kind(device)
 
 
 def planned_facts(

@@ -53,7 +53,7 @@ class Plan:
         choices: the candidates as a person tells them apart, the best first.
         answer: what to use; None: nothing fits.
         packages: what its first choice needs that is not on this machine.
-        advice: where nothing fits, the shortest changes that make the job fit.
+        advice: where nothing is safe, the shortest changes that make the job so.
         assumed: what the job leaves open and was assumed, as sentences.
         not_installed: what the job needs to be run that is not here, as a sentence; None: nothing.
     """
@@ -165,8 +165,8 @@ def _space(
 def _concluded(
     draft: Draft, estimator: Estimator, kind: DeviceKind | None, *, alone: bool
 ) -> tuple[Draft, Answer | None, Advice | None]:
-    """The draft with what the answer is held against, and the answer; where nothing fits, what
-    would make the job fit. Of one that was stopped no more than it holds.
+    """The draft with what the answer is held against, and the answer; where nothing is safe, what
+    would make the job so. Of one that was stopped no more than it holds.
 
     Args:
         alone: whether it is of one candidate, which nobody asked to compare.
@@ -186,7 +186,10 @@ def _concluded(
         devices = estimator.job.devices.total
         draft = with_candidate(draft, plain, estimates[plain.key], devices)
     answer = answer_of(draft.choices, estimator.job, estimator.facts)
-    return draft, answer and _with_alternative(answer, estimator, estimates), None
+    if answer is None or answer.choice.safe:
+        return draft, answer and _with_alternative(answer, estimator, estimates), None
+    advice = Advisor(estimator, kind).shortest(draft.estimates, draft.space)
+    return draft, _with_alternative(answer, estimator, estimates), advice
 
 
 def _with_alternative(

@@ -109,7 +109,7 @@ def _survey_in_child(
                 Problem(
                     where=where,
                     what=what,
-                    hint=hint or f"the whole message is in {folder.stderr}",
+                    hint=hint or (None if planned else f"the whole message is in {folder.stderr}"),
                 )
                 for where, what, hint in reply["problems"]
             )

@@ -220,6 +220,6 @@ class RunFolder:
             raise user_error(
                 f"{path.name} is missing or unreadable",
                 where=str(self.path),
-                hint="name a run folder that `autotune run` made",
+                hint="name a folder that `autotune run` or `autotune plan --emit` wrote",
             )
         return data

@@ -38,13 +38,25 @@ from autotune.space.settings import settings
 
 
 def refuse_used(folder: Path) -> None:
-    """A bundle is written into a folder that is new or empty.
+    """A bundle is written into a folder that is new or empty, and can be written.
 
     Raises:
-        UserError: something is there.
+        UserError: something is there, or nothing can be.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise user_error("the folder is not empty", where=str(folder), hint="choose another one")
+    where, hint, is_new = str(folder), "choose another one", not folder.exists()
+    if not is_new and not folder.is_dir():
+        raise user_error("this is a file, not a folder", where=where, hint=hint)
+    if not is_new and any(folder.iterdir()):
+        raise user_error("the folder is not empty", where=where, hint=hint)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".try").touch()
+        (folder / ".try").unlink()
+    except OSError as error:
+        what = f"the folder cannot be written: {error.strerror}"
+        raise user_error(what, where=where, hint=hint) from None
+    if is_new:
+        folder.rmdir()
 
 
 def unsafe_reason(plan: Plan) -> str | None:

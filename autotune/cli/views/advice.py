@@ -24,6 +24,7 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
         "device": advice.device,
         "limit_bytes": advice.limit_bytes,
         "fits": advice.fits,
+        "safe": advice.safe,
         "leanest": {"knobs": advice.nearest.knobs, "estimate": advice.estimate.plain()},
         "tried": advice.tried,
         "ruled_out": advice.ruled_out,
@@ -44,14 +45,21 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     """The ways out, what does not touch the learning first."""
     takes = format_bytes(advice.estimate.peak_memory_bytes)
     has = f"{format_bytes(advice.limit_bytes)} on {advice.device}"
-    if advice.fits:
+    if advice.safe:
         yield f"It fits as it is: the smallest configuration needs an estimated {takes} of {has}."
         return
-    yield f"It does not fit: the smallest configuration needs an estimated {takes}, of {has}."
+    wanted = "safe" if advice.fits else "fit"
+    if advice.fits:
+        yield (
+            f"It is not safe as it is: the smallest configuration needs an estimated {takes} of "
+            f"{has}, and runs out of memory with probability {advice.estimate.p_oom:.0%}."
+        )
+    else:
+        yield f"It does not fit: the smallest configuration needs an estimated {takes}, of {has}."
     if not advice.ways:
-        yield f"No list of up to three changes makes it fit ({looked_at(advice)})."
+        yield f"No list of up to three changes makes it {wanted} ({looked_at(advice)})."
         return
-    yield "These changes make it fit, by estimate:"
+    yield f"These changes make it {wanted}, by estimate:"
     yield from way_lines(advice)
 
 

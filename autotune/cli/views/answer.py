@@ -34,6 +34,8 @@ def answer_lines(plan: Plan, answer: Answer) -> Iterator[str]:
     yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
     yield from _reasons(plan, answer)
     yield from _assumptions(plan, answer)
+    if plan.advice is not None:
+        yield from ways_out_lines(plan)
 
 
 def next_line(plan: Plan, command: str) -> str:
@@ -143,15 +145,16 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
 
 
 def ways_out_lines(plan: Plan) -> Iterator[str]:
-    """The shortest changes that make a job fit, each with its price."""
+    """The shortest changes that make a job fit, or safe, each with its price."""
+    wanted = "fit" if plan.answer is None else "safe"
     if plan.advice is None:
         yield "Next: `autotune advise` with the same options looks for changes that make it fit."
     elif plan.advice.ways:
-        yield "What would, by estimate, the cheapest first:"
+        yield f"What makes it {wanted}, by estimate, the cheapest first:"
         yield from way_lines(plan.advice)
         yield "Next: `autotune advise` with the same options looks further."
     else:
-        yield f"No change was found that makes it fit ({looked_at(plan.advice)})."
+        yield f"No change was found that makes it {wanted} ({looked_at(plan.advice)})."
         yield "Next: `autotune advise` with the same options looks further."
 
 

@@ -19,18 +19,21 @@ def fewest_plain(tried: Sequence[Tried]) -> dict[str, Any]:
     """What `autotune limits --of devices --json` prints."""
     return {
         "schema": SCHEMA,
-        "devices": tried[-1].devices if tried[-1].fits else None,
+        "devices": tried[-1].devices if tried[-1].safe else None,
+        "possible": next((count.devices for count in tried if count.fits), None),
         "tried": [_plain(count) for count in tried],
     }
 
 
 def _plain(count: Tried) -> dict[str, Any]:
     if count.plan is None:
-        return {"devices": count.devices, "fits": False, "problem": count.problem}
+        problem = count.problem
+        return {"devices": count.devices, "fits": False, "safe": False, "problem": problem}
     candidate, estimate = _shown(count)
     return {
         "devices": count.devices,
         "fits": count.fits,
+        "safe": count.safe,
         "knobs": dict(candidate.knobs),
         "estimate": estimate.plain(),
         "limit_bytes": count.plan.limit_bytes,
@@ -56,7 +59,8 @@ def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
         speed = estimate.tokens_per_s
         speed_text = f", {speed:.0f} tokens/s on all" if speed is not None else ""
         peak = format_bytes(estimate.peak_memory_bytes)
-        yield f"{count}: fits; the fastest takes {peak} {room}{speed_text}"
+        word = "is safe" if one.safe else f"may fit, with p(oom) {estimate.p_oom:.2f}"
+        yield f"{count}: {word}; the fastest takes {peak} {room}{speed_text}"
         yield f"  {label}"
         if one.packages:
             yield f"  {install_text(one.packages)}"
@@ -64,7 +68,7 @@ def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
             yield f"  without {', '.join(one.left_out)}: there is nothing to divide"
         pinned = {n: v for n, v in candidate.values.items() if len(_values(one, n)) > 1}
         yield "  " + " ".join(f"--set {n}={value_label(v)}" for n, v in sorted(pinned.items()))
-    if not tried[-1].fits:
+    if not tried[-1].safe:
         yield "more of them were not tried: `autotune advise` says what else would help"
 
 

@@ -142,7 +142,9 @@ def _sentences(plan: Plan, command: str) -> Iterator[str]:
     if plan.answer is None:
         yield from map(escape, nothing_fits_lines(plan))
         return
-    yield from map(escape, (*answer_lines(plan, plan.answer), next_line(plan, command)))
+    yield from map(escape, answer_lines(plan, plan.answer))
+    if plan.advice is None:
+        yield escape(next_line(plan, command))
 
 
 def _spoken(plan: Plan) -> Iterator[str]:

@@ -193,6 +193,8 @@ class AdviceJson(_Strict):
     device: str
     limit_bytes: int
     fits: bool
+    safe: bool
+    """Whether the job hardly ever runs out of memory as it is."""
     leanest: LeanestJson
     tried: int
     ruled_out: int
@@ -216,7 +218,7 @@ class PlanJson(_Strict):
     answer: AnswerJson | None
     """Null: nothing fits."""
     advice: AdviceJson | None
-    """Where nothing fits: what would make it fit."""
+    """Where nothing is safe: what would make it so."""
     lines: list[str]
     """What is said of the answer, or of what would make the job fit."""
     choices: list[ChoiceRowJson]

@@ -1,4 +1,4 @@
-"""How few devices would do: plans for more and more of them, until something fits."""
+"""How few devices would do: plans for more and more of them, until something is safe."""
 
 import shutil
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.errors import UserError, user_error
 from autotune.job.job import Job
+from autotune.plan.choices import is_safe
 from autotune.plan.engines import Effort
 from autotune.plan.plan import Plan, plan
 from autotune.plan.progress import Progress
@@ -40,8 +41,13 @@ class Tried:
         return () if self.plan is None or self.plan.answer is None else self.plan.answer.packages
 
     @property
+    def safe(self) -> bool:
+        """Whether some candidate hardly ever runs out of memory."""
+        return self.plan is not None and any(map(is_safe, self.plan.estimates.values()))
+
+    @property
     def fits(self) -> bool:
-        """Whether some candidate does."""
+        """Whether some candidate more likely fits than not."""
         return self.plan is not None and any(
             estimate.fits for estimate in self.plan.estimates.values()
         )
@@ -56,7 +62,7 @@ def fewest(
     assume: bool = True,
     progress: Progress | None = None,
 ) -> list[Tried]:
-    """Plans for 1, 2, 4, ... devices up to the first number on which something fits.
+    """Plans for 1, 2, 4, ... devices up to the first number on which something is safe.
 
     Beside a vLLM server one is not enough. Numbers among which the global batch cannot be divided
     exactly are passed over, and say so.
@@ -80,7 +86,7 @@ def fewest(
     for count in COUNTS[1:] if served(job) else COUNTS:
         folder = scratch / str(count)
         tried.append(_tried(job, definition, folder, device, count, assume, progress))
-        if tried[-1].fits:
+        if tried[-1].safe:
             break
     if all(count.plan is None for count in tried):
         raise user_error(tried[0].problem or "nothing can be planned", where="--of devices")

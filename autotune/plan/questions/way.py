@@ -38,7 +38,7 @@ class Advice:
     """The ways out.
 
     Attributes:
-        fits: whether the job fits as it is; then there is nothing to change.
+        fits: whether the job fits as it is; it may still not be safe.
         nearest: its leanest candidate.
         ways: what needs fewest changes first; of as many, what leaves the learning as it is, then
             the fastest.
@@ -54,6 +54,11 @@ class Advice:
     ways: tuple[Way, ...]
     tried: int
     ruled_out: int = 0
+
+    @property
+    def safe(self) -> bool:
+        """Whether the job hardly ever runs out of memory as it is: there is nothing to change."""
+        return self.fits and is_safe(self.estimate)
 
 
 def price(way: Way) -> tuple[int, bool, float]:

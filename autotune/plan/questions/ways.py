@@ -16,7 +16,7 @@ from autotune.errors import UserError
 from autotune.estimate.estimate import Estimate
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
-from autotune.plan.choices import leanness
+from autotune.plan.choices import is_safe, leanness
 from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
@@ -68,13 +68,13 @@ class Advisor:
         self._estimates = ProposalEstimates(self._estimator, self._kind, FASTEST, space)
         estimate = self._estimates.of_job(nearest)
         ways: list[Way] = []
-        if seen_to_fail or not estimate.fits:
+        if seen_to_fail or not is_safe(estimate):
             ways = [way for level in self._levels(nearest) for way in level]
         fits = estimate.fits and not seen_to_fail
         return self._advice(nearest, estimate, ways, fits=fits)
 
     def shortest(self, estimates: Mapping[str, Estimate], space: SearchSpace) -> Advice:
-        """The shortest ways out of a job of which a plan found that no candidate fits.
+        """The shortest ways out of a job of which a plan found that no candidate is safe.
 
         Args:
             estimates: of all candidates of the space, by their keys.
@@ -83,7 +83,8 @@ class Advisor:
         self._estimates = ProposalEstimates(self._estimator, self._kind, BY_FORMULA, space)
         levels = self._levels(leanest(space), MOST_LISTS)
         ways = next((level for level in levels if level), [])
-        return self._advice(nearest, estimates[nearest.key], ways, fits=False)
+        estimate = estimates[nearest.key]
+        return self._advice(nearest, estimate, ways, fits=estimate.fits)
 
     def _advice(
         self, nearest: Candidate, estimate: Estimate, ways: Sequence[Way], *, fits: bool

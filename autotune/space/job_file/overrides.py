@@ -1,6 +1,6 @@
 """A job while it is put together: a file's data, flags over it, and where each part came from."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from autotune.job.job import Job, as_budget
 from autotune.job.methods import SFT
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.definition import SpaceDefinition
+from autotune.space.job_file.homes import home_of
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import ACCUMULATION
 
@@ -33,6 +34,8 @@ OWNERS = {
 
 _VERBATIM = ("model", "dataset", "dataset_config", "search_space")
 """Fields whose value in a flag is a name: no character of it is taken for YAML syntax."""
+_MOST_LOOKED_UP = 100
+"""Unknown names whose nearest is looked up: it takes a while, and nobody reads more."""
 
 
 class Draft:
@@ -49,6 +52,7 @@ class Draft:
         self._problems: list[Problem] = []
         self._set: set[tuple[str | int, ...]] = set()
         self._method = SFT
+        self._looked_up = 0
 
     @property
     def _fields(self) -> frozenset[str]:
@@ -56,20 +60,33 @@ class Draft:
         return training_fields(self._method.name)
 
     def _where(self, path: tuple[str | int, ...]) -> str:
+        if self._is_set(path):
+            return "--set"
         for length in range(len(path), 0, -1):
-            if path[:length] in self._set:
-                return "--set"
             if path[:length] in self._lines:
                 return f"{self._name}:{self._lines[path[:length]]}"
         return "--set" if any(prefix[: len(path)] == path for prefix in self._set) else self._name
 
     def _base_of(self, path: tuple[str, ...]) -> Path:
         """What a path is relative to: the job file, or the shell where a flag gave it."""
-        by_flag = any(path[:length] in self._set for length in range(1, len(path) + 1))
-        return Path.cwd() if by_flag else self._base
+        return Path.cwd() if self._is_set(path) else self._base
+
+    def _is_set(self, path: tuple[str | int, ...]) -> bool:
+        """Whether a flag gave it, or the whole of what it stands in."""
+        return any(path[:length] in self._set for length in range(1, len(path) + 1))
 
     def _report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
         self._problems.append(Problem(where=self._where(path), what=what, hint=hint))
+
+    def _nearest(self, name: str, choices: Collection[str]) -> str | None:
+        """A hint that names the closest valid name, for the first of many."""
+        self._looked_up += 1
+        return nearest(name, choices) if self._looked_up <= _MOST_LOOKED_UP else None
+
+    def _home(self, path: tuple[str | int, ...], value: Any, definition: SpaceDefinition) -> Any:
+        """Where the field at `path` belongs, in the form in which it came; None: not known."""
+        by_flag = self._where(path) == "--set"
+        return home_of(str(path[-1]), value, definition, self._fields, by_flag=by_flag)
 
     def apply(self, text: str, definition: SpaceDefinition) -> None:
         """One `name=value`: a job field (dotted for its parts), a knob or a training field."""
@@ -79,8 +96,10 @@ class Draft:
             return
         try:
             value = _flag_value(name, value_text)
-        except Exception:
-            self._problems.append(Problem(where="--set", what=f"cannot read the value of `{text}`"))
+        except Exception as error:
+            what = f"cannot read the value of `{as_yaml(text)}`"
+            hint = getattr(error, "problem", None)
+            self._problems.append(Problem(where="--set", what=what, hint=hint))
             return
         head, *parts = name.split(".")
         if head in Job.model_fields:
@@ -96,13 +115,10 @@ class Draft:
             self._set.add(("training", name))
         else:
             names = {*Job.model_fields, *(k.name for k in definition.knobs), *self._fields}
-            self._problems.append(
-                Problem(
-                    where="--set",
-                    what=f"no job field, knob or training field is called `{name}`",
-                    hint=nearest(name, names),
-                )
-            )
+            home = home_of(name, value, definition, self._fields, by_flag=True)
+            what = f"no job field, knob or training field is called `{name}`"
+            hint = home or self._nearest(name, names)
+            self._problems.append(Problem(where="--set", what=what, hint=hint))
 
     def _set_field(self, path: list[str], value: Any) -> None:
         target = self._data

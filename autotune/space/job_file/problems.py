@@ -1,13 +1,17 @@
 """What pydantic finds wrong with a job, in our words. Pure."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.errors import nearest
+from autotune.errors import Problem, nearest
 from autotune.job.job import Budget, Devices, Job, Lengths, NoData
 
+_LONGEST = 200
+"""Characters of a value in a message."""
+_MOST_SHOWN = 100
 _UNION_TAGS = {"bool", "int", "float", "str", "list[str]"}
 
 
@@ -25,25 +29,56 @@ def details_by_path(error: ValidationError) -> list[tuple[tuple[str | int, ...],
     return list(details.items())
 
 
+UNKNOWN = ("extra_forbidden", "invalid_key")
+"""Pydantic's words for a field that there is not."""
+_RULES = {
+    # What pydantic calls a rule, and how we say it.
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping"),
+}
+
+
 def explain(
     detail: Any, path: tuple[str | int, ...], home: str | None = None
 ) -> tuple[str, str | None]:
     """A pydantic error in our words: what is wrong, and the next step.
 
     Args:
-        home: what to write in place of the field.
+        home: what to write in place of the field, or of its value.
     """
     field = ".".join(str(part) for part in path)
-    if detail["type"] in ("extra_forbidden", "invalid_key"):
+    if detail["type"] in UNKNOWN:
         siblings = _fields_at(path[:-1])
         return f"unknown field `{field}`", home or nearest(str(path[-1]), siblings)
     if detail["type"] == "missing":
         return f"the field `{field}` is missing", None
-    message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    if not detail["msg"].startswith("Value error"):
-        message = f"must be {message}, but got `{as_yaml(detail['input'])}`"
-    what, _, hint = message.partition("; write ")
+    if detail["type"] == "string_too_short":
+        return f"`{field}` must not be empty", home
+    what, _, hint = _message(detail).partition("; write ")
     return f"`{field}`: {what}", f"write {hint}" if hint else home
+
+
+def _message(detail: Any) -> str:
+    """The rule, and what came."""
+    told = str(detail["msg"])
+    if told.startswith("Value error, "):
+        return told.removeprefix("Value error, ")
+    bounds = {name: _number(value) for name, value in detail.get("ctx", {}).items()}
+    rule = _RULES.get(detail["type"], told.removeprefix("Input should be ")).format_map(bounds)
+    return f"must be {rule}, but got `{as_yaml(detail['input'])}`"
+
+
+def _number(value: Any) -> Any:
+    return f"{value:,.15g}" if isinstance(value, int | float) else value
 
 
 def _fields_at(path: tuple[str | int, ...]) -> list[str]:
@@ -58,5 +93,20 @@ def _fields_at(path: tuple[str | int, ...]) -> list[str]:
 
 
 def as_yaml(value: Any) -> str:
-    """A value as the user would write it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """A value as the user would write it; of a long one the beginning."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def shown(problems: list[Problem], name: str) -> list[Problem]:
+    """The problems as a user can read them: a list of choices once, and of very many the first."""
+    told: set[str] = set()
+    kept = []
+    for problem in problems[:_MOST_SHOWN]:
+        hint = problem.hint or ""
+        again = hint in told and problem.what.startswith(("unknown field", "no knob"))
+        kept.append(replace(problem, hint=None) if again else problem)
+        told |= {hint} if hint.startswith("choose from ") else set()
+    if len(problems) > _MOST_SHOWN:
+        kept.append(Problem(where=name, what=f"and {len(problems) - _MOST_SHOWN:,} problems more"))
+    return kept

@@ -46,6 +46,6 @@ def test_a_near_miss_is_answered_with_the_closest_name(tmp_path: Path) -> None:
 
 def test_a_folder_of_that_name_is_taken_first(tmp_path: Path) -> None:
     (tmp_path / "phi-4").mkdir()
-    (tmp_path / "phi-4" / "config.json").write_text("{}")
+    (tmp_path / "phi-4" / "config.json").write_text('{"model_type": "llama"}')
     where, built_in = locate_model(str(tmp_path / "phi-4"), tmp_path / "model", None, True)
     assert (where, built_in) == (str(tmp_path / "model"), False)

@@ -1,9 +1,10 @@
 import math
 
 import pytest
+import yaml
 
 from autotune.errors import UserError
-from autotune.job.yaml_file import parse_scalar, parse_yaml
+from autotune.job.yaml_file import MOST_VALUES, parse_scalar, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,8 @@ def test_what_is_no_mapping_is_refused(text):
         ("a: !!timestamp x\n", "job.yaml"),
         ("a: \x07\n", "job.yaml"),
         ("? [a]\n: 1\n", "job.yaml:1"),
-        ("a: &a [*a]\n", "job.yaml"),
+        ("a: &a [*a]\n", "job.yaml:1"),
+        ("a: " + "9" * 5000, "job.yaml:1"),
     ],
 )
 def test_what_is_not_yaml_is_a_users_error_with_its_line(text, where):
@@ -109,3 +111,40 @@ def test_what_is_not_yaml_is_a_users_error_with_its_line(text, where):
         parse_yaml(text, "job.yaml")
     assert caught.value.problems[0].where == where
     assert caught.value.exit_code == 2
+
+
+def bomb(entry: str) -> str:
+    """Some hundred bytes of aliases that stand for 9**12 values."""
+    lines = ["v0: &v0 {x: 1}"]
+    for n in range(12):
+        lines.append(f"v{n + 1}: &v{n + 1} " + entry.format(",".join([f"*v{n}"] * 9)))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("entry", ["[{}]", "{{<<: [{}]}}"])
+def test_aliases_that_stand_for_more_than_memory_holds_are_refused_at_once(entry):
+    with pytest.raises(UserError, match="each `.name` counted as all that it stands for") as caught:
+        parse_yaml(bomb(entry), "job.yaml")
+    assert caught.value.exit_code == 2
+    flow = ", ".join(bomb(entry).splitlines())
+    with pytest.raises(yaml.YAMLError, match="more than"):
+        parse_scalar(f"{{{flow}}}")
+
+
+def test_a_name_that_is_an_alias_bomb_is_refused_too():
+    with pytest.raises(UserError):
+        parse_yaml(bomb("[{}]") + "? *v12\n: 1\n", "job.yaml")
+
+
+def test_a_file_has_so_many_values_and_no_more():
+    def file(values: int) -> str:  # a mapping, its only key, a list, and what it holds
+        return f"a: [{','.join(['1'] * (values - 3))}]"
+
+    assert len(parse_yaml(file(MOST_VALUES), "job")[0]["a"]) == MOST_VALUES - 3
+    with pytest.raises(UserError, match="more than 20,000 values"):
+        parse_yaml(file(MOST_VALUES + 1), "job")
+
+
+def test_an_alias_may_be_used_as_often_as_a_file_needs_it():
+    data, _ = parse_yaml("a: &a [x, y]\nb: [*a, *a]\n", "job")
+    assert data["b"] == [["x", "y"], ["x", "y"]]

@@ -98,6 +98,16 @@ def test_a_job_that_fits_needs_no_advice(advised):
     assert "It fits as it is" in "\n".join(advice_lines(advice))
 
 
+def test_a_job_that_may_fit_is_not_called_safe_and_what_makes_it_safe_is_looked_for(advised):
+    advice = advised(make_job(), lambda job, one: True, p_oom=0.3)
+    assert advice.fits and not advice.safe
+    assert advice_plain(advice)["safe"] is False
+    assert advice.tried > 5, "lists of changes were estimated; none is safe either"
+    first, second = advice_lines(advice)
+    assert first.startswith("It is not safe as it is") and first.endswith("probability 30%.")
+    assert second.startswith("No list of up to three changes makes it safe")
+
+
 def test_one_change_that_is_enough_is_not_made_longer(advised):
     advice = advised(make_job(), lambda job, one: job.tuning == "lora")
     assert changes(advice) == [{"tuning"}]

@@ -12,8 +12,12 @@ from autotune.plan.questions.fewest_devices import fewest
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space, shipped
 
 
-def plans(monkeypatch, room):
-    """Plans in which every candidate takes 80 GiB over as many devices; an odd batch at 4."""
+def plans(monkeypatch, room, p_oom=0.0):
+    """Plans in which every candidate takes 80 GiB over as many devices; an odd batch at 4.
+
+    Args:
+        p_oom: of what fits with less than 1 GiB to spare.
+    """
     asked = []
 
     def plan(job, definition, folder, *, device, assume, effort, progress):
@@ -27,6 +31,7 @@ def plans(monkeypatch, room):
             estimate,
             peak_memory_bytes=80 * GIB // devices,
             fits=80 * GIB // devices <= room,
+            p_oom=p_oom if 0 <= room - 80 * GIB // devices < GIB else 0.0,
         )
         return Plan(
             facts=make_facts("cuda"),
@@ -53,12 +58,29 @@ def test_the_first_number_on_which_something_fits_ends_it(monkeypatch, tmp_path)
     assert lines[2] == "4 devices: cannot be: 16 rows cannot be divided among 4 devices"
     assert (
         lines[3]
-        == "8 devices: fits; the fastest takes 10 GiB of 12 GiB on each, 800 tokens/s on all"
+        == "8 devices: is safe; the fastest takes 10 GiB of 12 GiB on each, 800 tokens/s on all"
     )
     plain = fewest_plain(tried)
     assert plain["devices"] == 8
     assert [one["fits"] for one in plain["tried"]] == [False, False, False, True]
     assert plain["tried"][3]["estimate"]["peak_memory_bytes"] == 10 * GIB
+
+
+def test_a_number_on_which_something_merely_may_fit_is_told_and_does_not_end_it(
+    monkeypatch, tmp_path
+):
+    plans(monkeypatch, 40 * GIB, p_oom=0.27)
+    tried = fewest(make_job(), shipped(), tmp_path, device="h100")
+    assert [(one.devices, one.fits, one.safe) for one in tried] == [
+        (1, False, False),
+        (2, True, False),
+        (4, False, False),
+        (8, True, True),
+    ]
+    lines = list(fewest_lines(tried))
+    assert lines[1].startswith("2 devices: may fit, with p(oom) 0.27; the fastest takes 40 GiB of")
+    plain = fewest_plain(tried)
+    assert (plain["devices"], plain["possible"]) == (8, 2)
 
 
 @pytest.mark.parametrize(

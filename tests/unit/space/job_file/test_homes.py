@@ -2,7 +2,6 @@
 
 import pytest
 
-from autotune.errors import UserError
 from tests.unit.loading import problems
 
 JOB = "global_batch_size: 8\n"
@@ -44,8 +43,25 @@ def _model_and_data(tmp_path):
         ("use_peft: true", "write `tuning: lora`"),
         ("adapter: lora", "write `tuning: lora`"),
         ("num_gpus: 8", "write `devices: {count: 8}`"),
-        ("deepspeed: ds.json", "`fixed: {distributed_type: DEEPSPEED, zero_stage: 3}` pins it"),
+        ("deepspeed: ds.json", "`fixed: {distributed_type: DEEPSPEED, zero_stage: 2}` pins it"),
         ("model_name_or_path: a/b", "write `model: a/b`"),
+        ("torch_dtype: torch.bfloat16", "write `recipe: {dtype: [bfloat16]}`"),
+        ("torch_dtype: auto", "leave it out, or write `recipe: {dtype: [bfloat16]}`"),
+        ("sample_packing: true", "write `recipe: {packing: [true]}`"),
+        ("optimizer: adamw_8bit", "`fixed: {optim: adamw_8bit}` pins it"),
+        ("lr_scheduler: cosine", "write `training: {lr_scheduler_type: cosine}`"),
+        ("lora_rank: 16", "write `recipe: {lora_r: [16]}`"),
+        ("flash_attention: true", "`fixed: {attn_implementation: flash_attention_2}` pins it"),
+        ("flash_attention: false", "leave it out"),
+        ("use_vllm: true", "it is for `method: grpo` and `method: rloo`"),
+        ("device: cuda:0", "write `devices: {kind: cuda}`"),
+        ("device: h200", "`autotune plan --device h200` says"),
+        ("memory: 20GiB", "write `devices: {memory: 20GiB}`"),
+        ("nnodes: 2", "write `devices: {nodes: 2}`"),
+        ("devices: 20GiB", "write `devices: {memory: 20GiB}`"),
+        ("devices: 2", "write `devices: {count: 2}`"),
+        ("devices: gpu", "write `devices: {kind: cuda}`"),
+        ("devices: null", "write `devices: {count: 2, memory: 20GiB}`"),
     ],
 )
 def test_a_field_from_elsewhere_is_answered_with_the_line_to_write(tmp_path, line, hint):
@@ -60,20 +76,68 @@ def test_what_nobody_knows_gets_the_nearest_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "tool"),
+    ("field", "hint"),
     [
-        ("base_model: a/b\ndatasets:\n- path: x\nadapter: lora\n", "Axolotl"),
-        ("model_name_or_path: a\nstage: sft\ntemplate: qwen\n", "LLaMA-Factory"),
-        ("model_name_or_path: a\noutput_dir: out\n", "TRL or TrainingArguments"),
+        ("bf16: true", "write `precision: bf16`"),
+        ("bf16: false", "write `precision: fp32`"),
+        ("use_cpu: true", "write `devices: {kind: cpu}`"),
+        ("max_length: 512", "write `max_length: 512`"),
+        ("model_name_or_path: a/b", "write `model: a/b`"),
+        ("lr: 1e-4", "write `training: {learning_rate: 0.0001}`"),
+        ("epochs: 3", "write `training: {num_train_epochs: 3}`"),
+        ("warmup_ratio: 0.1", "write `training: {warmup_steps: 0.1}`"),
+        ("micro_batch_size: 2", "write `fixed: {per_device_train_batch_size: 2}`"),
+        ("learning_rat: 1", "did you mean `learning_rate`?"),
     ],
 )
-def test_another_tools_file_is_recognised_and_named(tmp_path, text, tool):
-    from autotune.space.job_file.load import load_job
+def test_so_is_one_among_the_training_fields(tmp_path, field, hint):
+    ((where, _, told),) = problems(tmp_path, f"{JOB}training: {{{field}}}\n")
+    assert where == "job:4"
+    assert hint in told
 
-    file = tmp_path / "theirs.yaml"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        load_job(file)
-    (problem,) = caught.value.problems
-    assert problem.what == f"a configuration of {tool}, not a job"
-    assert "docs/job.md" in problem.hint
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("bf16=true", "write `--set precision=bf16`"),
+        ("training.bf16=true", "write `--set precision=bf16`"),
+        ("warmup_ratio=0.1", "write `--set warmup_steps=0.1`"),
+        ("lr=1e-4", "write `--set learning_rate=0.0001`"),
+        ("epochs=3", "write `--set num_train_epochs=3`"),
+        ("micro_batch_size=2", "write `--set per_device_train_batch_size=2`"),
+        ("memory=20GiB", "write `--set devices.memory=20GiB`"),
+        ("devices=20GiB", "write `--set devices.memory=20GiB`"),
+        ("devices=null", "write `--set 'devices={count: 2, memory: 20GiB}'`"),
+        ("num_gpus=8", "write `--set devices.count=8`"),
+        ("flash_attention=true", "write `--set attn_implementation=flash_attention_2`"),
+        ("lora_rank=8", "write `--set lora_r=8`"),
+        ("deepspeed=x.json", "`--set distributed_type=DEEPSPEED --set zero_stage=2` pins it"),
+        ("learning_rat=1", "did you mean `learning_rate`?"),
+    ],
+)
+def test_a_flag_is_answered_with_the_flag_to_write(tmp_path, flag, hint):
+    ((where, _, told),) = problems(tmp_path, JOB, flag)
+    assert where == "--set"
+    assert hint in told
+
+
+@pytest.mark.parametrize(
+    "flag", ["global_batch_size=0", "max_length=no", "tuning=x", "headroom=2", "precision=3"]
+)
+def test_a_wrong_value_of_a_field_of_the_job_is_sent_nowhere_else(tmp_path, flag):
+    ((_, what, hint),) = problems(tmp_path, "", flag)
+    assert "must be " in what and hint == ""
+
+
+def test_a_list_of_all_fields_is_told_once(tmp_path):
+    found = problems(tmp_path, "foo: 1\nbar: 2\nzork: 3\nlr: 1e-4\nfixed: {qqq: 1, zzz: 2}\n")
+    assert sum("choose from `budget`" in hint for _, _, hint in found) == 1
+    assert len(found) == 6
+
+
+def test_of_very_many_problems_the_first_are_told(tmp_path):
+    fields = "".join(f"  learning_rat{n}: 1\n" for n in range(2000))
+    top = "".join(f"zork{n}: 1\n" for n in range(2000))
+    found = problems(tmp_path, f"{top}training:\n{fields}")
+    assert len(found) == 101
+    assert found[-1][1] == "and 3,900 problems more"

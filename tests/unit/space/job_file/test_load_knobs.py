@@ -228,15 +228,6 @@ def test_a_name_that_is_no_path_is_a_hub_id(tmp_path):
     assert resolve_path("~nobody-of-that-name/x", tmp_path).startswith(str(tmp_path))
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
-def test_a_job_file_that_cannot_be_read_is_a_users_error(tmp_path, content):
-    file = tmp_path / "job.yaml"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(UserError, match="cannot read the job file"):
-        load_job(file)
-
-
 def test_an_own_search_space_is_read_from_the_job_files_folder(folder):
     (folder / "mine.yaml").write_text(
         "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n",

@@ -1,0 +1,79 @@
+"""What has to hold of a model's config.json before transformers makes a model of it. Pure.
+
+transformers reads what it is given: a model of minus one layer is one without layers to it, and the
+message of a wrong type names a class, not the file.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.errors import Problem
+
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_positions",
+)
+"""Fields that are whole numbers above 0 in every architecture that has them."""
+MOST = 1_000_000_000
+"""Above it no size of a model can be."""
+
+
+def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
+    """What a config.json holds, and all that is wrong with it.
+
+    Args:
+        file: what a message calls it.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{file}:{error.lineno}"
+        hint = "it is empty" if not text.strip() else "correct that place, or copy the file again"
+        return {}, [Problem(where=where, what=f"not valid JSON: {error.msg}", hint=hint)]
+    except RecursionError:
+        return {}, [Problem(where=file, what="not a config: it is nested without end")]
+    if not isinstance(data, dict):
+        what = f"not a config: it holds a {type(data).__name__}, not an object"
+        return {}, [Problem(where=file, what=what)]
+    return data, list(config_problems(data, file))
+
+
+def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
+    """All that is wrong with a config, sections for texts among it."""
+    if not data.get("model_type"):
+        hint = "copy the config.json of a model as the hub has it"
+        yield Problem(where=file, what="`model_type` is missing", hint=hint)
+    sections = {"": data, "text_config": data.get("text_config")}
+    for name, section in sections.items():
+        if isinstance(section, Mapping):
+            yield from _size_problems(section, file, f"{name}." if name else "")
+
+
+def _size_problems(section: Mapping[str, Any], file: str, prefix: str) -> Iterator[Problem]:
+    sound = True
+    for name in SIZES:
+        value = section.get(name)
+        if value is None:
+            continue
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not 0 < value <= MOST:
+            sound = False
+            what = f"`{prefix}{name}: {json.dumps(value)[:40]}` must be a whole number above 0"
+            yield Problem(where=file, what=what)
+    heads, groups = section.get("num_attention_heads"), section.get("num_key_value_heads")
+    if not sound or heads is None:
+        return
+    if groups is not None and heads % groups:
+        what = f"`{prefix}num_attention_heads: {heads}` is not a multiple of "
+        yield Problem(where=file, what=f"{what}`num_key_value_heads: {groups}`")

@@ -1,0 +1,85 @@
+"""What only trainers that generate have in a job: rewards, and what is generated. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.job.methods import METHODS, Method
+from autotune.space.knobs import GLOBAL_BATCH
+
+Found = tuple[tuple[str | int, ...], str, str | None]
+"""Where in the job, what is wrong, and what to do."""
+_TRL_REWARDS = (
+    "accuracy_reward",
+    "reasoning_accuracy_reward",
+    "think_format_reward",
+    "get_soft_overlong_punishment",
+)
+_REWARDS = (
+    "`reward_funcs: [get_soft_overlong_punishment]` works for any prompts (TRL's others: "
+    "accuracy_reward, reasoning_accuracy_reward, think_format_reward), or name your own by its "
+    "import path, or give a `reward_model_path`"
+)
+_OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "stop_strings"}
+
+
+def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
+    """What is wrong with lengths and rewards in a job of this method."""
+    if not method.online:
+        yield from _foreign_rewards(data)
+        return
+    if data.get("max_length") is not None:
+        hint = f"`fixed: {{{method.completion}: ...}}` bounds what is generated"
+        yield ("max_length",), f"TRL does not truncate the prompts of `method: {method.name}`", hint
+    if isinstance(data.get(GLOBAL_BATCH), str):
+        what = "a batch of completions has no fixed number of tokens"
+        yield (GLOBAL_BATCH,), what, "give it in completions"
+    yield from _of_generation(data.get("training"))
+    yield from _of_rewards(data)
+    if not method.rewards_by_functions:
+        if data.get("reward_funcs"):
+            what = f"`method: {method.name}` is rewarded by a model"
+            yield ("reward_funcs",), what, "give a `reward_model_path`"
+    elif not data.get("reward_funcs") and not data.get("reward_model_path"):
+        what = f"`method: {method.name}` needs something that rewards completions"
+        yield ("reward_funcs",), what, _REWARDS
+
+
+def _foreign_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
+    for name in ("reward_funcs", "reward_model_path"):
+        if data.get(name):
+            functions = name == "reward_funcs"
+            able = [
+                f"`{method.name}`"
+                for method in METHODS.values()
+                if (method.rewards_by_functions if functions else method.reward_model)
+            ]
+            yield (name,), f"`{name}` is for {', '.join(able)}", None
+
+
+def _of_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
+    """Names of TRL's own functions, and a weight for each reward."""
+    names = data.get("reward_funcs")
+    names = names if isinstance(names, list) else []
+    for index, name in enumerate(names):
+        if isinstance(name, str) and "." not in name and name not in _TRL_REWARDS:
+            yield ("reward_funcs", index), f"unknown reward function `{name}`", _REWARDS
+    training = data.get("training")
+    weights = training.get("reward_weights") if isinstance(training, Mapping) else None
+    count = len(names) + bool(data.get("reward_model_path"))
+    if isinstance(weights, list) and len(weights) != count:
+        what = f"{len(weights)} reward weights for {count} reward(s)"
+        yield ("training", "reward_weights"), what, "give one for each, models first"
+
+
+def _of_generation(training: Any) -> Iterator[Found]:
+    """What is asked of generation must leave the length of completions to the knob."""
+    kwargs = training.get("generation_kwargs") if isinstance(training, Mapping) else None
+    if kwargs is None:
+        return
+    path = ("training", "generation_kwargs")
+    if not isinstance(kwargs, Mapping):
+        yield path, "`generation_kwargs` must be a mapping", None
+        return
+    for name in sorted(_OWN_KWARGS & kwargs.keys()):
+        hint = "`fixed: {max_completion_length: ...}` says how long completions are"
+        yield path, f"`{name}` conflicts with max_completion_length", hint
