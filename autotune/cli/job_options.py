@@ -24,6 +24,8 @@ _FLAGS = {
     "budget": "Minutes of probing such as 5m, or a number of probes; for everything together "
     "`--set budget.total=30m`.",
 }
+FLAG_NAMES = tuple(name.replace("-", "_") for name in _FLAGS)
+"""The flags as parameters."""
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,6 +139,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             traceback.print_exc()
             click.echo("error: this is a bug; please report it with `autotune env`", err=True)
             code = EXIT_MACHINE
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
         sys.exit(code or 0)
 
     return body

@@ -7,9 +7,16 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, print_json, record_option, write_result
-from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
-from autotune.errors import EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
+from autotune.cli.job_options import all_sets, guarded, print_json, record_option, write_result
+from autotune.cli.planned_job import (
+    INSTALLED,
+    PlannedJob,
+    planned_options,
+    scratch_folder,
+    shown_progress,
+)
+from autotune.cli.remote import JOB, plan_there, refuse_local, refuse_used_folder, server_option
+from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
 
 NOW_COMMANDS = {
     "--max": "autotune limits JOB --of {value}",
@@ -39,6 +46,7 @@ NOW_COMMANDS = {
     help="Write the bundle of the answer there, marked as not verified. Where nothing is safe, "
     "nothing is written and the exit code is 1.",
 )
+@server_option("plan it. AUTOTUNE_TOKEN is its token.")
 @click.option("--max", "maximum", hidden=True)
 @click.option("--min-devices", is_flag=True, hidden=True)
 @click.option("--advise", is_flag=True, hidden=True)
@@ -50,6 +58,7 @@ def command(
     trace_all: bool,
     emit: Path | None,
     record: Path | None,
+    server: str | None,
     maximum: str | None,
     min_devices: bool,
     advise: bool,
@@ -61,17 +70,19 @@ def command(
     Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
     `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
     Ctrl-C ends it with what is known by then, and with exit code 130.
+
+    With --server a service plans it: model and data have to be where that may read them; only a
+    bare config.json goes along.
     """
     _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
-    from autotune.bundle.mark import MARK
     from autotune.plan.engines import EVERY, PROMISING
     from autotune.plan.plan import plan
-    from autotune.run.planned_bundle import refuse_used
 
     planned = PlannedJob.of(options)
+    if server is not None:
+        return _by_server(server, planned, emit, as_json)
     job, definition = planned.loaded()
-    if emit is not None:
-        refuse_used(emit)
+    refuse_used_folder(emit)
     with scratch_folder() as folder, shown_progress(record) as progress:
         answer = plan(
             job,
@@ -94,14 +105,24 @@ def command(
         from autotune.cli.views.plan import plan_view
 
         command = _next_step(planned.job, None if bundle is None else emit)
-        _print(plan_view(answer, chosen, command=command, every=every, fits=fits, top=top), every)
-        if bundle is not None:
-            click.echo(f"bundle: {bundle} ({MARK})")
+        view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
+        _print(view, every, bundle)
     if answer.stopped:
         return EXIT_INTERRUPTED
-    if emit is not None and bundle is None:
-        return EXIT_NOTHING_FITS
-    return 0 if any(estimate.fits for estimate in answer.estimates.values()) else 1
+    return EXIT_NOTHING_FITS if emit is not None and bundle is None else _code(answer)
+
+
+def _code(answer: Any) -> int:
+    fits = any(estimate.fits for estimate in answer.estimates.values())
+    return EXIT_DONE if fits else EXIT_NOTHING_FITS
+
+
+def _by_server(server: str, planned: PlannedJob, emit: Path | None, as_json: bool) -> int:
+    refuse_local({*JOB, "device", "devices", "nodes", "stack", "emit"})
+    sets = all_sets(planned.completed(), planned.flags)
+    stack = "any" if planned.assume else INSTALLED
+    there = {"device": planned.device, "stack": stack}
+    return plan_there(server, planned.job, sets, emit=emit, as_json=as_json, **there)
 
 
 def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:
@@ -120,12 +141,16 @@ def _plain(answer: Any, chosen: Any, bundle: Path | None) -> dict[str, Any]:
     return {**plan_plain(answer, chosen), "bundle": None if bundle is None else str(bundle)}
 
 
-def _print(view: Iterable[Any], wide: bool) -> None:
+def _print(view: Iterable[Any], wide: bool, bundle: Path | None) -> None:
     """Print a plan; where there is no terminal, at 80 columns."""
     from rich.console import Console
 
+    from autotune.bundle.mark import MARK
+
     width = None if Console().is_terminal else 160 if wide else 80
     Console(width=width).print(*view, sep="", highlight=False)
+    if bundle is not None:
+        click.echo(f"bundle: {bundle} ({MARK})")
 
 
 def _next_step(job: Path | None, emitted: Path | None) -> str:

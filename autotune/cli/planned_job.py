@@ -79,13 +79,17 @@ class PlannedJob:
 
     def loaded(self) -> Any:
         """(Job, SpaceDefinition)."""
+        sets = self.completed()
+        return load(self.job, sets, self.flags, device=self.device, figures=True)
+
+    def completed(self) -> tuple[str, ...]:
+        """`--set` values, with those of `--devices` and `--nodes`, and what is left open."""
         sets = self.sets
         if self.devices is not None:
             sets = (*sets, f"devices.count={self.devices}")
         if self.nodes is not None:
             sets = (*sets, f"devices.nodes={self.nodes}")
-        sets = _sets(self.job, sets, self.flags, (self.devices or 1) * (self.nodes or 1))
-        return load(self.job, sets, self.flags, device=self.device, figures=True)
+        return _sets(self.job, sets, self.flags, (self.devices or 1) * (self.nodes or 1))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from autotune.cli.job_options import (
+    all_sets,
     guarded,
     job_options,
     json_option,
@@ -17,7 +18,22 @@ from autotune.cli.job_options import (
     record_option,
     write_result,
 )
+from autotune.cli.remote import JOB, refuse_local, run_there, server_option
+from autotune.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_FITS,
+    EXIT_NOTHING_MEASURED,
+    user_error,
+)
 from autotune.search import SAMPLERS
+
+CODES = {
+    "interrupted": EXIT_INTERRUPTED,
+    "nothing_fits": EXIT_NOTHING_FITS,
+    "nothing_measured": EXIT_NOTHING_MEASURED,
+}
+ADD_SERVER = "add --server URL"
 
 
 @click.command("run")
@@ -45,6 +61,10 @@ from autotune.search import SAMPLERS
 @click.option(
     "--no-verify", is_flag=True, help="Write the bundle without launching it; it says so."
 )
+@server_option("run it. AUTOTUNE_TOKEN is its token.")
+@click.option(
+    "--attach", metavar="ID", help="With --server: follow a run that the service has already."
+)
 @record_option
 @json_option
 @guarded
@@ -57,6 +77,8 @@ def command(
     sampler: str | None,
     no_history: bool,
     no_verify: bool,
+    server: str | None,
+    attach: str | None,
     record: Path | None,
     as_json: bool,
     **flags: Any,
@@ -65,18 +87,21 @@ def command(
 
     JOB is a YAML file; it may be left out where flags say it all. Everything is kept in the run
     folder; Ctrl-C ends cleanly, and --resume goes on.
+
+    With --server a service runs it on its devices, and the model and the data have to be where
+    that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
+    --attach comes back to it; --resume ID goes on with one that was cancelled or failed. The
+    bundle comes to --out.
     """
+    if server is not None:
+        return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
+    if attach is not None:
+        raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
     from rich.console import Console
 
     from autotune.cli.views.json import result_plain
     from autotune.cli.views.results import result_lines
     from autotune.cli.views.terminal import TerminalListener
-    from autotune.errors import (
-        EXIT_DONE,
-        EXIT_INTERRUPTED,
-        EXIT_NOTHING_FITS,
-        EXIT_NOTHING_MEASURED,
-    )
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
 
@@ -100,9 +125,29 @@ def command(
     if result.outcome == "interrupted":
         folder = shlex.quote(str(run.path))
         click.echo(f"interrupted; go on with: autotune run --resume {folder}", err=True)
-        return EXIT_INTERRUPTED
-    unfit = {"nothing_fits": EXIT_NOTHING_FITS, "nothing_measured": EXIT_NOTHING_MEASURED}
-    return unfit.get(result.outcome, EXIT_DONE)
+    return CODES.get(result.outcome, EXIT_DONE)
+
+
+def _by_server(
+    server: str,
+    job: Path | None,
+    sets: list[str],
+    out: Path | None,
+    attach: str | None,
+    resume: Path | None,
+    as_json: bool,
+) -> int:
+    made = {"attach"} if attach is not None else {"resume"} if resume is not None else JOB
+    refuse_local({"out", *made})
+    return run_there(
+        server,
+        job,
+        sets,
+        out=out,
+        attach=attach,
+        resume=None if resume is None else str(resume),
+        as_json=as_json,
+    )
 
 
 def _recorded(record: Path, terminal: Any) -> Any:
@@ -114,8 +159,6 @@ def _recorded(record: Path, terminal: Any) -> Any:
 def _refuse_to_resume_with(
     out: Path | None, sampler: str | None, no_history: bool, no_verify: bool
 ) -> None:
-    from autotune.errors import user_error
-
     search = "a resumed run searches as it was started"
     for flag, is_given, what in (
         ("--out", out is not None, "a resumed run keeps its folder"),
@@ -153,8 +196,6 @@ def _resumed(
     flags: dict[str, Any],
     storage: str | None,
 ) -> Any:
-    from autotune.cli.job_options import all_sets
-    from autotune.errors import user_error
     from autotune.process.run_folder import RunFolder
     from autotune.space.job_file.load import load_job
 

@@ -28,6 +28,12 @@ from autotune.cli.job_options import guarded
     help="Folder for the runs of this worker.",
 )
 @click.option("--devices", help="GPUs of this worker, such as 0,1. Default: all, or the CPU.")
+@click.option(
+    "--machine",
+    metavar="NAME",
+    help="Name of this machine, where its host name is another's too. Two workers of a machine "
+    "share no device.",
+)
 @click.option("--plans", type=click.IntRange(min=0), default=1, help="Plans at once, beside a run.")
 @click.option("--no-runs", is_flag=True, help="Only plans: the devices are left alone.")
 @click.option("--plan-memory", default="8GiB", help="Memory for all processes of a plan.")
@@ -39,6 +45,7 @@ def command(
     token_file: Path | None,
     folder: Path,
     devices: str | None,
+    machine: str | None,
     plans: int,
     no_runs: bool,
     plan_memory: str,
@@ -83,5 +90,5 @@ def command(
     except ValueError as error:
         raise user_error(str(error), hint="such as --devices 0,1 or --plan-memory 8GiB") from None
     log_to_stderr()
-    start_worker(address, token, folder.absolute(), worker_info(wanted), capacity)
+    start_worker(address, token, folder.absolute(), worker_info(wanted, machine), capacity)
     return 0

@@ -10,6 +10,8 @@ from autotune import __version__
 from autotune.server.access.requests import Gate
 from autotune.server.api import facts, work, workers
 from autotune.server.api.problems import RESPONSES, handle_problems
+from autotune.server.metrics import Metrics
+from autotune.server.pages.routes import add_pages
 from autotune.server.service import Service
 
 DESCRIPTION = "Plans and runs of autotune. Sizes are bytes, times seconds (since 1970, UTC)."
@@ -33,10 +35,14 @@ def create_app(service: Service) -> ASGIApp:
         lifespan=lifespan,
         separate_input_output_schemas=False,
     )
-    app.state.service = service
+    metrics = Metrics(service.works, service.queue, service.live)
+    service.events.heard = metrics.heard
+    app.state.service, app.state.metrics = service, metrics
     handle_problems(app)
     api = APIRouter(prefix="/api/v1", responses=RESPONSES)
     for router in (work.plans, work.runs, facts.router, workers.router):
         api.include_router(router)
     app.include_router(api)
-    return Gate(app, service.settings)
+    add_pages(app)
+    app.include_router(facts.operation)
+    return Gate(app, service, metrics)

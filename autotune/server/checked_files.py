@@ -1,15 +1,18 @@
 """Files of a launch that came as text, held against each other."""
 
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from autotune.bundle.check.check import disagreements
 from autotune.bundle.check.read import read_launch
 from autotune.errors import Problem, UserError, nearest, user_error
 from autotune.job.methods import METHODS
-from autotune.job.yaml_file import parse_yaml
+from autotune.server.access.plain import MOST_TEXT, check_data, check_text, check_yaml
 from autotune.server.store.values import Value
 
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
@@ -39,8 +42,11 @@ def problems_of(files: Files) -> list[Problem]:
     if method is None:
         hint = nearest(files.method, METHODS)
         raise user_error(f"there is no method `{files.method}`", where="method", hint=hint)
+    trainer, accelerate = _yaml(files.trainer, "trainer"), _yaml(files.accelerate, "accelerate")
     if files.deepspeed is None:
-        _refuse_named(files)
+        _refuse_named(trainer, accelerate)
+    else:
+        _check_json(files.deepspeed)
     with tempfile.TemporaryDirectory(prefix="autotune-check-") as scratch:
         folder = Path(scratch)
         (folder / method.config_file).write_text(files.trainer, encoding="utf-8")
@@ -60,9 +66,32 @@ def problems_of(files: Files) -> list[Problem]:
         return list(disagreements(launch))
 
 
-def _refuse_named(files: Files) -> None:
-    accelerate = parse_yaml(files.accelerate, "accelerate")[0]
-    trainer = parse_yaml(files.trainer, "trainer")[0]
+def _yaml(text: str, where: str) -> Mapping[str, Any]:
+    """What a file holds, as the check will read it.
+
+    Raises:
+        UserError: it is too large or not plain, or no YAML.
+    """
+    check_yaml(text, where)
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise user_error(f"cannot be read: {reason[0]}", where=where) from None
+    check_data(data, where)
+    return data if isinstance(data, Mapping) else {}
+
+
+def _check_json(text: str) -> None:
+    check_text(text, "deepspeed", MOST_TEXT)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise user_error(f"cannot be read: {error}", where="deepspeed") from None
+    check_data(data, "deepspeed")
+
+
+def _refuse_named(trainer: Mapping[str, Any], accelerate: Mapping[str, Any]) -> None:
     section = accelerate.get("deepspeed_config")
     named: Any = section.get("deepspeed_config_file") if isinstance(section, Mapping) else None
     named = named or trainer.get("deepspeed")

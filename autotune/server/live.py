@@ -22,6 +22,9 @@ LOOK_S = 20.0
 class _Tail:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once, at the next change; then another one takes its place."""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_old: bool = True
     ended: bool = False
     readers: int = 0
 
@@ -59,7 +62,9 @@ class Live:
     def _wake(self, id: str) -> None:
         tail = self._tails.get(id)
         if tail is not None:
+            tail.is_old = True
             tail.changed.set()
+            tail.changed = asyncio.Event()
 
     async def follow(self, id: str, after: int) -> AsyncIterator[Event | None]:
         """The events after a number, as they come, to the end of the work; None: nothing came for
@@ -81,7 +86,7 @@ class Live:
                     await asyncio.wait_for(changed.wait(), LOOK_S)
                 except TimeoutError:
                     yield None
-                    tail.events.clear()  # what another process may have written is read again
+                    tail.is_old = True  # another process may have written something
         finally:
             tail.readers, self.readers = tail.readers - 1, self.readers - 1
             if not tail.readers:
@@ -89,10 +94,10 @@ class Live:
 
     async def _after(self, id: str, tail: _Tail, number: int) -> tuple[bool, list[Event]]:
         """Whether the work has ended, and the next events."""
-        if tail.changed.is_set() or not tail.events:
-            tail.changed.set()
-            tail.changed = asyncio.Event()
-            await self._read(id, tail, number)
+        async with tail.reading:
+            if tail.is_old:
+                tail.is_old = False
+                await self._read(id, tail, number)
         kept = tail.events
         if kept and kept[0].number <= number + 1:
             return tail.ended, [event for event in kept if event.number > number]

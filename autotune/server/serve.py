@@ -17,6 +17,7 @@ import uvicorn
 
 from autotune.errors import machine_error, user_error
 from autotune.process.command import Command
+from autotune.server.access.connections import SPARE, Connection
 from autotune.server.app import create_app
 from autotune.server.service import Service, open_service
 from autotune.server.settings import Settings
@@ -24,7 +25,7 @@ from autotune.server.settings import Settings
 WORKER_TOKEN, ADDRESS, CSRF, PID = "worker.token", "address", "csrf", "worker.pid"
 NICENESS = 10
 """The service stands back for probes."""
-HOUSEKEEPING_S = 5.0
+HOUSEKEEPING_S, DELETING_S = 5.0, 60.0
 _STOP_S = 100.0
 """The local worker has so long to end what it runs."""
 log = logging.getLogger("autotune.server")
@@ -45,7 +46,14 @@ def serve(settings: Settings, folder: Path) -> None:
             where="host",
             hint="make one first: `autotune serve --add-token NAME`, or listen at 127.0.0.1",
         )
-    os.nice(NICENESS)
+    for allowed in settings.allowed.folders:
+        if folder.resolve().is_relative_to(Path(allowed).resolve()):
+            raise user_error(
+                f"jobs could read the service's own folder, which lies in {allowed}",
+                where="allowed.folders",
+                hint="list other folders there, or move this one: `--runs`",
+            )
+    service.queue.renew()
     with _listening(settings) as listener:
         port = listener.getsockname()[1]
         _write_private(folder / ADDRESS, f"http://{_local_name(settings)}:{port}")
@@ -61,6 +69,10 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
+                http=Connection,
+                ws="none",
+                limit_concurrency=service.settings.limits.live + SPARE,
+                proxy_headers=service.settings.https,
                 access_log=False,
                 log_config=None,
                 server_header=False,
@@ -75,6 +87,7 @@ class _Server(uvicorn.Server):
         """Begin to answer, then start the worker and the housekeeping."""
         await super().startup(sockets=sockets)
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
+        os.nice(NICENESS)  # of this thread, not of that one, which starts the worker
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End the worker first: it has to say what became of its works. A second one ends now."""
@@ -91,24 +104,29 @@ class _Server(uvicorn.Server):
 
     def _keep_house(self) -> None:
         """Return dead leases to the queue, delete what is too old, keep the local worker alive."""
+        deleted = -DELETING_S
         while not self._stopping.wait(HOUSEKEEPING_S if self.started else 0.1):
             try:
                 if self._service.settings.local_worker:
                     start_local_worker(self._service, self._folder)
                 for id in self._service.queue.expire():
                     self._service.live.changed(id)
-                delete_old(self._service)
+                if time.monotonic() - deleted > DELETING_S:
+                    deleted = time.monotonic()
+                    delete_old(self._service)
             except Exception:  # a full disk, a database that restarts: it is tried again
                 log.exception("housekeeping failed")
 
 
 def delete_old(service: Service) -> None:
-    """Delete what ended longer ago than is kept."""
-    before = time.time() - service.settings.keep.age
-    old = service.works.ended_before(before)
-    if old:
-        count = service.works.delete(old)
-        log.info(json.dumps({"event": "deleted", "works": count, "why": "age"}))
+    """Delete what ended longer ago than is kept, and what is too much."""
+    keep, works = service.settings.keep, service.works
+    for why, ids in (
+        ("age", works.ended_before(time.time() - keep.age)),
+        ("size", works.ended_beyond(keep.works, keep.database)),
+    ):
+        if ids:
+            log.info(json.dumps({"event": "deleted", "works": works.delete(ids), "why": why}))
 
 
 def start_local_worker(service: Service, folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.server.access.tokens import Tokens
 from autotune.server.live import Live
 from autotune.server.settings import Settings
-from autotune.server.store.database import Database, open_database, sqlite_url
+from autotune.server.store.database import Database, open_database, sqlite_url, study_url
 from autotune.server.store.events import Events
 from autotune.server.store.queue import Queue
 from autotune.server.store.works import Works
@@ -53,7 +53,7 @@ def open_service(settings: Settings, folder: Path, local_csrf: str) -> Service:
         folder=folder,
         database=database,
         works=works,
-        queue=Queue(database, study=url),
+        queue=Queue(database, study=study_url(url)),
         events=events,
         tokens=Tokens(database),
         live=Live(events, works, settings.limits.live),

@@ -10,6 +10,8 @@ from autotune.errors import Problem, UserError, nearest, user_error
 from autotune.job.fields import Strict, as_bytes, as_duration
 from autotune.job.paths import absolute_path
 from autotune.job.yaml_file import parse_yaml
+from autotune.server.store.values import Kind
+from autotune.space.job_file.problems import explain
 
 Bytes = Annotated[int, BeforeValidator(as_bytes)]
 Seconds = Annotated[float, BeforeValidator(as_duration)]
@@ -25,7 +27,20 @@ class Allowed(Strict):
     hub: bool = False
     """Hub ids of models and data sets, which workers download."""
     minutes: float = Field(default=120.0, gt=0)
-    """Minutes that the probes of a run may take together, and so many again for all the rest."""
+    """Minutes that the probes of a run may take together, and so many again for all the rest: then
+    it is ended."""
+    plan_minutes: float = Field(default=60.0, gt=0)
+    """Minutes that a plan may take: then it is ended."""
+    reward_functions: list[str] = []
+    """Import paths of reward functions (`my_rewards.by_length`) that jobs may name. They are code
+    of the worker's machine."""
+    training: list[str] = []
+    """Training fields and knobs that jobs may set to any value, besides those that are known to
+    name no file, host or code. `trust_remote_code` here lets a job run a stranger's code."""
+
+    def seconds(self, kind: Kind) -> float:
+        """How long a work may take."""
+        return 60.0 * (self.plan_minutes if kind == "plan" else 2 * self.minutes)
 
 
 class Limits(Strict):
@@ -49,7 +64,13 @@ class Retention(Strict):
     age: Seconds = 90 * 86400.0
     """Such as `720h`: older plans and runs are deleted, with their folders."""
     size: Bytes = 20 * 2**30
-    """Bytes of all run folders of a worker: beyond it the oldest that have ended are deleted."""
+    """Bytes of all run folders of the local worker: beyond it the oldest that have ended are
+    deleted, and a run that takes more by itself is ended."""
+    database: Bytes = 4 * 2**30
+    """Bytes of all jobs, results and bundles in the database: beyond it the oldest that have ended
+    are deleted."""
+    works: int = Field(default=10_000, gt=0)
+    """Plans and runs: beyond it the oldest that have ended are deleted."""
 
 
 class Settings(Strict):
@@ -87,7 +108,7 @@ class Settings(Strict):
     @property
     def hosts(self) -> tuple[str, ...]:
         """The names that a request may call it by."""
-        return (*LOCAL, self.host, *self.names)
+        return tuple(name.lower() for name in (*LOCAL, self.host, *self.names))
 
 
 def load_settings(path: Path | None, changes: Mapping[str, Any] | None = None) -> Settings:
@@ -106,29 +127,50 @@ def load_settings(path: Path | None, changes: Mapping[str, Any] | None = None) -
             raise user_error(f"cannot read the settings: {error}", where=str(path)) from None
     data |= changes or {}
     where = "settings" if path is None else str(path)
+    problems: list[Problem] = []
+    settings = Settings()
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        raise UserError(*(_problem(detail, where, lines) for detail in error.errors())) from None
-    folders = [absolute_path(folder, base) for folder in settings.allowed.folders]
-    missing = [folder for folder in folders if not Path(folder).is_dir()]
-    if missing:
-        problems = [Problem(where=where, what=f"there is no folder {name}") for name in missing]
+        problems += [_problem(detail, where, lines) for detail in error.errors()]
+    named = data.get("allowed", {}).get("folders") if isinstance(data.get("allowed"), dict) else []
+    folders = [absolute_path(str(one), base) for one in (named if isinstance(named, list) else [])]
+    for index, folder in enumerate(folders):
+        if not Path(folder).is_dir():
+            line = _line(("allowed", "folders", index), where, lines)
+            problems.append(Problem(where=line, what=f"there is no folder {folder}"))
+    if problems:
         raise UserError(*problems)
     allowed = settings.allowed.model_copy(update={"folders": folders})
     return settings.model_copy(update={"allowed": allowed})
 
 
-def _problem(detail: object, file: str, lines: dict[tuple[str | int, ...], int]) -> Problem:
-    assert isinstance(detail, dict)
+Lines = dict[tuple[str | int, ...], int]
+_SECTIONS: dict[tuple[str | int, ...], type[Strict]] = {
+    (): Settings,
+    ("allowed",): Allowed,
+    ("limits",): Limits,
+    ("keep",): Retention,
+}
+
+
+def _problem(detail: Any, file: str, lines: Lines) -> Problem:
     place = tuple(detail["loc"])
-    where = f"{file}:{lines[place]}" if place in lines else file
+    where = _line(place, file, lines)
+    if detail["type"] != "extra_forbidden":
+        what, hint = explain(detail, place)
+        return Problem(where=where, what=what, hint=hint)
+    name = str(place[-1])
+    hint = nearest(name, _SECTIONS[place[:-1]].model_fields)
+    for section, fields in _SECTIONS.items():
+        if name in fields.model_fields:
+            hint = f"write it under `{section[0]}`" if section else "write it at the left margin"
     field = ".".join(map(str, place))
-    if detail["type"] == "extra_forbidden":
-        sections: dict[tuple[str | int, ...], type[Strict]]
-        sections = {("allowed",): Allowed, ("limits",): Limits, ("keep",): Retention}
-        section = sections.get(place[:-1], Settings)
-        hint = nearest(str(place[-1]), section.model_fields)
-        return Problem(where=where, what=f"unknown field `{field}`", hint=hint)
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    return Problem(where=where, what=f"`{field}`: {message}")
+    return Problem(where=where, what=f"unknown field `{field}`", hint=hint)
+
+
+def _line(place: tuple[str | int, ...], file: str, lines: Lines) -> str:
+    for length in range(len(place), 0, -1):
+        if place[:length] in lines:
+            return f"{file}:{lines[place[:length]]}"
+    return file

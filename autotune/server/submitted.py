@@ -8,15 +8,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError, Problem, UserError, user_error
+from pydantic import Field
+
+from autotune.errors import AutotuneError, Problem, UserError
 from autotune.facts.kind_names import find_kind
+from autotune.job.job import Job
 from autotune.job.yaml_file import parse_yaml, to_yaml
-from autotune.server.access.job_rules import CONFIG, refused
+from autotune.server.access.job_rules import CONFIG, beyond, refused
+from autotune.server.access.model_config import model_config
+from autotune.server.access.plain import MOST_TEXT, check_data, check_text, check_yaml
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind, NewWork, Value
 from autotune.space.job_file.load import load_job
 
 _NAME = "job"
+_MOST_PROBLEMS = 100
 
 
 class Submission(Value):
@@ -26,7 +32,7 @@ class Submission(Value):
     """The job file as YAML text, or as an object."""
     model_config_json: str | dict[str, Any] | None = None
     """A config.json that the job names as `model: config.json`."""
-    device: str | None = None
+    device: str | None = Field(default=None, max_length=100)
     """Of a plan: the GPU to plan for (`h200`, `RTX 3070`, `memory=24GiB`), or `cpu`; null: the
     worker's own."""
     devices: int | None = None
@@ -37,7 +43,7 @@ class Submission(Value):
     """Of a plan: `any` package that its GPU can use, or only those that are `installed`."""
     priority: int = 0
     """The higher goes first; from -10 to 10."""
-    parent: str | None = None
+    parent: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
     """The work that this is a variation of."""
 
 
@@ -45,24 +51,19 @@ def accepted(kind: Kind, submission: Submission, allowed: Allowed, submitter: st
     """The work that a submission asks for.
 
     Raises:
-        UserError: everything that is wrong with it.
+        UserError: everything that is wrong with it. What the operator does not allow comes first
+            and alone: whether files are there is not told to those who may not name them.
     """
     data, text = _parsed(submission.job)
-    config = _config(submission.model_config_json)
+    config = None
+    if submission.model_config_json is not None:
+        config = model_config(submission.model_config_json, CONFIG)
     problems = [*refused(data, allowed, plan=kind == "plan", config=config is not None)]
     problems += _option_problems(kind, submission)
-    with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
-        folder = Path(scratch)
-        file = folder / f"{_NAME}.yaml"
-        file.write_text(text, encoding="utf-8")
-        if config is not None:
-            (folder / CONFIG).write_text(config, encoding="utf-8")
-        try:
-            job, _ = load_job(file)
-        except UserError as error:
-            shown = [*error.problems, *problems]
-            raise UserError(*(_without_folder(problem, scratch) for problem in shown)) from None
     if problems:
+        raise UserError(*problems[:_MOST_PROBLEMS])
+    job = _judged(text, config)
+    if problems := list(beyond(job, allowed, kind)):
         raise UserError(*problems)
     return NewWork(
         kind=kind,
@@ -81,26 +82,38 @@ def accepted(kind: Kind, submission: Submission, allowed: Allowed, submitter: st
 
 
 def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The job as data and as text.
+
+    Raises:
+        UserError: it is too large, or not plain.
+    """
     if isinstance(job, str):
-        return parse_yaml(job, _NAME)[0], job
+        check_yaml(job, _NAME)
+        data, text = parse_yaml(job, _NAME)[0], job
+        check_data(data, _NAME)
+        return data, text
+    check_data(job, _NAME)
+    check_text(json.dumps(job), _NAME, MOST_TEXT)
     return job, to_yaml(job)
 
 
-def _config(config: str | dict[str, Any] | None) -> str | None:
-    if config is None:
-        return None
-    if isinstance(config, dict):
-        return json.dumps(config)
-    try:
-        data = json.loads(config)
-    except (ValueError, RecursionError) as error:
-        raise user_error(f"not valid JSON: {error}", where=CONFIG) from None
-    if not isinstance(data, dict) or "model_type" not in data:
-        hint = "paste the whole config.json of a model"
-        raise user_error(
-            "is not the config of a model: it has no model_type", where=CONFIG, hint=hint
-        )
-    return config
+def _judged(text: str, config: str | None) -> Job:
+    """The job, by its own rules.
+
+    Raises:
+        UserError: all that they have against it.
+    """
+    with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
+        folder = Path(scratch)
+        file = folder / f"{_NAME}.yaml"
+        file.write_text(text, encoding="utf-8")
+        if config is not None:
+            (folder / CONFIG).write_text(config, encoding="utf-8")
+        try:
+            return load_job(file)[0]
+        except UserError as error:
+            shown = error.problems[:_MOST_PROBLEMS]
+            raise UserError(*(_without_folder(problem, scratch) for problem in shown)) from None
 
 
 def _option_problems(kind: Kind, submission: Submission) -> list[Problem]:
@@ -139,8 +152,7 @@ def _arguments(submission: Submission) -> list[str]:
 def _model_name(model: str, config: str | None) -> str:
     if config is not None and Path(model).name == CONFIG:
         data = json.loads(config)
-        name = data.get("_name_or_path") or (data.get("architectures") or [data["model_type"]])[0]
-        return str(name)[:256]
+        return str((data.get("architectures") or [data["model_type"]])[0])[:256]
     parts = Path(model).parts
     return (model if len(parts) <= 2 else str(Path(*parts[-2:])))[:256]
 

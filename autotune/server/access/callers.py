@@ -81,7 +81,7 @@ def _refuse_other_sites(request: Request, holder: Holder) -> None:
     if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         raise problem(403, "this comes from a page of another site")
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    is_program = request.url.path.startswith("/api/") and kind in _JSON
+    is_program = request.scope["path"].startswith("/api/") and kind in _JSON
     shown = request.headers.get(CSRF_HEADER, "")
     if not (is_program or hmac.compare_digest(shown.encode(), holder.csrf.encode())):
         raise problem(403, "this does not come from a page of this service", "load the page again")

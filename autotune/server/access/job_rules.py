@@ -1,118 +1,196 @@
-"""What a job that comes over HTTP may name. What is not on a list here is refused.
+"""What a job that comes over HTTP may say. What is not on a list here is refused.
 
 A job over HTTP is text by somebody else: it must not make the service read or write where the
-operator did not say so, run code, or reach a host.
+operator did not say so, run code, reach a host, or take the machine down.
 """
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from math import prod
 from typing import Any
 
 from autotune.errors import Problem
-from autotune.facts.known_models import known_model
+from autotune.job.job import Job
+from autotune.server.access import training_fields as fields
+from autotune.server.access.places import refused_place
 from autotune.server.settings import Allowed
+from autotune.server.store.values import Kind
 
 CONFIG = "config.json"
 """What a job calls the config that came with it."""
-_WORD = re.compile(r"[\w.+-]{1,64}")
-_HUB_ID = re.compile(r"[\w.-]{1,96}(?:/[\w.-]{1,96})?")
-_NEVER = {
-    "reward_funcs": "reward functions are code; name TRL's own, or use a `reward_model_path`",
-    "search_space": "a search space of one's own is a file; pin or list knobs in the job",
-}
-_TRAINING_NEVER = re.compile(
-    r"(?:hub|push_|token|report_to|trackio|wandb|project|run_name|logging_dir|output_dir|resume|"
-    r"deepspeed|fsdp|accelerator|ddp_backend|trust_remote|remote_code|_path|_dir$|_file|_script|"
-    r"_funcs|_function|_class|_module|kwargs|server|host|port|base_url|debug|profile|dataset_|"
-    r"tracker|callback|torch_compile_backend|tokenizer|chat_template|local_rank|log_level)"
+PLACES = ("model", "dataset", "reward_model_path")
+WORDS = ("dataset_config", "dataset_train_split", "dataset_test_split")
+KNOBS = ("fixed", "recipe")
+PLAIN = (
+    *("method", "tuning", "precision", "weights", "objective", "learning_rate_scaling"),
+    *("headroom", "global_batch_size", "max_length", "devices", "budget", "columns"),
 )
-"""Parts of names of training fields that name files, hosts, code or secrets."""
-_TRL_REWARDS = re.compile(r"[a-z_]+_reward|get_soft_overlong_punishment")
+"""Fields whose types and bounds say all: words of a list, numbers, names of columns."""
+SPECIAL = ("reward_funcs", "search_space", "training")
+_WORD = re.compile(r"\w[\w.+-]{0,63}|[1-9]\d{0,9} tokens", re.ASCII)
+_TOKEN = re.compile(r"[^\s\x00-\x1f/\\]{1,64}")
+_NO_KNOB = {"nvme_path": "the folder is the operator's to choose"}
+_TRL_REWARDS = re.compile(r"[a-z_]+_reward|get_soft_overlong_punishment", re.ASCII)
+_MOST_VALUES, _MOST_TOGETHER = 64, 256
+"""Of a knob that varies, and of all combinations of those that do."""
+_MOST = {
+    ("max_length",): 2**20,
+    ("dataset", "lengths", "max"): 2**20,
+    ("dataset", "lengths", "rows"): 10**10,
+    ("devices", "count"): 4096,
+    ("devices", "nodes"): 1024,
+    ("devices", "index"): 1024,
+}
+_MOST_BATCH = 2**20
+_MOST_MADE_TOKENS = 2**17
+"""Longest rows that a run makes where there are no data: it makes 256 of them."""
 
 
 def refused(
     job: dict[str, Any], allowed: Allowed, *, plan: bool, config: bool
 ) -> Iterator[Problem]:
-    """What the rules have against a job.
+    """What the rules have against a job, before anything of it is looked at.
 
     Args:
-        job: as its file has it.
+        job: as its file has it, plain data.
         plan: whether it is only planned: a built-in model then needs no hub.
         config: whether a config.json came with it.
     """
-    if not (config and job.get("model") in (CONFIG, f"./{CONFIG}")):
-        yield from _place(job.get("model"), "model", allowed, plan=plan)
-    yield from _place(job.get("reward_model_path"), "reward_model_path", allowed, plan=plan)
-    if not isinstance(job.get("dataset"), dict):
-        yield from _place(job.get("dataset"), "dataset", allowed, plan=False)
-    for field, why in _NEVER.items():
-        value = job.get(field)
-        names = value if isinstance(value, list) else [value]
-        if field == "reward_funcs" and all(_is_trls(name) for name in names):
-            continue
-        if value:
-            yield Problem(where=field, what=f"`{field}` is not taken over HTTP", hint=why)
+    for field in PLACES:
+        own = field == "model" and config and job.get(field) in (CONFIG, f"./{CONFIG}")
+        if not own and not (field == "dataset" and isinstance(job.get(field), dict)):
+            yield from refused_place(job.get(field), field, allowed, plan=plan)
+    for field in WORDS:
+        if isinstance(value := job.get(field), str) and not _is_word(value):
+            yield Problem(where=field, what=f"`{field}: {value[:80]}` must be a word")
+    if job.get("search_space"):
+        hint = "a search space of one's own is a file; pin or list knobs in the job"
+        yield Problem(where="search_space", what=_not_taken("search_space"), hint=hint)
+    yield from _rewards(job.get("reward_funcs"), allowed)
+    yield from _knobs(job, allowed)
     training = job.get("training")
     for name, value in (training if isinstance(training, dict) else {}).items():
-        yield from _training(str(name), value)
-    budget = job.get("budget")
-    minutes = budget.get("minutes") if isinstance(budget, dict) else None
-    if isinstance(minutes, int | float) and minutes > allowed.minutes:
-        what = (
-            f"a run may probe for {allowed.minutes:g} minutes here, and this asks for {minutes:g}"
+        if name not in allowed.training:
+            yield from _training(name, value)
+    for path, most in _MOST.items():
+        value = job
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, int | float) and value > most:
+            name = ".".join(path)
+            yield Problem(where=name, what=f"`{name}: {value}` is more than {most}")
+    if _rows(job.get("global_batch_size")) > _MOST_BATCH * 2**11:
+        yield _too_large_a_batch()
+
+
+def beyond(job: Job, allowed: Allowed, kind: Kind) -> Iterator[Problem]:
+    """What a job that is sound asks for beyond what it may have."""
+    for batch in job.batches:
+        sequences = (
+            batch
+            if isinstance(batch, int)
+            else job.with_batch(batch).batch_sequences(job.max_length)
         )
-        yield Problem(where="budget", what=what, hint="ask for less, or ask the operator")
+        if isinstance(sequences, int) and sequences > _MOST_BATCH:
+            yield _too_large_a_batch()
+    if kind == "plan":
+        return
+    for name in ("minutes", "probe_minutes"):
+        minutes = getattr(job.budget, name)
+        if minutes > allowed.minutes:
+            what = f"a run may probe for {allowed.minutes:g} minutes here, and `{name}` is"
+            hint = f"write `budget: {{{name}: {allowed.minutes:g}}}`, or ask the operator"
+            yield Problem(where="budget", what=f"{what} {minutes:g}", hint=hint)
+    if not isinstance(job.dataset, str) and job.dataset.lengths.max > _MOST_MADE_TOKENS:
+        what = f"a run makes rows of at most {_MOST_MADE_TOKENS} tokens"
+        yield Problem(where="dataset.lengths.max", what=what, hint="plan it, or give real data")
 
 
-def _is_trls(name: Any) -> bool:
-    return isinstance(name, str) and bool(_TRL_REWARDS.fullmatch(name))
+def _too_large_a_batch() -> Problem:
+    what = f"a batch of more than {_MOST_BATCH} sequences is not taken"
+    return Problem(where="global_batch_size", what=what)
+
+
+def _rows(batch: Any) -> int:
+    digits = re.match(r"\s*(\d{1,18})", str(batch).replace("_", ""))
+    return int(digits[1]) if digits else 0
+
+
+def _rewards(names: Any, allowed: Allowed) -> Iterator[Problem]:
+    for name in names if isinstance(names, list) else [names] if names else []:
+        trls = isinstance(name, str) and _TRL_REWARDS.fullmatch(name)
+        if not trls and name not in allowed.reward_functions:
+            hint = "reward functions are code; name TRL's own, or use a `reward_model_path`"
+            what = f"`{str(name)[:80]}` is not taken over HTTP"
+            yield Problem(where="reward_funcs", what=what, hint=hint)
+
+
+def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[Problem]:
+    sizes = []
+    for section in KNOBS:
+        knobs = job.get(section)
+        for name, value in (knobs if isinstance(knobs, dict) else {}).items():
+            if name in allowed.training:
+                continue
+            if name in _NO_KNOB:
+                yield Problem(where=section, what=_not_taken(name), hint=_NO_KNOB[name])
+            elif not _are_words(value) and not _are_lists_of_words(value):
+                what = f"`{str(name)[:80]}` takes numbers and words over HTTP"
+                yield Problem(where=section, what=what)
+            elif section == "recipe" and isinstance(value, list):
+                sizes.append(len(value))
+    if prod(sizes) > _MOST_TOGETHER or max(sizes, default=0) > _MOST_VALUES:
+        what = f"more than {_MOST_TOGETHER} combinations, or {_MOST_VALUES} values, are not taken"
+        yield Problem(where="recipe", what=what)
 
 
 def _training(name: str, value: Any) -> Iterator[Problem]:
-    if _TRAINING_NEVER.search(name):
-        what = f"`{name}` is not taken over HTTP: it may name files, hosts or code"
-        yield Problem(where="training", what=what, hint="leave it out; add it to the bundle later")
-    elif isinstance(value, str) and not _WORD.fullmatch(value):
-        what = f"`{name}: {value[:40]}` is not taken over HTTP: only a word is"
-        yield Problem(where="training", what=what)
-    elif isinstance(value, dict | list):
-        what = f"`{name}` is not taken over HTTP: only numbers, words, true and false are"
-        yield Problem(where="training", what=what)
-
-
-def _place(value: Any, field: str, allowed: Allowed, *, plan: bool) -> Iterator[Problem]:
-    """Whether a name is one of a file in an allowed folder, of the hub where that is allowed, or of
-    a built-in model."""
-    if not isinstance(value, str) or not value:
-        return  # missing or of another type, which the job's own rules say
-    if plan and field != "dataset" and known_model(value) is not None:
+    if name in fields.NUMBERS:
+        fits = _is_number(value) and not (_real(value) > fields.MOST.get(name, float("inf")))
+        kind = f"a number up to {fields.MOST[name]}" if name in fields.MOST else "a number"
+    elif name in fields.WORDS:
+        fits, kind = _are_words(value), "a word"
+    elif name in fields.TOKENS:
+        fits, kind = value is None or bool(_TOKEN.fullmatch(str(value))), "a token"
+    elif name in fields.LISTS:
+        fits = value is None or (isinstance(value, list) and all(map(_is_number, value)))
+        kind = "a list of numbers"
+    elif name in fields.SETTINGS:
+        fits = isinstance(value, dict) and all(map(_is_word, value)) and _all_numbers(value)
+        kind = "a word with a number each"
+    else:
+        hint = "add it to the bundle later, or ask the operator: `allowed: {training: [...]}`"
+        yield Problem(where="training", what=_not_taken(name), hint=hint)
         return
-    if value.startswith(("/", ".", "~")) or value.endswith((".json", ".jsonl")):
-        if not _within(value, allowed.folders):
-            folders = ", ".join(allowed.folders) or "none"
-            hint = f"give an absolute path under one of these folders: {folders}"
-            if not allowed.folders:
-                hint = "the operator lists folders under `allowed.folders` of server.yaml"
-            what = f"`{field}: {value}` is not under a folder that jobs over HTTP may name"
-            yield Problem(where=field, what=what, hint=hint)
-    elif not allowed.hub:
-        what = f"`{field}: {value}` would be looked for on the hub, which is not allowed here"
-        hint = "the operator allows it by `allowed: {hub: true}` in server.yaml"
-        if field == "dataset":
-            hint = "give its lengths: `{lengths: {max: 2048, p50: 300, p99: 1500}}`"
-        yield Problem(where=field, what=what, hint=hint)
-    elif not _HUB_ID.fullmatch(value) or ".." in value:
-        yield Problem(where=field, what=f"`{field}: {value[:80]}` is not a hub id")
+    if not fits:
+        yield Problem(where="training", what=f"`{name}` must be {kind}")
 
 
-def _within(value: str, folders: list[str]) -> bool:
-    """Whether a path, its links followed, lies under one of the folders."""
-    path = Path(value)
-    if not path.is_absolute() or ".." in path.parts or "\0" in value:
-        return False
-    try:
-        real = path.resolve()
-    except (OSError, RuntimeError):
-        return False
-    return any(real.is_relative_to(Path(folder).resolve()) for folder in folders)
+def _not_taken(name: Any) -> str:
+    return f"`{str(name)[:80]}` is not taken over HTTP"
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _real(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _all_numbers(value: dict[str, Any]) -> bool:
+    return all(map(_is_number, value.values()))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and bool(_WORD.fullmatch(value))
+
+
+def _are_words(value: Any) -> bool:
+    """A number, a word, or a list of these."""
+    values = value if isinstance(value, list) else [value]
+    return all(_is_number(one) or _is_word(one) for one in values)
+
+
+def _are_lists_of_words(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_are_words, value))

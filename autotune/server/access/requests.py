@@ -1,19 +1,27 @@
 """What every request goes through: a host name of ours, a size, a rate, headers, an id, a log."""
 
+import asyncio
 import ipaddress
 import json
 import logging
+import re
 import secrets
 import time
 from collections import OrderedDict
+from urllib.parse import urlsplit
 
+from fastapi import HTTPException  # which FastAPI hands on where it reads a body
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from autotune.server.access.callers import COOKIE, bearer
+from autotune.server.access.connections import BODY_S
 from autotune.server.api.problems import problem_response
-from autotune.server.settings import Settings
+from autotune.server.metrics import Metrics
+from autotune.server.service import Service
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -30,67 +38,67 @@ HEADERS = {
 }
 _READS = {"GET", "HEAD", "OPTIONS"}
 _ADDRESSES = 4096
-WORKERS = "/api/v1/worker/"
+_HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::\d{1,5})?", re.ASCII)
+API, WORKERS = "/api/v1", "/api/v1/worker/"
 UPLOAD = 64 * 2**20
 """Bytes of a worker's request: a bundle and a report."""
+UNKNOWN = 16 * 2**10
+"""Bytes of a request by nobody that is known, where a token is needed: of signing in."""
+_OFTEN = ("/worker/lease", "/worker/beat", "/health", "/metrics")
+"""What comes every second or so: its log lines are for those who ask for them."""
 log = logging.getLogger("autotune.server")
-
-
-class TooLarge(Exception):
-    """A body is longer than is taken."""
 
 
 class Gate:
     """Wraps the app: refuses what is not for it, and adds headers to all that it answers."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, service: Service, metrics: Metrics) -> None:
+        self._app, self._service, self._metrics = app, service, metrics
+        self._settings = service.settings
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
         request = Request(scope)
         request.state.id = secrets.token_hex(6)
-        began, status = time.monotonic(), 500
+        began, status = time.monotonic(), 0
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                headers["x-request-id"] = request.state.id
-                if request.url.path.startswith(("/api/", "/plans", "/runs", "/history")):
-                    headers.setdefault("cache-control", "no-store")
+                _add_headers(request, message)
             await send(message)
 
-        refusal = self._refusal(request)
         try:
+            most = await self._most(request)
+            refusal = self._refusal(request, most)
             if refusal is not None:
                 await refusal(scope, receive, answer)
             else:
-                await self._app(scope, self._measured(request, receive), answer)
-        except TooLarge:
-            await self._too_large(request)(scope, receive, answer)
+                await self._app(scope, _measured(receive, most), answer)
+        except Exception:  # the answer to it has been sent
+            log.exception(json.dumps({"event": "mistake", "request": request.state.id}))
         finally:
-            _log(request, status, time.monotonic() - began)
+            self._note(request, status or 500, time.monotonic() - began)
 
-    def _refusal(self, request: Request) -> Response | None:
-        host = request.headers.get("host", "")
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        if name.strip("[]") not in self._settings.hosts and not self._is_open(name):
-            detail = (
-                f"this service is not called `{name[:100]}`; the operator can add it to `names`"
-            )
-            return problem_response(request, 421, detail)
+    def _refusal(self, request: Request, most: int) -> Response | None:
+        host = request.headers.get("host", "").lower()
+        match = _HOST.fullmatch(host)
+        name = match[1].strip("[]") if match else ""
+        if not name or (name not in self._settings.hosts and not self._is_open(name)):
+            what = f"this service is not called `{host[:100]}`; the operator can add it to `names`"
+            return problem_response(request, 421, what)
+        if not _is_url(request.headers.get("origin", "")):
+            return problem_response(request, 403, "this comes from a page of another site")
         length = request.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._most(request):
-            return self._too_large(request)
-        is_worker = request.url.path.startswith(WORKERS)
+        if not (length.isascii() and length.isdigit() and len(length) < 16 and int(length) <= most):
+            return problem_response(request, 413, f"more than {most} bytes are not taken")
+        is_worker = scope_path(request).startswith(WORKERS)
         if request.method not in _READS and not is_worker and not self._has_rate(request):
             return problem_response(request, 429, "too many requests; wait a minute")
         return None
@@ -101,32 +109,30 @@ class Gate:
         if self._settings.host not in ("0.0.0.0", "::"):
             return False
         try:
-            ipaddress.ip_address(name.strip("[]"))
+            ipaddress.ip_address(name)
         except ValueError:
             return False
         return True
 
-    def _most(self, request: Request) -> int:
-        return UPLOAD if request.url.path.startswith(WORKERS) else self._settings.limits.body
+    async def _most(self, request: Request) -> int:
+        """How many bytes are taken of a request. Bodies are read before it is known who sends them,
+        so those that are large have to come from somebody who is known."""
+        length = request.headers.get("content-length", "")
+        small = length.isascii() and length.isdigit() and len(length) < 6 and int(length) <= UNKNOWN
+        chunked = "transfer-encoding" in request.headers
+        if small or (not length and not chunked):
+            return UNKNOWN
+        role = await run_in_threadpool(self._role, request)
+        if role == "worker" and scope_path(request).startswith(WORKERS):
+            return UPLOAD
+        return self._settings.limits.body if role else UNKNOWN
 
-    def _too_large(self, request: Request) -> Response:
-        return problem_response(
-            request, 413, f"more than {self._most(request)} bytes are not taken"
-        )
-
-    def _measured(self, request: Request, receive: Receive) -> Receive:
-        """Counts what comes: a length may be missing, or a lie."""
-        most, taken = self._most(request), 0
-
-        async def measured() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > most:
-                raise TooLarge
-            return message
-
-        return measured
+    def _role(self, request: Request) -> str | None:
+        token = bearer(request) or request.cookies.get(COOKIE)
+        holder = self._service.tokens.holder(token) if token else None
+        if holder is not None:
+            return holder.role
+        return None if self._service.needs_token else "user"
 
     def _has_rate(self, request: Request) -> bool:
         """Whether an address may change something now: so many a minute, and as many at once."""
@@ -140,14 +146,77 @@ class Gate:
             self._buckets.popitem(last=False)
         return left >= 0
 
+    def _note(self, request: Request, status: int, seconds: float) -> None:
+        """Count it, and write it down: without what was asked behind `?`, which may be a secret."""
+        route = route_of(request)
+        follows = route.endswith("/events") and request.method == "GET"
+        self._metrics.answered(request.method, route, status, None if follows else seconds)
+        line = {
+            "event": "request",
+            "request": request.state.id,
+            "method": request.method[:16],
+            "path": scope_path(request)[:200],
+            "route": route,
+            "status": status,
+            "seconds": round(seconds, 4),
+            "client": request.client.host if request.client else None,
+        }
+        often = status < 400 and route.endswith(_OFTEN)
+        log.log(logging.DEBUG if often else logging.INFO, json.dumps(line))
 
-def _log(request: Request, status: int, seconds: float) -> None:
-    line = {
-        "request": request.state.id,
-        "method": request.method,
-        "path": request.url.path,
-        "status": status,
-        "seconds": round(seconds, 4),
-        "client": request.client.host if request.client else None,
-    }
-    log.info(json.dumps(line))
+
+def _is_url(origin: str) -> bool:
+    try:
+        urlsplit(origin)
+    except ValueError:
+        return False
+    return True
+
+
+def scope_path(request: Request) -> str:
+    """The path of a request; its URL cannot be trusted to be one before its host was looked at."""
+    path: str = request.scope["path"]
+    return path
+
+
+def route_of(request: Request) -> str:
+    """The template of the route that answered, such as `/api/v1/plans/{id}`; `other`: none did."""
+    path = scope_path(request)
+    template = getattr(request.scope.get("route"), "path", None)
+    if template is None:
+        known = request.scope.get("endpoint") is not None and not request.scope.get("path_params")
+        return path if known else "other"
+    prefix = API if path.startswith(f"{API}/") and not template.startswith(API) else ""
+    return f"{prefix}{template}"
+
+
+def _add_headers(request: Request, message: Message) -> None:
+    headers = MutableHeaders(scope=message)
+    for name, value in HEADERS.items():
+        headers.setdefault(name, value)
+    headers["x-request-id"] = request.state.id
+    if not scope_path(request).startswith("/static/"):
+        headers.setdefault("cache-control", "no-store")
+    if message["status"] in (408, 413, 421):  # the rest of the body is not waited for
+        headers["connection"] = "close"
+
+
+def _measured(receive: Receive, most: int) -> Receive:
+    """Counts what comes, and ends what does not: a length may be missing, or a lie."""
+    taken, until, more = 0, time.monotonic() + BODY_S, True
+
+    async def measured() -> Message:
+        nonlocal taken, more
+        if not more:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), max(until - time.monotonic(), 0.01))
+        except TimeoutError:
+            raise HTTPException(408, "the body of the request did not come in time") from None
+        more = message.get("more_body", False)
+        taken += len(message.get("body", b""))
+        if taken > most:
+            raise HTTPException(413, f"more than {most} bytes are not taken")
+        return message
+
+    return measured

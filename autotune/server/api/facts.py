@@ -1,6 +1,6 @@
 """What the service knows: devices, methods, built-in models, its workers, its health."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 
 from autotune import __version__
 from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers
@@ -10,9 +10,11 @@ from autotune.job.methods import METHODS
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import ProblemItem, items
 from autotune.server.checked_files import Files, problems_of
+from autotune.server.metrics import CONTENT_TYPE, Metrics
 from autotune.server.store.values import Value, WorkerInfo
 
 router = APIRouter(tags=["facts"])
+operation = APIRouter(include_in_schema=False)
 
 
 class Health(Value):
@@ -123,3 +125,10 @@ def check_files(_: Caller, files: Files) -> Check:
     """Whether the files of a launch agree, as `autotune check` says it."""
     problems = problems_of(files)
     return Check(agree=not problems, problems=items(tuple(problems)))
+
+
+@operation.get("/metrics")
+def get_metrics(request: Request, _: Caller) -> Response:
+    """What the service counts, for Prometheus."""
+    metrics: Metrics = request.app.state.metrics
+    return Response(metrics.text(), media_type=CONTENT_TYPE)

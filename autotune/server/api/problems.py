@@ -12,12 +12,15 @@ from autotune.errors import AutotuneError, Problem, UserError
 from autotune.server.store.values import Value
 
 MEDIA_TYPE = "application/problem+json"
+_MOST = 100
+"""Problems that are told at once."""
 _TITLES = {
     400: "The request is not right",
     401: "A token is needed",
     403: "Not allowed",
     404: "Not found",
     405: "No such method here",
+    408: "Too slow",
     409: "Not possible now",
     413: "Too large",
     415: "Another type of content is needed",
@@ -89,8 +92,26 @@ def items(problems: tuple[Problem, ...]) -> list[ProblemItem]:
     return [ProblemItem(where=p.where, what=p.what, hint=p.hint) for p in problems]
 
 
+def declare_problems(app: FastAPI) -> None:
+    """Let the schema say of which type problem details are; FastAPI knows one type for a route."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = made()
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    content = operation["responses"]["default"]["content"]
+                    model = next(iter(content.values()))
+                    operation["responses"]["default"]["content"] = {MEDIA_TYPE: model}
+        return made()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
 def handle_problems(app: FastAPI) -> None:
     """Answer every error of an app with problem details."""
+    declare_problems(app)
 
     @app.exception_handler(Refusal)
     def _refusal(request: Request, error: Refusal) -> Response:
@@ -106,7 +127,7 @@ def handle_problems(app: FastAPI) -> None:
     def _validation(request: Request, error: RequestValidationError) -> Response:
         errors = [
             ProblemItem(where=".".join(map(str, one["loc"])), what=str(one["msg"]))
-            for one in error.errors()
+            for one in error.errors()[:_MOST]
         ]
         return problem_response(request, 422, "the request is not as it has to be", errors)
 
@@ -115,7 +136,7 @@ def handle_problems(app: FastAPI) -> None:
         status = 422 if isinstance(error, UserError) else 503
         count = len(error.problems)
         detail = error.problems[0].what if count == 1 else f"{count} problems"
-        return problem_response(request, status, detail, items(error.problems))
+        return problem_response(request, status, detail, items(error.problems[:_MOST]))
 
     @app.exception_handler(Exception)
     def _bug(request: Request, _: Exception) -> Response:

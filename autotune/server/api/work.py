@@ -1,9 +1,9 @@
 """Plans and runs over HTTP: asked for, looked at, followed, cancelled, taken up again, deleted."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -16,7 +16,9 @@ from autotune.server.store.works import PER_PAGE, Filter
 from autotune.server.submitted import Submission, accepted
 
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="The id of a work.")]
-After = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{1,9}$")]
+After = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$")]
+Text = r"^[^\x00]*$"
+"""What PostgreSQL takes for a text."""
 
 
 class Page(Value):
@@ -68,7 +70,8 @@ async def stream(live: Live, id: str, after: int) -> AsyncIterator[ServerSentEve
             yield ServerSentEvent(
                 id=str(event.number), event=event.kind, data=event.model_dump(mode="json")
             )
-    yield ServerSentEvent(event="end", data={})
+    if not live.closing:  # then it is the service that ends
+        yield ServerSentEvent(event="end", data={})
 
 
 def router_of(kind: Kind) -> APIRouter:
@@ -89,9 +92,9 @@ def router_of(kind: Kind) -> APIRouter:
         service: ServiceOf,
         _: Caller,
         state: State | None = None,
-        method: Annotated[str | None, Query(max_length=16)] = None,
-        text: Annotated[str | None, Query(max_length=100)] = None,
-        submitter: Annotated[str | None, Query(max_length=64)] = None,
+        method: Annotated[str | None, Query(max_length=16, pattern=Text)] = None,
+        text: Annotated[str | None, Query(max_length=100, pattern=Text)] = None,
+        submitter: Annotated[str | None, Query(max_length=64, pattern=Text)] = None,
         page: Annotated[int, Query(ge=1, le=100_000)] = 1,
         per_page: Annotated[int, Query(ge=1, le=200)] = PER_PAGE,
     ) -> Page:
@@ -107,14 +110,19 @@ def router_of(kind: Kind) -> APIRouter:
         """One of them, with what it came to."""
         return details(service, id, kind)
 
-    @router.get("/{id}/events", response_class=EventSourceResponse, name=f"follow_{kind}")
+    @router.get(
+        "/{id}/events",
+        response_class=EventSourceResponse,
+        name=f"follow_{kind}",
+        dependencies=[Depends(_room_of(kind))],
+    )
     async def _follow(
         request: Request,
         service: ServiceOf,
         _: Caller,
         id: Id,
         last_event_id: After = None,
-        after: Annotated[int, Query(ge=0)] = 0,
+        after: Annotated[int, Query(ge=0, le=10**9)] = 0,
     ) -> AsyncIterator[ServerSentEvent]:
         """Its events as they come (server-sent events), to its end, which is an event `end`.
         A reader that was cut off goes on after `Last-Event-ID`."""
@@ -123,6 +131,17 @@ def router_of(kind: Kind) -> APIRouter:
 
     _add_changes(router, kind)
     return router
+
+
+def _room_of(kind: Kind) -> Callable[..., None]:
+    def room(service: ServiceOf, _: Caller, id: Id) -> None:
+        """There is such a work, and room for one more that follows it."""
+        details(service, id, kind)
+        if service.live.is_full:
+            hint = "ask for it again from time to time"
+            raise problem(503, "too many follow events already", hint)
+
+    return room
 
 
 def _add_changes(router: APIRouter, kind: Kind) -> None:

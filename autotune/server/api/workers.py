@@ -79,7 +79,9 @@ def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
     leased = service.queue.lease(wanted.worker, wanted.kinds)
     if leased is not None:
         service.live.changed(leased.id)
-    return leased
+        limit_s = service.settings.allowed.seconds(leased.kind)
+        return leased.model_copy(update={"limit_s": limit_s})
+    return None
 
 
 @router.post("/beat")
@@ -102,11 +104,15 @@ def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Taken:
 
 
 @router.post("/works/{id}/ending", status_code=204)
-def finish(service: ServiceOf, _: Worker, id: Id, ended: Ended) -> None:
+def finish(request: Request, service: ServiceOf, _: Worker, id: Id, ended: Ended) -> None:
     """Take how a work ended."""
+    before = service.works.state(id)
     if not service.queue.finish(ended.worker, id, ended.ending):
         raise problem(410, _LOST)
     service.live.changed(id)
+    work = service.works.get(id)
+    if before == "running" and work is not None:  # else it was said before
+        request.app.state.metrics.ended(work)
 
 
 @router.put("/works/{id}/files/{name}", status_code=204)

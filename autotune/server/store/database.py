@@ -18,6 +18,7 @@ VERSION_TABLE = "service_version"
 """Optuna keeps `alembic_version` in the same database for itself."""
 _BUSY_MS = 15_000
 _WRITES = "service_writes"
+_POSTGRESQL = "postgresql+psycopg"
 
 
 class Database:
@@ -72,13 +73,25 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
+def study_url(url: str) -> str | None:
+    """The URL by which Optuna keeps studies in the same database; None: workers of other machines
+    would not reach it."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "postgresql":
+        return None
+    return parsed.set(drivername=_POSTGRESQL).render_as_string(hide_password=False)
+
+
 def _engine(url: str) -> Engine:
     try:
         if make_url(url).get_backend_name() == "postgresql":
-            parsed = make_url(url).set(drivername="postgresql+psycopg")
-            return create_engine(parsed, pool_size=10, max_overflow=20, pool_pre_ping=True)
+            parsed = make_url(url).set(drivername=_POSTGRESQL)
+            return create_engine(
+                parsed, pool_size=10, max_overflow=20, pool_pre_ping=True, hide_parameters=True
+            )
         if make_url(url).get_backend_name() == "sqlite":
-            engine = create_engine(url, connect_args={"timeout": _BUSY_MS / 1000})
+            timeout = {"timeout": _BUSY_MS / 1000}
+            engine = create_engine(url, connect_args=timeout, hide_parameters=True)
             event.listen(engine, "connect", _set_up_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine

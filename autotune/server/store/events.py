@@ -1,14 +1,15 @@
 """Events of works: taken in the order of their files, each once, numbered without gaps."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import select
 
 from autotune.server.store.database import Database
 from autotune.server.store.tables import EventRow, SourceRow, WorkRow
-from autotune.server.store.values import Event, Value
+from autotune.server.store.values import Event, Value, as_json
 
 MOST = 20_000
 """Events that are kept of one work: a run has some hundreds."""
@@ -19,8 +20,8 @@ AT_ONCE = 500
 class Line(Value):
     """A line of a file of events."""
 
-    utc: float
-    kind: str
+    utc: float = Field(allow_inf_nan=False)
+    kind: str = Field(pattern=r"^\w{1,32}$")
     data: dict[str, Any]
 
 
@@ -29,6 +30,8 @@ class Events:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.heard: Callable[[Sequence[Line]], None] = lambda _: None
+        """Is told of the lines that were taken, each once."""
 
     def take(
         self, worker: str, id: str, attempt: int, source: str, first: int, lines: Sequence[Line]
@@ -41,6 +44,7 @@ class Events:
         Returns:
             How many lines of the file are here now; None: the work is not this worker's.
         """
+        new: list[Line] = []
         with self._database.writing() as session:
             work = session.get(WorkRow, id)
             if work is None or work.worker != worker or work.attempt != attempt:
@@ -49,12 +53,15 @@ class Events:
             if row is None:
                 row = SourceRow(work=id, attempt=attempt, name=source, lines=0)
                 session.add(row)
-            for line in lines[max(row.lines - first, 0) :] if first <= row.lines else []:
+            new += lines[max(row.lines - first, 0) :] if first <= row.lines else []
+            for line in new:
                 row.lines += 1
                 if work.events < MOST:
                     work.events += 1
                     session.add(_row(id, work.events, line))
-            return row.lines
+            taken = row.lines
+        self.heard(new)
+        return taken
 
     def add(self, id: str, kind: str, utc: float, **data: Any) -> None:
         """Add an event of the service itself."""
@@ -76,5 +83,4 @@ class Events:
 
 
 def _row(id: str, number: int, line: Line) -> EventRow:
-    data = json.dumps(line.data, ensure_ascii=False)
-    return EventRow(work=id, number=number, utc=line.utc, kind=line.kind, data=data)
+    return EventRow(work=id, number=number, utc=line.utc, kind=line.kind, data=as_json(line.data))

@@ -13,14 +13,21 @@ from sqlalchemy import CursorResult, or_, select, update
 
 from autotune.server.store.database import Database
 from autotune.server.store.tables import FileRow, WorkerRow, WorkRow
-from autotune.server.store.values import Beat, Ending, Kind, Lease, WorkerInfo
+from autotune.server.store.values import (
+    ENDS,
+    STOPS,
+    Beat,
+    Ending,
+    Kind,
+    Lease,
+    WorkerInfo,
+    as_json,
+)
 from autotune.server.store.works import in_order
 
 LEASE_S = 30.0
 DEATHS = 3
 """A work whose workers have died so often is not tried again by itself."""
-ENDS = (0, 1, 4)
-"""Exit codes of commands that came to their end: done, nothing fits, nothing was measured."""
 _TAKEN = 10
 """How many of the first in the queue are tried for, where several workers take at once."""
 
@@ -130,6 +137,12 @@ class Queue:
             session.merge(FileRow(work=id, name=name, content=content))
         return True
 
+    def renew(self) -> None:
+        """Give all workers time to be heard of again: the service was away, not they."""
+        with self._database.writing() as session:
+            running = update(WorkRow).where(WorkRow.state == "running")
+            session.execute(running.values(lease_until=time.time() + LEASE_S))
+
     def expire(self) -> list[str]:
         """Return works whose worker has died to the queue; which they are."""
         now = time.time()
@@ -144,18 +157,27 @@ class Queue:
 def _conclude(row: WorkRow, ending: Ending) -> None:
     result = ending.result or {}
     row.ended, row.exit_code, row.text = time.time(), ending.exit_code, ending.text
-    row.result = None if ending.result is None else json.dumps(ending.result)
+    row.result = None if ending.result is None else as_json(ending.result)
     row.error = ending.error or None
-    stopped = row.stop_wanted and ending.exit_code == 130
+    stopped = row.stop_wanted and ending.exit_code in STOPS
     done = ending.exit_code in ENDS
     row.state = "cancelled" if stopped else "done" if done else "failed"
-    row.outcome = result.get("outcome") or (_plan_outcome(result) if done else "")
-    best = result.get("answer") or result.get("measurement") or {}
-    row.tokens_per_s = best.get("tokens_per_s")
-    row.peak_memory_bytes = best.get("peak_memory_bytes")
+    outcome = result.get("outcome") or (_plan_outcome(result) if done else "")
+    row.outcome = outcome[:32] if isinstance(outcome, str) else ""
+    best = result.get("answer") or result.get("measurement")
+    row.tokens_per_s = _number(best, "tokens_per_s")
+    peak_bytes = _number(best, "peak_memory_bytes")
+    row.peak_memory_bytes = None if peak_bytes is None else int(peak_bytes)
     device = result.get("device")
-    if isinstance(device, dict):
-        row.device = device["name"]
+    if isinstance(device, dict) and isinstance(device.get("name"), str):
+        row.device = device["name"].replace("\0", "")[:128]
+
+
+def _number(data: Any, name: str) -> float | None:
+    """A finite number of what a command said; None: it has none there."""
+    value = data.get(name) if isinstance(data, dict) else None
+    known = isinstance(value, int | float) and abs(value) < 1e18
+    return value if known else None
 
 
 def _plan_outcome(result: Mapping[str, Any]) -> str:

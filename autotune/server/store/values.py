@@ -1,18 +1,48 @@
 """What the store gives and takes: works, events, workers. The API prints these as they are."""
 
-from typing import Any, Literal
+import json
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Kind = Literal["plan", "run"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
+ENDS = (0, 1, 4)
+"""Exit codes of commands that came to their end: done, nothing fits, nothing was measured."""
+STOPS = (130, 137, 143)
+"""Of commands that were asked to end, and did: as Ctrl-C does, by force, before they could hear."""
 
 
 class Value(BaseModel):
     """Plain data; times are seconds since 1970 (UTC), sizes bytes."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+def _without_nul(text: str) -> str:
+    return text.replace("\0", "")
+
+
+Printed = Annotated[str, AfterValidator(_without_nul)]
+"""What a command printed: PostgreSQL keeps no NUL."""
+
+
+def as_json(data: Any) -> str:
+    """Data as JSON in ASCII, which every database keeps; what is no finite number is null."""
+    try:
+        return json.dumps(data, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(data), allow_nan=False)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _finite(one) for name, one in data.items()}
+    if isinstance(data, list):
+        return [_finite(one) for one in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 class NewWork(Value):
@@ -97,8 +127,8 @@ class WorkerInfo(Value):
     name: str = Field(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")
     machine: str = Field(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")
     device_kind: Literal["cpu", "cuda"]
-    devices: list[int]
-    device_name: str = Field(max_length=128)
+    devices: list[int] = Field(max_length=4096)
+    device_name: str = Field(max_length=128, pattern=r"^[^\x00]*$")
 
 
 class Lease(Value):
@@ -110,6 +140,8 @@ class Lease(Value):
     model_config_json: str | None
     arguments: list[str]
     attempt: int
+    limit_s: float | None = None
+    """It may take so long; null: as long as it likes."""
     study: str | None
     """Optuna storage for its study; null: a file in the run's folder."""
 
@@ -128,9 +160,9 @@ class Ending(Value):
     """How a command ended."""
 
     attempt: int
-    exit_code: int
+    exit_code: int = Field(ge=-255, le=255)
     result: dict[str, Any] | None = None
-    text: str = ""
-    error: str = ""
+    text: Printed = ""
+    error: Printed = ""
     interrupted: bool = False
     """It was stopped with its worker, and is to go on later."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, delete, func, literal, or_, select, update
 from sqlalchemy.orm import Session
 
 from autotune.server.store.database import Database
@@ -110,6 +110,24 @@ class Works:
         with self._database.reading() as session:
             old = select(WorkRow.id).where(WorkRow.state.in_(ENDED), WorkRow.ended < time)
             return list(session.scalars(old))
+
+    def ended_beyond(self, most: int, most_bytes: int) -> list[str]:
+        """The oldest works that have ended, beyond so many, or so many bytes of all together."""
+        files = select(func.sum(func.length(FileRow.content)))
+        sizes: list[ColumnElement[Any]] = [
+            files.where(FileRow.work == WorkRow.id).scalar_subquery()
+        ]
+        for column in (WorkRow.job, WorkRow.model_config_json, WorkRow.result, WorkRow.text):
+            sizes.append(func.length(column))
+        size = sum((func.coalesce(one, 0) for one in sizes), start=literal(0))
+        newest = select(WorkRow.id, WorkRow.state, size).order_by(WorkRow.created.desc())
+        beyond, count, total = [], 0, 0
+        with self._database.reading() as session:
+            for id, state, length in session.execute(newest):
+                count, total = count + 1, total + length
+                if state in ENDED and (count > most or total > most_bytes):
+                    beyond.append(id)
+        return beyond
 
     def file(self, id: str, name: str) -> bytes | None:
         """A file that came out of a work; None: there is none of that name."""

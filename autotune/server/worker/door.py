@@ -91,8 +91,8 @@ class Door:
         self._call("PUT", f"works/{id}/files/{file}", data=content, params={"worker": name})
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
-        url = f"{self._address()}/api/v1/worker/{path}"
         try:
+            url = f"{self._address()}/api/v1/worker/{path}"
             answer = self._session.request(
                 method, url, timeout=TIMEOUT_S, allow_redirects=False, **arguments
             )

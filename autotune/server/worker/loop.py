@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Any
 
 from autotune.server.store.values import Kind, WorkerInfo
 from autotune.server.worker.door import Away, Door, Lost
+from autotune.server.worker.lengths_task import LengthsTask
 from autotune.server.worker.task import Task
 
+LENGTHS = 3
+"""Ended plans whose answers wait to be planned at other lengths; an older one is left out."""
 LOOK_S = 0.25
 BEAT_S = 5.0
 LEASE_S = 1.0
@@ -53,6 +57,7 @@ class WorkerLoop:
     capacity: Capacity
     environment: dict[str, str | None]
     _tasks: dict[str, Task] = field(default_factory=dict)
+    _lengths: deque[LengthsTask] = field(default_factory=lambda: deque(maxlen=LENGTHS))
     _ending: threading.Event = field(default_factory=threading.Event)
     _next: dict[str, float] = field(default_factory=dict)
     _answers: bool = True
@@ -72,6 +77,8 @@ class WorkerLoop:
         finally:
             for task in self._tasks.values():
                 task.end()
+            for lengths in self._lengths:
+                lengths.end()
 
     def _turn(self) -> None:
         for task in self._tasks.values():
@@ -82,6 +89,7 @@ class WorkerLoop:
                 self._beat()
             if not self._ending.is_set() and self._is_time("lease", LEASE_S):
                 self._take()
+            self._plan_lengths()
             self._say(True, "")
         except Away as away:
             self._say(False, str(away))
@@ -92,12 +100,23 @@ class WorkerLoop:
             ended = task.has_ended
             try:
                 task.send(self.door, self.info.name)
-                if ended:
-                    task.finish(self.door, self.info.name)
+                if ended and task.finish(self.door, self.info.name):
+                    if task.answer is not None and not self._ending.is_set():
+                        lengths = task.lease, task.folder, task.answer, self.environment
+                        self._lengths.append(LengthsTask(*lengths))
                     self._drop(id, "ended")
             except Lost:
                 task.end()
                 self._drop(id, "is another's now")
+
+    def _plan_lengths(self) -> None:
+        """Go on with what nobody waits for, unless a plan does."""
+        if not self._lengths or any(task.lease.kind == "plan" for task in self._tasks.values()):
+            return
+        with contextlib.suppress(Lost):
+            if not self._lengths[0].turn(self.door, self.info.name):
+                return
+        self._lengths.popleft().end()
 
     def _beat(self) -> None:
         kept = self._kept() if self._is_time("kept", KEPT_S) else []
@@ -142,6 +161,8 @@ class WorkerLoop:
                 task.look()
             with contextlib.suppress(Away):
                 self._tell()
+                if self._is_time("beat", BEAT_S):
+                    self._beat()
             time.sleep(LOOK_S)
 
     def _kept(self) -> list[str]:
@@ -150,7 +171,11 @@ class WorkerLoop:
         folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         taken, kept = 0, []
         for folder in folders:
-            taken += _size(folder)
+            size = _size(folder)
+            taken += size
+            if size > self.capacity.folders and folder.name in self._tasks:
+                most = f"its folder took more than the {self.capacity.folders / 2**30:.3g} GiB"
+                self._tasks[folder.name].give_up(most)
             if taken > self.capacity.folders and folder.name not in self._tasks:
                 _log("folder removed", work=folder.name)
                 shutil.rmtree(folder, ignore_errors=True)

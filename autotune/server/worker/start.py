@@ -17,13 +17,16 @@ SECRETS = ("AUTOTUNE_TOKEN", "AUTOTUNE_STORAGE")
 """Variables that commands of works do not get."""
 
 
-def worker_info(wanted: Sequence[int] | None) -> WorkerInfo:
+def worker_info(wanted: Sequence[int] | None, machine: str | None = None) -> WorkerInfo:
     """The worker of some GPUs, of all that CUDA shows, or of the CPU where there is none.
+
+    Args:
+        machine: a name for this machine, in place of the one that it has.
 
     Raises:
         UserError: there is no such GPU.
     """
-    machine = re.sub(r"[^\w.-]", "-", platform.node() or "machine")[:100]
+    machine = re.sub(r"[^\w.-]", "-", machine or platform.node() or "machine")[:100]
     visible = devices.visible_gpus()
     unknown = [index for index in wanted or () if index not in visible]
     if unknown:

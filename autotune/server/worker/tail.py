@@ -36,7 +36,8 @@ class Tail:
                 chunk = file.read(1 << 20)
             whole = chunk[: chunk.rfind(b"\n") + 1]
             self._place += len(whole)
-            self._read += [self._line(line) for line in whole.decode(errors="replace").splitlines()]
+            lines = whole.decode(errors="replace").split("\n")[:-1]
+            self._read += map(self._line, lines)
         return self._read[:AT_ONCE]
 
     def arrived(self, lines: int) -> None:

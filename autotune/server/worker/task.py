@@ -4,22 +4,22 @@ import json
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from autotune.process.command import Command
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.server.access.job_rules import CONFIG
-from autotune.server.store.values import Ending, Lease
+from autotune.server.store.values import ENDS, STOPS, Ending, Lease
 from autotune.server.worker.door import Door
 from autotune.server.worker.tail import Tail
 
 PLAN_NICENESS = 19
 """Plans stand back for probes, whose times count."""
+REPORT = "report.txt"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"
-_INTERRUPTED = 130
 _END_S = 60.0
 """After so long a command that was asked to end is ended."""
 _MOST_TEXT = 200_000
@@ -37,7 +37,7 @@ class Task:
     def __init__(
         self, lease: Lease, root: Path, environment: dict[str, str | None], memory_bytes: int
     ) -> None:
-        self.lease, self._memory = lease, memory_bytes
+        self.lease, self._memory, self._limit_s = lease, memory_bytes, lease.limit_s
         self.folder = root / lease.id
         self._record = self.folder / f"attempt-{lease.attempt}"
         shutil.rmtree(self._record, ignore_errors=True)
@@ -58,7 +58,9 @@ class Task:
         ]
         self._asked: float | None = None
         self._stopped_by_worker = False
-        self._problem = ""
+        self._problem, self._began = "", time.monotonic()
+        self._report: Command | None = None
+        self._report_until = 0.0
 
     @property
     def run(self) -> RunFolder:
@@ -70,8 +72,16 @@ class Task:
         """Whether the command has."""
         return self._command.exit_code is not None
 
+    @property
+    def answer(self) -> dict[str, Any] | None:
+        """Of a plan that has ended: what it says to use."""
+        result = read_json(self._record / _RESULT)
+        answer = result.get("answer") if isinstance(result, dict) else None
+        return answer if self.lease.kind == "plan" and isinstance(answer, dict) else None
+
     def look(self) -> None:
-        """End a plan that takes too much memory, and a command that does not end when asked."""
+        """End a plan that takes too much memory, what takes too long, and a command that does not
+        end when asked."""
         if self.has_ended:
             return
         if self.lease.kind == "plan" and self._command.resident_bytes > self._memory:
@@ -80,8 +90,15 @@ class Task:
                 "operator gives it (`plan_memory`)"
             )
             self._command.end()
-        elif self._asked is not None and time.monotonic() - self._asked > _END_S:
+        elif self._limit_s is not None and time.monotonic() - self._began > self._limit_s:
+            self.give_up(f"it took longer than the {self._limit_s / 60:.3g} minutes")
+        if self._asked is not None and time.monotonic() - self._asked > _END_S:
             self._command.end()
+
+    def give_up(self, why: str) -> None:
+        """Ask the command to end, for it takes more than the operator gives it."""
+        self._problem = self._problem or f"error: {why} that the operator gives it"
+        self.stop(with_worker=False)
 
     def stop(self, *, with_worker: bool) -> None:
         """Ask the command to end.
@@ -110,8 +127,8 @@ class Task:
                 tail.arrived(door.send(name, self.lease, tail.source, tail.first, lines))
         return True
 
-    def finish(self, door: Door, name: str) -> None:
-        """Send the files that came out, and how it ended.
+    def finish(self, door: Door, name: str) -> bool:
+        """Send the files that came out, and how it ended; False: its report is being made.
 
         Raises:
             Away: the service does not answer.
@@ -119,15 +136,29 @@ class Task:
         """
         code = self._command.exit_code
         assert code is not None
-        if self.lease.kind == "run":
-            self._send_file(door, name, "report.txt", self._report)
-        self._send_file(door, name, "bundle.zip", self._bundle)
-        door.finish(name, self.lease.id, self._ending(code))
+        ending = self._ending(code)
+        if not ending.interrupted and not self._sent_files(door, name):
+            return False
+        door.finish(name, self.lease.id, ending)
+        return True
+
+    def _sent_files(self, door: Door, name: str) -> bool:
+        if self.lease.kind == "run" and self.run.facts.is_file():
+            self._report = self._report or self._reporting()
+            if self._report.exit_code is None and time.monotonic() < self._report_until:
+                return False
+            self._report.end()
+            if self._report.exit_code == 0:
+                door.keep_file(name, self.lease.id, REPORT, (self._record / REPORT).read_bytes())
+        bundle = self._bundle()
+        if bundle is not None:
+            door.keep_file(name, self.lease.id, "bundle.zip", bundle)
+        return True
 
     def _ending(self, code: int) -> Ending:
         errors = (self._record / _ERRORS).read_text(encoding="utf-8", errors="replace")
         problem = errors[errors.rfind("error: ") :] if "error: " in errors else errors[-2000:]
-        failed = code not in (0, 1, 4)
+        failed = code not in ENDS
         output = (self._record / _OUTPUT).read_text(encoding="utf-8", errors="replace")
         result = read_json(self._record / _RESULT)
         return Ending(
@@ -136,15 +167,8 @@ class Task:
             result=result if isinstance(result, dict) else None,
             text=output[-_MOST_TEXT:],
             error=(self._problem or problem)[-4000:] if failed else "",
-            interrupted=self._stopped_by_worker and code == _INTERRUPTED,
+            interrupted=self._stopped_by_worker and code in STOPS,
         )
-
-    def _send_file(
-        self, door: Door, name: str, file: str, content: Callable[[], bytes | None]
-    ) -> None:
-        data = content()
-        if data is not None:
-            door.keep_file(name, self.lease.id, file, data)
 
     def _bundle(self) -> bytes | None:
         """The bundle's files; its links are not followed."""
@@ -159,23 +183,16 @@ class Task:
                     archive.write(path, f"bundle/{path.relative_to(folder)}")
         return memory.getvalue()
 
-    def _report(self) -> bytes | None:
-        """What `autotune report` prints."""
-        if not self.run.facts.is_file():
-            return None
-        file = self._record / "report.txt"
-        command = Command(
+    def _reporting(self) -> Command:
+        """The command that prints what `autotune report` does."""
+        self._report_until = time.monotonic() + _END_S
+        return Command(
             ["report", str(self.run.path)],
             folder=self.folder,
-            output=file,
+            output=self._record / REPORT,
             errors=self._record / "report-errors.txt",
             environment=self._environment,
         )
-        ended = time.monotonic() + _END_S
-        while command.exit_code is None and time.monotonic() < ended:
-            time.sleep(0.05)
-        command.end()
-        return file.read_bytes() if command.exit_code == 0 else None
 
     def _arguments(self) -> list[str]:
         record = ["--record", str(self._record)]

@@ -1,0 +1,262 @@
+"""`--server`: what a service plans and runs, told as the local commands tell it."""
+
+import contextlib
+import io
+import json
+import re
+import stat
+import zipfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import click
+
+from autotune.cli.job_options import FLAG_NAMES, print_json
+from autotune.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_MACHINE,
+    EXIT_NOTHING_FITS,
+    EXIT_NOTHING_MEASURED,
+    EXIT_USER,
+    Problem,
+    UserError,
+    machine_error,
+    user_error,
+)
+
+JOB = frozenset({"job", "sets", *FLAG_NAMES})
+"""Options that make the job."""
+_CONFIG = "config.json"
+_MOST_FILES, _MOST_BYTES = 1000, 256 * 2**20
+_CODES = (EXIT_DONE, EXIT_NOTHING_FITS, EXIT_USER, EXIT_NOTHING_MEASURED, EXIT_INTERRUPTED)
+
+
+def server_option(what: str) -> Callable[..., Any]:
+    """`--server`."""
+    return click.option("--server", metavar="URL", help=f"Let the service there {what}")
+
+
+def refuse_local(allowed: Collection[str]) -> None:
+    """Refuse options that say how this machine does it.
+
+    Args:
+        allowed: options by the names of their parameters.
+
+    Raises:
+        UserError: all of them.
+    """
+    context = click.get_current_context()
+    given = click.core.ParameterSource.COMMANDLINE
+    problems = [
+        Problem(
+            where=max(option.opts, key=len) if isinstance(option, click.Option) else "JOB",
+            what="this cannot be told to a service",
+            hint="leave it out with --server",
+        )
+        for option in context.command.params
+        if option.name is not None
+        and option.name not in {*allowed, "server", "as_json"}
+        and context.get_parameter_source(option.name) is given
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
+def plan_there(
+    url: str,
+    job: Path | None,
+    sets: Sequence[str],
+    *,
+    emit: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """What `autotune plan` does, by a service; the exit code. Ctrl-C ends the plan, too.
+
+    Args:
+        sets: of all flags.
+        options: `device` and `stack`.
+    """
+    from autotune.client import Client
+
+    client = Client(url)
+    refuse_used_folder(emit)
+    work = client.submit("plan", **_job(job, sets), **options)
+    _say_where(client, work)
+    done = _followed(client, work)
+    if emit is not None and "bundle.zip" in done["files"]:
+        unpack(client.bundle(work), emit)
+        done["result"]["bundle"] = str(emit.absolute())
+    code = _told(done, as_json)
+    if emit is None or code != EXIT_DONE:
+        return code
+    if "bundle.zip" not in done["files"]:
+        click.echo(f"{emit} was not written: nothing is safe", err=True)
+        return EXIT_NOTHING_FITS
+    if not as_json:
+        from autotune.bundle.mark import MARK
+
+        click.echo(f"bundle: {emit.absolute()} ({MARK})")
+    return code
+
+
+def run_there(
+    url: str,
+    job: Path | None,
+    sets: Sequence[str],
+    *,
+    out: Path | None,
+    attach: str | None,
+    resume: str | None,
+    as_json: bool,
+) -> int:
+    """What `autotune run` does, by a service; the exit code. Ctrl-C leaves the run alone, and says
+    how to come back to it.
+
+    Args:
+        sets: of all flags.
+        attach: the id of a run, to follow it.
+        resume: the id of a run that was cancelled or failed, to go on with it.
+    """
+    from autotune.client import Client
+
+    id = attach or resume
+    if id and not re.fullmatch(r"[0-9a-f]{16}", id):
+        hint = "the service said it when the run was asked for; its pages show it, too"
+        raise user_error(f"`{id}` is not the id of a run", hint=hint)
+    client = Client(url)
+    bundle = None if out is None else out.absolute() / "bundle"
+    refuse_used_folder(bundle)
+    work, after = {"kind": "run", "id": id}, 0
+    if resume:
+        after = client.get("run", resume)["events"]
+        work = client.resume(work)
+    elif not attach:
+        work = client.submit("run", **_job(job, sets))
+    _say_where(client, work)
+    try:
+        done = _followed(client, work, after)
+    except KeyboardInterrupt:
+        back = f"autotune run --server {url} --attach {work['id']}"
+        click.echo(f"the run goes on without you; come back with: {back}", err=True)
+        return EXIT_INTERRUPTED
+    if "bundle.zip" in done["files"] and bundle is not None:
+        unpack(client.bundle(work), bundle)
+        done["result"] = {**(done["result"] or {}), "bundle": str(bundle)}
+    code = _told(done, as_json)
+    if "bundle.zip" in done["files"]:
+        there = f"{client.url}/api/v1/runs/{work['id']}/bundle.zip"
+        click.echo(f"bundle: {bundle or there}", err=True)
+    if done["state"] in ("cancelled", "failed"):
+        back = f"autotune run --server {url} --resume {work['id']}"
+        click.echo(f"{done['state']}; go on with: {back}", err=True)
+    return code
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Write the files of a bundle's archive into a folder, and nothing beside it.
+
+    Raises:
+        MachineError: it is none, or not one that a service makes.
+    """
+    where = str(folder)
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        size = sum(entry.file_size for entry in entries)
+        if len(entries) > _MOST_FILES or size > _MOST_BYTES:
+            raise machine_error("the bundle that came is too large", where=where)
+        places = [_place(entry, folder) for entry in entries]
+        for entry, place in zip(entries, places, strict=True):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(archive.read(entry))
+            if entry.external_attr >> 16 & stat.S_IXUSR:
+                place.chmod(0o755)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise machine_error(f"what came is no bundle: {error}", where=where) from None
+
+
+def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
+    """Where a file of the archive goes: in the folder, as a file of its own."""
+    name = PurePosixPath(entry.filename)
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    strange = {"..", "/"} & set(name.parts) or "\\" in entry.filename or ":" in entry.filename
+    if strange or len(name.parts) < 2 or kind not in (0, stat.S_IFREG):
+        what = f"the bundle that came has a file that no bundle has: {entry.filename}"
+        raise machine_error(what, where=str(folder))
+    return folder.joinpath(*name.parts[1:])
+
+
+def refuse_used_folder(folder: Path | None) -> None:
+    """A bundle is written into a folder that is new or empty; None: it is written nowhere."""
+    if folder is not None:
+        from autotune.run.planned_bundle import refuse_used
+
+        refuse_used(folder)
+
+
+def _job(path: Path | None, sets: Sequence[str]) -> dict[str, Any]:
+    """The job as it is sent: as its file and flags have it, judged here, paths absolute; a bare
+    config goes along where nothing beside it is needed."""
+    from autotune.job.yaml_file import to_yaml
+    from autotune.space.job_file.load import load_job
+
+    if path is None and not sets:
+        hint = "name a job file, or give --model, --dataset and so on"
+        raise user_error("a job is needed", hint=hint)
+    job, _ = load_job(path, sets, elsewhere=True)
+    data, config = job.model_dump(mode="json", exclude_unset=True), None
+    model = Path(job.model)
+    if model.suffix == ".json" and model.is_file() and isinstance(data["dataset"], dict):
+        try:
+            config = json.loads(model.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise user_error(f"cannot read the model's config: {error}", where=str(model)) from None
+        data["model"] = _CONFIG
+    return {"job": to_yaml(data), "model_config_json": config}
+
+
+def _say_where(client: Any, work: dict[str, Any]) -> None:
+    now = client.get(work["kind"], work["id"])
+    waits = f", {now['ahead']} before it" if now["ahead"] else ""
+    where = f"{client.url}/{work['kind']}s/{work['id']}"
+    click.echo(f"{work['kind']} {work['id']} is {now['state']}{waits}: {where}", err=True)
+
+
+def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, Any]:
+    """The work when it has ended; what it says meanwhile is said here."""
+    said: list[str] = []
+    asked = False
+    while True:
+        try:
+            for event in client.follow(work, after):
+                after = event["number"]
+                if event["kind"] == "line":
+                    said.append(event["data"]["text"])
+                    click.echo(said[-1], err=True)
+            done: dict[str, Any] = client.wait(work, after)
+            break
+        except KeyboardInterrupt:
+            if work["kind"] == "run" or asked:
+                raise
+            asked = True
+            with contextlib.suppress(UserError):  # it has ended by now
+                client.cancel(work)
+    error = done["error"] or ""
+    if error and error.splitlines()[0] not in said:
+        click.echo(error, err=True)
+    return done
+
+
+def _told(done: dict[str, Any], as_json: bool) -> int:
+    """Print what the command printed; its exit code."""
+    if as_json and done["result"] is not None:
+        print_json(done["result"])
+    elif not as_json:
+        click.echo(done["text"] or "", nl=False)
+    if done["state"] == "cancelled":
+        return EXIT_INTERRUPTED
+    code = done["exit_code"]
+    return code if code in _CODES else EXIT_MACHINE

@@ -1,0 +1,113 @@
+"""What changes on a page, as server-sent events: some events together, folded into a state, shown
+by the same templates that made the page."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, Protocol
+
+from fastapi import Query
+from fastapi.sse import ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.api.problems import problem
+from autotune.server.api.work import Id, details
+from autotune.server.live import Live
+from autotune.server.service import Service
+from autotune.server.store.values import ENDED, Details, Event, Kind
+
+TOGETHER_S = 0.25
+"""Events of so long are shown at once."""
+UPDATE, END = "update", "end"
+FromEvent = Annotated[int, Query(ge=0, le=10**9)]
+"""The number of the event that a page has already."""
+
+
+def room_for(kind: Kind) -> Callable[..., None]:
+    """Asks for a work of a kind, and for room for one more page that follows it."""
+
+    def room(service: ServiceOf, _: Caller, id: Id) -> None:
+        details(service, id, kind)
+        if service.live.is_full:
+            raise problem(503, "too many pages follow something already", "load it again later")
+
+    return room
+
+
+class Folded(Protocol):
+    """A state that follows from events."""
+
+    last: int
+
+    def take(self, event: Event) -> None:
+        """Go on by one event."""
+
+
+def fold(service: Service, id: str, state: Folded, most: int | None = None) -> None:
+    """Bring a state up to the last event, or to the one of a number."""
+    while events := service.events.after(id, state.last):
+        for event in events:
+            if most is not None and event.number > most:
+                return
+            state.take(event)
+
+
+async def updates(
+    service: Service,
+    id: str,
+    after: int,
+    state: Folded,
+    render: Callable[[Details, Sequence[Event]], str],
+    ended: Callable[[Details], str],
+) -> AsyncIterator[ServerSentEvent]:
+    """The changes of a page after a number, to the end of the work.
+
+    Args:
+        render: what changes by some events, of a work that goes on.
+        ended: the page of one that has ended.
+    """
+    await run_in_threadpool(fold, service, id, state, after)
+    async for events in _batches(service.live, id, after):
+        work = await run_in_threadpool(service.works.get, id)
+        if work is None:
+            break
+        for event in events:
+            state.take(event)
+        text = await run_in_threadpool(render, work, events)
+        yield ServerSentEvent(id=str(state.last), event=UPDATE, raw_data=text)
+    work = await run_in_threadpool(service.works.get, id)
+    if work is not None and work.state not in ENDED:
+        return  # the service ends: the page comes again
+    if work is not None:
+        text = await run_in_threadpool(ended, work)
+        yield ServerSentEvent(id=str(state.last), event=UPDATE, raw_data=text)
+    yield ServerSentEvent(event=END, raw_data="")
+
+
+async def _batches(live: Live, id: str, after: int) -> AsyncIterator[list[Event]]:
+    """Events that come at about the same time; none, where none came for long."""
+    queue: asyncio.Queue[list[Event] | None] = asyncio.Queue(maxsize=1000)
+
+    async def pull() -> None:
+        try:
+            async for event in live.follow(id, after):
+                await queue.put([] if event is None else [event])
+        finally:
+            await queue.put(None)
+
+    task = asyncio.create_task(pull())
+    try:
+        events = await queue.get()
+        while events is not None:
+            await asyncio.sleep(TOGETHER_S)
+            more: list[Event] | None = []
+            while more is not None and not queue.empty():
+                more = queue.get_nowait()
+                events += more or []
+            yield events
+            events = None if more is None else await queue.get()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,98 @@
+"""All plans and runs: searched, and two of them side by side."""
+
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from autotune.job.methods import METHODS
+from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.api.problems import problem
+from autotune.server.api.work import Text, details
+from autotune.server.pages.comparison import compared
+from autotune.server.pages.render import fragment, page
+from autotune.server.store.values import Kind, State
+from autotune.server.store.works import Filter
+
+router = APIRouter(include_in_schema=False)
+PER_PAGE = 30
+_Any = Annotated[str, Query(max_length=100, pattern=Text)]
+_Long = Annotated[str, Query(max_length=1000, pattern=Text)]
+_Id = Annotated[str | None, Query(pattern=r"^[0-9a-f]{16}$")]
+_KINDS: dict[str, Kind] = {"plan": "plan", "run": "run"}
+_STATES: dict[str, State] = {
+    **{"queued": "queued", "running": "running", "done": "done"},
+    **{"failed": "failed", "cancelled": "cancelled"},
+}
+
+
+@router.get("/history")
+def history_page(
+    request: Request,
+    service: ServiceOf,
+    holder: Caller,
+    text: _Any = "",
+    kind: _Any = "",
+    state: _Any = "",
+    method: _Any = "",
+    by: _Any = "",
+    page_number: Annotated[int, Query(alias="page", ge=1, le=100_000)] = 1,
+) -> Response:
+    """Works that fit a filter, a page of them."""
+    asked = {"text": text, "kind": kind, "state": state, "method": method, "by": by}
+    wanted = Filter(
+        kind=_KINDS.get(kind),
+        state=_STATES.get(state),
+        method=method or None,
+        text=text or None,
+        submitter=by or None,
+    )
+    total = service.works.count(wanted)
+    query = urlencode({name: value for name, value in asked.items() if value})
+    return page(
+        request,
+        holder,
+        "history.html",
+        works=service.works.search(wanted, page_number, PER_PAGE),
+        total=total,
+        number=page_number,
+        pages=max(-(-total // PER_PAGE), 1),
+        query=query,
+        asked=asked,
+        methods=list(METHODS),
+        states=list(_STATES),
+    )
+
+
+@router.get("/history/known")
+def known(service: ServiceOf, _: Caller, text: _Long = "", device: _Long = "") -> Response:
+    """Whether somebody has tuned a model on a GPU: the last runs of it, and the last plans."""
+    name = text.strip().rpartition("/")[2]
+    works: list[Any] = []
+    if name and "\n" not in name and ":" not in name:
+        words = " ".join((name, device))[:100]
+        for kind in ("run", "plan"):
+            wanted = Filter(kind=_KINDS[kind], state="done", text=words)
+            works += service.works.search(wanted, per_page=2)
+    return HTMLResponse(fragment("known.html", works=works))
+
+
+@router.get("/compare")
+def compare_page(
+    request: Request,
+    service: ServiceOf,
+    holder: Caller,
+    a: _Id = None,
+    b: _Id = None,
+    work: Annotated[list[str] | None, Query(max_length=50)] = None,
+) -> Response:
+    """Two works side by side."""
+    if work is not None:
+        if len(work) != 2:
+            raise problem(422, f"two are compared, and {len(work)} were chosen", "choose two")
+        return RedirectResponse(f"/compare?{urlencode({'a': work[0], 'b': work[1]})}", 303)
+    if a is None or b is None:
+        raise problem(422, "two are compared", "choose two in the history")
+    both = details(service, a), details(service, b)
+    return page(request, holder, "compare.html", works=both, comparison=compared(*both))

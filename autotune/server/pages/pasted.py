@@ -1,0 +1,132 @@
+"""What was pasted into the form of a plan: a model's name, a config.json, or a job. Pure."""
+
+import json
+import re
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from autotune.errors import Problem, UserError, user_error
+from autotune.job.methods import METHODS
+from autotune.server.access.job_rules import CONFIG
+from autotune.server.store.values import Value
+from autotune.server.submitted import Submission
+
+_NAME = re.compile(r"[\w.+-]{1,96}(?:/[\w.+-]{1,96})?|/[^\n:]{1,500}")
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:GB|GiB|G)?", re.IGNORECASE)
+_WORKER_DEVICE = "this machine"
+_Word = Annotated[str, Field(max_length=200)]
+
+
+class PlanForm(Value):
+    """The form, as a browser sends it."""
+
+    text: str = ""
+    """The box: a name, a config.json, or a job."""
+    config: str = ""
+    """A config.json that a job in the box names."""
+    device: Annotated[str, Field(max_length=90)] = ""
+    count: _Word = "1"
+    method: _Word = "sft"
+    tuning: _Word = "lora"
+    dtype: _Word = ""
+    global_batch_size: _Word = "16"
+    max_length: _Word = "2048"
+    p50: _Word = ""
+    p99: _Word = ""
+    parent: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
+
+
+def submission_of(form: PlanForm) -> Submission:
+    """What the form asks for.
+
+    Raises:
+        UserError: nothing was pasted, or not what it looks like.
+    """
+    text = form.text.strip()
+    if not text:
+        hint = "a name such as `qwen2.5-7b`, a config.json, or a job"
+        raise user_error("nothing was pasted", where="model or job", hint=hint)
+    config: str | None = form.config.strip() or None
+    job: str | dict[str, Any] = form.text
+    if is_name(text):
+        job = job_of(form, text)
+    elif is_config(text):
+        job, config = job_of(form, CONFIG), text
+    device = device_of(form.device)
+    return Submission(
+        job=job,
+        model_config_json=config,
+        device=device or None,
+        devices=_count(form.count),
+        parent=form.parent or None,
+    )
+
+
+def is_name(text: str) -> bool:
+    """Whether it is the name of a model, or its folder."""
+    return bool(_NAME.fullmatch(text))
+
+
+def is_config(text: str) -> bool:
+    """Whether it is a config.json, whole or broken."""
+    if not text.startswith("{"):
+        return False
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return '"model_type"' in text
+    return isinstance(data, dict) and "model_type" in data
+
+
+def device_of(text: str) -> str:
+    """What `--device` takes: `24 GB` is memory, everything else a name."""
+    text = text.strip()
+    match = _MEMORY.fullmatch(text)
+    if text.lower() in ("", _WORKER_DEVICE):
+        return ""
+    return text if match is None else f"memory={match[1]}GiB"
+
+
+def device_text(device: str) -> str:
+    """The same as a person writes it: `memory=24GiB` -> `24 GB`."""
+    match = re.fullmatch(r"memory=([0-9.]+)GiB", device)
+    return device if match is None else f"{match[1]} GB"
+
+
+def job_of(form: PlanForm, model: str) -> dict[str, Any]:
+    """The job of a model and the form's fields."""
+    longest = _number(form.max_length)
+    p50, p99 = _number(form.p50), _number(form.p99)
+    known = [value for value in (longest, p99, p50) if isinstance(value, int)]
+    lengths: dict[str, Any] = {"max": max(known) if known else longest}
+    lengths |= {name: value for name, value in (("p50", p50), ("p99", p99)) if value is not None}
+    job: dict[str, Any] = {
+        "model": model,
+        "method": form.method,
+        "dataset": {"lengths": lengths},
+        "tuning": form.tuning,
+        "global_batch_size": _number(form.global_batch_size),
+    }
+    method = METHODS.get(form.method)
+    if method is None or not method.online:
+        job["max_length"] = longest
+    if form.dtype:
+        job["recipe"] = {"dtype": [form.dtype]}
+    return {name: value for name, value in job.items() if value is not None}
+
+
+def _number(text: str) -> int | str | None:
+    """A number where it is one; the job's own rules say what is wrong with anything else."""
+    text = text.strip()
+    if not text:
+        return None
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _count(text: str) -> int | None:
+    number = _number(text)
+    if isinstance(number, str):
+        what = f"must be a number of devices, but got `{number[:40]}`"
+        raise UserError(Problem(where="devices", what=what))
+    return None if number in (None, 1) else number

@@ -1,0 +1,102 @@
+"""The page that asks for a plan."""
+
+import functools
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
+
+from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers
+from autotune.facts.kind_names import more_kinds
+from autotune.facts.known_models import known_models
+from autotune.job.methods import METHODS
+from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.api.work import submit
+from autotune.server.pages.pasted import PlanForm, device_text, submission_of
+from autotune.server.pages.render import page, redirect
+from autotune.server.service import Service
+from autotune.server.store.values import Details
+from autotune.server.store.works import Filter
+
+router = APIRouter(include_in_schema=False)
+MEMORY = ("8 GB", "12 GB", "16 GB", "24 GB", "32 GB", "40 GB", "48 GB", "80 GB")
+EXAMPLES = (
+    ("Qwen2.5 7B, LoRA in bfloat16, on 24 GB", "qwen2.5-7b", "24 GB", "lora", "bfloat16"),
+    ("Llama 3.1 8B, QLoRA, on an RTX 4090", "llama-3.1-8b", "RTX 4090", "qlora", ""),
+    ("Qwen2.5 0.5B, all weights, on an H100", "qwen2.5-0.5b", "H100", "full", ""),
+)
+_Short = Annotated[str, Query(max_length=200)]
+FromWork = Annotated[str, Query(alias="from", pattern=r"^([0-9a-f]{16})?$")]
+
+
+@router.get("/")
+def home() -> Response:
+    """The first page is that of plans."""
+    return RedirectResponse("/plan", 303)
+
+
+@router.get("/plan")
+def plan_page(
+    request: Request,
+    service: ServiceOf,
+    holder: Caller,
+    origin: FromWork = "",
+    model: _Short = "",
+    device: _Short = "",
+    tuning: _Short = "lora",
+    dtype: _Short = "",
+) -> Response:
+    """The form, empty, or filled from a work."""
+    form = PlanForm(text=model, device=device, tuning=tuning, dtype=dtype)
+    work = service.works.get(origin) if origin else None
+    if work is not None:
+        form = form_of(work, service.works.model_config_json(work.id))
+    return page(
+        request,
+        holder,
+        "plan_form.html",
+        form=form,
+        origin=work,
+        methods=list(METHODS),
+        models=known_models(),
+        devices=device_names(),
+        memory=MEMORY,
+        examples=[example for example in EXAMPLES if _is_known(example[1])],
+        workers=[worker for worker, _ in service.queue.workers()],
+        recent=service.works.search(Filter(kind="plan"), per_page=5),
+    )
+
+
+@router.post("/plan")
+async def ask(service: ServiceOf, holder: Caller, form: Annotated[PlanForm, Form()]) -> Response:
+    """Put a plan into the queue, and go to its page."""
+    return await run_in_threadpool(_ask, service, form, holder.name)
+
+
+def _ask(service: Service, form: PlanForm, submitter: str) -> Response:
+    work = submit(service, "plan", submission_of(form), submitter)
+    return redirect(f"/plans/{work.id}")
+
+
+def form_of(work: Details, config: str | None) -> PlanForm:
+    """The form that asks for a work again."""
+    given = dict(argument.removeprefix("--").split("=", 1) for argument in work.arguments)
+    return PlanForm(
+        text=work.job,
+        config=config or "",
+        device=device_text(given.get("device", "")),
+        count=given.get("devices", "1"),
+        parent=work.id,
+    )
+
+
+@functools.cache
+def device_names() -> tuple[str, ...]:
+    """The GPUs that can be planned for."""
+    kinds = (*device_kinds(), *kinds_of_other_makers(), *more_kinds())
+    return tuple(sorted({kind.name for kind in kinds}, key=str.lower))
+
+
+def _is_known(name: str) -> bool:
+    return any(name == model.name for model in known_models())

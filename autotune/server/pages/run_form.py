@@ -1,0 +1,106 @@
+"""The page that asks for a run, and the queue of runs."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, Response
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from autotune.errors import user_error
+from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.api.work import details, submit
+from autotune.server.pages.plan_form import FromWork
+from autotune.server.pages.render import fragment, page, redirect
+from autotune.server.service import Service
+from autotune.server.store.values import Value
+from autotune.server.store.works import Filter
+from autotune.server.submitted import Submission
+
+router = APIRouter(prefix="/runs", include_in_schema=False)
+SHOWN = 30
+START = """\
+model: /data/models/my-model
+dataset: {lengths: {max: 2048, p50: 300, p99: 1500}}
+method: sft
+tuning: lora
+global_batch_size: 64
+max_length: 2048
+budget: 20m
+"""
+
+
+class RunForm(Value):
+    """The form, as a browser sends it."""
+
+    job: str = ""
+    """Empty: that of the parent."""
+    config: str = ""
+    priority: Annotated[str, Field(max_length=5)] = "0"
+    parent: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
+
+
+@router.get("")
+def runs_page(request: Request, service: ServiceOf, holder: Caller) -> Response:
+    """The queue, and the last runs."""
+    return page(request, holder, "runs.html", **_queue(service))
+
+
+@router.get("/queue")
+def queue(service: ServiceOf, _: Caller) -> Response:
+    """The part of it that changes."""
+    return HTMLResponse(fragment("queue.html", **_queue(service)))
+
+
+@router.get("/new")
+def new_page(
+    request: Request, service: ServiceOf, holder: Caller, origin: FromWork = ""
+) -> Response:
+    """The form, with a job to begin with, or that of another work."""
+    work = service.works.get(origin) if origin else None
+    form = RunForm(job=START)
+    if work is not None:
+        config = service.works.model_config_json(work.id) or ""
+        form = RunForm(job=work.job, config=config, parent=work.id)
+    allowed = service.settings.allowed
+    return page(request, holder, "run_form.html", form=form, origin=work, allowed=allowed)
+
+
+@router.post("")
+async def ask(service: ServiceOf, holder: Caller, form: Annotated[RunForm, Form()]) -> Response:
+    """Put a run into the queue, and go to its page."""
+    return await run_in_threadpool(_ask, service, form, holder.name)
+
+
+def _ask(service: Service, form: RunForm, submitter: str) -> Response:
+    job, config = form.job, form.config
+    if not job.strip() and form.parent:
+        job = details(service, form.parent).job
+        config = service.works.model_config_json(form.parent) or ""
+    if not job.strip():
+        raise user_error("a job is missing", where="job", hint="paste a job file")
+    try:
+        priority = int(form.priority or 0)
+    except ValueError:
+        raise user_error(f"must be a number, but got `{form.priority}`", where="priority") from None
+    submission = Submission(
+        job=job,
+        model_config_json=config.strip() or None,
+        priority=priority,
+        parent=form.parent or None,
+    )
+    return redirect(f"/runs/{submit(service, 'run', submission, submitter).id}")
+
+
+def _queue(service: Service) -> dict[str, Any]:
+    works = service.works
+    queued = works.search(Filter(kind="run", state="queued"), per_page=200)
+    queued.sort(key=lambda work: (-work.priority, work.created))
+    recent = works.search(Filter(kind="run"), per_page=SHOWN)
+    return {
+        "workers": [worker for worker, _ in service.queue.workers()],
+        "running": works.search(Filter(kind="run", state="running"), per_page=200),
+        "queued": queued,
+        "ended": [work for work in recent if work.state not in ("queued", "running")],
+        "plans": works.count(Filter(kind="plan", state="queued")),
+    }

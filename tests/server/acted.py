@@ -1,0 +1,95 @@
+"""A worker that is acted: it takes a run as one of a GPU would, and says what happened in it."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from tests.server.conftest import Served
+
+GPU = {
+    "name": "acted:0",
+    "machine": "acted",
+    "device_kind": "cuda",
+    "devices": [0],
+    "device_name": "NVIDIA H100 80GB HBM3",
+}
+KNOBS: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "gradient_checkpointing": False,
+    "attn_implementation": "sdpa",
+    "use_liger_kernel": False,
+    "max_length": 2048,
+}
+SURVEYED = {
+    "model": {"name": "m", "architecture": "LlamaForCausalLM", "parameters": 7_615_616_512},
+    "rows": 10_000,
+    "longest": 2048,
+    "device": GPU["device_name"],
+    "limit_bytes": 79 * 2**30,
+    "candidates": 168,
+    "free_knobs": [*KNOBS][:5],
+    "notes": [],
+}
+
+
+@dataclass
+class Actor:
+    """Takes one run, and says what happens in it."""
+
+    service: Served
+    work: dict[str, Any] = field(default_factory=dict)
+    said: int = 0
+
+    def ask(self, job: str) -> str:
+        """Ask for a run, take it, and say its path."""
+        answer = requests.post(f"{self.service.url}/api/v1/runs", json={"job": job}, timeout=60)
+        answer.raise_for_status()
+        self.work = self._call("POST", "lease", json={"worker": GPU, "kinds": ["run"]})
+        return f"/runs/{self.work['id']}"
+
+    def say(self, kind: str, **data: Any) -> None:
+        """Something happens."""
+        line = {"utc": time.time(), "kind": kind, "data": data}
+        body = {"worker": GPU["name"], "attempt": self.work["attempt"], "source": "events"}
+        self._call(
+            "POST",
+            f"works/{self.work['id']}/events",
+            json={**body, "first": self.said, "lines": [line]},
+        )
+        self.said += 1
+
+    def probe(self, number: int, outcome: str, knobs: dict[str, Any], **measured: Any) -> None:
+        """A probe begins and ends."""
+        all_knobs = {**KNOBS, **knobs}
+        self.say("probing", probe=number, knobs=all_knobs)
+        names = ("tokens_per_s", "peak_memory_bytes", "relative_uncertainty", "failure")
+        measurement = {
+            **dict.fromkeys(names),
+            "outcome": outcome,
+            "reason": f"it was {outcome}",
+            "seconds": 20.0,
+            **measured,
+        }
+        data = {"estimate": None, "probe": number, "knobs": all_knobs, "measurement": measurement}
+        self.say("probed", **data)
+
+    def end(self, exit_code: int, error: str = "", result: dict[str, Any] | None = None) -> None:
+        """It ends."""
+        ending = {"attempt": self.work["attempt"], "exit_code": exit_code, "error": error}
+        body = {"worker": GPU["name"], "ending": {**ending, "result": result}}
+        self._call("POST", f"works/{self.work['id']}/ending", json=body)
+
+    def _call(self, method: str, path: str, **arguments: Any) -> Any:
+        token = (self.service.folder / "worker.token").read_text(encoding="ascii")
+        answer = requests.request(
+            method,
+            f"{self.service.url}/api/v1/worker/{path}",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=60,
+            **arguments,
+        )
+        assert answer.ok, answer.text
+        return answer.json() if answer.content else None

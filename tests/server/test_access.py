@@ -1,0 +1,223 @@
+"""What only the real process shows: where it listens, who may call, what it leaves behind, how it
+ends, and that it waits for nobody."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from autotune.server.access import connections
+from autotune.server.access.requests import HEADERS
+from autotune.server.serve import local_worker
+from tests.server.conftest import ROOT, Served, served
+
+SERVE = [sys.executable, "-m", "autotune", "serve"]
+
+
+def autotune_serve(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A command that ends by itself."""
+    command = [*SERVE, "--runs", str(folder), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, cwd=folder.parent
+    )
+
+
+def token_of(folder: Path, *arguments: str) -> str:
+    done = autotune_serve(folder, "--add-token", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def service(
+    tmp_path_factory: pytest.TempPathFactory, plan_cache: Path
+) -> Iterator[tuple[Served, dict[str, str]]]:
+    """A service with tokens, and these."""
+    base = tmp_path_factory.mktemp("access")
+    folder = base / "service"
+    folder.mkdir()
+    tokens = {"user": token_of(folder, "ada"), "worker": token_of(folder, "w", "--worker")}
+    with served(base, plan_cache) as running:
+        yield running, tokens
+        _check_left(running, tokens)
+
+
+def _check_left(running: Served, tokens: dict[str, str]) -> None:
+    """SIGTERM ends it, with its worker, and no token is in anything that it left."""
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(120) == 0
+    assert local_worker(running.folder) is None
+    for name in tokens.values():
+        for file in running.folder.parent.rglob("*"):
+            if file.is_file():
+                assert name.encode() not in file.read_bytes(), file
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.2", ""])
+def test_it_does_not_listen_to_others_without_a_token(tmp_path: Path, host: str) -> None:
+    folder = tmp_path / "service"
+    done = autotune_serve(folder, "--host", host, "--port", "0")
+    assert done.returncode == 2
+    assert "nobody needs a token" in done.stderr and "--add-token" in done.stderr
+    assert not (folder / "address").exists()
+    token_of(folder, "w", "--worker")
+    assert autotune_serve(folder, "--host", host, "--port", "0").returncode == 2
+
+
+def test_it_listens_at_this_machine_alone(service: tuple[Served, dict[str, str]]) -> None:
+    running, _ = service
+    port = urlsplit(running.url).port
+    sockets = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    local = [line.split()[1] for line in sockets if line.split()[3] == "0A"]
+    assert [one for one in local if one.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+
+
+def test_tokens_are_for_users_or_for_workers(service: tuple[Served, dict[str, str]]) -> None:
+    running, tokens = service
+    api = f"{running.url}/api/v1"
+    beat = {"name": "w", "works": []}
+
+    def answers(token: str) -> tuple[int, int]:
+        headers = bearer(token)
+        plans = requests.get(f"{api}/plans", headers=headers, timeout=30)
+        worker = requests.post(f"{api}/worker/beat", json=beat, headers=headers, timeout=30)
+        return plans.status_code, worker.status_code
+
+    assert answers(tokens["user"]) == (200, 401)
+    assert answers(tokens["worker"]) == (401, 200)
+    assert answers("x") == (401, 401)
+    assert requests.get(f"{api}/health", timeout=30).status_code == 200
+
+
+def test_files_of_the_service_are_its_owners(service: tuple[Served, dict[str, str]]) -> None:
+    running, _ = service
+    for name in ("worker.token", "csrf", "worker.pid", "address"):
+        assert (running.folder / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_tokens_are_kept_as_hashes(service: tuple[Served, dict[str, str]]) -> None:
+    running, tokens = service
+    with contextlib.closing(sqlite3.connect(running.folder / "service.db")) as database:
+        rows = database.execute("SELECT digest, name, role FROM service_tokens").fetchall()
+    assert {(name, role) for _, name, role in rows} >= {("ada", "user"), ("w", "worker")}
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _, _ in rows)
+    assert not set(tokens.values()) & {digest for digest, _, _ in rows}
+
+
+def test_pages_say_what_a_browser_may_do(service: tuple[Served, dict[str, str]]) -> None:
+    running, _ = service
+    for path in ("/", "/login", "/nothing", "/api/v1/health"):
+        answer = requests.get(f"{running.url}{path}", timeout=30)
+        assert {name.lower(): value for name, value in answer.headers.items()}.items() >= (
+            HEADERS.items()
+        )
+        assert "server" not in answer.headers
+        inline = r"<script(?![^>]*\bsrc=)|\son\w+=|javascript:|<style|\sstyle="
+        assert not re.search(inline, answer.text), path
+
+
+def speak(running: Served, text: bytes, wait_s: float = 30.0) -> bytes:
+    """What comes back for some bytes, until the connection is closed."""
+    place = urlsplit(running.url)
+    assert place.hostname is not None and place.port is not None
+    with socket.create_connection((place.hostname, place.port), timeout=wait_s) as connection:
+        got = b""
+        with contextlib.suppress(ConnectionError):  # it was closed before all was sent
+            connection.sendall(text)
+            while part := connection.recv(65536):
+                got += part
+        return got
+
+
+HEAD = b"Host: 127.0.0.1\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", b"421"),
+        (b"GET /api/v1/health HTTP/1.0\r\n\r\n", b"421"),
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: \r\n y\r\n" * 99_000 + b"\r\n", b"400"),
+        (b"GET /" + b"x" * 990_000 + b" HTTP/1.1\r\n" + HEAD + b"\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n" + HEAD + b"\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+        (b"GET http://evil.example/api/v1/health HTTP/1.1\r\n" + HEAD + b"\r\n", b"404"),
+        (b"TRACE / HTTP/1.1\r\n" + HEAD + b"\r\n", b"40"),
+        (b"GET /static/..%2f..%2fapp.py HTTP/1.1\r\n" + HEAD + b"\r\n", b"404"),
+        (b"GET /static/../../app.py HTTP/1.1\r\n" + HEAD + b"\r\n", b"404"),
+    ],
+)
+def test_odd_requests_are_refused(
+    service: tuple[Served, dict[str, str]], text: bytes, status: bytes
+) -> None:
+    got = speak(service[0], text)
+    assert got.startswith(b"HTTP/1.1 " + status) or (not got and len(text) > 500_000), got[:200]
+
+
+def test_an_upload_of_nobody_is_refused_before_it_comes(
+    service: tuple[Served, dict[str, str]],
+) -> None:
+    path = b"/api/v1/worker/works/0000000000000000/files/bundle.zip?worker=w"
+    head = b"PUT " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 60000000\r\n\r\n"
+    got = speak(service[0], head)  # and it is not waited for: the connection is closed
+    assert got.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("text", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+def test_a_head_that_does_not_come_is_not_waited_for(
+    service: tuple[Served, dict[str, str]], text: bytes
+) -> None:
+    began = time.monotonic()
+    assert speak(service[0], text, 60.0) == b""
+    assert time.monotonic() - began < connections.HEADERS_S + 20
+
+
+def test_a_second_service_does_not_take_the_port(
+    service: tuple[Served, dict[str, str]], tmp_path: Path
+) -> None:
+    port = str(urlsplit(service[0].url).port)
+    done = autotune_serve(tmp_path / "other", "--port", port)
+    assert done.returncode == 3 and "cannot listen" in done.stderr
+
+
+def test_the_log_is_a_json_object_a_line_with_an_id_each(
+    service: tuple[Served, dict[str, str]],
+) -> None:
+    running, tokens = service
+    answer = requests.get(
+        f"{running.url}/api/v1/plans?text=hunter2", headers=bearer(tokens["user"]), timeout=30
+    )
+    text = (running.folder.parent / "service.log").read_text(encoding="utf-8")
+    lines: list[dict[str, Any]] = [json.loads(one) for one in text.splitlines()]
+    (line,) = [one for one in lines if one.get("request") == answer.headers["x-request-id"]]
+    assert line["path"] == line["route"] == "/api/v1/plans" and line["level"] == "info"
+    assert "hunter2" not in text
+    often = [one for one in lines if str(one.get("path")).endswith(("/lease", "/beat"))]
+    assert not [one for one in often if one["status"] < 400]
+
+
+def test_the_steps_of_the_image_install_a_service_that_runs() -> None:
+    """And the unit is verified, where systemd-analyze is here."""
+    check = ROOT / "scripts" / "service" / "check"
+    done = subprocess.run([str(check), sys.executable], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "check: all passed" in done.stdout

@@ -1,0 +1,134 @@
+"""A service whose state is in PostgreSQL, and two workers, of which one is killed."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autotune.client import Client
+from autotune.process.descendants import tree
+from autotune.server.access.tokens import Tokens
+from autotune.server.store.database import open_database, study_url
+from tests.cpu.conftest import LLAMA, write_model
+from tests.server.conftest import ROOT, served
+from tests.server.kept import Processes, heard, small_job, until
+
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+pytestmark = pytest.mark.skipif(not PROGRAMS, reason="PostgreSQL is not installed")
+
+
+def _as_its_user(*command: str) -> None:
+    """PostgreSQL refuses to be root."""
+    other = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*other, *command],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    """The URL of a PostgreSQL of our own, which listens at a socket in its folder only."""
+    programs = PROGRAMS[-1].parent
+    folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-"))
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres")
+    data, log = str(folder / "data"), str(folder / "log")
+    try:
+        _as_its_user(str(programs / "initdb"), "-A", "trust", "-U", "autotune", "-N", data)
+        options = f"-c listen_addresses='' -c fsync=off -k {folder}"
+        control = str(programs / "pg_ctl")
+        _as_its_user(control, "-D", data, "-l", log, "-w", "-o", options, "start")
+        try:
+            yield f"postgresql://autotune@/postgres?host={folder}"
+        finally:
+            _as_its_user(control, "-D", data, "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def worker(base: Path, cache: Path, name: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A worker of a machine of that name."""
+    home = base / f"home-{name}"
+    home.mkdir()
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "AUTOTUNE_CACHE": str(cache),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "autotune", "worker", "--machine", name, "--plans", "0"]
+    command += ["--server-file", str(base / "service" / "address")]
+    command += ["--token-file", str(base / "token"), "--folder", str(base / f"works-{name}")]
+    with (base / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=base, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+def test_a_run_goes_on_with_another_worker_and_its_study_is_in_the_same_database(
+    database: str, tmp_path: Path, plan_cache: Path
+) -> None:
+    store = open_database(database)
+    (tmp_path / "token").write_text(Tokens(store).add("workers", "worker"), encoding="ascii")
+    store.close()
+    settings = {"database": database, "local_worker": False}
+    with (
+        worker(tmp_path, plan_cache, "one") as one,
+        worker(tmp_path, plan_cache, "two") as two,
+        served(tmp_path, plan_cache, settings) as service,
+    ):
+        client = Client(service.url)
+        until(lambda: client._json("GET", "health")["workers"] == 2, "two workers")
+        run = client.submit(
+            "run", small_job(write_model(service.models / "model", LLAMA), probes=1)
+        )
+        heard(client, run, "probing", probe=0)
+        first = client.get("run", run["id"])
+        killed, other = (one, "two:cpu") if first["worker"] == "one:cpu" else (two, "one:cpu")
+        running = Processes(killed.pid)
+        assert len(tree(killed.pid)) > 2
+        killed.kill()
+        killed.wait()
+        at = time.monotonic()
+        until(lambda: not running.living(), "what the worker ran is gone")
+        assert time.monotonic() - at < 30
+        done = client.wait(run)
+        assert (done["state"], done["worker"], done["attempt"]) == ("done", other, 2), done
+        assert done["outcome"] == "recommended"
+        numbers = [event["number"] for event in client.follow(run)]
+        assert numbers == list(range(1, done["events"] + 1))
+        assert not (service.folder / "service.db").exists()
+    url = study_url(database)
+    assert url is not None
+    storage = optuna.storages.RDBStorage(url)
+    names = optuna.get_all_study_names(storage)
+    studies = [optuna.load_study(study_name=name, storage=storage) for name in names]
+    counts = [len(study.trials) for study in studies]
+    storage.remove_session()
+    storage.engine.dispose()
+    assert max(counts) == done["result"]["probes"]["total"], counts
+    assert not list(tmp_path.rglob("study.db"))

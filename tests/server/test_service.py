@@ -1,0 +1,195 @@
+"""The whole of it: a service, its worker, and real runs, of which each part dies once.
+
+The tests share a service, which goes from one to the next as it is left.
+"""
+
+import io
+import json
+import os
+import re
+import signal
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.client import Event, Work
+from autotune.errors import UserError
+from tests.cpu.conftest import LLAMA, Command, write_model
+from tests.server.kept import LONG_S, Keeper, Processes, heard, small_job, until
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "client.md"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Iterator[Keeper]:
+    keeper = Keeper(tmp_path_factory.mktemp("service"), plan_cache)
+    yield keeper
+    keeper.stop()
+
+
+@pytest.fixture
+def autotune(tmp_path: Path) -> Command:
+    return Command(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def job(service: Keeper) -> str:
+    return small_job(write_model(service.now.models / "model", LLAMA))
+
+
+def on_disk(folder: Path) -> list[Any]:
+    """What the commands of all attempts wrote down."""
+    records = sorted(folder.glob("attempt-*"), key=lambda path: int(path.name.partition("-")[2]))
+    texts = [(one / "events.jsonl").read_text(encoding="utf-8") for one in records]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def assert_complete(events: list[Event], folder: Path) -> None:
+    """Each once, in their order, as the commands wrote them."""
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    told = [event for event in events if event["kind"] != "line"]
+    assert [{k: v for k, v in one.items() if k != "number"} for one in told] == on_disk(folder)
+
+
+def test_the_documented_program_gets_a_verified_bundle_whatever_dies_meanwhile(
+    service: Keeper, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), flags=re.DOTALL)
+    assert code.count("http://127.0.0.1:8642") == 1
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    names: dict[str, Any] = {}
+    with ThreadPoolExecutor(1) as threads:
+        url = service.now.url
+        program = threads.submit(exec, code.replace("http://127.0.0.1:8642", url), names)
+        run = until(lambda: service.client.list("run")["items"], "a run")[0]
+        goes_on_without_its_service(service, run)
+        returns_to_the_queue_with_its_service(service, run)
+        is_taken_again_when_its_worker_dies(service, run)
+        program.result(LONG_S)
+    client, run, plan = names["client"], names["run"], names["plan"]
+    assert (run["state"], run["outcome"], run["exit_code"]) == ("done", "recommended", 0)
+    assert run["attempt"] == 3 and run["result"]["verification"]["saved"], run["result"]
+    events = list(client.follow(run))
+    assert_complete(events, service.folder(run))
+    probes = [event["data"]["probe"] for event in events if event["kind"] == "probing"]
+    assert probes.count(0) == 1, "what was measured is kept"
+    told = [event["data"]["text"] for event in events if event["kind"] == "line"]
+    out = capsys.readouterr().out
+    assert out.startswith("\n".join(told)), "the program heard each line, once"
+    assert plan["text"] in out and str(run["result"]["knobs"]) in out and client.report(run) in out
+    archive = zipfile.ZipFile(io.BytesIO(client.bundle(run)))
+    assert {"bundle/launch.sh", "bundle/sft_config.yaml"} <= set(archive.namelist())
+    # The plan was made beside the run, for a GPU that is not there.
+    assert plan["started"] < run["ended"] and plan["outcome"] == "fits" and "H200" in plan["device"]
+
+
+def goes_on_without_its_service(service: Keeper, run: Work) -> None:
+    heard(service.client, run, "probing", probe=0)
+    worker, written = service.worker(), service.folder(run) / "attempt-1" / "events.jsonl"
+    service.kill()
+    until(lambda: '"kind": "probed"' in written.read_text("utf-8"), "a probe without a service")
+    service.start_again()
+    assert service.worker() == worker
+    heard(service.client, run, "probing", probe=1)
+    assert service.client.get("run", run["id"])["attempt"] == 1
+
+
+def returns_to_the_queue_with_its_service(service: Keeper, run: Work) -> None:
+    first = service.folder(run) / "run" / "probes" / "0000" / "reply.json"
+    measured = first.read_bytes()
+    running = Processes(service.worker())
+    service.stop()
+    assert service.stored(run) == "queued"
+    assert not running.living()
+    service.start_again()
+    again = service.client.get("run", run["id"])["events"]
+    heard(service.client, run, "probing", after=again)
+    assert service.client.get("run", run["id"])["attempt"] == 2
+    assert first.read_bytes() == measured
+
+
+def is_taken_again_when_its_worker_dies(service: Keeper, run: Work) -> None:
+    worker = service.worker()
+    running = Processes(worker)
+    assert len(running.living()) > 2
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: not running.living(), "what the worker ran is gone")
+    until(lambda: service.client.get("run", run["id"])["attempt"] == 3, "another attempt")
+    assert service.worker() != worker
+
+
+def test_runs_wait_for_each_other_and_can_be_cancelled_at_any_time(
+    service: Keeper, job: str
+) -> None:
+    client = service.client
+    first, waiting, last = (client.submit("run", job) for _ in range(3))
+    heard(client, first, "surveying")
+    assert client.get("run", last["id"])["ahead"] == 1
+    assert client.cancel(waiting)["state"] == "cancelled"
+    assert client.get("run", last["id"])["ahead"] == 0
+    running = Processes(service.worker(), first["id"])
+    assert running.living()
+    client.cancel(first)
+    until(lambda: client.get("run", last["id"])["state"] == "running", "the last one")
+    began = client.cancel(last)["started"]
+    one, other = client.wait(first), client.wait(last)
+    assert (one["state"], other["state"]) == ("cancelled", "cancelled") and one["ended"] <= began
+    assert not running.living()
+    with pytest.raises(UserError, match="it has ended already"):
+        client.cancel(first)
+
+
+def test_the_command_line_says_what_the_service_does(
+    service: Keeper, job: str, autotune: Command
+) -> None:
+    """The model's config is in a folder that no job over HTTP may name: it goes along."""
+    here, server = autotune.folder, ("--server", service.now.url)
+    write_model(here / "model", LLAMA)
+    (here / "job.yaml").write_text(json.dumps({**json.loads(job), "model": "model/config.json"}))
+    flags = ("--set", "loss_type=nll", "--budget", "1", *server)
+    process = autotune.start("run", "job.yaml", *flags)
+    assert process.stderr is not None
+    run = re.findall("run ([0-9a-f]{16}) is ", process.stderr.readline())[0]
+    plan = autotune("plan", "job.yaml", *server, "--json", "--emit", "planned")
+    assert json.loads(plan)["bundle"] == str(here / "planned")
+    assert os.access(here / "planned" / "launch.sh", os.X_OK)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), err
+    assert f"autotune run --server {service.now.url} --attach {run}" in err
+    assert "model   LlamaForCausalLM" in err
+    done = service.client.list("run", state="done")["items"]
+    if done:  # else this test is run by itself
+        service.client.wait(service.client.cancel({"kind": "run", "id": run}))
+        run = done[0]["id"]
+    out = autotune("run", *server, "--attach", run, "--out", "out")
+    assert out == service.client.get("run", run)["text"]
+    assert "fastest stable candidate" in out
+    assert os.access(here / "out" / "bundle" / "launch.sh", os.X_OK)
+    said = autotune.refused("run", "job.yaml", *server, "--resume", "x", "--no-verify")
+    assert "JOB: " in said and "--no-verify: " in said
+    said = autotune.refused("run", "job.yaml", *server, "--set", f"model={here / 'model'}")
+    assert "is not under a folder that jobs over HTTP may name" in said
+
+
+def test_what_is_deleted_is_gone_and_a_plan_that_takes_too_much_memory_says_so(
+    service: Keeper, job: str, autotune: Command
+) -> None:
+    client = service.client
+    old = client.list("run")["items"]
+    kept = [one for one in old if service.folder(one).exists()]
+    for one in old:
+        client.delete(one)
+    service.stop()
+    service.start(plan_memory="200MiB")
+    until(lambda: not any(service.folder(one).exists() for one in kept), "folders are forgotten")
+    (autotune.folder / "job.yaml").write_text(job, encoding="utf-8")
+    process = autotune.start("plan", "job.yaml", "--server", service.now.url)
+    out, err = process.communicate(timeout=LONG_S)
+    assert (process.returncode, out) == (3, "")
+    assert err.count("more than the 0.195 GiB that the operator gives it") == 1

@@ -1,0 +1,268 @@
+"""What a job over HTTP may say: every field of a job is judged, and what is not allowed is refused
+before anything of it is read."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.facts.stack import field_types
+from autotune.job.job import Job
+from autotune.job.methods import METHODS
+from autotune.server.access import job_rules, training_fields
+from autotune.server.access.plain import MOST_TEXT
+from tests.unit.server.conftest import JOB, Served
+
+DATA = {"model": "qwen2.5-0.5b", "dataset": {"lengths": {"max": 128}}}
+
+
+def test_every_field_of_a_job_has_a_rule() -> None:
+    rules = (job_rules.PLACES, job_rules.WORDS, job_rules.KNOBS, job_rules.PLAIN, job_rules.SPECIAL)
+    judged = [name for rule in rules for name in rule]
+    assert sorted(judged) == sorted(Job.model_fields)
+
+
+def test_every_allowed_training_field_is_one_and_names_nothing() -> None:
+    fields = {name: kind for method in METHODS for name, kind in field_types(method).items()}
+    allowed = training_fields.NUMBERS | training_fields.WORDS | training_fields.TOKENS
+    older = {"warmup_ratio", "group_by_length", "gradient_checkpointing"}
+    newer = {"activation_checkpointing"}
+    assert allowed - fields.keys() <= older | newer
+    for name in training_fields.NUMBERS & fields.keys():
+        assert "str" not in fields[name].replace("IntervalStrategy | str", ""), name
+    for part in ("path", "dir", "hub", "token", "url", "host", "port", "file", "code", "kwargs"):
+        named = {name for name in allowed if part in name.split("_")}
+        assert named <= training_fields.TOKENS | {"lr_scheduler_kwargs"}, part
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("output_dir", "/tmp/x"),
+        ("trust_remote_code", True),
+        ("push_to_hub", True),
+        ("hub_token", "t"),
+        ("report_to", "wandb"),
+        ("resume_from_checkpoint", "/etc"),
+        ("deepspeed", {"zero_optimization": {}}),
+        ("accelerator_config", "/etc/passwd"),
+        ("chat_template_path", "/etc/passwd"),
+        ("model_init_kwargs", {"trust_remote_code": True}),
+        ("vllm_server_base_url", "http://10.0.0.1"),
+        ("vllm_server_host", "10.0.0.1"),
+        ("dataset_num_proc", 10_000),
+        ("logging_dir", "/tmp"),
+        ("optim_args", "x=y"),
+        ("a_field_of_tomorrow", 1),
+        ("learning_rate", "/etc/passwd"),
+        ("dataset_text_field", "../x"),
+        ("dataloader_num_workers", 17),
+        ("lr_scheduler_kwargs", {"path": "/etc"}),
+        ("lora_modules_to_save", ["(a+)+$"]),
+    ],
+)
+def test_training_fields_that_name_files_hosts_or_code_are_refused(
+    served: Served, field: str, value: Any
+) -> None:
+    assert "training" in served.refusals({**JOB, "training": {field: value}})
+
+
+def test_usual_training_fields_are_taken(served: Served) -> None:
+    training = {
+        "learning_rate": 2e-4,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+        "warmup_steps": 10,
+        "eos_token": "<|im_end|>",
+        "eval_strategy": "no",
+        "seed": 1,
+    }
+    assert served.submit({**JOB, "training": training}).status_code == 202
+
+
+def test_the_operator_can_allow_more(serve: Any) -> None:
+    job = {**JOB, "training": {"trust_remote_code": True}}
+    allowed = {"training": ["trust_remote_code"], "reward_functions": ["mine.reward"]}
+    served = serve(allowed=allowed)
+    assert served.submit(job).status_code == 202
+    grpo = {"method": "grpo", "max_length": None, **JOB}
+    assert served.submit({**grpo, "reward_funcs": ["mine.reward"]}).status_code == 202
+    assert "reward_funcs" in served.refusals({**grpo, "reward_funcs": ["os.system"]})
+
+
+@pytest.mark.parametrize("name", ["os.system", "my_rewards.by_length", "eval_reward()", "../x"])
+def test_reward_functions_by_import_path_are_refused(served: Served, name: str) -> None:
+    job = {"method": "grpo", "max_length": None, **JOB, "reward_funcs": [name]}
+    assert "reward_funcs" in served.refusals(job)
+
+
+def test_a_search_space_of_ones_own_is_refused_before_it_is_read(served: Served) -> None:
+    began = time.monotonic()
+    assert list(served.refusals({**JOB, "search_space": "/dev/zero"})) == ["search_space"]
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("section", ["fixed", "recipe"])
+def test_knobs_name_no_place(served: Served, section: str) -> None:
+    values: list[tuple[str, Any]] = [("nvme_path", "/etc"), ("optim", "a/b"), ("optim", {"a": 1})]
+    for name, value in values:
+        given = [value] if section == "recipe" else value
+        assert section in served.refusals({**JOB, section: {name: given}})
+
+
+def test_a_job_of_an_hour_is_not_taken_where_a_minute_is_allowed(serve: Any) -> None:
+    served = serve(allowed={"minutes": 1})
+    job = {**JOB, "model": str(served.models / "m")}
+    for budget in ("60m", {"minutes": 60}, 40, {"minutes": 1, "probe_minutes": 60}):
+        assert "budget" in served.refusals({**job, "budget": budget}, "run")
+    assert "budget" in served.refusals(job, "run"), "the default is 30 minutes"
+    sound = {"minutes": 1, "probe_minutes": 1}
+    assert served.submit({**job, "budget": sound}, "run").status_code == 202
+    lease = served.client.post(
+        "/api/v1/worker/lease", json={"worker": WORKER, "kinds": ["run"]}, headers=_worker(served)
+    )
+    assert lease.json()["limit_s"] == 120
+
+
+WORKER = {
+    "name": "w",
+    "machine": "m",
+    "device_kind": "cpu",
+    "devices": [0],
+    "device_name": "a processor",
+}
+
+
+def _worker(served: Served) -> dict[str, str]:
+    return served.token("worker", "w")
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"dataset": {"lengths": {"max": 10**9}}}, "dataset.lengths.max"),
+        ({"devices": {"count": 10**6}}, "devices.count"),
+        ({"max_length": 10**8}, "max_length"),
+        ({"global_batch_size": 10**15}, "global_batch_size"),
+        ({"global_batch_size": 2**21}, "global_batch_size"),
+        ({"global_batch_size": "900000000 tokens", "max_length": 1}, "global_batch_size"),
+        ({"tuning": "lora", "recipe": {"lora_r": list(range(1, 300))}}, "recipe"),
+    ],
+)
+def test_sizes_that_would_take_a_machine_down_are_refused(
+    served: Served, change: dict[str, Any], where: str
+) -> None:
+    said = served.refusals({**JOB, **change})
+    assert where in said or f"`{where}`" in str(said)
+
+
+def test_a_run_makes_no_endless_rows(served: Served) -> None:
+    job = {"model": str(served.models / "m"), "dataset": {"lengths": {"max": 2**20}}}
+    assert "dataset.lengths.max" in served.refusals({**job, "max_length": None}, "run")
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB,
+        "model: " + "x" * (MOST_TEXT + 1),
+        "a: " + "[" * 5000,
+        "- " * 5000,
+        "model: !!python/object/apply:os.system [id]",
+        "model: !!python/name:os.system",
+        "model: qwen2.5-0.5b\nglobal_batch_size: 0x" + "f" * 5000,
+        'model: "\\0"\ndataset: x',
+        "model: .nan\ndataset: x",
+        "model: a\nmodel: b\ndataset: x",
+        "1: 2",
+        "\x1b[31m",
+    ],
+)
+def test_yaml_that_is_a_bomb_or_code_is_refused_at_once(served: Served, text: str) -> None:
+    began = time.monotonic()
+    assert served.submit(text).status_code == 422
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"job": ' + "[" * 100_000,
+        '{"job": ' + '{"a": ' * 500 + "1" + "}" * 501,
+        '{"job": {"model": "m", "dataset": ' + "1" * 5000 + "}}",
+        '{"job": {"model": "m", "dataset": "d", "headroom": 1e999}}',
+        '{"job": {"model": "m", "dataset": "d", "headroom": NaN}}',
+        '{"job": {"model": "\\ud800", "dataset": "d"}}',
+        '{"job": {"model": "\\u0000", "dataset": "d"}}',
+        '{"job": "\\ud800"}',
+        '{"job": {"\\ud800": 1}}',
+        '{"job": {"columns": {' + ",".join(f'"{n}": "x"' for n in range(30_000)) + "}}}",
+        '{"job": {}, "parent": "' + "x" * 5000 + '"}',
+        '{"job": {}, "device": "' + "x" * 5000 + '"}',
+        '{"job": {}, "unknown": 1}',
+        "",
+        "null",
+        "\ufeff{}",
+    ],
+)
+def test_json_that_is_a_bomb_or_broken_is_refused_at_once(served: Served, body: str) -> None:
+    began = time.monotonic()
+    answer = served.client.post(
+        "/api/v1/plans", content=body.encode(), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in (400, 422), answer.text[:200]
+    assert time.monotonic() - began < 10
+
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 1000, "num_local_experts": 4000},
+        {"text_config": {"num_hidden_layers": 10**9}},
+        {"hidden_size": 10**15},
+        {"layer_types": ["full_attention"] * 5000},
+        {"architectures": ["../evil"]},
+        {"architectures": ["os.system"]},
+        {"architectures": "x"},
+        {"model_type": 7},
+        {"model_type": None},
+    ],
+)
+def test_configs_that_cannot_be_laid_out_are_refused(
+    served: Served, change: dict[str, Any]
+) -> None:
+    job = {**DATA, "model": "config.json"}
+    refused = served.refusals(job, model_config_json={**CONFIG, **change})
+    assert list(refused) == ["config.json"]
+
+
+def test_a_config_loses_what_would_load_code(served: Served) -> None:
+    code = {
+        "auto_map": {"AutoConfig": "evil.Config"},
+        "attn_implementation": "someone/kernel",
+        "_name_or_path": "/etc/passwd",
+        "vision_config": {"auto_map": {"AutoModel": "evil"}, "hidden_size": 8},
+    }
+    job = {**DATA, "model": "config.json"}
+    for config in ({**CONFIG, **code}, json.dumps({**CONFIG, **code})):
+        work = served.submit(job, model_config_json=config).json()
+        kept = json.loads(str(served.service.works.model_config_json(work["id"])))
+        assert kept == {**CONFIG, "vision_config": {"hidden_size": 8}}
+
+
+def test_columns_and_splits_are_names(served: Served, tmp_path: Path) -> None:
+    data = served.models / "d.jsonl"
+    data.write_text('{"text": "x"}\n', encoding="utf-8")
+    job = {**JOB, "dataset": str(data)}
+    assert served.submit(job).status_code == 202
+    for field in ("dataset_config", "dataset_train_split", "dataset_test_split"):
+        assert field in served.refusals({**job, field: "../../x"})

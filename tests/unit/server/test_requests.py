@@ -1,0 +1,344 @@
+"""Who may call, by which name, from which page, how much and how often; what the log says of it."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotune.server.access.requests import HEADERS, UNKNOWN
+from autotune.server.store.events import Line
+from tests.unit.server.conftest import CSRF, JOB, Served
+
+Serve = Callable[..., Served]
+PLANS = "/api/v1/plans"
+JSON = {"content-type": "application/json"}
+WORKER = {
+    "name": "w",
+    "machine": "m",
+    "device_kind": "cpu",
+    "devices": [0],
+    "device_name": "a processor",
+}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "", "[", "[::1", "127.0.0.1:x", "a@127.0.0.1"]
+    + ["127.0.0.1:80/x", "evil.example:127.0.0.1", "localhost\u00e9"],
+)
+def test_other_names_of_the_service_are_refused(served: Served, host: str) -> None:
+    headers = {"host": host.encode("latin-1")}
+    answer = served.client.get("/api/v1/health", headers=headers)  # type: ignore[arg-type]
+    assert answer.status_code == 421
+
+
+def test_names_are_the_operators_and_forwarded_ones_are_not_heard(serve: Serve) -> None:
+    served = serve(names=["Tune.example"])
+    for host in ("tune.example", "TUNE.example:8642", "localhost", "[::1]:80", "127.0.0.1"):
+        assert served.client.get("/api/v1/health", headers={"host": host}).status_code == 200
+    away = {"host": "evil.example", "x-forwarded-host": "127.0.0.1", "forwarded": "host=127.0.0.1"}
+    assert served.client.get("/api/v1/health", headers=away).status_code == 421
+
+
+def test_at_all_addresses_it_is_called_by_address_and_not_by_any_name(serve: Serve) -> None:
+    served = serve(host="0.0.0.0")
+    get = served.client.get
+    assert get("/api/v1/health", headers={"host": "10.1.2.3:8642"}).status_code == 200
+    assert get("/api/v1/health", headers={"host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "multipart/form-data; boundary=x"},
+        {"content-type": "text/plain; application/json"},
+        {},
+        {**JSON, "origin": "http://evil.example"},
+        {**JSON, "origin": "null"},
+        {**JSON, "origin": "http://["},
+        {**JSON, "origin": "http://127.0.0.1.evil.example"},
+        {**JSON, "origin": "http://127.0.0.1:1"},
+        {**JSON, "sec-fetch-site": "cross-site"},
+        {**JSON, "sec-fetch-site": "same-site"},
+        {"content-type": "text/plain", "x-csrf-token": "x" * 64},
+    ],
+)
+def test_pages_of_other_sites_change_nothing(served: Served, headers: dict[str, str]) -> None:
+    body = json.dumps({"job": JOB})
+    for path in (PLANS, "/api/v1/check", f"{PLANS}/{'0' * 16}/cancel"):
+        assert served.client.post(path, content=body, headers=headers).status_code == 403
+    assert served.client.delete(f"{PLANS}/{'0' * 16}", headers=headers).status_code in (403, 404)
+    assert not served.service.works.counts()
+
+
+def test_pages_of_the_service_and_programs_change_something(served: Served) -> None:
+    body = json.dumps({"job": JOB})
+    ours = {"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}
+    for headers in (JSON, {**JSON, **ours}, {**JSON, "x-csrf-token": CSRF}):
+        assert served.client.post(PLANS, content=body, headers=headers).status_code == 202
+
+
+def test_no_other_site_reads_an_answer(served: Served) -> None:
+    asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    answer = served.client.options(PLANS, headers=asked)
+    assert answer.status_code == 405
+    answers = [answer, served.client.get(PLANS, headers=asked), served.client.get("/nothing")]
+    for answer in answers:
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert answer.headers.items() >= HEADERS.items()
+        assert answer.headers["cache-control"] == "no-store"
+    policy = HEADERS["content-security-policy"]
+    assert "unsafe" not in policy and "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND", "HEAD", "PATCH"])
+def test_other_methods_do_nothing(served: Served, method: str) -> None:
+    assert served.client.request(method, PLANS).status_code in (403, 405)
+
+
+def test_tokens_open_what_they_are_for(serve: Serve) -> None:
+    served = serve(host="0.0.0.0")
+    user, worker = served.token(), served.token("worker", "w")
+    session = served.service.tokens.add("ada", "session", 60)
+    lease = {"worker": WORKER, "kinds": []}
+    client = served.client
+
+    def plans(headers: dict[str, str]) -> int:
+        return client.get(PLANS, headers=headers).status_code
+
+    def leases(headers: dict[str, str]) -> int:
+        return client.post("/api/v1/worker/lease", json=lease, headers=headers).status_code
+
+    assert (plans(user), leases(user)) == (200, 401)
+    assert (plans(worker), leases(worker)) == (401, 200)
+    none: list[dict[str, str]] = [
+        {},
+        {"authorization": "Bearer "},
+        {"authorization": "Bearer x"},
+        {"authorization": f"Basic {user['authorization'].split()[1]}"},
+        {"authorization": f"Bearer {session}"},
+        {"authorization": user["authorization"][:-1]},
+        {"authorization": f"{user['authorization']}x"},
+        {"cookie": f"autotune_session={user['authorization'].split()[1]}"},
+        {"cookie": f"autotune_session={worker['authorization'].split()[1]}"},
+    ]
+    assert [plans(headers) for headers in none] == [401] * len(none)
+    assert [leases(headers) for headers in none] == [401] * len(none)
+    assert plans({"cookie": f"autotune_session={session}"}) == 200
+    served.service.tokens.remove_named("ada")
+    assert plans(user) == plans({"cookie": f"autotune_session={session}"}) == 401
+
+
+def test_every_route_but_health_needs_a_token(serve: Serve) -> None:
+    served = serve(host="0.0.0.0")
+    served.token()
+    schema = served.client.get("/api/v1/openapi.json").json()
+    for path, methods in schema["paths"].items():
+        place = path.replace("{id}", "0" * 16).replace("{name}", "report.txt")
+        for method in methods:
+            answer = served.client.request(method, place, json={})
+            assert answer.status_code == (200 if path == "/api/v1/health" else 401), path
+    assert served.client.get("/metrics").status_code == 401
+
+
+def test_a_token_is_kept_as_a_hash_and_told_nowhere(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(host="0.0.0.0")
+    headers = served.token()
+    token = headers["authorization"].split()[1]
+    with caplog.at_level(logging.DEBUG):
+        served.client.get(f"{PLANS}?token={token}", headers=headers)
+        served.client.post(PLANS, json={"job": {"model": 1}}, headers=headers)
+        served.client.get("/metrics", headers=headers)
+    said = [record for record in caplog.records if record.name.startswith("autotune")]
+    assert len(said) == 3 and not [one for one in said if token in one.getMessage()]
+    rows = served.service.database.engine.raw_connection().cursor()
+    tokens = rows.execute("SELECT * FROM service_tokens").fetchall()
+    rows.connection.close()
+    assert len(tokens) == 1 and token not in str(tokens)
+
+
+def test_bodies_are_of_limited_size_and_larger_ones_of_those_that_are_known(serve: Serve) -> None:
+    served = serve(host="0.0.0.0", limits={"body": "100KB"})
+    user, worker = served.token(), served.token("worker", "w")
+    put = f"/api/v1/worker/works/{'0' * 16}/files/report.txt?worker=w"
+
+    def status(path: str, length: int, headers: dict[str, str], chunked: bool) -> int:
+        method = "PUT" if path == put else "POST"
+        content: Any = iter([b"x" * 1000] * (length // 1000)) if chunked else b"x" * length
+        sent = {**JSON, **headers}
+        return served.client.request(method, path, content=content, headers=sent).status_code
+
+    for chunked in (False, True):
+        assert status(PLANS, UNKNOWN * 2, {}, chunked) == 413
+        assert status(put, UNKNOWN * 2, {}, chunked) in (401, 413)
+        assert status(PLANS, 90_000, user, chunked) in (400, 422)
+        assert status(PLANS, 110_000, user, chunked) == 413
+        assert status(put, 110_000, user, chunked) in (401, 413)
+        assert status(put, 110_000, worker, chunked) == 410
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "9" * 40, "\u00b2", "x"])
+def test_lengths_that_are_none_are_refused(served: Served, length: str) -> None:
+    headers = {"content-length": length.encode("latin-1"), "content-type": b"application/json"}
+    assert served.client.post(PLANS, content=b"{}", headers=headers).status_code == 413  # type: ignore[arg-type]
+
+
+def test_changes_are_limited_in_number(serve: Serve) -> None:
+    served = serve(limits={"requests_per_minute": 5})
+    answers = [served.submit({}).status_code for _ in range(7)]
+    assert answers == [422] * 5 + [429] * 2
+    away = {**JSON, "x-forwarded-for": "10.9.9.9"}
+    assert served.client.post(PLANS, content="{}", headers=away).status_code == 429
+    assert served.client.get(PLANS).status_code == 200
+
+
+def test_works_that_wait_are_limited_in_number(serve: Serve) -> None:
+    served = serve(limits={"queued": 3, "queued_each": 2})
+    ada, bob = served.token(name="ada"), served.token(name="bob")
+
+    def submit(headers: dict[str, str]) -> int:
+        return served.client.post(PLANS, json={"job": JOB}, headers=headers).status_code
+
+    assert [submit(ada), submit(ada), submit(ada)] == [202, 202, 429]
+    assert [submit(bob), submit(bob)] == [202, 429]
+
+
+def test_readers_of_events_are_limited_in_number(serve: Serve) -> None:
+    served = serve()
+    work = served.submit(JOB).json()["id"]
+    served.service.live.readers = served.service.settings.limits.live
+    assert served.client.get(f"{PLANS}/{work}/events").status_code == 503
+    served.service.live.readers = 0
+    assert served.client.get(f"{PLANS}/{'0' * 16}/events").status_code == 404
+    for after in ("-1", "1" * 30, "x"):
+        answer = served.client.get(f"{PLANS}/{work}/events", headers={"last-event-id": after})
+        assert answer.status_code == 422
+        assert served.client.get(f"{PLANS}/{work}/events?after={after}").status_code == 422
+
+
+@pytest.mark.parametrize("text", ["%", "_", "' OR 1=1 --", "\\", "%' --", "x'; DROP TABLE a;--"])
+def test_a_search_finds_text_and_runs_nothing(served: Served, text: str) -> None:
+    served.submit(JOB)
+    for name in ("text", "method", "submitter"):
+        answer = served.client.get(PLANS, params={name: text[:16]})
+        assert answer.status_code == 200 and answer.json()["total"] == 0
+    assert served.client.get(PLANS, params={"text": "QWEN"}).json()["total"] == 1
+    assert served.client.get(PLANS, params={"text": "\0"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["..%2f..%2fetc%2fpasswd", "../x", "0" * 15, "0" * 17, "G" * 16, "%00" * 16, "0" * 16 + "%0a"],
+)
+def test_ids_are_ids(served: Served, id: str) -> None:
+    for path in (f"{PLANS}/{id}", f"{PLANS}/{id}/bundle.zip", f"/api/v1/runs/{id}/report"):
+        assert served.client.get(path).status_code in (404, 422)
+
+
+def test_static_files_are_those_of_the_pages(served: Served) -> None:
+    for name in (
+        "../templates/page.html",
+        "..%2f..%2fapp.py",
+        "%2e%2e/__init__.py",
+        "//etc/passwd",
+    ):
+        assert served.client.get(f"/static/{name}").status_code in (404, 405)
+
+
+def test_a_log_line_is_one_json_object_whatever_is_asked_for(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "autotune.server"):
+        answer = served.client.get('/api/v1/x%0a{"event":"forged"}%1b[31m?secret=hunter2')
+        served.client.get("/api/v1/health")
+    (record,) = caplog.records
+    line = json.loads(record.getMessage())
+    assert line["request"] == answer.headers["x-request-id"] == answer.json()["request"]
+    assert (line["event"], line["status"], line["route"]) == ("request", 404, "other")
+    assert "\n" not in record.getMessage() and "\x1b" not in record.getMessage()
+    assert "hunter2" not in record.getMessage()
+
+
+def test_a_mistake_of_the_service_tells_its_log_and_nobody_else(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a secret detail")
+
+    monkeypatch.setattr(type(served.service.works), "count", fail)
+    answer = served.client.get(PLANS)
+    assert answer.status_code == 500 and "secret" not in answer.text
+    mistake = next(r for r in caplog.records if r.levelno >= logging.ERROR)
+    assert json.loads(mistake.getMessage())["request"] == answer.json()["request"]
+    assert mistake.exc_info is not None
+
+
+def leased(served: Served) -> tuple[str, dict[str, str]]:
+    """A work that a worker has, and the worker's headers."""
+    work = served.submit(JOB).json()["id"]
+    headers = served.token("worker", "w")
+    lease = {"worker": WORKER, "kinds": ["plan"]}
+    answer = served.client.post("/api/v1/worker/lease", json=lease, headers=headers)
+    assert answer.json()["id"] == work
+    return work, headers
+
+
+def test_what_workers_say_breaks_nothing(served: Served) -> None:
+    work, headers = leased(served)
+    path = f"/api/v1/worker/works/{work}"
+    lines = {"worker": "w", "attempt": 1, "source": "events", "first": 0}
+    data = '{"text": "<script>\\ud800\\u0000\\u001b[31m", "loss": NaN, "deep": [1e999]}'
+    body = json.dumps({**lines, "lines": ["@"]}).replace(
+        '"@"', f'{{"utc": 1, "kind": "probed", "data": {data}}}'
+    )
+    answer = served.client.post(f"{path}/events", content=body, headers={**headers, **JSON})
+    assert answer.json() == {"lines": 1}
+    for utc, kind in (("NaN", "x"), ("1", "x" * 40), ("1", "a\\nb"), ("1", "")):
+        line = f'{{"utc": {utc}, "kind": "{kind}", "data": {{}}}}'
+        body = json.dumps({**lines, "lines": ["@"]}).replace('"@"', line)
+        answer = served.client.post(f"{path}/events", content=body, headers={**headers, **JSON})
+        assert answer.status_code == 422
+    result = '{"outcome": {}, "answer": {"tokens_per_s": "x", "peak_memory_bytes": 1.5}, "d": NaN}'
+    ending = '{"attempt": 1, "exit_code": 0, "text": "a\\u0000b", "result": ' + result + "}"
+    body = f'{{"worker": "w", "ending": {ending}}}'
+    answer = served.client.post(f"{path}/ending", content=body, headers={**headers, **JSON})
+    assert answer.status_code == 204, answer.text
+    shown = served.client.get(f"{PLANS}/{work}").json()
+    assert (shown["state"], shown["text"], shown["result"]["d"]) == ("done", "ab", None)
+    assert served.client.get(PLANS).status_code == 200
+    events = served.client.get(f"{PLANS}/{work}/events")
+    assert events.status_code == 200 and '"loss":null' in events.text.replace(" ", "")
+
+
+def test_files_of_works_have_fixed_names_and_are_downloaded(served: Served) -> None:
+    work, headers = leased(served)
+    path = f"/api/v1/worker/works/{work}/files"
+    for name in ("..%2fx", "x.zip", "bundle.zip%00", "../bundle.zip"):
+        answer = served.client.put(f"{path}/{name}?worker=w", content=b"x", headers=headers)
+        assert answer.status_code in (404, 422)
+    zipped = served.client.put(f"{path}/bundle.zip?worker=w", content=b"x", headers=headers)
+    assert zipped.status_code == 204
+    other = served.client.put(f"{path}/bundle.zip?worker=v", content=b"y", headers=headers)
+    assert other.status_code == 410
+    answer = served.client.get(f"{PLANS}/{work}/bundle.zip", headers={"range": "bytes=0-0"})
+    assert answer.content == b"x"
+    assert answer.headers["content-disposition"] == f'attachment; filename="{work}-bundle.zip"'
+
+
+def test_a_deep_line_is_no_trouble(served: Served) -> None:
+    work, headers = leased(served)
+    deep: Any = 1
+    for _ in range(200):
+        deep = {"a": deep}
+    line = Line(utc=time.time(), kind="line", data=deep).model_dump()
+    body = {"worker": "w", "attempt": 1, "source": "events", "first": 0, "lines": [line]}
+    path = f"/api/v1/worker/works/{work}/events"
+    assert served.client.post(path, json=body, headers=headers).status_code == 200

@@ -1,0 +1,68 @@
+"""What has ended is deleted by age, by number and by size; what waits or runs is not."""
+
+from collections.abc import Callable
+
+import pytest
+
+from autotune.server.serve import delete_old, serve
+from autotune.server.settings import load_settings
+from autotune.server.store.tables import FileRow, WorkRow
+from tests.unit.server.conftest import JOB, Served
+
+Serve = Callable[..., Served]
+
+
+def works(served: Served, count: int) -> list[str]:
+    return [served.submit(JOB).json()["id"] for _ in range(count)]
+
+
+def end(served: Served, ids: list[str], ended: float | None = None) -> None:
+    for id in ids:
+        served.service.works.cancel(id)
+    if ended is not None:
+        with served.service.database.writing() as session:
+            for id in ids:
+                row = session.get(WorkRow, id)
+                assert row is not None
+                row.ended = ended
+
+
+def left(served: Served, ids: list[str]) -> list[str]:
+    return [id for id in ids if served.service.works.state(id) is not None]
+
+
+def test_what_ended_long_ago_goes(served: Served) -> None:
+    old, waiting = works(served, 2), works(served, 1)
+    end(served, old[:1], ended=1.0)
+    delete_old(served.service)
+    assert left(served, old + waiting) == [old[1], *waiting]
+    assert served.service.works.deleted(old) == [old[0]], "workers are told to forget its folder"
+
+
+def test_beyond_a_number_the_oldest_that_have_ended_go(serve: Serve) -> None:
+    served = serve(keep={"works": 2})
+    ids = works(served, 4)
+    end(served, [ids[0], ids[1], ids[3]])
+    delete_old(served.service)
+    assert left(served, ids) == [ids[2], ids[3]]
+
+
+def test_beyond_a_size_the_oldest_that_have_ended_go(serve: Serve) -> None:
+    served = serve(keep={"database": "64MiB"})
+    ids = works(served, 4)
+    with served.service.database.writing() as session:
+        for id in ids:
+            session.add(FileRow(work=id, name="bundle.zip", content=b"x" * (24 * 2**20)))
+    end(served, ids[:3])
+    delete_old(served.service)
+    assert left(served, ids) == ids[2:]
+
+
+def test_the_services_own_folder_cannot_be_allowed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = served.service.folder
+    file = folder / "server.yaml"
+    file.write_text(f"allowed: {{folders: [{folder.parent}]}}\nport: 0\n", encoding="utf-8")
+    with pytest.raises(Exception, match="own folder"):
+        serve(load_settings(file), folder)
