@@ -4,13 +4,15 @@
 
 `docs/job.md` comes from the docstrings of the job's fields, `docs/cli.md` from the help pages,
 `docs/knobs.md` from the search spaces, `docs/server/settings.md` from the docstrings of the
-service's settings, `docs/plan.schema.json` from the types of a plan's JSON.
+service's settings, `docs/plan.schema.json` from the types of a plan's JSON,
+`docs/server/openapi.json` from the routes of the service's API.
 `--check` writes nothing and fails where a page is old.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -24,6 +26,8 @@ from autotune.cli import main as cli
 from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.known_models import known_models
 from autotune.job.job import Budget, Devices, Job, Lengths
+from autotune.server.app import create_routes
+from autotune.server.service import open_service
 from autotune.server.settings import Allowed, Limits, Retention, Settings
 from autotune.space.definition import INCLUDES, SpaceDefinition, load_definition, shared_part
 from autotune.space.knobs import value_label
@@ -222,12 +226,22 @@ def plan_schema() -> str:
     return json.dumps(PlanJson.model_json_schema(), indent=2) + "\n"
 
 
+def openapi() -> str:
+    """The OpenAPI of the service."""
+    with tempfile.TemporaryDirectory() as scratch:
+        service = open_service(Settings(), Path(scratch), "")
+        schema = create_routes(service).openapi()
+        service.database.close()
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
 PAGES = {
     "job.md": job_page,
     "cli.md": cli_page,
     "knobs.md": knobs_page,
     "server/settings.md": settings_page,
     "plan.schema.json": plan_schema,
+    "server/openapi.json": openapi,
 }
 
 

@@ -18,7 +18,13 @@ DESCRIPTION = "Plans and runs of autotune. Sizes are bytes, times seconds (since
 
 
 def create_app(service: Service) -> ASGIApp:
-    """The app of a service."""
+    """The app of a service, behind its gate."""
+    app = create_routes(service)
+    return Gate(app, service, app.state.metrics)
+
+
+def create_routes(service: Service) -> FastAPI:
+    """The API and the pages of a service."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -45,4 +51,4 @@ def create_app(service: Service) -> ASGIApp:
     app.include_router(api)
     add_pages(app)
     app.include_router(facts.operation)
-    return Gate(app, service, metrics)
+    return app

@@ -1,1 +1,1 @@
-"""The HTTP API, `/api/v1`. `docs/openapi.json` is made from here."""
+"""The HTTP API, `/api/v1`. `docs/server/openapi.json` is made from here."""
