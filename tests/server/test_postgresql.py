@@ -19,11 +19,11 @@ from autotune.process.descendants import tree
 from autotune.server.access.tokens import Tokens
 from autotune.server.store.database import open_database, study_url
 from tests.cpu.conftest import LLAMA, write_model
+from tests.server.browser import missing
 from tests.server.conftest import ROOT, served
 from tests.server.kept import Processes, heard, small_job, until
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-pytestmark = pytest.mark.skipif(not PROGRAMS, reason="PostgreSQL is not installed")
 
 
 def _as_its_user(*command: str) -> None:
@@ -44,6 +44,8 @@ def _as_its_user(*command: str) -> None:
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
     """The URL of a PostgreSQL of our own, which listens at a socket in its folder only."""
+    if not PROGRAMS:
+        missing("PostgreSQL is not installed")
     programs = PROGRAMS[-1].parent
     folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-"))
     if os.geteuid() == 0:

@@ -84,6 +84,12 @@ def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
     return None
 
 
+@router.post("/leave", status_code=204)
+def leave(service: ServiceOf, _: Worker, doing: Doing) -> None:
+    """Take leave of a worker that ends."""
+    service.queue.leave(doing.name)
+
+
 @router.post("/beat")
 def beat(service: ServiceOf, _: Worker, doing: Doing) -> Beats:
     """Keep the leases."""

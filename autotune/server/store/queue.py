@@ -39,13 +39,13 @@ class Queue:
         self._database, self._study = database, study
 
     def register(self, worker: WorkerInfo) -> str | None:
-        """Remember a worker; where another one has a device of its: the name of that one."""
+        """Remember a worker; where another one that lives has a device of its: its name."""
         now = time.time()
         with self._database.writing() as session:
             for row in session.scalars(
                 select(WorkerRow).where(
                     WorkerRow.machine == worker.machine,
-                    WorkerRow.name != worker.name,
+                    or_(WorkerRow.name != worker.name, WorkerRow.instance != worker.instance),
                     WorkerRow.device_kind == worker.device_kind,
                     WorkerRow.seen > now - LEASE_S,
                 )
@@ -55,6 +55,11 @@ class Queue:
             values = {**worker.model_dump(), "devices": json.dumps(worker.devices), "seen": now}
             session.merge(WorkerRow(**values))
         return None
+
+    def leave(self, worker: str) -> None:
+        """Forget a worker that ends: its devices are free at once."""
+        with self._database.writing() as session:
+            session.execute(update(WorkerRow).where(WorkerRow.name == worker).values(seen=0.0))
 
     def workers(self) -> list[tuple[WorkerInfo, float]]:
         """The workers that were heard of lately, and when."""

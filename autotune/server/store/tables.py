@@ -127,6 +127,7 @@ class WorkerRow(Table):
     devices: Mapped[str] = mapped_column(Text)
     """Indexes of its devices, a JSON list."""
     device_name: Mapped[str] = mapped_column(String(128))
+    instance: Mapped[str] = mapped_column(String(32), default="")
     seen: Mapped[float] = mapped_column(Float)
 
 

@@ -129,6 +129,8 @@ class WorkerInfo(Value):
     device_kind: Literal["cpu", "cuda"]
     devices: list[int] = Field(max_length=4096)
     device_name: str = Field(max_length=128, pattern=r"^[^\x00]*$")
+    instance: str = Field(default="", max_length=32, pattern=r"^\w*$")
+    """Of this process: another of the same name is refused while this one lives."""
 
 
 class Lease(Value):

@@ -15,6 +15,10 @@ class Away(Exception):
     """The service does not answer now; what was to be said is said again later."""
 
 
+class Taken(Exception):
+    """Another worker has a device of ours, or had it until it was killed a moment ago."""
+
+
 class Lost(Exception):
     """The work belongs to another worker now, or was deleted."""
 
@@ -37,11 +41,20 @@ class Door:
 
         Raises:
             Away: the service does not answer.
+            Taken: another worker has one of the devices.
             MachineError: it does not take this worker.
         """
         body = {"worker": worker.model_dump(), "kinds": list(kinds)}
         data = self._call("POST", "lease", json=body)
         return None if data is None else Lease.model_validate(data)
+
+    def leave(self, name: str) -> None:
+        """Say that we end.
+
+        Raises:
+            Away: the service does not answer.
+        """
+        self._call("POST", "leave", json={"name": name, "works": []})
 
     def beat(
         self, name: str, works: Sequence[str], kept: Sequence[str]
@@ -100,6 +113,8 @@ class Door:
             raise Away(str(error)) from None
         if answer.status_code == 410:
             raise Lost
+        if answer.status_code == 409:
+            raise Taken(_detail(answer))
         if answer.status_code >= 500 or answer.status_code == 429:
             raise Away(f"{answer.status_code} of {path}")
         if answer.status_code >= 400:
@@ -109,7 +124,6 @@ class Door:
 
 _HINTS = {
     401: "give the token of a worker: `autotune serve --add-token NAME --worker`",
-    409: "give it other devices: `autotune worker --devices`",
     421: "use a name of the service that its `names` has",
 }
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import machine_error
 from autotune.server.store.values import Kind, WorkerInfo
-from autotune.server.worker.door import Away, Door, Lost
+from autotune.server.worker.door import Away, Door, Lost, Taken
 from autotune.server.worker.lengths_task import LengthsTask
 from autotune.server.worker.task import Task
 
@@ -25,6 +26,7 @@ BEAT_S = 5.0
 LEASE_S = 1.0
 KEPT_S = 60.0
 """So often it asks which folders to forget."""
+TAKEN_S = 60.0
 _LEAVE_S = 90.0
 """When it is to end, its commands have so long to end and to be told of."""
 log = logging.getLogger("autotune.worker")
@@ -61,6 +63,7 @@ class WorkerLoop:
     _ending: threading.Event = field(default_factory=threading.Event)
     _next: dict[str, float] = field(default_factory=dict)
     _answers: bool = True
+    _taken_since: float | None = None
 
     def run(self) -> None:
         """Work until SIGTERM or Ctrl-C; what runs then is asked to end, and returns to the queue.
@@ -135,12 +138,29 @@ class WorkerLoop:
                 shutil.rmtree(self.root / id, ignore_errors=True)
 
     def _take(self) -> None:
-        lease = self.door.lease(self.info, self._kinds())
+        try:
+            lease = self.door.lease(self.info, self._kinds())
+        except Taken as taken:
+            self._wait_for_devices(str(taken))
+            return
+        self._taken_since = None
         if lease is None:
             return
         _log("taken", work=lease.id, kind=lease.kind, attempt=lease.attempt)
         task = Task(lease, self.root, self.environment, self.capacity.plan_memory)
         self._tasks[lease.id] = task
+
+    def _wait_for_devices(self, why: str) -> None:
+        """Bear with another worker of our devices for as long as one that was killed is heard of.
+
+        Raises:
+            MachineError: it lives.
+        """
+        now = time.monotonic()
+        self._taken_since = self._taken_since or now
+        if now - self._taken_since > TAKEN_S:
+            hint = "give each worker of a machine devices of its own: `autotune worker --devices`"
+            raise machine_error(why, where="--devices", hint=hint)
 
     def _kinds(self) -> list[Kind]:
         running = [task.lease.kind for task in self._tasks.values()]
@@ -164,6 +184,8 @@ class WorkerLoop:
                 if self._is_time("beat", BEAT_S):
                     self._beat()
             time.sleep(LOOK_S)
+        with contextlib.suppress(Away):
+            self.door.leave(self.info.name)
 
     def _kept(self) -> list[str]:
         """The works that have a folder here; the oldest beyond what they may take are removed."""

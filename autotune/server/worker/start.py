@@ -4,6 +4,7 @@ import fcntl
 import os
 import platform
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,7 +40,12 @@ def worker_info(wanted: Sequence[int] | None, machine: str | None = None) -> Wor
         name = f"{machine}:{'-'.join(map(str, own))}"[:128]
         gpu = devices.gpu(own[0]).name[:128]
         return WorkerInfo(
-            name=name, machine=machine, device_kind="cuda", devices=own, device_name=gpu
+            name=name,
+            machine=machine,
+            device_kind="cuda",
+            devices=own,
+            device_name=gpu,
+            instance=secrets.token_hex(8),
         )
     cores = list(range(devices_of_cpu()))
     return WorkerInfo(
@@ -48,6 +54,7 @@ def worker_info(wanted: Sequence[int] | None, machine: str | None = None) -> Wor
         device_kind="cpu",
         devices=cores,
         device_name=devices.cpu().name[:128],
+        instance=secrets.token_hex(8),
     )
 
 

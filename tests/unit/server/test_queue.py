@@ -51,6 +51,10 @@ def test_two_workers_do_not_share_a_device(database: Database) -> None:
     assert queue.register(HERE) is None
     both = HERE.model_copy(update={"name": "here:0-1", "devices": [0, 1]})
     assert queue.register(both) == HERE.name
+    other = HERE.model_copy(update={"instance": "other"})
+    assert queue.register(other) == HERE.name, "a second process of the same name"
+    queue.leave(HERE.name)
+    assert queue.register(other) is None
 
 
 def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(

@@ -73,6 +73,7 @@ def upgrade() -> None:
         sa.Column("device_kind", sa.String(length=8), nullable=False),
         sa.Column("devices", sa.Text(), nullable=False),
         sa.Column("device_name", sa.String(length=128), nullable=False),
+        sa.Column("instance", sa.String(length=32), nullable=False),
         sa.Column("seen", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
