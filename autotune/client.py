@@ -1,6 +1,6 @@
 """The service as a program sees it: plans and runs over HTTP (docs/client.md).
 
-A work is a dict as the service has it (docs/openapi.json): `kind`, `id`, `state`, `outcome`,
+A work is a dict as the service has it (docs/server/openapi.json): `kind`, `id`, `state`, `outcome`,
 `result`, `text` ... Times are seconds since 1970 (UTC), sizes bytes.
 """
 
