@@ -175,7 +175,9 @@ def unpack(data: bytes, folder: Path) -> None:
             if entry.external_attr >> 16 & stat.S_IXUSR:
                 place.chmod(0o755)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise machine_error(f"what came is no bundle: {error}", where=where) from None
+        raise machine_error(
+            f"the file that came cannot be read as a bundle: {error}", where=where
+        ) from None
 
 
 def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:

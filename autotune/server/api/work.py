@@ -155,7 +155,7 @@ def _add_changes(router: APIRouter, kind: Kind) -> None:
         """Forget one that has ended, and its folder."""
         details(service, id, kind)
         if not service.works.delete([id]):
-            raise problem(409, "it has not ended yet", "cancel it first")
+            raise problem(409, "it is still waiting or running", "cancel it first")
 
 
 def cancel(service: Service, work: Details) -> Details:
@@ -190,7 +190,7 @@ def file_response(service: Service, id: str, name: str) -> Response:
     """
     content = service.works.file(id, name)
     if content is None:
-        raise problem(404, f"it has no {name}", "it has not ended, or nothing came out of it")
+        raise problem(404, f"there is no {name} of it", "it may still be running")
     kinds = {"zip": "application/zip", "html": "text/html; charset=utf-8"}
     kind = kinds.get(name.rpartition(".")[2], "text/plain; charset=utf-8")
     headers = {"Content-Disposition": f'attachment; filename="{id}-{name}"'}
