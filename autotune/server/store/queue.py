@@ -108,7 +108,6 @@ class Queue:
         """Keep a worker's leases, and say which of its works are to be stopped."""
         now, beats = time.time(), []
         with self._database.writing() as session:
-            session.execute(update(WorkerRow).where(WorkerRow.name == worker).values(seen=now))
             for id in ids:
                 row = session.get(WorkRow, id)
                 lost = row is None or row.state != "running" or row.worker != worker

@@ -52,9 +52,24 @@ def test_two_workers_do_not_share_a_device(database: Database) -> None:
     both = HERE.model_copy(update={"name": "here:0-1", "devices": [0, 1]})
     assert queue.register(both) == HERE.name
     other = HERE.model_copy(update={"instance": "other"})
+    queue.beat(other.name, [])
     assert queue.register(other) == HERE.name, "a second process of the same name"
     queue.leave(HERE.name)
     assert queue.register(other) is None
+
+
+def test_a_worker_that_waits_for_a_dead_one_does_not_keep_it_alive(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(database)
+    again = HERE.model_copy(update={"instance": "again"})
+    queue.register(HERE)
+    began = queue_module.time.time()
+    monkeypatch.setattr(queue_module.time, "time", lambda: began + 25)
+    queue.beat(again.name, [])
+    assert queue.register(again) == HERE.name
+    monkeypatch.setattr(queue_module.time, "time", lambda: began + 31)
+    assert queue.register(again) is None
 
 
 def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(
