@@ -1,4 +1,4 @@
-"""Bytes and durations, read from what people write and written so that people can read them."""
+"""Bytes, durations and speeds, as people write them and so that people can read them."""
 
 import math
 import re
@@ -65,3 +65,10 @@ def format_seconds(seconds: float) -> str:
     if seconds < 7200:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     return f"{seconds / 3600:.1f} h"
+
+
+def format_speed(tokens_per_s: float) -> str:
+    """`45k tokens/s`."""
+    if tokens_per_s < 1000:
+        return f"{tokens_per_s:.3g} tokens/s"
+    return f"{tokens_per_s / 1000:.3g}k tokens/s"

@@ -51,9 +51,11 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
 
 def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
     """All that is wrong with a config, sections for texts among it."""
-    if not data.get("model_type"):
+    kind = data.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        what = "`model_type` is missing" if not kind else "`model_type` must be a word"
         hint = "copy the config.json of a model as the hub has it"
-        yield Problem(where=file, what="`model_type` is missing", hint=hint)
+        yield Problem(where=file, what=what, hint=hint)
     sections = {"": data, "text_config": data.get("text_config")}
     for name, section in sections.items():
         if isinstance(section, Mapping):

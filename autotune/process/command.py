@@ -60,6 +60,8 @@ class Command:
     def exit_code(self) -> int | None:
         """Its exit code, 128 + N where signal N ended it; None while it runs."""
         code = self._process.poll()
+        if code is not None and self._process.stdin is not None:
+            self._process.stdin.close()
         return 128 - code if code is not None and code < 0 else code
 
     @property

@@ -13,6 +13,15 @@ LOGGED = ("{'loss'", "{'eps'")
 _EVALUATED, _ENDED = "{'eval_", "{'train_runtime'"
 DATA, WORST_BATCH, TIMED_STEPS = "data", "worst_batch", "timed_steps"
 EVALUATION, SAVE, END = "evaluation", "save", "end"
+STAGE_TEXTS = {
+    DATA: "rows for it are written",
+    WORST_BATCH: "it was launched, and went through the worst batch",
+    TIMED_STEPS: "steps to compare with the promise",
+    EVALUATION: "an evaluation",
+    SAVE: "a save",
+    END: "its end",
+}
+"""What is said of each."""
 
 Heard = Callable[[str, float], None]
 """Hears the name of a stage that is over, and its seconds."""

@@ -23,6 +23,14 @@ NUM_PROCESSES = "num_processes"
 USE_VLLM, VLLM_MODE, VLLM_SERVER = "use_vllm", "vllm_mode", "server"
 """Two knobs, and the value of the second with which devices of the job are a server's."""
 
+FLAG_WORDS: Mapping[str, str] = {
+    "padding_free": "padding-free",
+    "use_liger_kernel": "Liger kernels",
+    "activation_offloading": "activation offloading",
+    "expandable_segments": "expandable segments",
+    "torch_compile": "torch.compile",
+}
+"""What a person calls a knob that is on."""
 DEFAULT = "the default"
 """In a rule: the value that a knob has where nobody chooses, of those that the job lets it have."""
 

@@ -26,7 +26,7 @@ from autotune.client import Client
 from autotune.facts.stack import installed
 from tests.cpu.conftest import LLAMA, write_model
 from tests.server.conftest import served
-from tests.server.kept import small_job
+from tests.server.restarts import small_job
 
 RESULTS = Path(__file__).parent / "results.jsonl"
 PAGES = ("/plan", "/runs", "/history", "/api/v1/runs", "/api/v1/health")

@@ -49,7 +49,7 @@ def served(
     for path in (folder, models, home):
         path.mkdir(parents=True, exist_ok=True)
     config = base / "server.yaml"
-    data = {"allowed": {"folders": [str(models)]}, **(settings or {})}
+    data = {"allowed": {"folders": [str(models)]}, "lengths": False, **(settings or {})}
     config.write_text(json.dumps(data), encoding="utf-8")
     (folder / "address").unlink(missing_ok=True)
     command = [sys.executable, "-m", "autotune", "serve", "--runs", str(folder)]

@@ -20,7 +20,7 @@ from autotune.server.service import Service, open_service
 from autotune.server.settings import load_settings
 from autotune.server.store import queue
 from autotune.server.store.values import Ending, WorkerInfo
-from autotune.server.submitted import Submission, accepted
+from autotune.server.submission import Submission, accepted
 
 LEAST = 2000
 """Cases of all operations together."""

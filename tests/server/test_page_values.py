@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import UserError
 from autotune.server.pages.memory import WIDTH, memory_bar, slides_of
-from autotune.server.pages.pasted import (
+from autotune.server.pages.plan_input import (
     PlanForm,
     device_of,
     device_text,
@@ -17,7 +17,7 @@ from autotune.server.pages.pasted import (
     submission_of,
 )
 from autotune.server.pages.plot import plot_of, ticks
-from autotune.server.pages.running import Running
+from autotune.server.pages.run_progress import RunProgress
 from autotune.server.pages.sign_in import HOME, _local
 from autotune.server.pages.words import said_text, share_text
 from autotune.server.store.values import Event
@@ -156,7 +156,7 @@ def probed(number: int, outcome: str, speed: float | None, peak: int | None) -> 
 
 
 def test_the_best_probe_leaves_the_headroom_free() -> None:
-    state = Running(headroom=0.1)
+    state = RunProgress(headroom=0.1)
     surveyed = {"limit_bytes": 100 * 2**30, "free_knobs": [], "model": {}, "candidates": 3}
     state.take(Event(number=1, utc=0.0, kind="surveyed", data=surveyed))
     assert plot_of(state) is None

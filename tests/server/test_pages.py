@@ -16,9 +16,9 @@ from autotune.server.service import DATABASE
 from autotune.server.store.database import open_database, sqlite_url
 from tests.cpu.conftest import LLAMA, write_model
 from tests.cpu.test_run import FEW
-from tests.server.acted import SURVEYED, Actor
 from tests.server.browser import breaches, launched, opened, overflow
 from tests.server.conftest import Served
+from tests.server.simulated_worker import SURVEYED, SimulatedWorker
 
 LONG_MS = 600_000.0
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
@@ -352,38 +352,38 @@ def test_what_changes_something_comes_from_our_pages(service_url: Served) -> Non
     assert "script-src 'self'; style-src 'self'" in policy
 
 
-def acted_run(service: Served) -> tuple[Actor, str]:
-    """A run of a worker that is acted, with two probes, the first of which failed."""
-    model = service.models / "acted"
+def simulated_run(service: Served) -> tuple[SimulatedWorker, str]:
+    """A run of a simulated worker, with two probes, the first of which failed."""
+    model = service.models / "simulated"
     if not model.exists():
         write_model(model, LLAMA)
-    actor = Actor(service)
-    path = actor.ask(job_text(str(model / "config.json"), fixed={}, devices={"kind": "cuda"}))
-    actor.say("surveyed", **SURVEYED)
-    actor.say("ruled_out", reasons={"it does not fit <b>by far</b>": 7})
+    worker = SimulatedWorker(service)
+    path = worker.ask(job_text(str(model / "config.json"), fixed={}, devices={"kind": "cuda"}))
+    worker.say("surveyed", **SURVEYED)
+    worker.say("ruled_out", reasons={"it does not fit <b>by far</b>": 7})
     traceback = "torch.OutOfMemoryError: tried to allocate 2 GiB"
-    actor.probe(0, "oom", {}, peak_memory_bytes=79 * 2**30, failure={"traceback": traceback})
-    actor.probe(1, "ok", {}, tokens_per_s=5000.0, peak_memory_bytes=30 * 2**30)
-    return actor, path
+    worker.probe(0, "oom", {}, peak_memory_bytes=79 * 2**30, failure={"traceback": traceback})
+    worker.probe(1, "ok", {}, tokens_per_s=5000.0, peak_memory_bytes=30 * 2**30)
+    return worker, path
 
 
 def test_a_failed_probe_says_why_and_stays_open_while_others_come(
     page: Page, service_url: Served
 ) -> None:
-    actor, path = acted_run(service_url)
+    worker, path = simulated_run(service_url)
     page.goto(path)
     expect(page.locator("#ruled")).to_contain_text("7 it does not fit <b>by far</b>")
     page.click("#probes summary")
     expect(page.locator("#probes pre")).to_contain_text("tried to allocate 2 GiB")
     expect(page.locator(".probe-log")).to_contain_text("folder of its worker")
     faster = {"use_liger_kernel": True}
-    actor.probe(2, "ok", faster, tokens_per_s=6000.0, peak_memory_bytes=40 * 2**30)
+    worker.probe(2, "ok", faster, tokens_per_s=6000.0, peak_memory_bytes=40 * 2**30)
     expect(page.locator("#probes tr")).to_have_count(3)
     expect(page.locator("#now")).to_contain_text("6k tokens/s")
     expect(page.locator("#now")).to_contain_text("Liger kernels")
     assert page.locator("svg.plot .dot").count() == 3
     expect(page.locator("#probes pre")).to_be_visible()
-    actor.end(3, "error: the disk is full")
+    worker.end(3, "error: the disk is full")
     expect(page.locator("#work")).to_contain_text("the disk is full")
     expect(page.locator("#probes tr")).to_have_count(3)
     expect(page.locator("button:has-text('Resume')")).to_be_visible()
@@ -391,8 +391,8 @@ def test_a_failed_probe_says_why_and_stays_open_while_others_come(
 
 def test_a_page_that_was_cut_off_goes_on_after_the_last_it_has(service_url: Served) -> None:
     """Its browser says how far it is; what came before is not sent again."""
-    actor, path = acted_run(service_url)
-    actor.end(3, "error: the disk is full")
+    worker, path = simulated_run(service_url)
+    worker.end(3, "error: the disk is full")
     url = f"{service_url.url}{path}/events"
     whole = requests.get(url, timeout=60).text
     rest = requests.get(url, headers={"Last-Event-ID": "4"}, timeout=60).text
@@ -418,9 +418,9 @@ ENDINGS = {
 @pytest.mark.parametrize("outcome", ENDINGS)
 def test_whatever_a_run_comes_to_is_shown(service_url: Served, outcome: str) -> None:
     code, more, shown = ENDINGS[outcome]
-    actor, path = acted_run(service_url)
+    worker, path = simulated_run(service_url)
     nothing = dict.fromkeys(("knobs", "measurement", "probe", "verification", "stop_reason"))
-    actor.end(code, "error: ended", {"outcome": outcome, "verified": False, **nothing, **more})
+    worker.end(code, "error: ended", {"outcome": outcome, "verified": False, **nothing, **more})
     answer = requests.get(f"{service_url.url}{path}", timeout=60)
     assert answer.status_code == 200
     assert shown in answer.text

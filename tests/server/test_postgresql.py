@@ -21,7 +21,7 @@ from autotune.server.store.database import open_database, study_url
 from tests.cpu.conftest import LLAMA, write_model
 from tests.server.browser import missing
 from tests.server.conftest import ROOT, served
-from tests.server.kept import Processes, heard, small_job, until
+from tests.server.restarts import Processes, heard, small_job, until
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 

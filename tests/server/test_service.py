@@ -19,7 +19,7 @@ import pytest
 from autotune.client import Event, Work
 from autotune.errors import UserError
 from tests.cpu.conftest import LLAMA, Command, write_model
-from tests.server.kept import LONG_S, Keeper, Processes, heard, small_job, until
+from tests.server.restarts import LONG_S, Keeper, Processes, heard, small_job, until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "client.md"
 

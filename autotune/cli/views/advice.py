@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.cli.views.words import format_speed
 from autotune.plan.questions.way import Advice, Way
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.sharding.sharding import sharding_of
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_speed
 
 SCHEMA = 1
 _WITH = {

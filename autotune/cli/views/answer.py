@@ -10,7 +10,6 @@ from autotune.cli.views.advice import looked_at, way_lines
 from autotune.cli.views.words import (
     batch_text,
     candidate_text,
-    format_speed,
     install_text,
     other_words,
 )
@@ -21,7 +20,7 @@ from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
 from autotune.space.knobs import Candidate
 from autotune.space.sharding.sharding import engine_name, sharding_of
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes, format_seconds, format_speed
 
 ROWS = 20
 """Choices that a table has at most."""

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
-from autotune.cli.views.words import candidate_text, format_speed
+from autotune.cli.views.words import candidate_text
 from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
 from autotune.space.bind import SearchSpace
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes, format_seconds, format_speed
 
 NOW_AND_THEN_S = 30.0
 """Between two lines where there is no terminal."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from autotune.cli.views.advice import advice_lines
 from autotune.cli.views.tables import describe_measurement
-from autotune.cli.views.words import candidate_text, format_speed
+from autotune.cli.views.words import candidate_text
 from autotune.run.session import Result
 from autotune.search.job_time import Saving
 from autotune.search.recommend import Recommendation
 from autotune.search.record import Record
 from autotune.search.repeats import repeatability
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, value_label
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes, format_seconds, format_speed
 
 _TITLES = {"recommended": "recommended", "interrupted": "best so far"}
 

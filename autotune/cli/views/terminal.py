@@ -10,7 +10,7 @@ from autotune.cli.views.progress import EstimatesShown
 from autotune.cli.views.tables import describe, describe_measurement
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.run.launch_stages import DATA, END, EVALUATION, SAVE, TIMED_STEPS, WORST_BATCH
+from autotune.run.launch_stages import STAGE_TEXTS
 from autotune.run.session import Listener
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation
@@ -18,16 +18,6 @@ from autotune.search.record import Record
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
 from autotune.units import format_bytes, format_seconds
-
-STAGES = {
-    DATA: "rows for it are written",
-    WORST_BATCH: "it was launched, and went through the worst batch",
-    TIMED_STEPS: "steps to compare with the promise",
-    EVALUATION: "an evaluation",
-    SAVE: "a save",
-    END: "its end",
-}
-"""What is said of each stage of a verification."""
 
 
 class TerminalListener(Listener):
@@ -123,7 +113,7 @@ class TerminalListener(Listener):
         )
 
     def verification_stage(self, stage: str, seconds: float) -> None:
-        self._say(f"           {STAGES.get(stage, stage)}  [{format_seconds(seconds)}]")
+        self._say(f"           {STAGE_TEXTS.get(stage, stage)}  [{format_seconds(seconds)}]")
 
     def verified(self, verification: Verification) -> None:
         word = "verified" if verification.verified else "NOT verified"

@@ -7,6 +7,7 @@ from autotune.plan.choices import CHECKPOINTING, differing
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import (
     ACCUMULATION,
+    FLAG_WORDS,
     MICRO_BATCH,
     NUM_PROCESSES,
     TENSOR_PARALLEL,
@@ -16,13 +17,6 @@ from autotune.space.knobs import (
 from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
 
 _APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNOBS}
-_FLAGS = {
-    "padding_free": "padding-free",
-    "use_liger_kernel": "Liger kernels",
-    "activation_offloading": "activation offloading",
-    "expandable_segments": "expandable segments",
-    "torch_compile": "torch.compile",
-}
 
 
 def candidate_text(candidate: Candidate, space: SearchSpace, devices: int) -> str:
@@ -55,8 +49,8 @@ def other_words(candidate: Candidate, space: SearchSpace) -> list[str]:
 
 
 def _word(name: str, value: KnobValue) -> str:
-    if name in _FLAGS:
-        return _FLAGS[name] if value else f"no {_FLAGS[name]}"
+    if name in FLAG_WORDS:
+        return FLAG_WORDS[name] if value else f"no {FLAG_WORDS[name]}"
     if name == TENSOR_PARALLEL:
         return f"vLLM on {value_label(value)}"
     if isinstance(value, str):
@@ -67,10 +61,3 @@ def _word(name: str, value: KnobValue) -> str:
 def install_text(packages: Sequence[str]) -> str:
     """`Install on the training machine: flash-attn.`"""
     return f"Install on the training machine: {', '.join(packages)}."
-
-
-def format_speed(tokens_per_s: float) -> str:
-    """`45k tokens/s`."""
-    if tokens_per_s < 1000:
-        return f"{tokens_per_s:.3g} tokens/s"
-    return f"{tokens_per_s / 1000:.3g}k tokens/s"

@@ -5,7 +5,8 @@ import json
 import re
 from typing import Any
 
-from autotune.errors import user_error
+from autotune.errors import UserError, user_error
+from autotune.facts.model_config import config_problems, read_config
 from autotune.server.access.plain import MOST_JSON, check_data, check_text
 
 _DROPPED = re.compile(
@@ -28,18 +29,13 @@ def model_config(config: str | dict[str, Any], where: str) -> str:
     """
     if isinstance(config, str):
         check_text(config, where, MOST_JSON)
-        try:
-            data = json.loads(config)
-        except (ValueError, RecursionError) as error:
-            raise user_error(f"not valid JSON: {error}", where=where) from None
+        data, problems = read_config(config, where)
     else:
-        data = config
+        check_data(config, where)
+        data, problems = config, list(config_problems(config, where))
+    if problems:
+        raise UserError(*problems)
     check_data(data, where)
-    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        hint = "paste the whole config.json of a model"
-        raise user_error(
-            "is not the config of a model: it has no model_type", where=where, hint=hint
-        )
     names = data.get("architectures")
     if names is not None and not _are_classes(names):
         raise user_error("`architectures` must list names of classes", where=where)

@@ -9,7 +9,7 @@ from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import ProblemItem, items
-from autotune.server.checked_files import Files, problems_of
+from autotune.server.launch_files import Files, problems_of
 from autotune.server.metrics import CONTENT_TYPE, Metrics
 from autotune.server.store.values import Value, WorkerInfo
 

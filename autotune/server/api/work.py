@@ -13,7 +13,7 @@ from autotune.server.live import Live
 from autotune.server.service import Service
 from autotune.server.store.values import Details, Kind, State, Value, Work
 from autotune.server.store.works import PER_PAGE, Filter
-from autotune.server.submitted import Submission, accepted
+from autotune.server.submission import Submission, accepted
 
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="The id of a work.")]
 After = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$")]
@@ -114,7 +114,7 @@ def router_of(kind: Kind) -> APIRouter:
         "/{id}/events",
         response_class=EventSourceResponse,
         name=f"follow_{kind}",
-        dependencies=[Depends(_room_of(kind))],
+        dependencies=[Depends(room_for(kind))],
     )
     async def _follow(
         request: Request,
@@ -133,13 +133,13 @@ def router_of(kind: Kind) -> APIRouter:
     return router
 
 
-def _room_of(kind: Kind) -> Callable[..., None]:
+def room_for(kind: Kind) -> Callable[..., None]:
+    """Asks for a work of a kind, and for room for one more that follows it."""
+
     def room(service: ServiceOf, _: Caller, id: Id) -> None:
-        """There is such a work, and room for one more that follows it."""
         details(service, id, kind)
         if service.live.is_full:
-            hint = "ask for it again from time to time"
-            raise problem(503, "too many follow events already", hint)
+            raise problem(503, "too many follow something already", "ask again a minute later")
 
     return room
 
@@ -191,10 +191,9 @@ def file_response(service: Service, id: str, name: str) -> Response:
     content = service.works.file(id, name)
     if content is None:
         raise problem(404, f"there is no {name} of it", "it may still be running")
-    kinds = {"zip": "application/zip", "html": "text/html; charset=utf-8"}
-    kind = kinds.get(name.rpartition(".")[2], "text/plain; charset=utf-8")
+    kind = "application/zip" if name.endswith(".zip") else "text/plain; charset=utf-8"
     headers = {"Content-Disposition": f'attachment; filename="{id}-{name}"'}
-    return Response(content, media_type=kind, headers=headers if kind != kinds["html"] else None)
+    return Response(content, media_type=kind, headers=headers)
 
 
 plans = router_of("plan")

@@ -13,7 +13,7 @@ from autotune.server.store.values import Beat, Ending, Kind, Lease, Value, Worke
 
 router = APIRouter(prefix="/worker", tags=["workers"])
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
-FileName = Literal["bundle.zip", "report.txt", "report.html", "lengths.json"]
+FileName = Literal["bundle.zip", "report.txt", "lengths.json"]
 _LOST = "this work is another worker's now"
 
 

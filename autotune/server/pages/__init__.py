@@ -4,6 +4,6 @@
     run_form, run_page       the same of runs, and their queue
     history, compare         all there was
 
-What happens in a work is folded into a state (`planning`, `running`), which a template shows; a
-page that is loaded again shows the same, and `follow` sends what changes.
+What happens in a work is folded into a state (`plan_progress`, `run_progress`), which a template
+shows; a page that is loaded again shows the same, and `follow` sends what changes.
 """

@@ -10,29 +10,15 @@ from fastapi import Query
 from fastapi.sse import ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from autotune.server.access.callers import Caller, ServiceOf
-from autotune.server.api.problems import problem
-from autotune.server.api.work import Id, details
 from autotune.server.live import Live
 from autotune.server.service import Service
-from autotune.server.store.values import ENDED, Details, Event, Kind
+from autotune.server.store.values import ENDED, Details, Event
 
 TOGETHER_S = 0.25
 """Events of so long are shown at once."""
 UPDATE, END = "update", "end"
 FromEvent = Annotated[int, Query(ge=0, le=10**9)]
 """The number of the event that a page has already."""
-
-
-def room_for(kind: Kind) -> Callable[..., None]:
-    """Asks for a work of a kind, and for room for one more page that follows it."""
-
-    def room(service: ServiceOf, _: Caller, id: Id) -> None:
-        details(service, id, kind)
-        if service.live.is_full:
-            raise problem(503, "too many pages follow something already", "load it again later")
-
-    return room
 
 
 class Folded(Protocol):

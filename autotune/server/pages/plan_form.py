@@ -13,7 +13,7 @@ from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import submit
-from autotune.server.pages.pasted import PlanForm, device_text, submission_of
+from autotune.server.pages.plan_input import PlanForm, device_text, submission_of
 from autotune.server.pages.render import page, redirect
 from autotune.server.service import Service
 from autotune.server.store.values import Details

@@ -14,16 +14,16 @@ from autotune.facts.kind_names import find_kind
 from autotune.job.yaml_file import parse_yaml
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import Refusal
-from autotune.server.api.work import After, Id, cancel, details, resume
+from autotune.server.api.work import After, Id, cancel, details, resume, room_for
 from autotune.server.pages.bundle_files import bundle_files
-from autotune.server.pages.follow import FromEvent, fold, room_for, updates
+from autotune.server.pages.follow import FromEvent, fold, updates
 from autotune.server.pages.memory import memory_bar, slides_of
-from autotune.server.pages.planning import Planning
+from autotune.server.pages.plan_progress import PlanProgress
 from autotune.server.pages.render import fragment, page, refresh
 from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event
 from autotune.server.store.works import Filter
-from autotune.server.submitted import Submission, accepted
+from autotune.server.submission import Submission, accepted
 from autotune.units import parse_bytes
 
 router = APIRouter(prefix="/plans", include_in_schema=False)
@@ -38,7 +38,7 @@ WAIT_S = 900.0
 def plan_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> Response:
     """A plan."""
     work = details(service, id, "plan")
-    state = Planning()
+    state = PlanProgress()
     fold(service, id, state)
     values = ended_values(service, work) if work.state in ENDED else live_values(work, state)
     follows = not service.live.is_full
@@ -52,7 +52,7 @@ async def follow_plan(
     service: ServiceOf, _: Caller, id: Id, last_event_id: After = None, after: FromEvent = 0
 ) -> AsyncIterator[ServerSentEvent]:
     """What changes on the page of a plan."""
-    state = Planning()
+    state = PlanProgress()
 
     def render(work: Details, _: Sequence[Event]) -> str:
         return fragment("plan_update.html", **live_values(work, state))
@@ -88,7 +88,7 @@ def resume_plan(service: ServiceOf, _: Caller, id: Id) -> Response:
     return refresh()
 
 
-def live_values(work: Details, state: Planning) -> dict[str, Any]:
+def live_values(work: Details, state: PlanProgress) -> dict[str, Any]:
     """What the page of a plan that is being made shows."""
     bar = None
     if state.best is not None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.server.pages.running import Probe, Running
+from autotune.server.pages.run_progress import Probe, RunProgress
 from autotune.server.pages.words import batch_text, size_text, speed_text
 
 WIDTH, HEIGHT = 640.0, 330.0
@@ -50,12 +50,12 @@ class Plot:
     bottom: float = HEIGHT - _BOTTOM
 
 
-def plot_of(running: Running) -> Plot | None:
+def plot_of(progress: RunProgress) -> Plot | None:
     """The plot of a run's probes; None: nothing was measured yet."""
-    placed = [p for p in running.finished if p.peak_memory_bytes and (p.tokens_per_s or p.failed)]
+    placed = [p for p in progress.finished if p.peak_memory_bytes and (p.tokens_per_s or p.failed)]
     if not placed:
         return None
-    limit = running.limit_bytes
+    limit = progress.limit_bytes
     peaks = [(probe.peak_memory_bytes or 0) / _GIB for probe in placed]
     low, high = min(peaks), max(*peaks, (limit or 0) / _GIB)
     low = max(0.0, low - 0.15 * (high - low or high))
@@ -68,13 +68,13 @@ def plot_of(running: Running) -> Plot | None:
     def y(speed: float) -> float:
         return round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * speed / top, 1)
 
-    best = running.best
+    best = progress.best
     dots = [
         Dot(x((p.peak_memory_bytes or 0) / _GIB), y(p.tokens_per_s or 0.0), _kind(p, best),
             _text(p), p.number)
         for p in placed
     ]  # fmt: skip
-    allowed = running.allowed_bytes
+    allowed = progress.allowed_bytes
     return Plot(
         dots=tuple(sorted(dots, key=lambda dot: dot.kind == "best")),
         x_ticks=tuple(Tick(x(value), _number(value)) for value in ticks(low, high, 5)),

@@ -15,7 +15,7 @@ from autotune.server.pages.render import fragment, page, redirect
 from autotune.server.service import Service
 from autotune.server.store.values import Value
 from autotune.server.store.works import Filter
-from autotune.server.submitted import Submission
+from autotune.server.submission import Submission
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 SHOWN = 30

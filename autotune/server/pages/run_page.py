@@ -13,12 +13,12 @@ from autotune.job.job import Budget, as_budget
 from autotune.job.yaml_file import parse_yaml
 from autotune.process.run_folder import RunFolder
 from autotune.server.access.callers import Caller, ServiceOf
-from autotune.server.api.work import After, Id, cancel, details, file_response, resume
+from autotune.server.api.work import After, Id, cancel, details, resume, room_for
 from autotune.server.pages.bundle_files import bundle_files
-from autotune.server.pages.follow import FromEvent, fold, room_for, updates
+from autotune.server.pages.follow import FromEvent, fold, updates
 from autotune.server.pages.plot import plot_of
 from autotune.server.pages.render import fragment, page, refresh
-from autotune.server.pages.running import Running
+from autotune.server.pages.run_progress import RunProgress
 from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event
 
@@ -33,7 +33,7 @@ _Number = Annotated[int, Path(ge=0, le=99_999)]
 def run_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> Response:
     """A run."""
     work = details(service, id, "run")
-    state = running_of(work)
+    state = progress_of(work)
     fold(service, id, state)
     values = values_of(service, work, state)
     follows = not service.live.is_full
@@ -47,7 +47,7 @@ async def follow_run(
     service: ServiceOf, _: Caller, id: Id, last_event_id: After = None, after: FromEvent = 0
 ) -> AsyncIterator[ServerSentEvent]:
     """What changes on the page of a run."""
-    state = Running()
+    state = RunProgress()
 
     def render(work: Details, events: Sequence[Event]) -> str:
         first = events[0].number if events else state.last + 1
@@ -59,7 +59,7 @@ async def follow_run(
     def ended(work: Details) -> str:
         return fragment("run_work.html", **values_of(service, work, state), oob=True, follows=True)
 
-    state.headroom = running_of(details(service, id, "run")).headroom
+    state.headroom = progress_of(details(service, id, "run")).headroom
     async for event in updates(service, id, int(last_event_id or after), state, render, ended):
         yield event
 
@@ -87,13 +87,6 @@ def report_page(request: Request, service: ServiceOf, holder: Caller, id: Id) ->
     return page(request, holder, "report.html", work=work, text=text)
 
 
-@router.get("/{id}/report.html")
-def whole_report(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """The report as a page of its own, where the worker has made one."""
-    details(service, id, "run")
-    return file_response(service, id, "report.html")
-
-
 @router.get("/{id}/probes/{number}/log")
 def probe_log(service: ServiceOf, _: Caller, id: Id, number: _Number) -> Response:
     """The end of what a probe said, where the worker is on this machine."""
@@ -107,10 +100,10 @@ def probe_log(service: ServiceOf, _: Caller, id: Id, number: _Number) -> Respons
     return HTMLResponse(fragment("log.html", there=folder.is_dir(), text="\n".join(texts).strip()))
 
 
-def running_of(work: Details) -> Running:
+def progress_of(work: Details) -> RunProgress:
     """A run at its beginning."""
     headroom = _job(work).get("headroom", 0.1)
-    return Running(headroom=headroom if isinstance(headroom, float) else 0.1)
+    return RunProgress(headroom=headroom if isinstance(headroom, float) else 0.1)
 
 
 def budget_of(work: Details) -> Budget:
@@ -121,7 +114,7 @@ def budget_of(work: Details) -> Budget:
         return Budget()
 
 
-def values_of(service: Service, work: Details, state: Running) -> dict[str, Any]:
+def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, Any]:
     """What the page of a run shows, live or ended."""
     ended = work.state in ENDED
     archive = service.works.file(work.id, "bundle.zip") if ended else None

@@ -7,17 +7,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from autotune.units import format_bytes, format_seconds
+from autotune.space.knobs import FLAG_WORDS
+from autotune.units import format_bytes, format_seconds, format_speed
 
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 CHECKPOINTING = "gradient_checkpointing"
-_FLAGS = {
-    "padding_free": "padding-free",
-    "use_liger_kernel": "Liger kernels",
-    "activation_offloading": "activation offloading",
-    "expandable_segments": "expandable segments",
-    "torch_compile": "torch.compile",
-}
 _STATES = {
     "queued": "waiting",
     "running": "running",
@@ -40,11 +34,7 @@ def size_text(count: float | None) -> str:
 
 def speed_text(tokens_per_s: float | None) -> str:
     """`45k tokens/s`."""
-    if tokens_per_s is None:
-        return ""
-    if tokens_per_s < 1000:
-        return f"{tokens_per_s:.3g} tokens/s"
-    return f"{tokens_per_s / 1000:.3g}k tokens/s"
+    return "" if tokens_per_s is None else format_speed(tokens_per_s)
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -133,5 +123,5 @@ def value_text(value: Any) -> str:
 
 def _word(name: str, value: Any) -> str:
     if isinstance(value, bool) or value is None:
-        return _FLAGS.get(name, name.replace("_", " ")) if value else ""
+        return FLAG_WORDS.get(name, name.replace("_", " ")) if value else ""
     return value if isinstance(value, str) else f"{name} {value_text(value)}"

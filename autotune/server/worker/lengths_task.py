@@ -9,8 +9,8 @@ from autotune.process.messages import read_json
 from autotune.server.store.values import Lease
 from autotune.server.worker.door import Door
 from autotune.server.worker.lengths import FILE, lengths_jobs, lengths_points
-
-_NICENESS = 19
+from autotune.server.worker.limited_command import LimitedCommand
+from autotune.server.worker.task import PLAN_NICENESS
 
 
 class LengthsTask:
@@ -18,17 +18,29 @@ class LengthsTask:
 
     Args:
         lease: of the plan that has ended.
-        folder: the work's folder.
+        folder: the work's folder; where it is deleted, the rest is left out.
         answer: of its result.
+        memory_bytes: what all processes of a plan may take together.
     """
 
     def __init__(
-        self, lease: Lease, folder: Path, answer: dict[str, Any], environment: dict[str, str | None]
+        self,
+        lease: Lease,
+        folder: Path,
+        answer: dict[str, Any],
+        environment: dict[str, str | None],
+        memory_bytes: int,
     ) -> None:
         self.lease, self._folder, self._environment = lease, folder, environment
+        self._memory_bytes = memory_bytes
         self._left = lengths_jobs(lease.job, answer["knobs"])
         self._results: list[dict[str, Any]] = []
-        self._command: Command | None = None
+        self._command: LimitedCommand | None = None
+
+    def look(self) -> None:
+        """End a plan that takes more than it may."""
+        if self._command is not None:
+            self._command.look()
 
     def turn(self, door: Door, name: str) -> bool:
         """Go on; whether all is done, and sent.
@@ -41,6 +53,8 @@ class LengthsTask:
             if self._command.exit_code is None:
                 return False
             self._keep_result()
+        if not self._folder.is_dir():
+            return True
         if self._left:
             self._start(self._left.pop(0))
             return False
@@ -52,7 +66,7 @@ class LengthsTask:
     def end(self) -> None:
         """Leave it."""
         self._left.clear()
-        if self._command is not None and self._command.exit_code is None:
+        if self._command is not None:
             self._command.end()
 
     def _start(self, job: str) -> None:
@@ -60,13 +74,16 @@ class LengthsTask:
         record.mkdir(exist_ok=True)
         file = self._folder / "lengths.yaml"
         file.write_text(job, encoding="utf-8")
-        self._command = Command(
+        command = Command(
             ["plan", file.name, "--all", "--record", str(record), *self.lease.arguments],
             folder=self._folder,
             output=record / "output.txt",
             errors=record / "errors.txt",
             environment=self._environment,
-            niceness=_NICENESS,
+            niceness=PLAN_NICENESS,
+        )
+        self._command = LimitedCommand(
+            command, memory_bytes=self._memory_bytes, limit_s=self.lease.limit_s
         )
 
     def _keep_result(self) -> None:

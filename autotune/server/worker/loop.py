@@ -27,6 +27,7 @@ LEASE_S = 1.0
 KEPT_S = 60.0
 """So often it asks which folders to forget."""
 TAKEN_S = 60.0
+"""So long it bears that another worker has its devices: a killed one is heard of for a while."""
 _LEAVE_S = 90.0
 """When it is to end, its commands have so long to end and to be told of."""
 log = logging.getLogger("autotune.worker")
@@ -41,12 +42,14 @@ class Capacity:
         plans: how many plans it makes beside that.
         plan_memory: bytes for all processes of one.
         folders: bytes of all folders together; beyond it, the oldest that have ended go.
+        lengths: whether answers of plans are planned at other lengths, too.
     """
 
     runs: bool
     plans: int
     plan_memory: int
     folders: int
+    lengths: bool = True
 
 
 @dataclass
@@ -59,7 +62,7 @@ class WorkerLoop:
     capacity: Capacity
     environment: dict[str, str | None]
     _tasks: dict[str, Task] = field(default_factory=dict)
-    _lengths: deque[LengthsTask] = field(default_factory=lambda: deque(maxlen=LENGTHS))
+    _lengths: deque[LengthsTask] = field(default_factory=deque)
     _ending: threading.Event = field(default_factory=threading.Event)
     _next: dict[str, float] = field(default_factory=dict)
     _answers: bool = True
@@ -86,6 +89,8 @@ class WorkerLoop:
     def _turn(self) -> None:
         for task in self._tasks.values():
             task.look()
+        for lengths in self._lengths:
+            lengths.look()
         try:
             self._tell()
             if self._is_time("beat", BEAT_S):
@@ -104,19 +109,29 @@ class WorkerLoop:
             try:
                 task.send(self.door, self.info.name)
                 if ended and task.finish(self.door, self.info.name):
-                    if task.answer is not None and not self._ending.is_set():
-                        lengths = task.lease, task.folder, task.answer, self.environment
-                        self._lengths.append(LengthsTask(*lengths))
+                    self._ask_for_lengths(task)
                     self._drop(id, "ended")
             except Lost:
                 task.end()
                 self._drop(id, "is another's now")
 
+    def _ask_for_lengths(self, task: Task) -> None:
+        """Let the answer of a plan be planned at other lengths, if that is wanted."""
+        answer = task.answer
+        if answer is None or not self.capacity.lengths or self._ending.is_set():
+            return
+        memory_bytes = self.capacity.plan_memory
+        self._lengths.append(
+            LengthsTask(task.lease, task.folder, answer, self.environment, memory_bytes)
+        )
+        if len(self._lengths) > LENGTHS:
+            self._lengths.popleft().end()
+
     def _plan_lengths(self) -> None:
         """Go on with what nobody waits for, unless a plan does."""
         if not self._lengths or any(task.lease.kind == "plan" for task in self._tasks.values()):
             return
-        with contextlib.suppress(Lost):
+        with contextlib.suppress(Lost, OSError):  # its folder is being deleted, or the disk is full
             if not self._lengths[0].turn(self.door, self.info.name):
                 return
         self._lengths.popleft().end()

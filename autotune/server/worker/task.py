@@ -14,14 +14,13 @@ from autotune.process.run_folder import RunFolder
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.store.values import ENDS, STOPS, Ending, Lease
 from autotune.server.worker.door import Door
+from autotune.server.worker.limited_command import END_S, LimitedCommand
 from autotune.server.worker.tail import Tail
 
 PLAN_NICENESS = 19
 """Plans stand back for probes, whose times count."""
 REPORT = "report.txt"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"
-_END_S = 60.0
-"""After so long a command that was asked to end is ended."""
 _MOST_TEXT = 200_000
 
 
@@ -37,28 +36,30 @@ class Task:
     def __init__(
         self, lease: Lease, root: Path, environment: dict[str, str | None], memory_bytes: int
     ) -> None:
-        self.lease, self._memory, self._limit_s = lease, memory_bytes, lease.limit_s
+        self.lease = lease
         self.folder = root / lease.id
         self._record = self.folder / f"attempt-{lease.attempt}"
         shutil.rmtree(self._record, ignore_errors=True)
         self._record.mkdir(parents=True)
         self._environment = {**environment, "AUTOTUNE_STORAGE": lease.study}
         self._write_job()
-        self._command = Command(
+        is_plan = lease.kind == "plan"
+        command = Command(
             self._arguments(),
             folder=self.folder,
             output=self._record / _OUTPUT,
             errors=self._record / _ERRORS,
             environment=self._environment,
-            niceness=PLAN_NICENESS if lease.kind == "plan" else 0,
+            niceness=PLAN_NICENESS if is_plan else 0,
+        )
+        self._command = LimitedCommand(
+            command, memory_bytes=memory_bytes if is_plan else None, limit_s=lease.limit_s
         )
         self._tails = [
             Tail(self._record / _EVENTS, "events", plain=False),
             Tail(self._record / _ERRORS, "errors", plain=True),
         ]
-        self._asked: float | None = None
-        self._stopped_by_worker = False
-        self._problem, self._began = "", time.monotonic()
+        self._stopped = self._stopped_with_worker = False
         self._report: Command | None = None
         self._report_until = 0.0
 
@@ -80,25 +81,12 @@ class Task:
         return answer if self.lease.kind == "plan" and isinstance(answer, dict) else None
 
     def look(self) -> None:
-        """End a plan that takes too much memory, what takes too long, and a command that does not
-        end when asked."""
-        if self.has_ended:
-            return
-        if self.lease.kind == "plan" and self._command.resident_bytes > self._memory:
-            self._problem = (
-                f"error: the plan took more than the {self._memory / 2**30:.3g} GiB that the "
-                "operator gives it (`plan_memory`)"
-            )
-            self._command.end()
-        elif self._limit_s is not None and time.monotonic() - self._began > self._limit_s:
-            self.give_up(f"it took longer than the {self._limit_s / 60:.3g} minutes")
-        if self._asked is not None and time.monotonic() - self._asked > _END_S:
-            self._command.end()
+        """End the command where it takes more than it may."""
+        self._command.look()
 
     def give_up(self, why: str) -> None:
         """Ask the command to end, for it takes more than the operator gives it."""
-        self._problem = self._problem or f"error: {why} that the operator gives it"
-        self.stop(with_worker=False)
+        self._command.give_up(why)
 
     def stop(self, *, with_worker: bool) -> None:
         """Ask the command to end.
@@ -106,17 +94,16 @@ class Task:
         Args:
             with_worker: whether the work is to go on later, with another worker.
         """
-        if self._asked is None:
-            self._asked, self._stopped_by_worker = time.monotonic(), with_worker
-            self._command.interrupt()
+        if not self._stopped:
+            self._stopped, self._stopped_with_worker = True, with_worker
+            self._command.stop()
 
     def end(self) -> None:
         """End the command now."""
-        if not self.has_ended:
-            self._command.end()
+        self._command.end()
 
-    def send(self, door: Door, name: str) -> bool:
-        """Send what was said since; whether that is all.
+    def send(self, door: Door, name: str) -> None:
+        """Send what was said since.
 
         Raises:
             Away: the service does not answer.
@@ -125,7 +112,6 @@ class Task:
         for tail in self._tails:
             while lines := tail.waiting():
                 tail.arrived(door.send(name, self.lease, tail.source, tail.first, lines))
-        return True
 
     def finish(self, door: Door, name: str) -> bool:
         """Send the files that came out, and how it ended; False: its report is being made.
@@ -166,8 +152,8 @@ class Task:
             exit_code=code,
             result=result if isinstance(result, dict) else None,
             text=output[-_MOST_TEXT:],
-            error=(self._problem or problem)[-4000:] if failed else "",
-            interrupted=self._stopped_by_worker and code in STOPS,
+            error=(self._command.problem or problem)[-4000:] if failed else "",
+            interrupted=self._stopped_with_worker and code in STOPS,
         )
 
     def _bundle(self) -> bytes | None:
@@ -185,7 +171,7 @@ class Task:
 
     def _reporting(self) -> Command:
         """The command that prints what `autotune report` does."""
-        self._report_until = time.monotonic() + _END_S
+        self._report_until = time.monotonic() + END_S
         return Command(
             ["report", str(self.run.path)],
             folder=self.folder,

@@ -40,6 +40,11 @@ def test_all_problems_are_told_at_once() -> None:
     assert "`model_type` is missing" in lines[0] and "text_config.vocab_size" in lines[2]
 
 
+def test_a_type_of_model_is_a_word() -> None:
+    assert said(model_type=7)[0].startswith("m/config.json: `model_type` must be a word")
+    assert "`model_type` is missing" in said(model_type="")[0]
+
+
 def test_heads_that_cannot_share_keys_are_refused() -> None:
     (line,) = said(num_key_value_heads=3)
     assert "`num_attention_heads: 4` is not a multiple of `num_key_value_heads: 3`" in line

@@ -14,11 +14,11 @@ from autotune.cli.views.answer import (
     speed_cell,
 )
 from autotune.cli.views.plan import plan_plain, plan_view
-from autotune.cli.views.words import format_speed
 from autotune.estimate.speed.step_time import TimeParts
 from autotune.plan.answer import answer_of
 from autotune.plan.choices import choices
 from autotune.plan.plan import Plan
+from autotune.units import format_speed
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space
 
 

@@ -1,4 +1,4 @@
-"""A worker that is acted: it takes a run as one of a GPU would, and says what happened in it."""
+"""A simulated worker: it takes a run as one of a GPU would, and says what happened in it."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ import requests
 from tests.server.conftest import Served
 
 GPU = {
-    "name": "acted:0",
-    "machine": "acted",
+    "name": "simulated:0",
+    "machine": "simulated",
     "device_kind": "cuda",
     "devices": [0],
     "device_name": "NVIDIA H100 80GB HBM3",
@@ -36,7 +36,7 @@ SURVEYED = {
 
 
 @dataclass
-class Actor:
+class SimulatedWorker:
     """Takes one run, and says what happens in it."""
 
     service: Served

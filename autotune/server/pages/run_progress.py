@@ -4,16 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.run.launch_stages import STAGE_TEXTS
 from autotune.server.store.values import Event
 
-STAGES = {
-    "data": "rows for it are written",
-    "worst_batch": "it was launched, and went through the worst batch",
-    "timed_steps": "steps to compare with the promise",
-    "evaluation": "an evaluation",
-    "save": "a save",
-    "end": "its end",
-}
 LINES = 400
 """Lines of the log that a page shows at first."""
 
@@ -51,7 +44,7 @@ class Probe:
 
 
 @dataclass
-class Running:
+class RunProgress:
     """A run that goes on.
 
     Attributes:
@@ -115,7 +108,7 @@ class Running:
                 self.stages, self.verification = [], None
                 self.doing = f"Verifying the bundle of probe {data['probe']} by launching it"
             case "verification_stage":
-                self.stages.append((STAGES.get(data["stage"], data["stage"]), data["seconds"]))
+                self.stages.append((STAGE_TEXTS.get(data["stage"], data["stage"]), data["seconds"]))
             case "verified":
                 self.verification = dict(data)
                 self.doing = "Verified" if data["verified"] else "The verification failed"

@@ -7,7 +7,7 @@ from autotune.server.store.values import Event
 
 
 @dataclass
-class Planning:
+class PlanProgress:
     """A plan that is being made.
 
     Attributes:

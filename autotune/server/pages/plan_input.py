@@ -10,7 +10,7 @@ from autotune.errors import Problem, UserError, user_error
 from autotune.job.methods import METHODS
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.store.values import Value
-from autotune.server.submitted import Submission
+from autotune.server.submission import Submission
 
 _NAME = re.compile(r"[\w.+-]{1,96}(?:/[\w.+-]{1,96})?|/[^\n:]{1,500}")
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:GB|GiB|G)?", re.IGNORECASE)
