@@ -23,6 +23,7 @@ from autotune.server.access import connections
 from autotune.server.access.requests import HEADERS
 from autotune.server.serve import local_worker
 from tests.server.conftest import ROOT, Served, served
+from tests.server.restarts import until
 
 SERVE = [sys.executable, "-m", "autotune", "serve"]
 
@@ -206,9 +207,11 @@ def test_the_log_is_a_json_object_a_line_with_an_id_each(
     answer = requests.get(
         f"{running.url}/api/v1/plans?text=hunter2", headers=bearer(tokens["user"]), timeout=30
     )
-    text = (running.folder.parent / "service.log").read_text(encoding="utf-8")
+    log, number = running.folder.parent / "service.log", answer.headers["x-request-id"]
+    # Written after the answer was sent, whole lines at a time.
+    text: str = until(lambda: number in (now := log.read_text(encoding="utf-8")) and now, "log")
     lines: list[dict[str, Any]] = [json.loads(one) for one in text.splitlines()]
-    (line,) = [one for one in lines if one.get("request") == answer.headers["x-request-id"]]
+    (line,) = [one for one in lines if one.get("request") == number]
     assert line["path"] == line["route"] == "/api/v1/plans" and line["level"] == "info"
     assert "hunter2" not in text
     often = [one for one in lines if str(one.get("path")).endswith(("/lease", "/beat"))]
