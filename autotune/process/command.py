@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.process.descendants import tree
 from autotune.process.launch import GUARD
+from autotune.process.niceness import stand_back
 from autotune.process.proc import resident_bytes
 
 
@@ -49,7 +50,7 @@ class Command:
                 start_new_session=True,
             )
         if niceness:
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
+            stand_back(self._process.pid, niceness)
 
     @property
     def pid(self) -> int:

@@ -17,13 +17,14 @@ import uvicorn
 
 from autotune.errors import machine_error, user_error
 from autotune.process.command import Command
+from autotune.process.niceness import session_standing_back
 from autotune.server.access.connections import SPARE, Connection
 from autotune.server.app import create_app
 from autotune.server.service import Service, open_service
 from autotune.server.settings import Settings
 
 WORKER_TOKEN, ADDRESS, CSRF, PID = "worker.token", "address", "csrf", "worker.pid"
-NICENESS = 10
+NICENESS = 19
 """The service stands back for probes."""
 HOUSEKEEPING_S, DELETING_S = 5.0, 60.0
 _STOP_S = 100.0
@@ -57,7 +58,8 @@ def serve(settings: Settings, folder: Path) -> None:
     with _listening(settings) as listener:
         port = listener.getsockname()[1]
         _write_private(folder / ADDRESS, f"http://{_local_name(settings)}:{port}")
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises its signal again at its end
+        # uvicorn raises its signal again at its end
+        with contextlib.suppress(KeyboardInterrupt), session_standing_back(NICENESS):
             _Server(service, folder).run(sockets=[listener])
     service.database.close()
 

@@ -10,20 +10,22 @@ off now and then, and goes on after the last number that it had.
 
 import argparse
 import asyncio
+import contextlib
 import json
-import os
 import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from autotune.client import Client
 from autotune.facts.stack import installed
+from autotune.process.niceness import session_standing_back
 from tests.cpu.conftest import LLAMA, write_model
 from tests.server.conftest import served
 from tests.server.restarts import small_job
@@ -32,6 +34,8 @@ RESULTS = Path(__file__).parent / "results.jsonl"
 PAGES = ("/plan", "/runs", "/history", "/api/v1/runs", "/api/v1/health")
 CUT_S = 20.0
 """A reader is cut off after so long, in the mean."""
+READ_S = 600.0
+"""Readers that have not come to the end of the work by then have lost what is missing."""
 
 
 @dataclass
@@ -54,16 +58,15 @@ class Load:
 
     async def run(self, ended: asyncio.Event) -> None:
         """Load the service until told to end."""
-        limits = httpx.Limits(max_connections=self.readers + 50)
-        async with httpx.AsyncClient(base_url=self.url, limits=limits, timeout=60) as client:
+        limits = httpx2.Limits(max_connections=self.readers + 50)
+        async with httpx2.AsyncClient(base_url=self.url, limits=limits, timeout=60) as client:
             self.numbers = [[] for _ in range(self.readers)]
-            tasks = [self._read(client, heard, ended) for heard in self.numbers]
-            await asyncio.gather(*tasks, self._ask(client, ended))
+            tasks = [self._read(client, heard) for heard in self.numbers]
+            reading = asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), READ_S)
+            await asyncio.gather(reading, self._ask(client, ended), return_exceptions=True)
 
-    async def _read(
-        self, client: httpx.AsyncClient, heard: list[int], ended: asyncio.Event
-    ) -> None:
-        while not ended.is_set():
+    async def _read(self, client: httpx2.AsyncClient, heard: list[int]) -> None:
+        while True:  # to the end of the work: what does not come by then is lost
             until = time.monotonic() + random.expovariate(1 / CUT_S)
             last = {"Last-Event-ID": str(heard[-1])} if heard else {}
             try:
@@ -72,15 +75,15 @@ class Load:
                     async for line in answer.aiter_lines():
                         if line.startswith("id: "):
                             heard.append(int(line[4:]))
-                        if line == "event: end" or ended.is_set():
+                        if line == "event: end":
                             return
                         if time.monotonic() > until:
                             break
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 self.errors.append(repr(error))
                 await asyncio.sleep(1)
 
-    async def _ask(self, client: httpx.AsyncClient, ended: asyncio.Event) -> None:
+    async def _ask(self, client: httpx2.AsyncClient, ended: asyncio.Event) -> None:
         asked = set()
         while not ended.is_set():
             task = asyncio.create_task(self._request(client, random.choice(PAGES)))
@@ -89,13 +92,13 @@ class Load:
             await asyncio.sleep(1 / self.rate)
         await asyncio.gather(*asked)
 
-    async def _request(self, client: httpx.AsyncClient, path: str) -> None:
+    async def _request(self, client: httpx2.AsyncClient, path: str) -> None:
         began = time.monotonic()
         try:
             answer = await client.get(path)
             if answer.status_code != 200:
                 self.errors.append(f"{answer.status_code} {path}")
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             self.errors.append(repr(error))
         self.latencies_s.append(time.monotonic() - began)
 
@@ -145,6 +148,14 @@ def resident_bytes(pid: int) -> int:
     return int(pages) * 4096
 
 
+@contextlib.contextmanager
+def as_elsewhere() -> Iterator[None]:
+    """Clients are on other machines: here they take what the others leave. The service stands back
+    by itself, in a session of its own."""
+    with session_standing_back(19):
+        yield
+
+
 def main() -> None:
     """Run in turns until the time is over, and add the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -154,10 +165,9 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=4)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="service-load-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="service-load-") as scratch, as_elsewhere():
         base = Path(scratch)
         with served(base, base / "cache", {"limits": {"live": 400}}) as service:
-            os.nice(19)  # clients are on other machines; the service is niced by itself
             write_model(service.models / "tiny", LLAMA)
             job = small_job(service.models / "tiny" / "config.json", options.probes)
             until = time.monotonic() + 60 * options.minutes

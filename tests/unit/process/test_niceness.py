@@ -1,0 +1,68 @@
+"""Standing back reaches over sessions, and ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.process.niceness import session_standing_back, stand_back
+
+GROUP = Path("/proc/self/autogroup")
+grouped = pytest.mark.skipif(not GROUP.exists(), reason="this kernel does not group by session")
+
+
+def group_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/autogroup").read_text(encoding="ascii")
+
+
+def test_a_process_stands_back() -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        stand_back(process.pid, 7)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 7
+        process.kill()
+
+
+@grouped
+def test_so_does_its_session() -> None:
+    ours = group_of(os.getpid())
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        stand_back(process.pid, 7)
+        assert group_of(process.pid).endswith("nice 7\n")
+        process.kill()
+    assert group_of(os.getpid()) == ours
+
+
+@grouped
+def test_a_session_has_its_priority_back_at_the_end() -> None:
+    code = """
+from pathlib import Path
+from time import sleep
+from autotune.process.niceness import session_standing_back
+read = lambda: Path("/proc/self/autogroup").read_text().split()[-1]
+print(read())
+with session_standing_back(5):
+    print(read())
+    sleep(0.2)  # who is not privileged may change it once in 100 ms
+print(read())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["0", "5", "0"]
+
+
+def test_nothing_happens_where_there_are_no_such_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(Path, "write_text", missing)
+    with session_standing_back(5):
+        pass
