@@ -87,6 +87,9 @@ class Settings(Strict):
     """Whether a proxy in front of it speaks HTTPS: cookies are then sent over HTTPS only."""
     database: str | None = None
     """PostgreSQL by URL; default: `service.db` (SQLite) in the folder of `--runs`."""
+    dashboard: str | None = Field(default=None, pattern=r"^https?://[^\s<>]+$")
+    """URL of the optuna-dashboard that the operator runs on the same database, such as
+    `http://127.0.0.1:8080`: the pages of runs link to it."""
     local_worker: bool = True
     """Whether a worker for this machine's devices is started with it."""
     plans_at_once: int = Field(default=1, ge=0)

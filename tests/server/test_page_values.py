@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import UserError
 from autotune.server.pages.memory import WIDTH, memory_bar, slides_of
+from autotune.server.pages.plan_form import form_of
 from autotune.server.pages.plan_input import (
     PlanForm,
     device_of,
@@ -20,7 +21,7 @@ from autotune.server.pages.plot import plot_of, ticks
 from autotune.server.pages.run_progress import RunProgress
 from autotune.server.pages.sign_in import HOME, _local
 from autotune.server.pages.words import said_text, share_text
-from autotune.server.store.values import Event
+from autotune.server.store.values import Details, Event
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,30 @@ def test_a_bar_has_all_parts_beside_each_other(parts: dict[str, int], limit: int
     assert all(segment.x + segment.width <= WIDTH + 0.1 for segment in bar.segments)
     assert bar.mark is None or 0 <= bar.mark <= WIDTH
     assert bar.fits == (limit is None or total <= limit)
+
+
+def test_a_way_out_is_applied_to_the_job_and_its_devices_are_the_forms() -> None:
+    ways = [
+        {"fields": {"tuning": "lora", "search_space": None}},
+        {"fields": {"devices": {"count": 4}}},
+    ]
+    job = "model: a # mine\nsearch_space: small\ndevices: {memory: 20GiB}\n"
+    work = Details.model_construct(
+        id="0" * 16, job=job, arguments=["--devices=2"], result={"advice": {"ways": ways}}
+    )
+    assert form_of(work, None).text == job
+    assert form_of(work, None, 3).text == job
+    form = form_of(work, None, 1)
+    assert (form.text, form.count) == (
+        "model: a\ndevices:\n  memory: 20GiB\ntuning: lora\n",
+        "2",
+    )
+    form = form_of(work, None, 2)
+    assert (form.text, form.count, form.parent) == (
+        "model: a\nsearch_space: small\ndevices:\n  memory: 20GiB\n  count: 4\n",
+        "1",
+        work.id,
+    )
 
 
 def choice(size: int, peak: int, **changed: Any) -> dict[str, Any]:

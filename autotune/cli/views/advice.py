@@ -30,6 +30,7 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
         "ways": [
             {
                 "changes": [{"text": change.text, "kind": change.kind} for change in way.changes],
+                "fields": dict(way.fields),
                 "knobs": way.candidate.knobs,
                 "estimate": way.estimate.plain(),
                 "speed": way.speed,

@@ -172,6 +172,8 @@ class WayJson(_Strict):
     """A list of changes after which the job fits."""
 
     changes: list[ChangeJson]
+    fields: dict[str, Any]
+    """Of the job's file, as they are after the changes; null: left out."""
     knobs: Knobs
     estimate: EstimateJson
     speed: float | None

@@ -72,6 +72,17 @@ class Change:
         return _EFFECTS[self.job.tuning if self.field == "tuning" else self.field]
 
 
+def changed_fields(before: Job, after: Job) -> dict[str, Any]:
+    """The fields of a job file that differ, with their values afterwards; of `devices` its parts;
+    None: the field is left out."""
+    was, now = before.model_dump(), after.model_dump()
+    fields = {name: value for name, value in now.items() if value != was[name]}
+    if "devices" in fields:
+        parts = fields["devices"].items()
+        fields["devices"] = {part: v for part, v in parts if v != was["devices"][part]}
+    return fields
+
+
 @dataclass(frozen=True, kw_only=True)
 class TriedChange:
     """A change and the probe of it."""

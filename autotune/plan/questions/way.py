@@ -1,6 +1,8 @@
 """A way out of a job that does not fit, and which comes first. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import is_safe
@@ -17,6 +19,7 @@ class Way:
 
     Attributes:
         candidate: the fastest that fits then.
+        fields: of the job's file, as they are after the changes (`changed_fields`).
         packages: what it needs that is not on this machine.
         speed: its tokens/s over those of the job as it is, if that fitted; None: not known.
     """
@@ -25,6 +28,7 @@ class Way:
     candidate: Candidate
     estimate: Estimate
     speed: float | None
+    fields: Mapping[str, Any]
     packages: tuple[str, ...] = ()
 
     @property

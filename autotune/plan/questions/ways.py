@@ -21,7 +21,13 @@ from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
 from autotune.plan.narrowing import narrowed
-from autotune.plan.questions.changes import Change, more_devices, offloading, single_changes
+from autotune.plan.questions.changes import (
+    Change,
+    changed_fields,
+    more_devices,
+    offloading,
+    single_changes,
+)
 from autotune.plan.questions.leanest import (
     decisive,
     leanest,
@@ -195,6 +201,7 @@ class Advisor:
             candidate=best,
             estimate=known[best.key],
             speed=fastest / unchanged if fastest and unchanged else None,
+            fields=changed_fields(self._job, proposal.job),
             packages=tuple(packages_to_install(proposal.job, self._facts, best)),
         )
 

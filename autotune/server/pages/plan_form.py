@@ -1,7 +1,7 @@
 """The page that asks for a plan."""
 
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -13,7 +13,12 @@ from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import submit
-from autotune.server.pages.plan_input import PlanForm, device_text, submission_of
+from autotune.server.pages.plan_input import (
+    PlanForm,
+    changed_job,
+    device_text,
+    submission_of,
+)
 from autotune.server.pages.render import page, redirect
 from autotune.server.service import Service
 from autotune.server.store.values import Details
@@ -42,16 +47,17 @@ def plan_page(
     service: ServiceOf,
     holder: Caller,
     origin: FromWork = "",
+    way: Annotated[int, Query(ge=0, le=100)] = 0,
     model: _Short = "",
     device: _Short = "",
     tuning: _Short = "lora",
     dtype: _Short = "",
 ) -> Response:
-    """The form, empty, or filled from a work."""
+    """The form, empty, or filled from a work; with a way out of it, counted from 1, applied."""
     form = PlanForm(text=model, device=device, tuning=tuning, dtype=dtype)
     work = service.works.get(origin) if origin else None
     if work is not None:
-        form = form_of(work, service.works.model_config_json(work.id))
+        form = form_of(work, service.works.model_config_json(work.id), way)
     return page(
         request,
         holder,
@@ -79,16 +85,28 @@ def _ask(service: Service, form: PlanForm, submitter: str) -> Response:
     return redirect(f"/plans/{work.id}")
 
 
-def form_of(work: Details, config: str | None) -> PlanForm:
-    """The form that asks for a work again."""
+def form_of(work: Details, config: str | None, way: int = 0) -> PlanForm:
+    """The form that asks for a work again.
+
+    Args:
+        way: which of its ways out is applied, from 1 on; 0: none.
+    """
+    fields = way_of(work, way)
     given = dict(argument.removeprefix("--").split("=", 1) for argument in work.arguments)
     return PlanForm(
-        text=work.job,
+        text=changed_job(work.job, fields) if fields else work.job,
         config=config or "",
         device=device_text(given.get("device", "")),
-        count=given.get("devices", "1"),
+        count="1" if "devices" in fields else given.get("devices", "1"),
         parent=work.id,
     )
+
+
+def way_of(work: Details, number: int) -> dict[str, Any]:
+    """The fields of a job that a way out of a plan changes; none where there is no such way."""
+    advice = (work.result or {}).get("advice") or {"ways": []}
+    ways = advice["ways"][number - 1 : number] if number else []
+    return dict(ways[0]["fields"]) if ways else {}
 
 
 @functools.cache

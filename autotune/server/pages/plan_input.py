@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from autotune.errors import Problem, UserError, user_error
 from autotune.job.methods import METHODS
+from autotune.job.yaml_file import parse_yaml, to_yaml
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.store.values import Value
 from autotune.server.submission import Submission
@@ -114,6 +116,23 @@ def job_of(form: PlanForm, model: str) -> dict[str, Any]:
     if form.dtype:
         job["recipe"] = {"dtype": [form.dtype]}
     return {name: value for name, value in job.items() if value is not None}
+
+
+def changed_job(job: str, fields: Mapping[str, Any]) -> str:
+    """A job file with some fields as a way out has them (`WayJson.fields`); its comments are lost.
+
+    Raises:
+        UserError: the job cannot be read.
+    """
+    data = parse_yaml(job, "job")[0]
+    for name, value in fields.items():
+        if value is None:
+            data.pop(name, None)
+        elif name == "devices":
+            data[name] = {**data.get(name, {}), **value}
+        else:
+            data[name] = value
+    return to_yaml(data)
 
 
 def _number(text: str) -> int | str | None:

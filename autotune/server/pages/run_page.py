@@ -131,6 +131,7 @@ def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, 
         "plot": plot_of(state),
         "result": work.result,
         "files": bundle_files(archive),
+        "dashboard": service.settings.dashboard,
     }
 
 

@@ -2,8 +2,18 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.plan.questions.changes import single_changes
+from autotune.job.yaml_file import to_yaml
+from autotune.plan.questions.changes import (
+    changed_fields,
+    more_devices,
+    offloading,
+    single_changes,
+)
+from autotune.plan.questions.leanest import leanest
+from autotune.server.pages.plan_input import changed_job
 from autotune.space.bind import bind
+from autotune.space.definition import load_definition
+from autotune.space.job_file.load import load_job
 from tests.unit.builders import make_candidate, make_facts, make_job, shipped
 
 
@@ -101,3 +111,29 @@ def test_every_changed_job_can_be_bound(lengths):
         space = bind(shipped(), change.job, facts)
         assert space.candidates
         assert change.job.plain()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"fixed": {"gradient_checkpointing": False, "loss_type": "nll"}},
+        {"recipe": {"max_length": [512, 1024], "dtype": ["float32", "bfloat16"]}},
+        {"method": "grpo", "reward_funcs": ["accuracy_reward"]},
+        {"method": "ppo"},
+    ],
+)
+def test_a_change_is_written_down_as_fields_of_the_job_file(fields, tmp_path):
+    before = {"model": "./m", "dataset": "./d", **fields}
+    for name in ("m", "d"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "job.yaml"
+    file.write_text(to_yaml(before), encoding="utf-8")
+    job, _ = load_job(file, ())
+    nearest = leanest(bind(load_definition(job.method), job, make_facts("cuda")))
+    found = [*single_changes(job, nearest), *offloading(job, "cuda"), *more_devices(job)]
+    assert len(found) > 4
+    for change in found:
+        moved = changed_fields(job, change.job)
+        assert moved, change.text
+        file.write_text(changed_job(to_yaml(before), moved), encoding="utf-8")
+        assert load_job(file, ())[0] == change.job, change.text

@@ -1,0 +1,58 @@
+"""Pages of works that a worker has ended, without a browser."""
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+from autotune.server.store.values import Ending, WorkerInfo
+from tests.unit.server.conftest import JOB, Served
+
+WORKER = WorkerInfo(
+    name="w", machine="m", device_kind="cpu", devices=[0], device_name="a processor"
+)
+UNFIT: dict[str, Any] = {
+    "answer": None,
+    "lines": ["Nothing fits."],
+    "choices": [],
+    "notes": [],
+    "stopped": False,
+    "cached": False,
+    "seconds": 1.0,
+    "counts": {"fit": 0, "candidates": 4},
+    "device": {"name": "a GPU", "count": 1, "limit_bytes": 2**30},
+}
+WAY: dict[str, Any] = {
+    "changes": [{"text": "`tuning: lora`", "kind": "recipe"}],
+    "fields": {"tuning": "lora"},
+    "knobs": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
+    "estimate": {"peak_memory_bytes": 2**29, "tokens_per_s": 900.0},
+    "speed": None,
+    "packages": [],
+}
+
+
+def ended(served: Served, kind: str, result: dict[str, Any] | None) -> str:
+    """The id of a work that has ended with this."""
+    id: str = served.submit(JOB, kind).json()["id"]
+    service = served.service
+    service.queue.register(WORKER)
+    lease = service.queue.lease(WORKER, ["plan", "run"])
+    assert lease is not None and lease.id == id
+    service.queue.finish(WORKER.name, id, Ending(attempt=1, exit_code=1, result=result))
+    return id
+
+
+def test_a_way_out_is_planned_with_one_click(served: Served) -> None:
+    id = ended(served, "plan", {**UNFIT, "advice": {"ways": [WAY]}})
+    page = served.client.get(f"/plans/{id}").text
+    link = f"/plan?from={id}&way=1"
+    assert f'href="{html.escape(link)}"' in page
+    assert "tuning: lora" in served.client.get(link).text
+    assert "tuning: lora" not in served.client.get(f"/plan?from={id}").text
+
+
+def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[..., Served]) -> None:
+    served = serve(dashboard="http://127.0.0.1:8080/?a=1&b=2")
+    job = {**JOB, "model": str(served.models / "m" / "config.json")}
+    run = served.submit(job, "run").json()["id"]
+    assert 'href="http://127.0.0.1:8080/?a=1&amp;b=2"' in served.client.get(f"/runs/{run}").text
