@@ -24,7 +24,7 @@ from autotune.server.service import Service, open_service
 from autotune.server.settings import Settings
 
 WORKER_TOKEN, ADDRESS, CSRF, PID = "worker.token", "address", "csrf", "worker.pid"
-NICENESS = 19
+NICENESS = 15
 """The service stands back for probes."""
 HOUSEKEEPING_S, DELETING_S = 5.0, 60.0
 _STOP_S = 100.0

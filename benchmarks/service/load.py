@@ -1,11 +1,13 @@
 """Whether a service under load disturbs the run that its worker makes.
 
-    python -m benchmarks.service.load --minutes 10
+    python -m benchmarks.service.load --minutes 20
+    python -m benchmarks.service.load --minutes 0    # one run, and the pages when nothing happens
 
 A service is started with a tiny job's run, alone and then beside `--readers` live event streams and
 `--rate` requests a second, in turns (A B A B). A row says each probe's speed, the latency of the
 requests, the service's memory, and whether a reader lost or doubled an event: each reader is cut
-off now and then, and goes on after the last number that it had.
+off now and then, and goes on after the last number that it had. At the end each page is asked for
+a hundred times, one after the other, by a client that stands back for nobody.
 """
 
 import argparse
@@ -142,6 +144,24 @@ async def loaded_run(url: str, job: str, readers: int, rate: float) -> dict[str,
     }
 
 
+def idle_latencies(url: str, run: str) -> dict[str, dict[str, float]]:
+    """Seconds that each page takes when nothing happens: median and 95th percentile of 100."""
+    latencies: dict[str, dict[str, float]] = {}
+    with httpx2.Client(base_url=url) as client:
+        for path in (*PAGES, f"/runs/{run}", f"/runs/{run}/report"):
+            taken = []
+            for _ in range(100):
+                began = time.monotonic()
+                client.get(path).raise_for_status()
+                taken.append(time.monotonic() - began)
+            name = path.replace(run, "ID")
+            latencies[name] = {
+                "p50": round(sorted(taken)[49], 4),
+                "p95": round(sorted(taken)[94], 4),
+            }
+    return latencies
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of the service."""
     pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
@@ -159,7 +179,7 @@ def as_elsewhere() -> Iterator[None]:
 def main() -> None:
     """Run in turns until the time is over, and add the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
     parser.add_argument("--probes", type=int, default=4)
@@ -172,7 +192,7 @@ def main() -> None:
             job = small_job(service.models / "tiny" / "config.json", options.probes)
             until = time.monotonic() + 60 * options.minutes
             turn = 0
-            while time.monotonic() < until:
+            while turn == 0 or time.monotonic() < until:
                 readers = options.readers if turn % 2 else 0
                 row = asyncio.run(loaded_run(service.url, job, readers, options.rate))
                 row |= {
@@ -186,6 +206,10 @@ def main() -> None:
                 with options.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 turn += 1
+            run = Client(service.url).list("run")["items"][0]["id"]
+            row = {"idle": idle_latencies(service.url, run), "versions": installed().versions}
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ class Wanted(Value):
 
     worker: WorkerInfo
     kinds: list[Kind]
+    replaces: str = Field(default="", max_length=32, pattern=r"^\w*$")
+    """The instance that worked in its folder before, and is known to be dead: its works return to
+    the queue at once."""
 
 
 class Doing(Value):
@@ -68,7 +71,7 @@ class Taken(Value):
 @router.post("/lease")
 def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
     """The next work that the worker can do; null: there is none."""
-    other = service.queue.register(wanted.worker)
+    other = service.queue.register(wanted.worker, wanted.replaces)
     if other is not None:
         hint = "give each worker of a machine devices of its own: `autotune worker --devices`"
         raise problem(409, f"the worker {other} has one of these devices", hint)

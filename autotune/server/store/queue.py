@@ -38,10 +38,20 @@ class Queue:
     def __init__(self, database: Database, study: str | None = None) -> None:
         self._database, self._study = database, study
 
-    def register(self, worker: WorkerInfo) -> str | None:
-        """Remember a worker; where another one that lives has a device of its: its name."""
+    def register(self, worker: WorkerInfo, replaces: str = "") -> str | None:
+        """Remember a worker; where another one that lives has a device of its: its name.
+
+        Args:
+            replaces: an instance of the same name that is known to be dead: its works return to the
+                queue at the next `expire`.
+        """
         now = time.time()
         with self._database.writing() as session:
+            row = session.get(WorkerRow, worker.name)
+            if row is not None and replaces and row.instance == replaces:
+                row.seen = 0.0
+                works = update(WorkRow).where(WorkRow.state == "running")
+                session.execute(works.where(WorkRow.worker == worker.name).values(lease_until=0.0))
             for row in session.scalars(
                 select(WorkerRow).where(
                     WorkerRow.machine == worker.machine,

@@ -36,15 +36,18 @@ class Door:
         self._session.headers["Authorization"] = f"Bearer {token}"
         self._session.trust_env = False
 
-    def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
+    def lease(self, worker: WorkerInfo, kinds: Sequence[Kind], replaces: str) -> Lease | None:
         """The next work, or None.
+
+        Args:
+            replaces: the worker's predecessor, which is known to be dead; empty: there was none.
 
         Raises:
             Away: the service does not answer.
             Taken: another worker has one of the devices.
             MachineError: it does not take this worker.
         """
-        body = {"worker": worker.model_dump(), "kinds": list(kinds)}
+        body = {"worker": worker.model_dump(), "kinds": list(kinds), "replaces": replaces}
         data = self._call("POST", "lease", json=body)
         return None if data is None else Lease.model_validate(data)
 

@@ -54,13 +54,19 @@ class Capacity:
 
 @dataclass
 class WorkerLoop:
-    """A worker at work."""
+    """A worker at work.
+
+    Attributes:
+        environment: of commands, in place of its own.
+        replaces: the instance that worked in its folder before, and is dead; empty: there was none.
+    """
 
     info: WorkerInfo
     door: Door
     root: Path
     capacity: Capacity
     environment: dict[str, str | None]
+    replaces: str
     _tasks: dict[str, Task] = field(default_factory=dict)
     _lengths: deque[LengthsTask] = field(default_factory=deque)
     _ending: threading.Event = field(default_factory=threading.Event)
@@ -154,7 +160,7 @@ class WorkerLoop:
 
     def _take(self) -> None:
         try:
-            lease = self.door.lease(self.info, self._kinds())
+            lease = self.door.lease(self.info, self._kinds(), self.replaces)
         except Taken as taken:
             self._wait_for_devices(str(taken))
             return

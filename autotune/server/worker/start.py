@@ -86,6 +86,8 @@ def start_worker(
             raise user_error(
                 "another worker works in this folder", where=str(folder), hint=hint
             ) from None
+        before = os.pread(lock, 32, 0).decode("ascii", "replace")
+        os.pwrite(lock, info.instance.encode("ascii"), 0)
         environment: dict[str, str | None] = dict.fromkeys(SECRETS)
         if info.device_kind == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, info.devices))
@@ -95,6 +97,7 @@ def start_worker(
             root=folder,
             capacity=capacity,
             environment=environment,
+            replaces=before,
         )
         loop.run()
     finally:

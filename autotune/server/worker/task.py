@@ -17,7 +17,7 @@ from autotune.server.worker.door import Door
 from autotune.server.worker.limited_command import END_S, LimitedCommand
 from autotune.server.worker.tail import Tail
 
-PLAN_NICENESS = 19
+PLAN_NICENESS = 15
 """Plans stand back for probes, whose times count."""
 REPORT = "report.txt"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"

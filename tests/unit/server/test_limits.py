@@ -73,7 +73,9 @@ def test_what_takes_too_long_or_too_much_is_ended_with_a_name(tmp_path: Path, ki
 def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
     capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
     door: Any = None
-    loop = WorkerLoop(info=INFO, door=door, root=tmp_path, capacity=capacity, environment={})
+    loop = WorkerLoop(
+        info=INFO, door=door, root=tmp_path, capacity=capacity, environment={}, replaces=""
+    )
     task = Task(lease("run", None), tmp_path, {}, 2**30)
     loop._tasks[task.lease.id] = task
     loop._kept()

@@ -72,6 +72,25 @@ def test_a_worker_that_waits_for_a_dead_one_does_not_keep_it_alive(
     assert queue.register(again) is None
 
 
+def test_what_is_known_to_be_dead_is_replaced_at_once(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    run = works.add(new())
+    dead = HERE.model_copy(update={"instance": "dead"})
+    assert queue.register(dead) is None
+    first = queue.lease(dead, ["run"])
+    assert first is not None and first.id == run.id
+    stranger = HERE.model_copy(update={"instance": "stranger"})
+    assert queue.register(stranger, "another") == HERE.name
+    assert queue.expire() == []
+    heir = HERE.model_copy(update={"instance": "heir"})
+    assert queue.register(heir, "dead") is None
+    assert queue.expire() == [run.id]
+    second = queue.lease(heir, ["run"])
+    assert second is not None and (second.id, second.attempt) == (run.id, 2)
+    assert queue.register(heir, "dead") is None
+    assert queue.expire() == [], "only the dead one's"
+
+
 def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
