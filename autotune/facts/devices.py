@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import MachineError, machine_error
+from autotune.facts.control_group import cores
 from autotune.facts.host import host
 
 
@@ -108,7 +109,7 @@ def cpu(processes: int = 1) -> DeviceFacts:
         name=_cpu_name(),
         total_bytes=memory.total_bytes // processes,
         free_bytes=memory.free_bytes // processes,
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores(),
     )
 
 
@@ -207,7 +208,7 @@ def gpu(index: int) -> DeviceFacts:
                 name=_text(nvml.nvmlDeviceGetName(handle)),
                 total_bytes=int(memory.total),
                 free_bytes=int(memory.free),
-                cores=len(os.sched_getaffinity(0)),
+                cores=cores(),
                 driver=_text(nvml.nvmlSystemGetDriverVersion()),
                 capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
                 processes=tuple(_processes(nvml, handle)),
@@ -261,6 +262,14 @@ def gpu_process_bytes(index: int, pid: int) -> int | None:
             if process.pid == pid:
                 return _nvml_bytes(process)
     return None
+
+
+def gpu_uuid(index: int) -> str:
+    """What NVML calls GPU `index`, whoever asks and whatever is visible there."""
+    with _nvml() as nvml:
+        if nvml is None:
+            raise machine_error("NVML no longer finds a driver", where="devices")
+        return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
 
 
 def gpu_used_bytes(index: int) -> int | None:

@@ -1,10 +1,10 @@
 """The memory of the machine that the devices are in, for all its processes together. Bytes."""
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.facts.control_group import memory_limits
 from autotune.job.job import Job
 
 KEPT_FREE = 0.05
@@ -21,10 +21,10 @@ class HostFacts:
 
 
 def host() -> HostFacts:
-    """This machine as it is now, within the control group that this process is in."""
+    """This machine as it is now, within the control groups that this process is in."""
     memory = dict(_meminfo())
     total, free = memory["MemTotal"], memory["MemAvailable"]
-    for limit, used in _cgroup_limits():
+    for limit, used in memory_limits():
         total, free = min(total, limit), min(free, max(limit - used, 0))
     return HostFacts(total_bytes=total, free_bytes=free)
 
@@ -44,21 +44,3 @@ def _meminfo() -> Iterator[tuple[str, int]]:
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         name, _, amount = line.partition(":")
         yield name, int(amount.split()[0]) * 1024
-
-
-def _cgroup_limits() -> Iterator[tuple[int, int]]:
-    """(limit, used) of the memory control group, in the second version's files and the first's."""
-    for folder, limit_file, used_file in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            limit = int((Path(folder) / limit_file).read_text(encoding="ascii"))
-            used = int((Path(folder) / used_file).read_text(encoding="ascii"))
-            yield limit, max(used - _cached_bytes(Path(folder) / "memory.stat"), 0)
-
-
-def _cached_bytes(stat: Path) -> int:
-    """File pages of a control group that the kernel gives back when memory is asked for."""
-    figures = dict(line.split() for line in stat.read_text(encoding="ascii").splitlines())
-    return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)

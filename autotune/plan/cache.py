@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,11 @@ from autotune import __version__
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts, facts_from_plain, stack
+from autotune.facts.control_group import cores
 from autotune.facts.known_models import known_model
 from autotune.job.job import Job, NoData
 from autotune.process.messages import read_json, write_json
+from autotune.process.user_cache import user_cache
 from autotune.space.definition import SpaceDefinition
 
 SCHEMA = 3
@@ -58,9 +59,8 @@ class PlanCache:
 
     @classmethod
     def of_user(cls) -> "PlanCache":
-        """`$AUTOTUNE_CACHE`, else `autotune` in the user's cache folder."""
-        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return cls(path=Path(os.environ.get("AUTOTUNE_CACHE") or Path(home) / "autotune"))
+        """In the user's cache (`process/user_cache.py`)."""
+        return cls(path=user_cache())
 
     @property
     def traces(self) -> Path:
@@ -126,7 +126,7 @@ class PlanCache:
     def _ceilings_file(self, device: str) -> Path:
         """One for each device, number of cores and torch: these decide its rates."""
         torch = stack.installed().versions.get("torch")
-        identity = (SCHEMA, device, len(os.sched_getaffinity(0)), torch)
+        identity = (SCHEMA, device, cores(), torch)
         name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
         return self.path / "ceilings" / f"{name}.json"
 

@@ -1,7 +1,6 @@
 """Variants, traced in children: one at a time for each process that forks them."""
 
 import contextlib
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from autotune.estimate.protocol import EstimateReply
+from autotune.facts.control_group import cores
 from autotune.plan.cache import reply_from_plain
 from autotune.plan.progress import Count, Progress, TaskCount
 from autotune.plan.variants import VariantTask
@@ -66,12 +66,12 @@ class Servers:
 
     def begin(self, count: int) -> None:
         """Let so many import beside each other, as there are cores."""
-        for number in range(min(count, len(os.sched_getaffinity(0)))):
+        for number in range(min(count, cores())):
             self.at(number)
 
     def wanted(self, tasks: int) -> int:
         """How many servers that many tasks are worth: at most one for each core."""
-        count = min(len(os.sched_getaffinity(0)), MAX_SERVERS, tasks // TASKS_A_SERVER)
+        count = min(cores(), MAX_SERVERS, tasks // TASKS_A_SERVER)
         return min(max(count, len(self._running), 1), max(tasks, 1))
 
     def end(self) -> None:

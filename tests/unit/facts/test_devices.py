@@ -98,11 +98,11 @@ def test_the_cpu_has_memory_and_cores():
 def test_a_control_group_bounds_what_the_cpu_has(monkeypatch):
     cpu = devices.cpu()
     limit, used_bytes = cpu.total_bytes // 4, cpu.total_bytes // 5
-    monkeypatch.setattr(host, "_cgroup_limits", lambda: iter([(limit, used_bytes)]))
+    monkeypatch.setattr(host, "memory_limits", lambda: iter([(limit, used_bytes)]))
     bounded = devices.cpu()
     assert bounded.total_bytes == limit
     assert bounded.free_bytes <= limit - used_bytes
-    monkeypatch.setattr(host, "_cgroup_limits", lambda: iter([(limit, 2 * limit)]))
+    monkeypatch.setattr(host, "memory_limits", lambda: iter([(limit, 2 * limit)]))
     assert devices.cpu().free_bytes == 0
 
 
