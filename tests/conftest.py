@@ -12,6 +12,7 @@ from hypothesis import settings
 
 USERS_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+QUIET_VARIABLE = "AUTOTUNE_QUIET"
 
 
 def pytest_configure() -> None:
@@ -19,6 +20,8 @@ def pytest_configure() -> None:
     not disturbed by the others. How long an example of a property takes is no property."""
     settings.register_profile("unhurried", deadline=None)
     settings.load_profile("unhurried")
+    # How quiet this machine is is tested only where a test asks for it (`quiet_counts`).
+    os.environ[QUIET_VARIABLE] = "9"
     if WORKER is None:
         return
     number, workers = int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -82,6 +85,12 @@ def own_home(tmp_path: Path, plan_cache: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     return home
+
+
+@pytest.fixture
+def quiet_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others on this machine disturb probes here, as they do where users measure."""
+    monkeypatch.delenv(QUIET_VARIABLE)
 
 
 @pytest.fixture(params=["a 0", "a'; echo foo", "ü ñ 日本"])

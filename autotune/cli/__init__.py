@@ -63,6 +63,6 @@ def main() -> None:
     """Find the fastest stable configuration of a fine-tuning job by running short real training
     steps on this machine's own devices.
 
-    Exit codes: 0 done, 1 nothing fits, 2 the job file or flags, 3 the machine, 4 no probe came to
-    its end, 130 interrupted.
+    Exit codes: 0 done, 1 nothing fits or a verification failed, 2 the job file or flags, 3 the
+    machine, 4 no probe came to its end or the machine was too busy, 130 interrupted.
     """

@@ -22,6 +22,7 @@ from autotune.cli.remote import JOB, refuse_local, run_there, server_option
 from autotune.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    EXIT_NOT_VERIFIED,
     EXIT_NOTHING_FITS,
     EXIT_NOTHING_MEASURED,
     user_error,
@@ -32,6 +33,7 @@ CODES = {
     "interrupted": EXIT_INTERRUPTED,
     "nothing_fits": EXIT_NOTHING_FITS,
     "nothing_measured": EXIT_NOTHING_MEASURED,
+    "nothing_stable": EXIT_NOTHING_MEASURED,
 }
 ADD_SERVER = "add --server URL"
 
@@ -86,7 +88,8 @@ def command(
     """Find the fastest stable configuration of JOB and write its verified bundle.
 
     JOB is a YAML file; it may be left out where flags say it all. Everything is kept in the run
-    folder; Ctrl-C ends cleanly, and --resume goes on.
+    folder; Ctrl-C ends cleanly, and --resume goes on. While another run of yours has the devices
+    this one waits. The exit code is 1 where the bundle failed its verification.
 
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
@@ -125,7 +128,12 @@ def command(
     if result.outcome == "interrupted":
         folder = shlex.quote(str(run.path))
         click.echo(f"interrupted; go on with: autotune run --resume {folder}", err=True)
-    return CODES.get(result.outcome, EXIT_DONE)
+    return _code(result)
+
+
+def _code(result: Any) -> int:
+    failed = result.verification is not None and not result.verification.verified
+    return EXIT_NOT_VERIFIED if failed else CODES.get(result.outcome, EXIT_DONE)
 
 
 def _by_server(

@@ -28,9 +28,10 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     from autotune.run.past_run import reopen, verify_again
     from autotune.run.planned_bundle import is_planned, verify_planned
 
-    stage = TerminalListener(Console(stderr=True)).verification_stage
+    terminal = TerminalListener(Console(stderr=True))
+    heard = terminal.verification_stage, terminal.waiting
     planned = storage is None and is_planned(run)
-    outcome = verify_planned(run, stage) if planned else verify_again(reopen(run, storage), stage)
+    outcome = verify_planned(run, *heard) if planned else verify_again(reopen(run, storage), *heard)
     if as_json:
         print_json({"schema": 1, **outcome.plain()})
     else:

@@ -9,11 +9,12 @@ import shutil
 from pathlib import Path
 
 from autotune.facts import Facts, devices
+from autotune.facts.control_group import memory_kills
 from autotune.facts.host import host_limit
 from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.nvme_folder import own_folder
-from autotune.probe.outcome import name_outcome
+from autotune.probe.outcome import disturbed, name_outcome
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.worst import lagging_ranks
@@ -73,13 +74,13 @@ def measure(
     compile_before(server, request)
     folder.path.mkdir(parents=True, exist_ok=True)
     clear_ranks(folder.path)
-    kills_before = kernel_oom_kills()
+    kills_before = memory_kills()
     with own_folder(request) as request_in_folder:
         write_json(folder.request, request_in_folder.plain())
         ending = server.run(folder, WORKER, limits, watch, host_meter(request))
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
-    killed = kernel_oom_kills() > kills_before
+    killed = memory_kills() > kills_before
     measurement = name_outcome(ending, read_json(folder.reply), request, kernel_killed=killed)
     if request.parsed_sharding.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
         measurement = naming_the_rank(measurement, folder, request.parsed_sharding.num_processes)
@@ -116,11 +117,13 @@ def measure_candidate(
     watch: Watcher | None = None,
     to_beat: float | None = None,
     most_s: float = math.inf,
+    timed: bool = True,
 ) -> Measurement:
     """Probe a candidate of a job in `folder`, within the job's own time limit.
 
     Args:
         to_beat: tokens/s of the fastest so far.
+        timed: whether its speed counts: then it is `busy` where others took the cores.
         most_s: seconds that it may take, where there are fewer left. It is `interrupted` then: with
             its own time it might have ended well.
     """
@@ -135,7 +138,7 @@ def measure_candidate(
     if measurement.outcome == "timeout" and not hung and limits.wall_s < own_s:
         reason = f"the total budget left it {limits.wall_s:.0f} s"
         measurement = dataclasses.replace(measurement, outcome="interrupted", reason=reason)
-    return measurement
+    return disturbed(measurement) if timed else measurement
 
 
 def _busy_measurement(request: ProbeRequest) -> Measurement | None:
@@ -180,12 +183,3 @@ def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -
     return dataclasses.replace(
         measurement, failed_rank=rank, reason=f"rank {rank} of {count}: {reason}"
     )
-
-
-def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for memory, since it booted."""
-    try:
-        text = Path("/proc/vmstat").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    return next((int(v) for k, v in map(str.split, text.splitlines()) if k == "oom_kill"), 0)

@@ -1,11 +1,14 @@
-"""What the outcome of a probe is called. Pure.
+"""What the outcome of a probe is called.
 
 Its child names what it can: it sees the exception. What it cannot name (a kill, a hang, silence)
 its parent names, from how the process ended and what it held; never from the text of a log.
 """
 
+import dataclasses
+import os
 from typing import Any
 
+from autotune.errors import user_error
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.process.host_memory import HostUse
 from autotune.process.limits import Ending, signal_name
@@ -16,6 +19,13 @@ from autotune.units import format_bytes
 _DEATHS_BY_MEMORY = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}
 NEAR_LIMIT = 0.85
 """A child that dies or hangs holding this share of its limit is taken to have run out of memory."""
+WAITED = "processor_wait_share"
+"""Of events, as of measurements."""
+QUIET = 0.1
+"""A probe whose threads waited for a core for more of the time tells of the machine's load. Of 494
+on two idle cores half waited for 1% or less, one in twenty for more than 8%."""
+QUIET_VARIABLE = "AUTOTUNE_QUIET"
+"""The variable that has another share, for machines that are never quiet."""
 
 
 # -- by its child
@@ -77,7 +87,11 @@ def name_outcome(
     if ending.why == "stopped":
         return _stopped_measurement(ending)
     if ending.why == "wall":
-        return Measurement(outcome="timeout", reason=f"still running after {ending.seconds:.0f} s")
+        return Measurement(
+            outcome="timeout",
+            reason=f"still running after {ending.seconds:.0f} s",
+            processor_wait_share=_last_share(ending),
+        )
     if ending.why == "stall":
         return _stalled(ending, request)
     if ending.why == "lost":
@@ -101,9 +115,44 @@ def measurement_of_reply(reply: dict[str, Any]) -> Measurement:
     return measurement
 
 
+def disturbed(measurement: Measurement) -> Measurement:
+    """A probe whose threads waited for cores that others took, as `busy`: it ranks nowhere, and is
+    tried again later. What it took of memory stays known."""
+    share = measurement.processor_wait_share
+    if measurement.outcome not in ("ok", "timeout") or share is None or is_quiet(share):
+        return measurement
+    return dataclasses.replace(measurement, outcome="busy", reason=busy_text(share))
+
+
+def is_quiet(share: float | None) -> bool:
+    """Whether threads that waited for a core so much of the time were hardly disturbed.
+
+    Raises:
+        UserError: the variable holds something else than a share.
+    """
+    text = os.environ.get(QUIET_VARIABLE, str(QUIET))
+    try:
+        return (share or 0.0) <= float(text)
+    except ValueError:
+        what = f"`{text}` is not a share of time"
+        raise user_error(what, where=QUIET_VARIABLE, hint="such as 0.3") from None
+
+
+def busy_text(share: float) -> str:
+    """What is said of a machine on which threads waited for a core so much of the time."""
+    return f"the machine was busy {share:.0%} of the time"
+
+
+def _last_share(ending: Ending) -> float | None:
+    """How much a child that was ended had waited by what it said last."""
+    shares = [event[WAITED] for event in ending.events if event.get(WAITED) is not None]
+    return shares[-1] if shares else None
+
+
 def _stopped_measurement(ending: Ending) -> Measurement:
     estimates = [event for event in ending.events if event.get("event") == "estimate"]
     return Measurement(
+        processor_wait_share=_last_share(ending),
         outcome="stopped",
         reason=ending.stop_reason or "it cannot win",
         tokens_per_s=estimates[-1].get("tokens_per_s") if estimates else None,

@@ -110,6 +110,7 @@ class RolloutMeter(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The first cycle begins."""
         self._memory.phase_peak()
+        self._waited = clock.ProcessorWait(self._ranks.processes, args.dataloader_num_workers)
         self._begin_cycle(clock.now())
 
     def _begin_cycle(self, now: float) -> None:
@@ -132,9 +133,12 @@ class RolloutMeter(TrainerCallback):
             self._note_cycle(now - self._cycle_began)
             self._estimate(now, control)
         else:
-            self._progress.tell("warm_up", step=state.global_step)
+            waited = self.processor_wait_share
+            self._progress.tell("warm_up", step=state.global_step, processor_wait_share=waited)
         if cycle == WARM_UP_CYCLES:
-            self._measuring_since, self._waited = now, clock.ProcessorWait()
+            self._measuring_since = now
+            workers = args.dataloader_num_workers
+            self._waited = clock.ProcessorWait(self._ranks.processes, workers)
         self._begin_cycle(clock.now())
 
     def _note_cycle(self, seconds: float) -> None:
@@ -158,6 +162,7 @@ class RolloutMeter(TrainerCallback):
             tokens_per_s=result.tokens_per_s,
             optimistic_tokens_per_s=result.optimistic_tokens_per_s,
             relative_uncertainty=result.relative_uncertainty,
+            processor_wait_share=self.processor_wait_share,
         )
         precise = number >= MIN_CYCLES and enough(
             result.tokens_per_s,
@@ -176,5 +181,5 @@ class RolloutMeter(TrainerCallback):
 
     @property
     def processor_wait_share(self) -> float | None:
-        """Part of the timed cycles that the threads waited for a core."""
+        """Part of the timed cycles that the threads waited for a core; before them, of all."""
         return None if self._waited is None else self._waited.share

@@ -169,6 +169,7 @@ class StepMeter(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The wait for the first batch begins."""
         self._mark = clock.now()
+        self._waited = clock.ProcessorWait(self._ranks.processes, args.dataloader_num_workers)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """All micro-batches of the step have been fetched."""
@@ -178,7 +179,8 @@ class StepMeter(TrainerCallback):
             self.wait_s.append((now - self._mark) / self._schedule.accumulation)
             if not self._measuring_since:
                 self._measuring_since = self._mark
-                self._waited = clock.ProcessorWait()
+                workers = args.dataloader_num_workers
+                self._waited = clock.ProcessorWait(self._ranks.processes, workers)
         self._mark = now
 
     def on_pre_optimizer_step(
@@ -201,12 +203,13 @@ class StepMeter(TrainerCallback):
             if steps_over == 0:
                 self._end_of_round(rounds, now, control)
         else:
-            self._progress.tell("warm_up", step=state.global_step)
+            waited = self.processor_wait_share
+            self._progress.tell("warm_up", step=state.global_step, processor_wait_share=waited)
         self._mark = clock.now()
 
     @property
     def processor_wait_share(self) -> float | None:
-        """Part of the timed steps that the threads waited for a core."""
+        """Part of the timed steps that the threads waited for a core; before them, of all steps."""
         return None if self._waited is None else self._waited.share
 
     def _estimate(self, step: int) -> None:
@@ -230,6 +233,7 @@ class StepMeter(TrainerCallback):
             tokens_per_s=self.result.tokens_per_s,
             optimistic_tokens_per_s=self.result.optimistic_tokens_per_s,
             relative_uncertainty=self.result.relative_uncertainty,
+            processor_wait_share=self.processor_wait_share,
         )
 
     def _end_of_round(self, rounds: int, now: float, control: Any) -> None:

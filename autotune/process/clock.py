@@ -4,7 +4,9 @@ import time
 
 import torch
 
+from autotune.facts.control_group import cores
 from autotune.process.proc import processor_wait_seconds
+from autotune.process.processor_waits import is_crowded
 
 
 def now() -> float:
@@ -18,16 +20,24 @@ def now() -> float:
 
 
 class ProcessorWait:
-    """The part of the time since its making in which the threads waited for a core."""
+    """The part of the time since its making in which the threads waited for a core.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: processes that compute beside each other, this one among them.
+        workers: processes of each that load its data.
+    """
+
+    def __init__(self, ranks: int = 1, workers: int = 0) -> None:
+        self._crowd = ranks, workers
         self._since, self._waited_before = time.perf_counter(), processor_wait_seconds()
 
     @property
     def share(self) -> float | None:
-        """None where the kernel does not tell."""
+        """None where the kernel does not tell, and where they wait for each other."""
         waited = processor_wait_seconds()
         if waited is None or self._waited_before is None:
+            return None
+        if is_crowded(int(torch.get_num_threads()), *self._crowd, cores()):
             return None
         elapsed_s = time.perf_counter() - self._since
         return max(waited - self._waited_before, 0.0) / (elapsed_s * int(torch.get_num_threads()))

@@ -2,9 +2,9 @@
 
 What is measured is what an outsider can see: when each line came out, the highest memory of any
 of its processes (resident size from the kernel's accounting; on a GPU what NVML says, sampled every
-0.2 s), and how it ended. It ends when its first process does: what that leaves in its process group
-and beyond it is killed, and output is not waited for. A guard (`guard.py`) ends it all if we are
-killed.
+0.2 s), how long its threads waited for a core, and how it ended. It ends when its first process
+does: what that leaves in its process group and beyond it is killed, and output is not waited for. A
+guard (`guard.py`) ends it all if we are killed.
 """
 
 import contextlib
@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from autotune.facts import devices
+from autotune.facts.control_group import memory_kills
 from autotune.process.limits import LaunchReport
 from autotune.process.proc import process_status, session_peak_bytes
+from autotune.process.processor_waits import ProcessorWaits
 
 GUARD = "autotune.process.guard"
 _POLL_S = 0.2
@@ -42,8 +44,8 @@ def launch(
     Args:
         hear: hears each line as it comes, and how many seconds after the start that is.
     """
-    meter = _Meter(gpus)
-    began = time.monotonic()
+    meter, waits = _Meter(gpus), ProcessorWaits()
+    began, kills = time.monotonic(), memory_kills()
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", GUARD, *command],
@@ -60,6 +62,7 @@ def launch(
             while not _has_ended(process.pid) and not timed_out:
                 output.read(_POLL_S)
                 meter.sample(process.pid)
+                waits.look(process.pid, time.monotonic() - began)
                 timed_out = time.monotonic() - began > timeout_s
         finally:
             _end_group(process)
@@ -75,6 +78,8 @@ def launch(
         peak_resident_bytes=meter.peak_resident(usage.ru_maxrss * 1024),
         peak_gpu_bytes=meter.peak_gpu,
         lines=tuple(output.lines),
+        memory_kills=memory_kills() - kills,
+        processor_waits=tuple(waits.waits),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.process.host_memory import HostUse
+from autotune.process.processor_waits import Waits
 
 Watcher = Callable[[dict[str, Any]], str | None]
 """Sees each progress event; a text that it returns ends the child, and is the reason."""
@@ -48,6 +49,9 @@ class LaunchReport:
     peak_resident_bytes: int
     peak_gpu_bytes: int | None
     lines: tuple[tuple[float, str], ...]
+    memory_kills: int = 0
+    """How many processes the kernel killed for memory meanwhile."""
+    processor_waits: Waits = ()
 
 
 def lost_ending(seconds: float) -> Ending:

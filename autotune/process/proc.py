@@ -92,7 +92,7 @@ def processor_wait_seconds() -> float | None:
     waited = 0
     try:
         for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 waited += int((task / "schedstat").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
         return None

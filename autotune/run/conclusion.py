@@ -15,7 +15,7 @@ from autotune.process.messages import ChildFolder
 from autotune.run.deadline import OutOfTime
 from autotune.run.left_out import left_out
 from autotune.run.loop import job_seconds, probing_s, ruled_out
-from autotune.run.nothing_measured import nothing_measured
+from autotune.run.nothing_measured import nothing_measured, too_busy
 from autotune.run.recipe_values import unprobed_values
 from autotune.run.session import Result, Session
 from autotune.run.verified_bundle import emitted
@@ -49,10 +49,14 @@ def conclude(session: Session, reason: str) -> Result:
 
 def without_recommendation(session: Session, first: NothingFits, reason: str) -> Result:
     """What the run comes to that has no stable candidate: nothing fits, or nobody knows."""
-    problem = nothing_measured(session, session.study.records(), reason)
-    if problem is not None:
-        unknown = searched_result(session, "nothing_measured", reason)
-        return dataclasses.replace(unknown, nothing_measured=problem)
+    records = session.study.records()
+    for outcome, problem in (
+        ("nothing_stable", too_busy(session.run, records)),
+        ("nothing_measured", nothing_measured(session, records, reason)),
+    ):
+        if problem is not None:
+            unknown = searched_result(session, outcome, reason)
+            return dataclasses.replace(unknown, nothing_measured=problem)
     first = measured_shortfall(session, first)
     tried_changes = tuple(try_changes(session, first))
     return dataclasses.replace(
@@ -167,6 +171,7 @@ def _what_if(
         output_dir=session.run.output,
         limit=limit,
         most_s=session.deadline.left_s,
+        timed=False,
     )
 
 

@@ -23,7 +23,6 @@ from autotune.job.job import Job
 from autotune.plan.cache import PlanCache, code_version
 from autotune.run.expectations import Expectations
 from autotune.search.record import Record
-from autotune.search.repeats import QUIET
 from autotune.search.sampler.expected import Expected, Reading
 from autotune.search.sampler.params import choice, expected_of
 from autotune.space.bind import SearchSpace
@@ -134,8 +133,6 @@ def circumstances(job: Job, facts: Facts) -> str | None:
 def _figures(record: Record, estimate: Estimate | None) -> tuple[Any, ...] | None:
     measurement = record.measurement
     if measurement is None or measurement.outcome != "ok" or not measurement.tokens_per_s:
-        return None
-    if (measurement.processor_wait_share or 0.0) > QUIET:
         return None
     expected = expected_of(estimate)
     if expected.speed is None:

@@ -14,7 +14,7 @@ from autotune.run.deadline import OutOfTime
 from autotune.run.expectations import Expectations
 from autotune.run.recipe_values import measured_labels, next_of_values
 from autotune.run.session import Session
-from autotune.run.verify import MARGIN, expected_seconds
+from autotune.run.verify import MARGIN, PAUSES_S, expected_seconds
 from autotune.search.job_time import work_of
 from autotune.search.recommend import NothingFits, Ranked, Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
@@ -27,8 +27,6 @@ from autotune.space.knobs import Candidate, value_label
 from autotune.space.settings import settings
 from autotune.units import format_seconds
 
-MAX_BUSY = 3
-BUSY_WAIT_S = 5.0
 GRACE_S = 5.0
 """So long after its own limit a probe that still runs is cut."""
 CANNOT_FIT = "its estimate exceeds the memory limit"
@@ -37,7 +35,7 @@ BEYOND_HOST = "its estimate exceeds the host's memory"
 
 def search(session: Session) -> str:
     """Probe until it is time to stop; why it is."""
-    busy_probes = 0
+    pauses = 0
     while True:
         records = session.study.records()
         rule_out(session, records)
@@ -47,11 +45,15 @@ def search(session: Session) -> str:
         # The user listed these values to learn what they cost: probes are kept for them.
         due = values and (reason is not None or room(session, records) <= len(values))
         measurement = probe_again(session, values[0]) if due else probe_next(session)
-        busy_probes = busy_probes + 1 if measurement.outcome == "busy" else 0
-        if busy_probes >= MAX_BUSY:
+        if measurement.outcome != "busy":
+            pauses = 0
+        elif pauses < len(PAUSES_S):
+            time.sleep(PAUSES_S[pauses])
+            pauses += 1
+        elif measurement.processes:
             raise machine_error(measurement.reason, where="devices", hint="end them and --resume")
-        if busy_probes:
-            time.sleep(BUSY_WAIT_S)
+        else:
+            return f"{measurement.reason}, in {pauses + 1} probes one after another"
 
 
 def reason_to_stop(session: Session, records: Sequence[Record]) -> str | None:

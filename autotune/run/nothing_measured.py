@@ -1,10 +1,14 @@
 """A run of which no probe told whether anything fits: its time-outs or crashes, with the log to
 read and the setting to raise. Nothing is said about memory."""
 
+import shlex
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 
 from autotune.errors import Problem
+from autotune.probe.outcome import busy_text
+from autotune.process.busiest import busiest_others
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
@@ -27,6 +31,26 @@ def before_the_search(deadline: Deadline) -> Result:
         stop_reason=problem.what,
         space_size=0,
         nothing_measured=problem,
+    )
+
+
+def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
+    """Of a run without a stable candidate: that others took the cores while probes that fit ran;
+    None: there was no such probe."""
+    measured = [record.measurement for record in records if record.measurement is not None]
+    busy = [measurement for measurement in measured if measurement.outcome == "busy"]
+    waited = [m.processor_wait_share for m in busy if m.processor_wait_share is not None]
+    if not waited:
+        return None
+    count = "1 probe" if len(waited) == 1 else f"{len(waited)} probes"
+    names = ", ".join(busiest_others())
+    of_others = f" ({names})" if names else ""
+    return Problem(
+        where="",
+        what=f"{busy_text(statistics.median(waited))} (threads waited for a core, in {count}); "
+        "what is fastest cannot be measured so",
+        hint=f"end what else computes here{of_others}, and go on with "
+        f"`autotune run --resume {shlex.quote(str(run.path))}`",
     )
 
 

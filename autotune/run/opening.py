@@ -12,7 +12,7 @@ from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.job.yaml_file import to_yaml
 from autotune.plan.progress import Progress
-from autotune.probe.outcome import measurement_of_reply
+from autotune.probe.outcome import disturbed, measurement_of_reply
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, refuse_untried, survey
 from autotune.process.messages import read_json, write_json
@@ -180,5 +180,5 @@ def recover(study: Study, run: RunFolder) -> None:
         measurement = Measurement(outcome="interrupted", reason="the run was killed while it ran")
         reply = read_json(run.probe(trial.number).reply)
         if isinstance(reply, dict):
-            measurement = measurement_of_reply(reply)
+            measurement = disturbed(measurement_of_reply(reply))
         study.tell(trial, measurement)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
+from autotune.process.device_lock import devices_locked
 from autotune.process.messages import ChildFolder, read_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
@@ -189,15 +191,20 @@ def _stored(run: RunFolder) -> tuple[str, Facts]:
         ) from None
 
 
-def verify_again(past: PastRun, heard: Heard) -> Verification:
+def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> Verification:
     """Launch the run's recommended bundle again, and write what came out into it.
 
     Args:
         heard: hears of each stage of a launch when it is over.
+        waits: hears who has the devices, where this has to wait for them.
     """
     pinned = (past.stored or {}).get("chosen", {}).get("probe")
     recommendation = past.recommendation(pinned)
-    with past.run.locked(), ChildServer(past.run.log) as server:
+    with (
+        past.run.locked(),
+        devices_locked(past.job.devices, past.run.path, waits),
+        ChildServer(past.run.log) as server,
+    ):
         if not past.run.launch.is_file():
             past.run.write_bundle(past.run.bundle, past.files(recommendation, None))
         facts = past.facts

@@ -7,6 +7,7 @@ one file, the model's around a bare config, the logs of its verification.
 import dataclasses
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.bundle.bundle import RECOMMENDATION, launched_files
@@ -20,6 +21,7 @@ from autotune.plan.progress import Progress
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
+from autotune.process.device_lock import devices_locked
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
@@ -115,12 +117,13 @@ def is_planned(folder: Path) -> bool:
     return isinstance(stored, dict) and "planned" in stored
 
 
-def verify_planned(folder: Path, heard: Heard) -> Verification:
+def verify_planned(folder: Path, heard: Heard, waits: Callable[[str], None]) -> Verification:
     """Measure the configuration of a plan's bundle here, launch it as a run does in the end, and
     write the bundle anew: without its mark where that went well, else with the reason.
 
     Args:
         heard: hears of each stage of a launch when it is over.
+        waits: hears who has the devices, where this has to wait for them.
 
     Raises:
         UserError: the folder was changed, or its job cannot be.
@@ -136,7 +139,11 @@ def verify_planned(folder: Path, heard: Heard) -> Verification:
             where=str(folder),
             hint="verify it on the machine that trains: copy the folder there",
         )
-    with run.locked(), ChildServer(run.log) as server:
+    with (
+        run.locked(),
+        devices_locked(job.devices, folder, waits),
+        ChildServer(run.log) as server,
+    ):
         _forget(run)
         facts = facts_of(job, run, server, Progress())
         _check_candidate(planned.candidate, definition, job, facts)

@@ -36,6 +36,9 @@ probes and the verification. Chosen, not measured."""
 class Listener(Progress):
     """Hears what happens in a run; this one says nothing."""
 
+    def waiting(self, holder: str) -> None:
+        """Another process has the devices; this one waits."""
+
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         """The space is known and the search begins."""
 
@@ -148,7 +151,7 @@ class Session:
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What a run came to: `outcome` is `recommended`, `nothing_fits`, `nothing_measured` (no probe
-    told whether anything fits) or `interrupted`."""
+    told whether anything fits), `nothing_stable` (the machine was too busy) or `interrupted`."""
 
     outcome: str
     records: tuple[Record, ...]
@@ -162,6 +165,7 @@ class Result:
     verification: Verification | None = None
     nothing_fits: NothingFits | None = None
     nothing_measured: Problem | None = None
+    """Why nothing was measured, or nothing stable."""
     tried: tuple[TriedChange, ...] = ()
     advice: Advice | None = None
     """Where no single change of the job was found to fit: what would, by estimate."""

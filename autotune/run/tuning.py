@@ -11,6 +11,7 @@ import dataclasses
 import time
 
 from autotune.job.job import Job
+from autotune.process.device_lock import devices_locked
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
@@ -45,16 +46,17 @@ def tune(
         UserError: the job cannot be (exit code 2).
         MachineError: the machine cannot do it (exit code 3).
     """
-    began, deadline = time.monotonic(), Deadline(total_s=job.budget.total)
     if not run.exists():
         begin(job, run, storage, options)
     with run.locked(), contextlib.ExitStack() as stack:
         run.ending.unlink(missing_ok=True)
-        session = None
+        session, heard = None, listener or Listener()
+        began, deadline = time.monotonic(), Deadline()
         try:
+            stack.enter_context(devices_locked(job.devices, run.path, heard.waiting))
+            began, deadline = time.monotonic(), Deadline(total_s=job.budget.total)
             with deadline.cuts():
                 server = stack.enter_context(ChildServer(run.log))
-            heard = listener or Listener()
             session = Session.open(job, definition, run, server, storage, heard, deadline)
             result = searched(session)
         except KeyboardInterrupt:

@@ -6,15 +6,18 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.probe.outcome import busy_text, is_quiet
 from autotune.process.limits import LaunchReport
+from autotune.process.processor_waits import is_crowded, wait_share
 from autotune.run.launch_stages import LOGGED
 from autotune.search.recommend import Ranked
-from autotune.space.settings import Settings
+from autotune.space.settings import Settings, threads
 from autotune.training.rehearsal import RehearsalReply
 from autotune.units import format_bytes
 
 SPEED_TOLERANCE = 0.25
-"""The launch may be slower than promised by this share; shared machines are this noisy."""
+"""The launch may be slower or faster than promised by this share; shared machines are this noisy.
+What is much faster than its probe was not probed on the machine that it is launched on."""
 MEMORY_TOLERANCE = 0.15
 """The launch may take more than promised by this share."""
 MEMORY_SLACK = 128 * 2**20
@@ -42,18 +45,42 @@ class Verification:
     log: str | None = None
     only_too_slow: bool = False
     """Nothing but its speed speaks against it."""
+    only_too_fast: bool = False
+    """The same, where it was faster than what its probe says."""
+    processor_wait_share: float | None = None
+    """Part of the timed steps in which its threads waited for a core; None: not known."""
     stages_s: dict[str, float] = field(default_factory=dict)
     """Seconds of each stage that came to its end (`run/launch_stages.py`), of all launches."""
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether it was too slow while others took the cores: that says nothing of the bundle."""
+        return self.only_too_slow and not is_quiet(self.processor_wait_share)
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
         return asdict(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    """The timed steps of a launch: their tokens, and when they began and ended, in seconds after
+    its start."""
+
+    tokens: float
+    begin_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """What they took."""
+        return self.end_s - self.begin_s
+
+
 def judge(
     report: LaunchReport,
     state: Any | None,
-    rehearsed: tuple[float, float] | None,
+    timed: TimedSteps | None,
     sizes: list[int] | None,
     chosen: Ranked,
     launched: Settings,
@@ -63,7 +90,7 @@ def judge(
 
     Args:
         state: the Trainer's own state, from the checkpoint; None: nothing was saved.
-        rehearsed: (tokens, seconds) of the timed steps.
+        timed: None: the launch logged too little of them.
         sizes: tokens with padding of the timed micro-batches; None: not known.
     """
     job, facts = launched.job, launched.facts
@@ -71,8 +98,9 @@ def judge(
     history = state["log_history"] if state else []
     evaluated = any("eval_loss" in entry for entry in history)
     evaluates = METHODS[job.method].evaluates
-    speed = rehearsed[0] / rehearsed[1] if rehearsed is not None else None
-    ratio = _against_promise(chosen, rehearsed, sizes)
+    speed = timed.tokens / timed.seconds if timed is not None else None
+    ratio = _against_promise(chosen, timed, sizes)
+    waited = None if timed is None else _wait_share(report, timed, launched)
     without_vllm = bool(launched.config.get("use_vllm")) and not vllm_runs(launched)
     promised = _launched_peak(chosen) if without_vllm else chosen.peak_memory_bytes
     hard = [
@@ -80,8 +108,9 @@ def judge(
         *_memory_problems(peak, promised, _limit(job, facts), chosen, without_vllm),
     ]
     slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE
+    fast = ratio is not None and ratio > 1 + SPEED_TOLERANCE and not vllm_runs(launched)
     speeds = f"{100 * (ratio or 0):.0f}% of the promised speed on the same batches"
-    problems = [*hard, *([f"only {speeds}"] if slow else [])]
+    problems = [*hard, *_speed_problems(speeds, slow, fast, waited)]
     return Verification(
         verified=not problems,
         reason="; ".join(problems) or _kept(evaluates, speeds, peak, promised, without_vllm),
@@ -96,6 +125,8 @@ def judge(
         seconds=round(report.seconds, 3),
         log=log,
         only_too_slow=slow and not hard,
+        only_too_fast=fast and not hard,
+        processor_wait_share=waited,
     )
 
 
@@ -127,9 +158,34 @@ def _kept(evaluates: bool, speeds: str, peak: int | None, promised: int, without
     )
 
 
+def _speed_problems(speeds: str, slow: bool, fast: bool, waited: float | None) -> list[str]:
+    if slow and waited is not None and not is_quiet(waited):
+        return [f"not stable: {busy_text(waited)}, and it ran at only {speeds}"]
+    if slow:
+        return [f"only {speeds}"]
+    if fast:
+        return [f"{speeds}: its probe was measured on a slower machine than this one is now"]
+    return []
+
+
+def _wait_share(report: LaunchReport, timed: TimedSteps, launched: Settings) -> float | None:
+    """The part of the timed steps in which the threads that compute waited for a core."""
+    ranks, each = launched.processes, threads(launched.facts, launched.processes)
+    workers = launched.config.get("dataloader_num_workers") or 0
+    if is_crowded(each, ranks, workers, launched.facts.device.cores):
+        return None
+    return wait_share(report.processor_waits, timed.begin_s, timed.end_s, ranks * each)
+
+
 def _launch_problems(
     report: LaunchReport, evaluated: bool, saved: bool, speed: float | None
 ) -> list[str]:
+    if report.memory_kills and (report.exit_code != 0 or report.timed_out):
+        size = format_bytes(report.peak_resident_bytes)
+        return [
+            "the kernel killed a process of the launch for memory: that of the host, or of the "
+            f"control group, ran out (the largest of them held {size})"
+        ]
     if report.timed_out:
         return [f"the launch did not end within {report.seconds:.0f} s"]
     if report.exit_code != 0:
@@ -156,19 +212,18 @@ def _memory_problems(
 
 
 def _against_promise(
-    chosen: Ranked, rehearsed: tuple[float, float] | None, sizes: list[int] | None
+    chosen: Ranked, timed: TimedSteps | None, sizes: list[int] | None
 ) -> float | None:
     """Promised over measured seconds of the timed steps."""
-    if rehearsed is None:
+    if timed is None:
         return None
-    tokens, seconds = rehearsed
     m = chosen.measurement
     if sizes is None or m.micro_step_fixed_s is None or m.micro_step_per_token_s is None:
-        return tokens / chosen.tokens_per_s / seconds
+        return timed.tokens / chosen.tokens_per_s / timed.seconds
     micro = len(sizes) * (m.micro_step_fixed_s + (m.data_wait_s or 0.0))
     steps = len(sizes) / chosen.candidate.gradient_accumulation_steps
     promised = micro + m.micro_step_per_token_s * sum(sizes)
-    return (promised + steps * (m.optimizer_step_time_s or 0.0)) / seconds
+    return (promised + steps * (m.optimizer_step_time_s or 0.0)) / timed.seconds
 
 
 def _limit(job: Job, facts: Facts) -> int:
@@ -177,8 +232,8 @@ def _limit(job: Job, facts: Facts) -> int:
 
 def timed_part(
     report: LaunchReport, state: Any | None, rehearsal: RehearsalReply
-) -> tuple[float, float] | None:
-    """(tokens, seconds) of the timed steps, by their log lines; None where some are missing."""
+) -> TimedSteps | None:
+    """The timed steps, by their log lines; None where some are missing."""
     if state is None:
         return None
     history = [e for e in state["log_history"] if "loss" in e or "objective/kl" in e]
@@ -188,8 +243,8 @@ def timed_part(
     first, last = rehearsal.untimed, rehearsal.steps
     if last not in logged or first not in logged:
         return None
-    seconds = logged[last] - logged[first]
     tokens = rehearsal.tokens
     if tokens is None:
         tokens = tokens_by_step[last] - tokens_by_step[first]
-    return (float(tokens), seconds) if seconds > 0 else None
+    timed = TimedSteps(tokens=float(tokens), begin_s=logged[first], end_s=logged[last])
+    return timed if timed.seconds > 0 else None

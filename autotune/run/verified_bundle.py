@@ -67,6 +67,8 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
             following = now
             continue
         judged.append((following, outcome))
+        if outcome.was_disturbed:  # so would be the next
+            break
         passed_over[following.chosen.number] = outcome.reason
         following = recommend(session.study.records(), session.allowed_bytes, passed_over)
     best = next((pair for pair in judged if pair[1].verified), judged[0])

@@ -5,44 +5,32 @@ second step), token counts off the checkpoint it saved, memory off the kernel's 
 """
 
 import dataclasses
-import json
 import math
-import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.job.methods import METHODS
 from autotune.plan.variants import batching
-from autotune.probe.extensions import compiled_folder
 from autotune.probe.protocol import Measurement
-from autotune.process.launch import launch
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
-from autotune.run.launch_stages import Heard, LaunchStages, Stages
-from autotune.run.verdict import SPEED_TOLERANCE, Verification, judge, timed_part, vllm_runs
+from autotune.run.launch_stages import Heard, Stages
+from autotune.run.rehearse import TIMEOUT_S, rehearse
+from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked
-from autotune.space.settings import (
-    Settings,
-    device_environment,
-    eval_batch,
-    launched_config_name,
-    settings,
-)
-from autotune.training.rehearsal import (
-    LOGGING_STEPS,
-    UNTIMED_STEPS,
-    RehearsalReply,
-    RehearsalRequest,
-)
+from autotune.space.settings import Settings, eval_batch, launched_config_name, settings
+from autotune.training.rehearsal import UNTIMED_STEPS, RehearsalReply, RehearsalRequest
 
-TIMEOUT_S = 1800.0
+PAUSES_S = (5.0, 15.0)
+"""What others disturbed, a probe or a launch, is repeated after these pauses, in seconds; then the
+machine is too busy. Chosen, not measured."""
 TIMED_ROWS = 64
 TIMED_S = 3.0
 MAX_TIMED_STEPS = 48
@@ -63,9 +51,10 @@ def verify(
 ) -> Verification:
     """Rehearse the bundle in `run.bundle`, which must be the one of `chosen`.
 
-    A launch that is only too slow, or much too fast, may mean that the machine is another than it
-    was during the search. Then the candidate is probed again; a second launch of one that was too
-    slow is held against that probe. For these there must be time before the deadline.
+    A launch that is only too slow, or too fast, may mean that the machine is another than it was
+    during the search. Then the candidate is probed again, and a second launch is held against that
+    probe. One that is slow because others took the cores says nothing: it is repeated later. For
+    all this there must be time before the deadline.
 
     Args:
         heard: hears of each stage of a launch when it is over.
@@ -86,25 +75,39 @@ def verify(
         )
     stages.data_written()
     rehearsal = RehearsalReply.from_plain(reply)
-    first = _rehearse(run, launched, ranked, rehearsal, deadline, stages)
-    ratio = first.speed_against_promise or 1.0
-    as_promised = ratio <= 1 + SPEED_TOLERANCE or vllm_runs(launched)
-    if not first.only_too_slow and (not first.verified or as_promised):
+
+    def launch(ranked: Ranked) -> Verification:
+        return rehearse(run, launched, ranked, rehearsal, deadline, stages)
+
+    first = _in_quiet(lambda: launch(ranked), deadline)
+    if not (first.only_too_slow or first.only_too_fast) or first.was_disturbed:
         return first
     if deadline.left_s < MARGIN * (ranked.measurement.seconds + (first.seconds or 0.0)):
         return dataclasses.replace(
             first, reason=f"{first.reason}; {deadline.words} has no room to probe and launch again"
         )
     fresh = probe_again()
-    if fresh.outcome != "ok" or first.verified:
-        return first
+    if fresh.outcome != "ok":
+        again = f"the probe that was to tell ended as `{fresh.outcome}`: {fresh.reason}"
+        return dataclasses.replace(first, reason=f"{first.reason}; {again}")
     now = dataclasses.replace(ranked, measurement=fresh)
-    second = _rehearse(run, launched, now, rehearsal, deadline, stages)
+    second = _in_quiet(lambda: launch(now), deadline)
     change = (
         f"a new probe gives {now.tokens_per_s:.0f} tokens/s, the one before "
         f"{ranked.tokens_per_s:.0f}"
     )
     return dataclasses.replace(second, reason=f"{second.reason}; {change}")
+
+
+def _in_quiet(launch: Callable[[], Verification], deadline: Deadline) -> Verification:
+    """Launch; where others took the cores that it was timed on, again after a pause, and again."""
+    for pause_s in PAUSES_S:
+        outcome = launch()
+        needed_s = pause_s + MARGIN * (outcome.seconds or 0.0)
+        if not outcome.was_disturbed or deadline.left_s < needed_s:
+            return outcome
+        time.sleep(pause_s)
+    return launch()
 
 
 def expected_seconds(job: Job, ranked: Ranked, import_s: float) -> float:
@@ -130,56 +133,6 @@ def timed_steps(ranked: Ranked) -> int:
     by_time = math.ceil(TIMED_S / (ranked.measurement.step_time_s or TIMED_S))
     steps = min(max(by_rows, by_time, 4), MAX_TIMED_STEPS)
     return steps + steps % 2
-
-
-def _rehearse(
-    run: RunFolder,
-    launched: Settings,
-    ranked: Ranked,
-    rehearsal: RehearsalReply,
-    deadline: Deadline,
-    stages: Stages,
-) -> Verification:
-    """Launch once, through the timed steps, and judge."""
-    device = launched.facts.device
-    log, output = run.verification / "launch.log", run.verification / "output"
-    steps = rehearsal.steps
-    expected_s = steps * (ranked.measurement.step_time_s or 0.0)
-    parts = ranked.measurement.generation_parts or 1
-    fewer = _fewer_together(launched.config, parts, launched.processes)
-    flags = _flags(run.verification / "data", output, steps, launched, fewer)
-    heard = LaunchStages(stages, rehearsal)
-    report = launch(
-        ["bash", str(run.launch), *flags],
-        log=log,
-        environment={
-            "TRL_EXPERIMENTAL_SILENCE": "1",
-            # The user's own choice of devices wins in `launch.sh`, and may list several.
-            **device_environment(device),
-            # A folder whose card lists its files is cached by its name alone, whatever it holds
-            # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
-            "HF_DATASETS_CACHE": str(run.verification / "cache"),
-            # What DeepSpeed compiled for the probes (minutes); the user's own folder wins.
-            "TORCH_EXTENSIONS_DIR": os.environ.get(
-                "TORCH_EXTENSIONS_DIR", str(compiled_folder(run.rows))
-            ),
-        },
-        timeout_s=min(TIMEOUT_S + 3 * expected_s, deadline.left_s),
-        gpus=(device.index, *device.peers) if device.kind == "cuda" else (),
-        hear=heard.hear,
-    )
-    if not report.timed_out:
-        heard.ended(report.seconds)
-    state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
-    rehearsed = timed_part(report, state, rehearsal)
-    verification = judge(report, state, rehearsed, rehearsal.sizes, ranked, launched, str(log))
-    for folder in (output, run.verification / "cache"):
-        shutil.rmtree(folder, ignore_errors=True)
-    verification = dataclasses.replace(verification, stages_s=dict(stages.seconds))
-    if report.timed_out and deadline.left_s <= 0:
-        reason = f"{deadline.words} ended {report.seconds:.0f} s after it was launched"
-        verification = dataclasses.replace(verification, reason=reason)
-    return verification
 
 
 def _prepare_data(
@@ -212,77 +165,3 @@ def _prepare_data(
 def _eval_batch(job: Job, ranked: Ranked) -> int:
     rows = job.training.get("per_device_eval_batch_size")
     return rows if isinstance(rows, int) else eval_batch(job, ranked.candidate)
-
-
-def _flags(
-    data: Path,
-    output: Path,
-    steps: int,
-    launched: Settings,
-    fewer: dict[str, int],
-) -> list[str]:
-    """What the rehearsal changes of the bundle's configuration.
-
-    Args:
-        fewer: how many completions are generated at once, where vLLM's place is taken.
-    """
-    changed: dict[str, Any] = {
-        "dataset_name": data,
-        "dataset_train_split": "train",
-        "dataset_test_split": "test",
-        "output_dir": output,
-        "train_sampling_strategy": "sequential",
-        "max_steps": steps,
-        "logging_strategy": "steps",
-        "logging_steps": LOGGING_STEPS,
-        "eval_strategy": "steps",
-        "eval_steps": steps,
-        "eval_delay": 0,
-        "save_strategy": "steps",
-        "save_steps": steps,
-        "load_best_model_at_end": "false",
-        "report_to": "none",
-        "disable_tqdm": "true",
-        "push_to_hub": "false",
-    }
-    if "shuffle_dataset" in launched.facts.stack.training_fields:
-        changed["shuffle_dataset"] = "false"
-    if not METHODS[launched.job.method].evaluates:  # but it shows samples, in the first step
-        changed |= {"num_sample_generations": 1, "full_responses": "true"}
-        if not launched.config.get("reward_model_path"):
-            changed["reward_model_path"] = launched.config["model_name_or_path"]
-    changed |= _generating(launched, fewer)
-    return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
-
-
-def _generating(launched: Settings, fewer: dict[str, int]) -> dict[str, Any]:
-    """The changes where completions are generated."""
-    changed: dict[str, Any] = {}
-    config, real = launched.config, vllm_runs(launched)
-    if config.get("use_vllm") and not real:
-        changed["use_vllm"] = "false"
-        changed |= fewer
-    length = config.get("max_completion_length")
-    if length is not None:  # completions do not end early, as in the probe
-        field = "min_tokens" if real else "min_new_tokens"
-        kwargs = {**(config.get("generation_kwargs") or {}), field: length}
-        changed["generation_kwargs"] = json.dumps(kwargs)
-        if config.get("eval_strategy", "no") == "no":  # else what the job evaluates with
-            group = config.get("num_generations_eval") or config["num_generations"]
-            changed["per_device_eval_batch_size"] = group
-    return changed
-
-
-def _fewer_together(config: dict[str, Any], parts: int, processes: int) -> dict[str, int]:
-    """A generation batch of which each part fits, where all at once did not.
-
-    Args:
-        parts: into how many the probe had to divide a generation that vLLM will make at once.
-    """
-    if parts == 1:
-        return {}
-    total = config["generation_batch_size"]
-    rows = config["per_device_train_batch_size"] * processes
-    smallest = math.lcm(rows, config["num_generations"])
-    fitting = [n for n in range(smallest, total, smallest) if total % n == 0 and n * parts <= total]
-    return {"generation_batch_size": max(fitting, default=smallest)}

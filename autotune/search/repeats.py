@@ -12,9 +12,6 @@ from autotune.search.record import Record
 PRIOR_SD, PRIOR_WORTH = 0.02, 4.0
 """Before any repeat: two probes of one candidate differ by 2%, worth four repeats."""
 SD_95 = 1.96
-QUIET = 0.1
-"""A probe whose threads waited for a core for more of the time says little; it counts only where
-there is no other of its candidate."""
 _TIMES = (
     "step_time_s",
     "micro_step_time_s",
@@ -54,7 +51,7 @@ def repeatability(records: Iterable[Record]) -> Repeatability:
         if measurement is not None and measurement.outcome == "ok" and measurement.tokens_per_s:
             by_candidate[record.candidate.key].append(measurement)
     readings = {
-        key: [math.log(measurement.tokens_per_s or 1.0) for measurement in quiet(measurements)]
+        key: [math.log(measurement.tokens_per_s or 1.0) for measurement in measurements]
         for key, measurements in by_candidate.items()
     }
     squares = sum(
@@ -67,11 +64,6 @@ def repeatability(records: Iterable[Record]) -> Repeatability:
         measured_sd=math.sqrt(squares / repeats) if repeats else None,
         repeats=repeats,
     )
-
-
-def quiet(measurements: Sequence[Measurement]) -> Sequence[Measurement]:
-    """The measurements during which nobody else took the cores; all, where there are none."""
-    return [m for m in measurements if (m.processor_wait_share or 0.0) <= QUIET] or measurements
 
 
 def error(measurement: Measurement, sd: float) -> float:
@@ -89,7 +81,7 @@ def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
     first = measurements[0]
     if len(measurements) == 1:
         return first
-    readings = [measurement for measurement in quiet(measurements) if measurement.tokens_per_s]
+    readings = [measurement for measurement in measurements if measurement.tokens_per_s]
     logs = [math.log(reading.tokens_per_s or 1.0) for reading in readings]
     weights = [1 / error(reading, sd) ** 2 for reading in readings]
     centre = fmean(logs, weights)

@@ -25,6 +25,7 @@ from optuna.trial import Trial as Trial
 from optuna.trial import TrialState
 
 from autotune.errors import user_error
+from autotune.probe.outcome import WAITED, is_quiet
 from autotune.probe.protocol import Measurement
 from autotune.search.pruning import CannotWinPruner, best_stable_value
 from autotune.search.record import Record, excess_bytes
@@ -151,6 +152,8 @@ class Study:
 
         def watch(event: dict[str, Any]) -> str | None:
             if event.get("event") != "estimate" or "optimistic_tokens_per_s" not in event:
+                return None
+            if not is_quiet(event.get(WAITED)):  # so slow is the machine, not the candidate
                 return None
             trial.report(event["optimistic_tokens_per_s"], event["step"])
             if not trial.should_prune():

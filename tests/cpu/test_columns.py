@@ -15,7 +15,9 @@ def test_a_run_renames_columns_and_its_bundle_trains_on_the_renamed_copy(autotun
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     write_job(folder, model="model", dataset="rows.jsonl", columns=COLUMNS, fixed=FEW)
     save_chat_model(folder / "model")
-    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--budget", "1", "--json"))
+    result = json.loads(
+        autotune("run", "job.yaml", "--out", "run", "--budget", "1", "--json", expect=None)
+    )
     assert_launched(result["verification"])
     out = folder / "out"
     words = ["--max_steps", "2", "--output_dir", str(out), "--save_strategy", "no"]

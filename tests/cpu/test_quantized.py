@@ -167,7 +167,9 @@ def test_a_quantised_job_becomes_a_verified_bundle_that_trains(autotune: Command
         "fixed": {**pins, "gradient_checkpointing": True, "per_device_train_batch_size": 4},
     }
     (autotune.folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
-    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", "--no-history"))
+    result = json.loads(
+        autotune("run", "job.yaml", "--out", "run", "--json", "--no-history", expect=None)
+    )
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
 
@@ -189,7 +191,9 @@ def test_a_quantised_policy_of_ppo_becomes_a_verified_bundle(autotune: Command) 
         | {"num_ppo_epochs": 1, "per_device_train_batch_size": 4, "gradient_checkpointing": True}
         | {"local_rollout_forward_batch_size": 8},
     )
-    result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", "--no-history"))
+    result = json.loads(
+        autotune("run", "job.yaml", "--out", "run", "--json", "--no-history", expect=None)
+    )
     assert result["outcome"] == "recommended"
     launched = result["verification"]
     assert launched["saved"] and (launched["verified"] or launched["only_too_slow"]), launched

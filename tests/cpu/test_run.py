@@ -85,7 +85,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     job = stand_in("sft-factorisations", folder, *sets)
     # By estimates it may be over after three.
     flags = ("--sampler", "random", "--json")
-    result = json.loads(autotune.typed("run", *job, "--out", "run 1", *flags))
+    result = json.loads(autotune.typed("run", *job, "--out", "run 1", *flags, expect=None))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     assert result["verification"]["evaluated"] and result["verification"]["saved"]
@@ -146,7 +146,7 @@ def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
     process.communicate()
     time.sleep(2)
     assert not own_children(str(autotune.folder))
-    result = json.loads(autotune("run", "--resume", "run", "--json"))
+    result = json.loads(autotune("run", "--resume", "run", "--json", expect=None))
     made = probes_of(autotune, "run")
     assert made[0]["outcome"] == "ok"
     assert made[1]["outcome"] in {"interrupted", "ok"}

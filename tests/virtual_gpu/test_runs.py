@@ -84,7 +84,7 @@ def test_a_job_becomes_a_verified_bundle(name: str, virtual_gpu: Any, tmp_path: 
     kind, dataset, fields = METHODS[name]
     write_job(tmp_path, name.partition("-")[0], dataset, fields)
     gpu = virtual_gpu(kind)
-    result = gpu.autotune("run", "job.yaml", "--out", "run")
+    result = gpu.autotune("run", "job.yaml", "--out", "run", expect=None)
     assert result["outcome"] == "recommended", result
     verification = result["verification"]
     assert verification["saved"], verification

@@ -98,6 +98,10 @@ class RunEvents(ProgressEvents, Listener):
         super().__init__(path, heard)
         self._listener = heard
 
+    def waiting(self, holder: str) -> None:
+        self._events.write("waiting", holder=holder)
+        self._listener.waiting(holder)
+
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         self._events.write(
             "surveyed",

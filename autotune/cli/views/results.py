@@ -16,7 +16,11 @@ from autotune.search.repeats import repeatability
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, value_label
 from autotune.units import format_bytes, format_seconds, format_speed
 
-_TITLES = {"recommended": "recommended", "interrupted": "best so far"}
+_TITLES = {
+    "recommended": "recommended",
+    "interrupted": "best so far",
+    "nothing_stable": "not stable",
+}
 
 
 def result_lines(result: Result, bundle: str) -> list[str]:
@@ -25,11 +29,15 @@ def result_lines(result: Result, bundle: str) -> list[str]:
         return [*_nothing_fits_lines(result), *_untold_lines(result)]
     if result.nothing_measured is not None:
         first, *hints = result.nothing_measured.render().splitlines()
-        return [f"nothing was measured: {first}", *hints, *_untold_lines(result)]
+        title = _TITLES.get(result.outcome, "nothing was measured")
+        return [f"{title}: {first}", *hints, *_untold_lines(result)]
     if result.recommendation is None:
         return ["no stable candidate has been measured yet"]
     chosen = result.recommendation.chosen
-    lines = _answer_lines(result, result.recommendation)
+    failed = result.verification is not None and not result.verification.verified
+    verification = verification_line(result.verification.plain() if result.verification else None)
+    lines = [verification] if failed else []  # before what looks like an answer
+    lines += _answer_lines(result, result.recommendation)
     lines += [f"{_TITLES[result.outcome]}: probe {chosen.number}"]
     lines += [
         f"  {name}: {value_label(value)}" for name, value in sorted(chosen.candidate.knobs.items())
@@ -38,8 +46,7 @@ def result_lines(result: Result, bundle: str) -> list[str]:
     lines += [f"- {line}" for line in search_lines(result)]
     lines += _untold_lines(result)
     if result.outcome == "recommended":
-        verification = result.verification.plain() if result.verification else None
-        lines += [verification_line(verification), f"bundle: {bundle}"]
+        lines += [*([] if failed else [verification]), f"bundle: {bundle}"]
     return lines
 
 

@@ -8,7 +8,6 @@ from rich.table import Table
 from autotune.estimate.estimate import Estimate
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
-from autotune.search.repeats import QUIET
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import (
     MICRO_BATCH,
@@ -80,20 +79,12 @@ def describe_measurement(measurement: Measurement) -> str:
     return (
         f"{measurement.tokens_per_s:.0f} tokens/s"
         + (f" +-{100 * noise:.1f}%" if noise is not None else "")
-        + _busy_machine(measurement)
         + (
             f", peak {format_bytes(measurement.peak_memory_bytes)}"
             if measurement.peak_memory_bytes
             else ""
         )
     )
-
-
-def _busy_machine(measurement: Measurement) -> str:
-    share = measurement.processor_wait_share
-    if share is None or share <= QUIET:
-        return ""
-    return f" (the machine was busy: {100 * share:.0f}% of the time waiting for a core)"
 
 
 def records_table(

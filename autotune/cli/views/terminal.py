@@ -20,6 +20,11 @@ from autotune.space.knobs import Candidate
 from autotune.units import format_bytes, format_seconds
 
 
+def waiting_text(holder: str) -> str:
+    """What is said while another process has the devices."""
+    return f"waiting: {holder}; this one goes on when that has ended (Ctrl-C ends it)"
+
+
 class TerminalListener(Listener):
     """Prints what happens."""
 
@@ -41,6 +46,9 @@ class TerminalListener(Listener):
             f"slower: {reason}, so that no process of this run can be forked: each imports the "
             "training stack by itself"
         )
+
+    def waiting(self, holder: str) -> None:
+        self._say(waiting_text(holder))
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         self._free = [knob.name for knob in space.free_knobs]

@@ -134,6 +134,25 @@ def test_time_outs_are_not_said_to_be_a_lack_of_memory(tmp_path):
     assert (plain["outcome"], plain["nothing_measured"]["where"]) == ("nothing_measured", "/log")
 
 
+def test_a_machine_that_was_too_busy_is_told_as_that(tmp_path):
+    problem = Problem(where="", what="the machine was busy 93% of the time", hint="end it")
+    result = make_result("nothing_stable", nothing_measured=problem)
+    assert result_lines(result, "b") == [
+        "not stable: the machine was busy 93% of the time",
+        "  hint: end it",
+    ]
+    assert result_plain(result, tmp_path)["bundle"] is None
+
+
+def test_a_bundle_that_failed_its_verification_is_told_before_what_looks_like_an_answer():
+    failed = Verification(verified=False, reason="the launch ended with exit code 1")
+    result = replace(recommended(), verification=failed)
+    first, *rest = result_lines(result, "b")
+    assert first == "NOT verified: the launch ended with exit code 1"
+    assert first not in rest and rest[-1] == "bundle: b"
+    assert result_lines(recommended(), "b")[-2].startswith("verified: ")
+
+
 def test_what_was_left_out_and_which_values_were_not_probed_is_told(tmp_path):
     value = UnprobedValue(
         knob="max_length", value=512, why="too large", peak_memory_bytes=3 * GIB, limit_bytes=GIB

@@ -8,6 +8,7 @@ import pytest
 from autotune.errors import Problem
 from autotune.process.messages import read_json
 from autotune.run.session import Options, Result
+from autotune.run.verdict import Verification
 from autotune.search.recommend import NothingFits, recommend
 from autotune.space.job_file.load import load_job
 from tests.unit.builders import ok
@@ -123,18 +124,29 @@ def test_a_resumed_run_takes_no_other_job(tmp_path, tuned):
 
 @pytest.mark.parametrize(
     ("outcome", "code"),
-    [("recommended", 0), ("nothing_fits", 1), ("nothing_measured", 4), ("interrupted", 130)],
+    [
+        ("recommended", 0),
+        ("not verified", 1),
+        ("nothing_fits", 1),
+        ("nothing_measured", 4),
+        ("nothing_stable", 4),
+        ("interrupted", 130),
+    ],
 )
 def test_the_exit_code_and_the_json_tell_how_it_ended(outcome, code, tmp_path, tuned):
     from tests.unit.builders import make_record
 
     found = recommend([make_record(0, ok(10.0))], None)
     nothing = NothingFits(nearest=None, short_bytes=None, short_is_lower_bound=True, rejected={})
+    verified = {"recommended": True, "not verified": False}.get(outcome)
+    outcome = "recommended" if verified is not None else outcome
+    none = outcome in ("nothing_measured", "nothing_stable")
     tuned.ends = Result(
         outcome=outcome,
         recommendation=found if outcome == "recommended" else None,
+        verification=None if verified is None else Verification(verified=verified, reason="so"),
         nothing_fits=nothing if outcome == "nothing_fits" else None,
-        nothing_measured=Problem(where="", what="late") if outcome == "nothing_measured" else None,
+        nothing_measured=Problem(where="", what="late") if none else None,
         **FIELDS,
     )
     result = call("run", write_job(tmp_path), "--out", tmp_path / "out", "--json")

@@ -8,6 +8,7 @@ import pytest
 
 from autotune.estimate.residual import Residual
 from autotune.plan.cache import PlanCache
+from autotune.probe.outcome import disturbed
 from autotune.run.expectations import Expectations
 from autotune.run.history import CHANGED, OTHER_KNOBS, SAME, History
 from autotune.search.record import Record
@@ -48,9 +49,10 @@ def test_where_the_rates_of_the_device_were_not_kept_there_is_no_history(history
     assert [one.sd for one in history.readings(JOB, FACTS, SPACE)] == [CHANGED]
 
 
+@pytest.mark.usefixtures("quiet_counts")
 def test_a_disturbed_probe_is_not_kept(history):
-    disturbed = replace(ok(100.0), processor_wait_share=0.3)
-    history.keep("a", JOB, FACTS, records(disturbed, ok(50.0)), EXPECTATIONS)
+    busy = disturbed(replace(ok(100.0), processor_wait_share=0.3))
+    history.keep("a", JOB, FACTS, records(busy, ok(50.0)), EXPECTATIONS)
     (one,) = history.readings(JOB, FACTS, SPACE)
     assert math.exp(one.log_speed) == pytest.approx(50)
 

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.errors import MachineError
 from autotune.estimate.residual import Residual
+from autotune.probe.outcome import busy_text
 from autotune.process.run_folder import RunFolder
 from autotune.run import loop
 from autotune.run.conclusion import conclude, saving
@@ -17,6 +18,7 @@ from autotune.run.expectations import Expectations
 from autotune.run.left_out import left_out
 from autotune.run.loop import (
     CANNOT_FIT,
+    probe_again,
     reserved_s,
     ruled_out,
     search,
@@ -82,7 +84,7 @@ class Stub:
             options=Options(),
         )
         monkeypatch.setattr(loop, "measure_candidate", self._measure)
-        monkeypatch.setattr(loop, "BUSY_WAIT_S", 0.0)
+        monkeypatch.setattr(loop, "PAUSES_S", (0.0, 0.0))
 
     def _measure(self, server, folder, job, facts, candidate, **_):
         self.asked.append(candidate)
@@ -157,13 +159,52 @@ def test_the_search_goes_on_where_the_winner_fails_when_it_is_measured_again(tmp
 def test_a_busy_device_ends_the_search_and_does_not_hang_the_settling(tmp_path, monkeypatch):
     stub = Stub(tmp_path, monkeypatch, epochs=0.01)
     search(stub.session)
-    stub.answer = lambda candidate, n: bad("busy")
+    in_use = bad("busy", processes=[{"pid": 1}])
+    stub.answer = lambda candidate, n: in_use
     assert settle(stub.session)
     assert len(stub.asked) == 4
     (tmp_path / "other").mkdir()
-    busy = Stub(tmp_path / "other", monkeypatch, answer=lambda candidate, n: bad("busy"))
+    busy = Stub(tmp_path / "other", monkeypatch, answer=lambda candidate, n: in_use)
     with pytest.raises(MachineError):
         search(busy.session)
+
+
+BUSY = replace(ok(1.0), outcome="busy", reason=busy_text(0.93), processor_wait_share=0.93)
+
+
+def test_a_machine_too_busy_to_measure_is_an_outcome_and_no_recommendation(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, answer=lambda candidate, n: BUSY)
+    result = conclude(stub.session, search(stub.session))
+    assert len(stub.asked) == 3
+    assert (result.outcome, result.recommendation) == ("nothing_stable", None)
+    assert result.stop_reason.startswith("the machine was busy 93% of the time, in 3 probes")
+    assert result.nothing_measured.what.startswith("the machine was busy 93% of the time")
+    assert f"`autotune run --resume {tmp_path}`" in result.nothing_measured.hint
+
+
+def test_a_probe_that_others_disturbed_is_repeated_and_the_quiet_one_counts(tmp_path, monkeypatch):
+    def answer(candidate, n):
+        return BUSY if n in (1, 3) else ok(speed_of(candidate), 500)
+
+    stub = Stub(tmp_path, monkeypatch, answer=answer, epochs=0.01)
+    search(stub.session)
+    again = {stub.asked[0].key, stub.asked[2].key}
+    counted = [r.candidate.key for r in stub.records if r.measurement.outcome == "ok"]
+    assert again <= set(counted) and len(stub.asked) == len(counted) + 2
+    best = recommend(stub.records, ALLOWED)
+    assert best.chosen.tokens_per_s == 200.0 * 1.001
+    assert best.rejected == {"busy": (0, 2)}
+
+
+@pytest.mark.usefixtures("quiet_counts")
+def test_a_candidate_is_not_stopped_for_a_speed_that_is_the_machines(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=0.01)
+    probe_again(stub.session, stub.session.space.candidates[0])
+    trial, _ = stub.session.study.ask()
+    watch = stub.session.study.cannot_win(trial)
+    event = {"event": "estimate", "step": 1, "optimistic_tokens_per_s": 1.0}
+    assert watch({**event, "processor_wait_share": 0.5}) is None
+    assert "it cannot win" in watch({**event, "processor_wait_share": 0.01, "step": 2})
 
 
 def test_every_listed_recipe_value_is_probed_once(tmp_path, monkeypatch):

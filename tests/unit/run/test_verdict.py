@@ -1,12 +1,15 @@
 """What a launch says of the promise: the verdict, without a launch."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autotune.process.limits import LaunchReport
-from autotune.run.verdict import judge, timed_part
+from autotune.run import verify
+from autotune.run.deadline import Deadline
+from autotune.run.verdict import TimedSteps, Verification, judge, timed_part
 from autotune.search.recommend import Ranked
 from autotune.space.settings import settings
 from autotune.training.rehearsal import RehearsalReply
@@ -44,20 +47,24 @@ def chosen(**figures: Any) -> Ranked:
     return Ranked(number=0, candidate=make_candidate(), measurement=measurement)
 
 
-def verdict(launch: LaunchReport, saved: Any, ranked: Ranked, sizes: Any = None) -> Any:
+def verdict(
+    launch: LaunchReport, saved: Any, ranked: Ranked, sizes: Any = None, job: Any = None
+) -> Any:
     part = timed_part(launch, saved, STEPS)
-    launched = settings(make_job(), make_facts(), ranked.candidate)
+    launched = settings(job or make_job(), make_facts(), ranked.candidate)
     return judge(launch, saved, part, sizes, ranked, launched, "launch.log")
 
 
 def test_the_timed_part_lies_between_the_log_lines_of_its_first_and_last_step() -> None:
-    assert timed_part(report(), state(), STEPS) == (400.0, 4.0)
+    timed = TimedSteps(tokens=400.0, begin_s=2.0, end_s=6.0)
+    assert timed_part(report(), state(), STEPS) == timed
 
 
 def test_tokens_that_the_launch_does_not_count_are_told() -> None:
     uncounted = {"log_history": [{"step": step, "loss": 2.0} for step in (2, 4, 6)]}
     told = replace(STEPS, tokens=77)
-    assert timed_part(report(), uncounted, told) == (77.0, 4.0)
+    part = timed_part(report(), uncounted, told)
+    assert (part.tokens, part.seconds) == (77.0, 4.0)
 
 
 def test_a_launch_without_its_last_log_line_is_not_timed() -> None:
@@ -87,12 +94,57 @@ def test_a_launch_that_is_only_too_slow_says_so() -> None:
     found = verdict(report(), state(), chosen(tokens_per_s=200.0))
     assert not found.verified and found.only_too_slow
     assert "50% of the promised speed" in found.reason
+    assert not found.was_disturbed
+
+
+def test_a_launch_that_is_much_faster_than_its_probe_is_as_suspicious() -> None:
+    found = verdict(report(), state(), chosen(tokens_per_s=32.0))
+    assert not found.verified and found.only_too_fast and not found.only_too_slow
+    assert found.reason.startswith("312% of the promised speed")
+    assert verdict(report(), state(), chosen(tokens_per_s=81.0)).verified
+
+
+def waits(share: float, threads: int) -> tuple[tuple[float, float], ...]:
+    """Of a launch whose threads wait in its timed steps (2 s to 6 s) alone."""
+    waited = share * threads * 4.0
+    return ((0.0, 0.0), (1.9, 0.1), (4.0, 0.1 + waited / 2), (6.1, 0.1 + waited), (9.0, 99.0))
+
+
+@pytest.mark.usefixtures("quiet_counts")
+def test_a_slow_launch_on_a_busy_machine_says_nothing_of_the_bundle() -> None:
+    threads = make_facts().device.cores
+    launch = report(processor_waits=waits(0.63, threads))
+    found = verdict(launch, state(), chosen(tokens_per_s=200.0))
+    assert found.was_disturbed and found.processor_wait_share == pytest.approx(0.6, abs=0.01)
+    assert found.reason.startswith("not stable: the machine was busy 60% of the time")
+    assert verdict(launch, state(), chosen()).verified
+    workers = make_job(training={"dataloader_num_workers": 1})  # they take cores themselves
+    assert verdict(launch, state(), chosen(), job=workers).processor_wait_share is None
+    quiet = report(processor_waits=waits(0.05, threads))
+    assert not verdict(quiet, state(), chosen(tokens_per_s=200.0)).was_disturbed
+
+
+@pytest.mark.usefixtures("quiet_counts")
+def test_what_was_disturbed_is_launched_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verify, "PAUSES_S", (0.0, 0.0))
+    kept = Verification(verified=True, reason="")
+    slow = Verification(verified=False, reason="", only_too_slow=True)
+    busy = replace(slow, processor_wait_share=0.6)
+    for outcomes, launches in (([kept], 1), ([slow], 1), ([busy, kept], 2), ([busy] * 4, 3)):
+        left = iter(outcomes)
+        last = verify._in_quiet(functools.partial(next, left), Deadline())
+        assert last is outcomes[launches - 1]
+        assert len(list(left)) == len(outcomes) - launches
+    assert verify._in_quiet(lambda: replace(busy, seconds=9.0), Deadline(total_s=10.0))
 
 
 @pytest.mark.parametrize(
     ("launch", "saved", "said"),
     [
         (report(exit_code=1), None, "exit code 1"),
+        (report(exit_code=1, memory_kills=1), None, "the kernel killed a process of the launch"),
         (report(timed_out=True), None, "did not end"),
         (report(), state(evaluated=False), "did not evaluate"),
         (report(), None, "did not save"),

@@ -1,0 +1,151 @@
+"""One launch of a bundle: its own command, with what a rehearsal changes of its configuration."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from autotune.job.methods import METHODS
+from autotune.probe.extensions import compiled_folder
+from autotune.process.launch import launch
+from autotune.process.messages import read_json
+from autotune.process.run_folder import RunFolder
+from autotune.run.deadline import Deadline
+from autotune.run.launch_stages import LaunchStages, Stages
+from autotune.run.verdict import Verification, judge, timed_part, vllm_runs
+from autotune.search.recommend import Ranked
+from autotune.space.settings import Settings, device_environment
+from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
+
+TIMEOUT_S = 1800.0
+
+
+def rehearse(
+    run: RunFolder,
+    launched: Settings,
+    ranked: Ranked,
+    rehearsal: RehearsalReply,
+    deadline: Deadline,
+    stages: Stages,
+) -> Verification:
+    """Launch the bundle in `run.bundle` once, through the timed steps, and judge.
+
+    Args:
+        ranked: what it is held against.
+    """
+    device = launched.facts.device
+    log, output = run.verification / "launch.log", run.verification / "output"
+    steps = rehearsal.steps
+    expected_s = steps * (ranked.measurement.step_time_s or 0.0)
+    parts = ranked.measurement.generation_parts or 1
+    fewer = _fewer_together(launched.config, parts, launched.processes)
+    flags = _flags(run.verification / "data", output, steps, launched, fewer)
+    heard = LaunchStages(stages, rehearsal)
+    report = launch(
+        ["bash", str(run.launch), *flags],
+        log=log,
+        environment={
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            # The user's own choice of devices wins in `launch.sh`, and may list several.
+            **device_environment(device),
+            # A folder whose card lists its files is cached by its name alone, whatever it holds
+            # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
+            "HF_DATASETS_CACHE": str(run.verification / "cache"),
+            # What DeepSpeed compiled for the probes (minutes); the user's own folder wins.
+            "TORCH_EXTENSIONS_DIR": os.environ.get(
+                "TORCH_EXTENSIONS_DIR", str(compiled_folder(run.rows))
+            ),
+        },
+        timeout_s=min(TIMEOUT_S + 3 * expected_s, deadline.left_s),
+        gpus=(device.index, *device.peers) if device.kind == "cuda" else (),
+        hear=heard.hear,
+    )
+    if not report.timed_out:
+        heard.ended(report.seconds)
+    state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
+    timed = timed_part(report, state, rehearsal)
+    verification = judge(report, state, timed, rehearsal.sizes, ranked, launched, str(log))
+    for folder in (output, run.verification / "cache"):
+        shutil.rmtree(folder, ignore_errors=True)
+    verification = dataclasses.replace(verification, stages_s=dict(stages.seconds))
+    if report.timed_out and deadline.left_s <= 0:
+        reason = f"{deadline.words} ended {report.seconds:.0f} s after it was launched"
+        verification = dataclasses.replace(verification, reason=reason)
+    return verification
+
+
+def _flags(
+    data: Path,
+    output: Path,
+    steps: int,
+    launched: Settings,
+    fewer: dict[str, int],
+) -> list[str]:
+    """What the rehearsal changes of the bundle's configuration.
+
+    Args:
+        fewer: how many completions are generated at once, where vLLM's place is taken.
+    """
+    changed: dict[str, Any] = {
+        "dataset_name": data,
+        "dataset_train_split": "train",
+        "dataset_test_split": "test",
+        "output_dir": output,
+        "train_sampling_strategy": "sequential",
+        "max_steps": steps,
+        "logging_strategy": "steps",
+        "logging_steps": LOGGING_STEPS,
+        "eval_strategy": "steps",
+        "eval_steps": steps,
+        "eval_delay": 0,
+        "save_strategy": "steps",
+        "save_steps": steps,
+        "load_best_model_at_end": "false",
+        "report_to": "none",
+        "disable_tqdm": "true",
+        "push_to_hub": "false",
+    }
+    if "shuffle_dataset" in launched.facts.stack.training_fields:
+        changed["shuffle_dataset"] = "false"
+    if not METHODS[launched.job.method].evaluates:  # but it shows samples, in the first step
+        changed |= {"num_sample_generations": 1, "full_responses": "true"}
+        if not launched.config.get("reward_model_path"):
+            changed["reward_model_path"] = launched.config["model_name_or_path"]
+    changed |= _generating(launched, fewer)
+    return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
+
+
+def _generating(launched: Settings, fewer: dict[str, int]) -> dict[str, Any]:
+    """The changes where completions are generated."""
+    changed: dict[str, Any] = {}
+    config, real = launched.config, vllm_runs(launched)
+    if config.get("use_vllm") and not real:
+        changed["use_vllm"] = "false"
+        changed |= fewer
+    length = config.get("max_completion_length")
+    if length is not None:  # completions do not end early, as in the probe
+        field = "min_tokens" if real else "min_new_tokens"
+        kwargs = {**(config.get("generation_kwargs") or {}), field: length}
+        changed["generation_kwargs"] = json.dumps(kwargs)
+        if config.get("eval_strategy", "no") == "no":  # else what the job evaluates with
+            group = config.get("num_generations_eval") or config["num_generations"]
+            changed["per_device_eval_batch_size"] = group
+    return changed
+
+
+def _fewer_together(config: dict[str, Any], parts: int, processes: int) -> dict[str, int]:
+    """A generation batch of which each part fits, where all at once did not.
+
+    Args:
+        parts: into how many the probe had to divide a generation that vLLM will make at once.
+    """
+    if parts == 1:
+        return {}
+    total = config["generation_batch_size"]
+    rows = config["per_device_train_batch_size"] * processes
+    smallest = math.lcm(rows, config["num_generations"])
+    fitting = [n for n in range(smallest, total, smallest) if total % n == 0 and n * parts <= total]
+    return {"generation_batch_size": max(fitting, default=smallest)}
