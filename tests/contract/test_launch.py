@@ -11,6 +11,7 @@ from staging import still_running
 from stubs import hold
 
 from autotune.process.launch import LaunchReport, launch
+from autotune.process.processor_waits import wait_share
 
 MIB = 2**20
 
@@ -243,3 +244,18 @@ def test_a_launch_ends_when_the_one_who_asked_is_killed(tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_threads_that_wait_for_a_core_are_seen_from_outside(tmp_path: Path) -> None:
+    """Two that compute on one core: each waits half of the time, or more where others do, too."""
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os, time; os.sched_setaffinity(0, {{{core}}}); end = time.monotonic() + 2.5\n"
+    spin += "while time.monotonic() < end: pass"
+    rival = subprocess.Popen([sys.executable, "-c", spin.replace("2.5", "60")])
+    try:
+        report = python(tmp_path, spin)
+    finally:
+        rival.kill()
+        rival.wait()
+    share = wait_share(report.processor_waits, 0.5, 2.0, threads=1)
+    assert share is not None and 0.3 < share < 1.05
