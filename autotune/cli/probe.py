@@ -17,7 +17,7 @@ from autotune.cli.job_options import guarded, job_options, json_option, load, pr
 def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Measure one candidate of JOB: the knobs that `--set` names, defaults for the rest.
 
-    The exit code is 0 where the candidate ran, 1 where it did not.
+    The exit code is 0 where the candidate ran, 1 where it did not, or others took the cores.
     """
     from rich.console import Console
 
