@@ -20,6 +20,18 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
+def start_ticks(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did: with its number it tells a process from
+    a later one of the same number; None once it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields is not None else None
+
+
+def process_namespace() -> int:
+    """Which numbers of processes we see: containers have numbers of their own."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
 def processor_seconds(pid: int) -> float | None:
     """Processor time that `pid` has used; None once it is gone."""
     fields = _stat(pid)

@@ -1,11 +1,13 @@
 """What a probe keeps on a disk is in a folder of its own, and gone afterwards."""
 
 import os
+import subprocess
 
 import pytest
 
 from autotune.probe.measure import probe_request
 from autotune.probe.nvme_folder import own_folder
+from autotune.process.proc import start_ticks
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_facts, make_job
@@ -39,14 +41,31 @@ def test_the_folder_is_its_own_and_goes_with_it(nasty_dir, weights):
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
-    dead_pid, disk = 2**22 + 1, tmp_path / "disk"  # above the largest pid that the kernel gives out
+    """A real process makes its folder and is killed; others are of living ones and other hosts."""
+    disk = tmp_path / "disk"
     disk.mkdir()
-    for name in (f"autotune-probe-{dead_pid}", f"autotune-probe-{os.getppid()}", "mine"):
+    with own_folder(request(disk)):
+        (ours,) = disk.glob("*")
+    head, pid, started = ours.name.rsplit("-", 2)
+    assert pid == str(os.getpid())
+    host = os.uname().nodename
+    dead = subprocess.Popen(["sleep", "60"])
+    left = f"{head}-{dead.pid}-{start_ticks(dead.pid)}"
+    kept = {
+        f"{head}-{os.getppid()}-{start_ticks(os.getppid())}",
+        f"{head.replace(host, 'elsewhere')}-{dead.pid}-{start_ticks(dead.pid)}",
+        "mine",
+    }
+    reused = f"{head}-{os.getppid()}-{start_ticks(os.getppid()) - 1}"
+    for name in (left, reused, *kept):
         (disk / name).mkdir()
     with own_folder(request(disk)):
+        assert {folder.name for folder in disk.glob("*")} == {left, ours.name, *kept}
+    dead.kill()
+    dead.wait()
+    with own_folder(request(disk)):
         pass
-    names = {folder.name for folder in disk.glob("*")}
-    assert names == {f"autotune-probe-{os.getppid()}", "mine"}
+    assert {folder.name for folder in disk.glob("*")} == kept
 
 
 def test_where_no_folder_can_be_the_child_is_asked_as_before(tmp_path):
