@@ -3,7 +3,8 @@
 It imports the stack once (seconds) and then forks a child per request (milliseconds). It never
 touches a device, starts no thread, and never runs what a child runs. One JSON line per request
 comes in on stdin, one per event goes out on stdout; when stdin closes, which is what a killed
-parent looks like from here, it kills its children and ends.
+parent looks like from here, it kills its children and ends, at once: while it imports, when it does
+not look, the kernel ends it (`_end_with_input`).
 
     in:  {"start": folder, "worker": "module:function"}      {"kill": pid}
          {"environment": {name: value, or null where it is to go}, "folder"}: of the next children
@@ -23,11 +24,13 @@ Why not `multiprocessing`'s forkserver: see docs/decisions/0002-own-forkserver.m
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +63,12 @@ class ForkServer:
         if choice == "fresh":
             self._fresh = reason or f"{CHOICE}=fresh asks for it"
             print(f"every child is a fresh process: {self._fresh}", file=sys.stderr, flush=True)
-        elif starter := import_without_cuda(preload):
-            self._tell({"event": "cuda", "starter": starter})
-            return
+        else:
+            with _end_with_input():
+                starter = import_without_cuda(preload)
+            if starter:
+                self._tell({"event": "cuda", "starter": starter})
+                return
         wake_in, wake_out = os.pipe()
         os.set_blocking(wake_out, False)
         signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
@@ -135,6 +141,27 @@ class ForkServer:
             )
         if not self._children:
             end_children()
+
+
+@contextlib.contextmanager
+def _end_with_input() -> Iterator[None]:
+    """Within this block the kernel ends this process when stdin closes: by SIGIO, which kills who
+    does not handle it. PR_SET_PDEATHSIG would do so when the thread ends that started us."""
+    flags = fcntl.fcntl(0, fcntl.F_GETFL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        if _has_hung_up(0):  # before anybody looked
+            os._exit(0)
+        yield
+    finally:
+        fcntl.fcntl(0, fcntl.F_SETFL, flags)
+
+
+def _has_hung_up(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _move(environment: dict[str, str | None], folder: str) -> None:
