@@ -95,9 +95,7 @@ def name_outcome(
     if ending.why == "stall":
         return _stalled(ending, request)
     if ending.why == "lost":
-        return Measurement(
-            outcome="crash", reason="the process that starts probes died", inferred=True
-        )
+        return _lost(ending, request, kernel_killed)
     if isinstance(reply, dict):
         return measurement_of_reply(reply)
     return _silent(ending, request, kernel_killed)
@@ -186,6 +184,36 @@ def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
     )
 
 
+def _lost(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
+    """A child whose server is gone."""
+    if ending.stop_reason is not None:
+        return Measurement(outcome="crash", reason=ending.stop_reason, inferred=True)
+    if kernel_killed:
+        return Measurement(
+            outcome="host_oom" if request.device_kind == "cuda" else "oom",
+            reason="the kernel, which ran out of memory, ended the process that starts probes",
+            memory_limit_bytes=request.memory_limit_bytes,
+            inferred=True,
+        )
+    reason = "somebody else ended the process that starts probes"
+    return Measurement(outcome="interrupted", reason=reason, inferred=True)
+
+
+def is_by_another(measurement: Measurement) -> bool:
+    """Whether somebody else ended the probe, which says nothing of its candidate."""
+    return measurement.outcome == "interrupted" and measurement.inferred
+
+
+def of_both(first: Measurement, second: Measurement) -> Measurement:
+    """The measurement of a probe that was tried again because somebody else ended it: where the
+    second was ended like the first it is named a crash."""
+    named, reason = second.outcome, f"{second.reason}; tried again, as at first {first.reason}"
+    if is_by_another(second):
+        named, reason = "crash", f"{second.reason}, twice: something ends it each time"
+    seconds = round(first.seconds + second.seconds, 4)
+    return dataclasses.replace(second, outcome=named, reason=reason, seconds=seconds)
+
+
 def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
     """A child that ended without a whole reply."""
     if ending.signal is None:
@@ -207,4 +235,7 @@ def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measu
             memory_limit_bytes=request.memory_limit_bytes,
             inferred=True,
         )
+    if ending.by_another:
+        reason = f"somebody else ended it by {name}"
+        return Measurement(outcome="interrupted", reason=reason, inferred=True)
     return Measurement(outcome="crash", reason=f"ended by {name}")

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.process.host_memory import HostUse
 from autotune.process.processor_waits import Waits
 
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 Watcher = Callable[[dict[str, Any]], str | None]
 """Sees each progress event; a text that it returns ends the child, and is the reason."""
 
@@ -38,6 +39,13 @@ class Ending:
     host: HostUse = HostUse()
     """What was seen of the host's memory, where it was watched."""
 
+    @property
+    def by_another(self) -> bool:
+        """Whether neither it nor its parent ended it: its server is gone, or a signal came that no
+        fault of a program raises. The kernel sends such a one too, where memory runs out."""
+        lost = self.why == "lost" and self.stop_reason is None
+        return lost or (self.why == "exited" and self.signal in _FROM_OUTSIDE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchReport:
@@ -54,10 +62,20 @@ class LaunchReport:
     processor_waits: Waits = ()
 
 
-def lost_ending(seconds: float) -> Ending:
-    """The ending of a child whose server itself is gone."""
+def lost_ending(seconds: float, stop_reason: str | None = None) -> Ending:
+    """The ending of a child whose server itself is gone.
+
+    Args:
+        stop_reason: why the server was given up; None: it was not.
+    """
     return Ending(
-        why="lost", exit_code=None, signal=None, max_rss_bytes=None, strays=0, seconds=seconds
+        why="lost",
+        exit_code=None,
+        signal=None,
+        max_rss_bytes=None,
+        strays=0,
+        seconds=seconds,
+        stop_reason=stop_reason,
     )
 
 

@@ -93,6 +93,6 @@ def test_a_server_that_does_not_react_is_given_up(
     monkeypatch.setattr("autotune.process.watch._KILL_S", 0.5)
     monkeypatch.setattr("autotune.process.server._CLOSE_S", 0.5)
     ending = stage.run("stops_the_server", wall_s=0.3)
-    assert ending.why == "lost"
+    assert (ending.why, ending.by_another) == ("lost", False)
     assert still_running(stage.pids()) == []
     assert stage.run("exits", code=7).exit_code == 7
