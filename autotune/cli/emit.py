@@ -1,10 +1,18 @@
 """`autotune emit`."""
 
+import contextlib
 from pathlib import Path
 
 import click
 
-from autotune.cli.job_options import guarded, json_option, print_json
+from autotune.cli.job_options import (
+    guarded,
+    json_option,
+    print_json,
+    print_notes,
+    storage_of,
+    storage_option,
+)
 
 
 @click.command("emit")
@@ -19,11 +27,7 @@ from autotune.cli.job_options import guarded, json_option, print_json
     help="Write deepspeed_auto.json, too: DeepSpeed's file with `auto` values, for those who keep "
     "TrainingArguments of their own.",
 )
-@click.option(
-    "--storage",
-    envvar="AUTOTUNE_STORAGE",
-    help="Optuna storage URL of the run, where it has one of its own.",
-)
+@storage_option("Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded
 def command(
@@ -39,14 +43,17 @@ def command(
     from autotune.errors import user_error
     from autotune.run.past_run import reopen
 
-    past = reopen(run, storage)
+    past = reopen(run, storage_of(storage))
+    print_notes(past.notes)
     target = (out or past.run.bundle).absolute()
     if out is not None and target.exists():
         raise user_error("the folder is there already", where=str(out), hint="choose another one")
     recommendation = past.recommendation(probe)
     verification = past.kept_verification(recommendation)
     files = past.files_with_auto if auto else past.files
-    past.run.write_bundle(target, files(recommendation, verification))
+    rendered = files(recommendation, verification)
+    with past.run.locked() if out is None else contextlib.nullcontext():
+        past.run.write_bundle(target, rendered)
     if as_json:
         print_json({"schema": 1, "bundle": str(target), "probe": recommendation.chosen.number})
     else:

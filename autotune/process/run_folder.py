@@ -10,7 +10,7 @@ estimates.json    what each candidate was expected to take; estimates/ what was 
 ending.json       why the search ended, and what it saved
 data/             the tokenized rows (`rows`) and the rows they were made of (`raw`)
 model/            only where the job named a bare config
-probes/NNNN/      request, reply, progress and logs of each probe
+probes/NNNN/      candidate, request, reply, progress, logs and measurement of each probe
 verification/     the data, output and log of the verified launch
 bundle/           what is emitted
 """
@@ -19,8 +19,6 @@ import contextlib
 import fcntl
 import os
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,9 @@ from typing import Any
 
 from autotune.errors import user_error
 from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.whole_folder import finish_replacement, put_in_place, write_whole
+
+LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,29 +119,32 @@ class RunFolder:
         """The folder of probe `number`."""
         return ChildFolder(path=self.path / "probes" / f"{number:04d}")
 
+    def candidate(self, number: int) -> Path:
+        """The candidate of probe `number`: with its reply the study can be made anew."""
+        return self.probe(number).path / "candidate.json"
+
+    def keep_candidate(self, number: int, knobs: Mapping[str, Any]) -> None:
+        """Write down what probe `number` is a probe of."""
+        file = self.candidate(number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, dict(knobs))
+
+    def probe_numbers(self) -> list[int]:
+        """Of the probes that have left something here."""
+        folders = (self.path / "probes").glob("*/candidate.json")
+        return sorted(int(file.parent.name) for file in folders if file.parent.name.isdecimal())
+
     def write_text(self, path: Path, text: str) -> None:
         """Write a file of this run whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".draft")
-        draft.write_text(text, encoding="utf-8")
+        write_whole(draft, text)
         draft.replace(path)
 
     def write_bundle(self, target: Path, files: Mapping[str, str]) -> None:
-        """Put a bundle in place of the one before it: whole, or not at all."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".bundle-", dir=target.parent))
-        for name, text in files.items():
-            (draft / name).write_text(text, encoding="utf-8")
-        draft.chmod(0o755)
-        for script in draft.glob("*.sh"):
-            script.chmod(0o755)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=".old-", dir=target.parent))
-            target.rename(old / "bundle")
-            draft.rename(target)
-            shutil.rmtree(old)
-        else:
-            draft.rename(target)
+        """Put a bundle in place of the one before it, in one step: whoever looks sees the one or
+        the other, whatever kills us."""
+        put_in_place(target, files)
 
     def write_files(self, target: Path, files: Mapping[str, str]) -> None:
         """Put files into a folder that may hold others, each whole."""
@@ -159,14 +163,25 @@ class RunFolder:
         Raises:
             UserError: something is there already.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            hint = "choose another folder"
-            if self.exists():
-                path = shlex.quote(str(self.path))
-                hint = f"go on with it by `autotune run --resume {path}`, or {hint}"
-            raise user_error("the folder is not empty", where=str(self.path), hint=hint)
+        self.refuse_used()
         self.write_text(self.job, job_yaml)
         write_json(self.run, dict(info))
+
+    def refuse_used(self) -> None:
+        """A run begins in a folder that is new or empty.
+
+        Raises:
+            UserError: something is there already.
+        """
+        if not self.path.exists():
+            return
+        if self.path.is_dir() and all(entry.name == LOCK for entry in self.path.iterdir()):
+            return
+        hint = "choose another folder"
+        if self.exists():
+            path = shlex.quote(str(self.path))
+            hint = f"go on with it by `autotune run --resume {path}`, or {hint}"
+        raise user_error("the folder is not empty", where=str(self.path), hint=hint)
 
     def check_storage(self, storage: str | None) -> None:
         """A run whose study is elsewhere is opened only there (its URL is not kept: it may hold
@@ -189,13 +204,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process from working on the same run.
+        """Keep a second process from working on the same run; what a killed one left half-done is
+        cleared away.
 
         Raises:
             UserError: another process does.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,6 +221,9 @@ class RunFolder:
                     where=str(self.path),
                     hint="wait for it, or end it first",
                 ) from None
+            for draft in self.path.glob("*.json.draft"):
+                draft.unlink()
+            finish_replacement(self.bundle)
             yield
         finally:
             os.close(descriptor)

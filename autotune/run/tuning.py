@@ -23,6 +23,7 @@ from autotune.run.memory_floor import process_alone, without_probes
 from autotune.run.nothing_measured import before_the_search
 from autotune.run.opening import Options, begin
 from autotune.run.session import Listener, Result, Session
+from autotune.search.storage import faults_of_storage
 from autotune.space.definition import SpaceDefinition
 
 
@@ -40,15 +41,19 @@ def tune(
     Args:
         run: where everything is kept; a run that was started there goes on.
         storage: an Optuna storage URL in place of the run's own SQLite file.
-        options: how to search; a run that goes on searches as it was started.
+        options: how a new run searches; with it none may have been started there. Without, a run
+            that goes on searches as it was started, a new one as by default.
 
     Raises:
         UserError: the job cannot be (exit code 2).
         MachineError: the machine cannot do it (exit code 3).
     """
-    if not run.exists():
-        begin(job, run, storage, options)
-    with run.locked(), contextlib.ExitStack() as stack:
+    if options is not None:
+        run.refuse_used()
+    where = "--storage" if storage is not None else str(run.database)
+    with run.locked(), contextlib.ExitStack() as stack, faults_of_storage(where):
+        if options is not None or not run.exists():
+            begin(job, run, storage, options)
         run.ending.unlink(missing_ok=True)
         session, heard = None, listener or Listener()
         began, deadline = time.monotonic(), Deadline()

@@ -1,0 +1,89 @@
+"""A folder that replaces another is the one or the other, whenever its writer is killed."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.process import whole_folder
+from autotune.process.run_folder import RunFolder
+from autotune.process.whole_folder import finish_replacement, put_in_place
+
+OLD, NEW = {"a": "old", "b": "old"}, {"a": "new", "launch.sh": "new"}
+
+
+def killed_at(step: int, target: Path, way: str) -> int:
+    """How a process ended that replaces `target` and is killed before its change number `step`."""
+    pid = os.fork()
+    if pid == 0:
+        left = step
+
+        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+            def once(*arguments: Any, **named: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **named)
+
+            return once
+
+        for owner, name in ((os, "fsync"), (Path, "rename"), (shutil, "rmtree")):
+            setattr(owner, name, counted(getattr(owner, name)))
+        exchange = counted(whole_folder._exchange) if way == "exchange" else lambda *_: False
+        whole_folder._exchange = exchange
+        put_in_place(target, NEW)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def held(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("way", ["exchange", "rename"])
+def test_a_kill_at_any_step_leaves_one_of_the_two(tmp_path: Path, way: str) -> None:
+    """At every call that changes something on disk, in turn."""
+    seen, folder = [], tmp_path / "run"
+    for step in range(20):
+        target = folder / f"bundle-{step}"
+        put_in_place(target, OLD)
+        code = killed_at(step, target, way)
+        if way == "exchange":
+            assert held(target) in (OLD, NEW)
+        finish_replacement(target)
+        seen.append(held(target))
+        assert seen[-1] in (OLD, NEW)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert code == 0 and 5 < step < 19
+    assert OLD in seen and seen[-2:] == [NEW, NEW]
+    assert {entry.name for entry in folder.iterdir()} == {f"bundle-{n}" for n in range(step + 1)}
+
+
+def test_this_file_system_exchanges_two_names_at_once(tmp_path: Path) -> None:
+    for name, files in (("one", OLD), ("other", NEW)):
+        put_in_place(tmp_path / name, files)
+    if not whole_folder._exchange(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("it cannot")
+    assert (held(tmp_path / "one"), held(tmp_path / "other")) == (NEW, OLD)
+
+
+def test_the_next_command_clears_what_a_killed_one_left(tmp_path: Path) -> None:
+    run = RunFolder(path=tmp_path / "run")
+    run.write_bundle(run.bundle, NEW)
+    for left in (".bundle.draft", ".bundle.before"):
+        (run.path / left).mkdir()
+        (run.path / left / "half").touch()
+    (run.path / "facts.json.draft").touch()
+    with run.locked():
+        assert {entry.name for entry in run.path.iterdir()} == {"bundle", ".lock"}
+        assert os.access(run.launch, os.X_OK)
+        with pytest.raises(UserError, match="another autotune process"), run.locked():
+            pass
