@@ -36,7 +36,7 @@ OWNERS = {
     "click": ("cli",),
     "optuna": ("search",),
     "numpy": ("search",),
-    "sqlalchemy": ("search/study.py", "server/store", "server/access/tokens.py"),
+    "sqlalchemy": ("search/storage.py", "server/store", "server/access/tokens.py"),
     "alembic": ("server/store",),
     **dict.fromkeys(
         ("fastapi", "starlette", "uvicorn", "jinja2", "prometheus_client"), ("server",)

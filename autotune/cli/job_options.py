@@ -5,11 +5,12 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, AutotuneError, user_error
 
@@ -42,6 +43,43 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("job", required=False, type=click.Path(dir_okay=False, path_type=Path))(
         function
     )
+
+
+def storage_option(text: str) -> Callable[..., Any]:
+    """`--storage`; its value goes through `storage_of`."""
+    return click.option(
+        "--storage",
+        envvar="AUTOTUNE_STORAGE",
+        help=f"{text} `@FILE` reads the URL from a file. A password belongs there, or into the "
+        "variable AUTOTUNE_STORAGE: everybody on this machine can read a command line.",
+    )
+
+
+def storage_of(option: str | None) -> str | None:
+    """The URL of the storage that `--storage` names.
+
+    Raises:
+        UserError: its file cannot be read, or the command line holds a password.
+    """
+    if option is None:
+        return None
+    if option.startswith("@"):
+        try:
+            return Path(option[1:]).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            what = f"the file of the URL cannot be read: {error}"
+            raise user_error(what, where="--storage") from None
+    from autotune.search.storage import holds_password
+
+    typed = click.get_current_context().get_parameter_source("storage")
+    if typed is ParameterSource.COMMANDLINE and holds_password(option):
+        raise user_error(
+            "its URL holds a password, and everybody on this machine can read a command line",
+            where="--storage",
+            hint="set the variable AUTOTUNE_STORAGE to the URL, or write it into a file that only "
+            "you can read and give `--storage @FILE`",
+        )
+    return option
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,6 +181,12 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         sys.exit(code or 0)
 
     return body
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    """What of a run's files is damaged, beside what can be shown of it."""
+    for note in notes:
+        click.echo(f"damaged: {note}", err=True)
 
 
 def print_json(data: Any) -> None:

@@ -16,6 +16,8 @@ from autotune.cli.job_options import (
     load,
     print_json,
     record_option,
+    storage_of,
+    storage_option,
     write_result,
 )
 from autotune.cli.remote import JOB, refuse_local, run_there, server_option
@@ -46,11 +48,7 @@ ADD_SERVER = "add --server URL"
 @click.option(
     "--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder."
 )
-@click.option(
-    "--storage",
-    envvar="AUTOTUNE_STORAGE",
-    help="Optuna storage URL, in place of study.db in the run folder.",
-)
+@storage_option("Optuna storage URL, in place of study.db in the run folder.")
 @click.option(
     "--sampler",
     type=click.Choice(SAMPLERS),
@@ -108,17 +106,19 @@ def command(
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
 
+    storage = storage_of(storage)
     if resume is not None:
         _refuse_to_resume_with(out, sampler, no_history, no_verify)
         loaded, definition, run = _resumed(resume, job, sets, flags, storage)
+        options = None
     else:
+        loaded, definition, run = _new(job, sets, flags, out)
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
-        loaded, definition, run = _started(job, sets, flags, out, storage, options)
     with closing(TerminalListener(Console(stderr=True))) as terminal:
         listener = terminal if record is None else _recorded(record, terminal)
-        result = tune(loaded, definition, run, storage=storage, listener=listener)
+        result = tune(loaded, definition, run, storage=storage, listener=listener, options=options)
     if record is not None:
         write_result(record, result_plain(result, run.bundle))
     if as_json:
@@ -178,22 +178,14 @@ def _refuse_to_resume_with(
             raise user_error(what, where=flag, hint="leave it out")
 
 
-def _started(
-    job: Path | None,
-    sets: tuple[str, ...],
-    flags: dict[str, Any],
-    out: Path | None,
-    storage: str | None,
-    options: Any,
-) -> Any:
+def _new(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Path | None) -> Any:
     from autotune.process.run_folder import RunFolder
-    from autotune.run.opening import begin
 
     loaded, definition = load(job, sets, flags, figures=True)
     name = job.stem if job is not None else "job"
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = RunFolder(path=path.absolute())
-    begin(loaded, run, storage, options)
+    run.refuse_used()
     return loaded, definition, run
 
 

@@ -206,6 +206,7 @@ def probe_again(session: Session, candidate: Candidate) -> Measurement:
 def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: bool) -> Measurement:
     study, number = session.study, trial.number
     session.listener.probing(number, candidate)
+    session.run.keep_candidate(number, candidate.knobs)
     kept_s = reserved_s(session, study.records())
     try:
         # What is compiled before a probe is not under the probe's own limit.

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune import __version__
@@ -12,14 +13,14 @@ from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.job.yaml_file import to_yaml
 from autotune.plan.progress import Progress
-from autotune.probe.outcome import disturbed, measurement_of_reply
-from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, refuse_untried, survey
-from autotune.process.messages import read_json, write_json
+from autotune.process.messages import checked, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations
 from autotune.run.history import History
+from autotune.run.rebuilt_study import left_by, rebuild, set_aside
+from autotune.run.stored import needed
 from autotune.search import SAMPLERS
 from autotune.search.sampler.params import Sampler, compared_sampler, guided_sampler
 from autotune.search.study import Study
@@ -113,16 +114,26 @@ def study_of(
     storage: str | None,
     expectations: Expectations,
     allowed: int,
+    restored: Callable[[int, str], None],
 ) -> tuple[Study, Options]:
-    """The run's study, and how it searches: as it was started.
+    """The run's study, and how it searches: as it was started. A study that is gone is made anew of
+    what its probes left.
+
+    Args:
+        restored: hears of how many, and why.
 
     Raises:
         UserError: there is no sampler of that name.
     """
     info = run.read(run.run)
-    name, options = info["study"], Options(**info.get("options", {}))
+    with needed(run, run.run.name, "start a new run"):
+        name = checked(info["study"], str)
+        options = checked(Options(**info.get("options", {})), Options)
     sampler = sampler_of(options, job, facts, space, expectations, allowed, name)
+    fault = set_aside(run, name) if storage is None else None
     study = Study(space, storage or run.database, name, allowed_bytes=allowed, sampler=sampler)
+    if probes := rebuild(study, space, run):
+        restored(probes, fault or "it lacks probes of this run")
     return study, options
 
 
@@ -177,8 +188,4 @@ def recover(study: Study, run: RunFolder) -> None:
         if trial.number not in numbers:
             study.abandon(trial)
             continue
-        measurement = Measurement(outcome="interrupted", reason="the run was killed while it ran")
-        reply = read_json(run.probe(trial.number).reply)
-        if isinstance(reply, dict):
-            measurement = disturbed(measurement_of_reply(reply))
-        study.tell(trial, measurement)
+        study.tell(trial, left_by(run.probe(trial.number)))

@@ -45,6 +45,9 @@ class Listener(Progress):
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
         """These candidates, by key, need no probe now, each for its reason."""
 
+    def restored(self, probes: int, fault: str) -> None:
+        """The study was gone: it was made anew of so many probes."""
+
     def unestimated(self, seconds: float) -> None:
         """The traces did not end within their part of the total budget: formulas stand for them."""
 
@@ -129,7 +132,9 @@ class Session:
             expectations, untimely = by_formula(job, facts, space, run, server, limit), True
         # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
         guide = replace(expectations, estimates={}) if untimely else expectations
-        study, options = study_of(job, facts, space, run, storage, guide, allowed)
+        study, options = study_of(
+            job, facts, space, run, storage, guide, allowed, listener.restored
+        )
         recover(study, run)
         return cls(
             job=job,

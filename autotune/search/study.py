@@ -15,7 +15,6 @@ lacks memory counts as nearer).
 """
 
 import math
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,9 @@ from autotune.search.repeats import SD_95
 from autotune.search.sampler.expected import key_of
 from autotune.search.sampler.params import Sampler, distributions, params_of
 from autotune.search.sampler.sampler import ERROR, EstimateGuidedSampler
+from autotune.search.storage import open_storage
 from autotune.space.bind import SearchSpace
-from autotune.space.knobs import Candidate, from_knobs
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, from_knobs
 
 STUDY_NAME = "autotune"
 _CANDIDATE, _MEASUREMENT = "candidate", "measurement"
@@ -53,7 +53,10 @@ class Study:
         database: the run's SQLite file, or any Optuna storage URL.
         name: of the study in a shared storage.
         allowed_bytes: peak memory a candidate may have (limit less headroom).
-        sampler: what proposes; a study that is only read needs none.
+        sampler: what proposes; without it the study is only read, and has to be there.
+
+    Raises:
+        UserError: its storage cannot be opened, or holds no study of that name.
     """
 
     def __init__(
@@ -65,11 +68,15 @@ class Study:
         allowed_bytes: int | None,
         sampler: Sampler | None = None,
     ):
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._allowed_bytes, self._sampler = space, allowed_bytes, sampler
         self._left_out: frozenset[str] = frozenset()
+        storage = open_storage(database, make=sampler is not None)
+        if sampler is None:
+            self._study = _study_in(storage, name)
+            return
         self._study = optuna.create_study(
-            storage=_storage(database),
+            storage=storage,
             study_name=name,
             direction="maximize",
             sampler=sampler,
@@ -166,20 +173,38 @@ class Study:
         return watch
 
     def records(self) -> list[Record]:
-        """Every probe so far, in order."""
-        records = []
+        """Every probe so far, in order, but for what is `unreadable`."""
+        return self._read()[0]
+
+    def unreadable(self) -> dict[int, str]:
+        """What stands in the place of a probe and is none of this space: its number, and why."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[list[Record], dict[int, str]]:
+        records, unreadable = [], {}
         for trial in self._study.get_trials(deepcopy=False):
             if _CANDIDATE not in trial.user_attrs:
                 continue
-            measurement = trial.user_attrs.get(_MEASUREMENT)
-            records.append(
-                Record(
-                    number=trial.number,
-                    candidate=from_knobs(trial.user_attrs[_CANDIDATE]),
-                    measurement=Measurement.from_plain(measurement) if measurement else None,
-                )
-            )
-        return records
+            try:
+                records.append(self._record(trial.number, trial.user_attrs))
+            except (TypeError, ValueError) as error:
+                unreadable[trial.number] = str(error)
+        return records, unreadable
+
+    def _record(self, number: int, attributes: dict[str, Any]) -> Record:
+        candidate = candidate_of(attributes[_CANDIDATE], self._space)
+        plain = attributes.get(_MEASUREMENT)
+        if plain is not None and not isinstance(plain, dict):
+            raise TypeError("its measurement does not say how it ended")
+        measurement = Measurement.from_plain(plain) if plain else None
+        if measurement is not None and measurement.outcome == "ok":
+            check_figures(measurement)
+        return Record(number=number, candidate=candidate, measurement=measurement)
+
+    @property
+    def trials(self) -> int:
+        """How many trials it has, of whatever kind."""
+        return len(self._study.get_trials(deepcopy=False))
 
     def running(self) -> list[Trial]:
         """Trials that an earlier process of this run left unfinished."""
@@ -192,6 +217,10 @@ class Study:
         """Forget what was to be probed next when an earlier process of this run was killed."""
         while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self.abandon(self._study.ask())
+
+    def skip(self) -> None:
+        """Leave a number out: its trial failed and has no candidate."""
+        self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
 
     def abandon(self, trial: Trial) -> None:
         """Close a trial that never got a candidate."""
@@ -208,37 +237,42 @@ class Study:
         return sum(candidate.key not in closed_keys for candidate in self._space.candidates)
 
 
-def _storage(database: Path | str) -> Any:
-    """The storage of a study.
+def candidate_of(knobs: Any, space: SearchSpace) -> Candidate:
+    """The candidate that stored data are; its values may be of another version of the space.
 
     Raises:
-        UserError: it cannot be opened.
+        TypeError: so it is.
+    """
+    names = space.candidates[0].knobs.keys()
+    if not isinstance(knobs, dict) or knobs.keys() != names:
+        raise TypeError("its candidate has other knobs than this run")
+    for name in (MICRO_BATCH, ACCUMULATION):
+        if isinstance(knobs[name], bool) or not isinstance(knobs[name], int) or knobs[name] < 1:
+            raise TypeError(f"its candidate has no {name}")
+    return from_knobs(knobs)
+
+
+def check_figures(measurement: Measurement) -> None:
+    """Refuse an ok measurement that cannot be ranked.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if not measurement.tokens_per_s or measurement.tokens_per_s < 0:
+        raise ValueError("its measurement says ok, and has no speed")
+
+
+def _study_in(storage: Any, name: str) -> optuna.Study:
+    """The study of that name in a storage.
+
+    Raises:
+        UserError: there is none.
     """
     try:
-        if isinstance(database, Path):
-            return _sqlite(database)
-        return optuna.storages.get_storage(database)
-    except Exception as error:
-        where = str(database) if isinstance(database, Path) else "--storage"
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
         raise user_error(
-            f"cannot open the study: {type(error).__name__}: {str(error).splitlines()[0]}",
-            where=where,
-            hint="an Optuna storage URL looks like `postgresql://user@host/database`",
+            f"it holds no study `{name}`",
+            where="--storage",
+            hint="name the storage that the run was started with",
         ) from None
-
-
-def _sqlite(database: Path) -> Any:
-    """A SQLite file, opened by a creator: no character of its path is taken for URL syntax."""
-    return optuna.storages.RDBStorage(
-        "sqlite://",
-        engine_kwargs={
-            "creator": lambda: sqlite3.connect(database, timeout=60, check_same_thread=False),
-            "poolclass": _null_pool(),
-        },
-    )
-
-
-def _null_pool() -> Any:
-    from sqlalchemy.pool import NullPool
-
-    return NullPool

@@ -197,10 +197,14 @@ class Command:
 
     def __call__(self, *arguments: str, expect: int | None = 0) -> str:
         """What the command prints; None: whether it did what was asked, or says that it failed."""
+        return self.both(*arguments, expect=expect)[0]
+
+    def both(self, *arguments: str, expect: int | None = 0) -> tuple[str, str]:
+        """The same, and what it says."""
         out, err, code = self._called(arguments)
         assert code == expect or (expect is None and code in (0, 1)), err
         assert "Traceback" not in err
-        return out
+        return out, err
 
     def refused(self, *arguments: str) -> str:
         """What a command says that ends with exit code 2 and prints nothing."""

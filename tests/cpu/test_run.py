@@ -172,7 +172,14 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command, number: int) 
     assert result["outcome"] == "interrupted" and result["knobs"]
     assert not own_children(str(autotune.folder))
     if number == signal.SIGINT:  # what is left behind is the same
-        again = json.loads(autotune("run", "--resume", "run", "--json", "--budget", "3"))
+        before = probes_of(autotune, "run")
+        (autotune.folder / "run" / "study.db").write_bytes(b"")
+        assert "2 probe(s) have left their files" in autotune.refused("report", "run")
+        out, err = autotune.both("run", "--resume", "run", "--json", "--budget", "3")
+        assert "study.db: it is empty (kept as study.db.broken); it was made anew of the 2 " in err
+        again = json.loads(out)
+        first, second, *_ = probes_of(autotune, "run")
+        assert (first, second["outcome"]) == (before[0], before[1]["outcome"])
         assert again["outcome"] == "recommended"
         assert (again["verified"], again["verification"]) == (False, None)
         assert "NOT verified: it was not launched yet" in autotune("report", "run")

@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,47 +19,24 @@ from autotune.server.store.database import open_database, study_url
 from tests.cpu.conftest import LLAMA, write_model
 from tests.server.browser import missing
 from tests.server.conftest import ROOT, served
+from tests.server.postgresql import PROGRAMS, PostgreSQL
 from tests.server.restarts import Processes, heard, small_job, until
-
-PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-
-
-def _as_its_user(*command: str) -> None:
-    """PostgreSQL refuses to be root."""
-    other = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    done = subprocess.run(
-        [*other, *command],
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    """The URL of a PostgreSQL of our own, which listens at a socket in its folder only."""
+    """The URL of a PostgreSQL of our own."""
     if not PROGRAMS:
         missing("PostgreSQL is not installed")
-    programs = PROGRAMS[-1].parent
-    folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-"))
-    if os.geteuid() == 0:
-        shutil.chown(folder, "postgres")
-    data, log = str(folder / "data"), str(folder / "log")
+    server = PostgreSQL()
     try:
-        _as_its_user(str(programs / "initdb"), "-A", "trust", "-U", "autotune", "-N", data)
-        options = f"-c listen_addresses='' -c fsync=off -k {folder}"
-        control = str(programs / "pg_ctl")
-        _as_its_user(control, "-D", data, "-l", log, "-w", "-o", options, "start")
+        server.start()
         try:
-            yield f"postgresql://autotune@/postgres?host={folder}"
+            yield server.url()
         finally:
-            _as_its_user(control, "-D", data, "-m", "immediate", "-w", "stop")
+            server.stop()
     finally:
-        shutil.rmtree(folder)
+        server.remove()
 
 
 @contextlib.contextmanager

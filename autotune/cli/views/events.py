@@ -124,6 +124,10 @@ class RunEvents(ProgressEvents, Listener):
         self._events.write("ruled_out", reasons=dict(Counter(reasons.values())))
         self._listener.ruled_out(reasons)
 
+    def restored(self, probes: int, fault: str) -> None:
+        self._events.write("restored", probes=probes, fault=fault)
+        self._listener.restored(probes, fault)
+
     def unestimated(self, seconds: float) -> None:
         self._events.write("unestimated", seconds=seconds)
         self._listener.unestimated(seconds)

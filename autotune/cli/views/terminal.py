@@ -76,6 +76,12 @@ class TerminalListener(Listener):
     def estimating(self, candidates: int) -> None:
         self._say(f"estimating memory and speed of {candidates} candidates ...")
 
+    def restored(self, probes: int, fault: str) -> None:
+        self._say(
+            f"study.db: {fault}; it was made anew of the {probes} probe(s) whose files are in "
+            "the run's folder"
+        )
+
     def unestimated(self, seconds: float) -> None:
         self._say(
             f"the traces took more than {format_seconds(seconds)}, their part of the total "

@@ -1,6 +1,7 @@
 """`report`, `emit` and `verify` on a run that was made before."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -96,7 +97,7 @@ def test_emit_replaces_the_bundle_of_the_run_but_no_other_folder(tmp_path):
     assert json.loads(first.stdout) == {"schema": 1, "bundle": str(run.bundle), "probe": 1}
     call("emit", run.path, "--probe", "0")
     assert read_json(run.recommendation)["chosen"]["probe"] == 0
-    left = {"run.json", "job.yaml", "facts.json", "study.db", "bundle"}
+    left = {"run.json", "job.yaml", "facts.json", "study.db", "bundle", ".lock"}
     assert {path.name for path in run.path.iterdir()} == left
 
 
@@ -151,11 +152,25 @@ def test_a_run_that_ended_before_its_facts_is_refused(command, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["report", "verify", "emit"])
-def test_a_run_without_its_study_is_refused(command, tmp_path):
+@pytest.mark.parametrize("lost", ["missing", "empty"])
+def test_a_run_without_its_study_is_refused_and_nothing_is_made(command, lost, tmp_path):
     run = make_run(tmp_path)
     run.database.unlink()
-    assert "the run has no study.db" in refused(command, run.path)
-    assert not run.database.exists()
+    if lost == "empty":
+        run.database.touch()
+    stderr = refused(command, run.path)
+    assert f"study.db: it is {lost}, and no probe has left files" in stderr
+    assert (not run.database.exists()) if lost == "missing" else run.database.stat().st_size == 0
+    assert not list(run.path.glob("study.db?*"))
+
+
+def test_a_lost_study_of_which_probes_have_left_files_can_be_made_anew(tmp_path):
+    run = make_run(tmp_path)
+    run.keep_candidate(0, {})
+    run.database.unlink()
+    stderr = refused("report", run.path)
+    assert "study.db: it is missing, and 1 probe(s) have left their files" in stderr
+    assert f"`autotune run --resume {shlex.quote(str(run.path))}` makes it anew of them" in stderr
 
 
 @pytest.mark.parametrize("file", ["run.json", "facts.json"])

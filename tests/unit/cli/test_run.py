@@ -5,11 +5,14 @@ import shlex
 
 import pytest
 
-from autotune.errors import Problem
+from autotune.errors import Problem, UserError
 from autotune.process.messages import read_json
+from autotune.process.run_folder import RunFolder
+from autotune.run.opening import begin
 from autotune.run.session import Options, Result
 from autotune.run.verdict import Verification
 from autotune.search.recommend import NothingFits, recommend
+from autotune.search.storage import open_storage
 from autotune.space.job_file.load import load_job
 from tests.unit.builders import ok
 from tests.unit.calling import call, refused
@@ -26,7 +29,9 @@ def tuned(monkeypatch):
         calls = []
         ends = Result(outcome="interrupted", **FIELDS)
 
-    def tune(job, definition, run, *, storage, listener):
+    def tune(job, definition, run, *, storage, listener, options):
+        if options is not None:
+            begin(job, run, storage, options)
         Tuned.calls.append((job, run, storage))
         return Tuned.ends
 
@@ -203,3 +208,40 @@ def test_a_study_kept_elsewhere_is_asked_for_again_and_its_url_is_not_kept(tmp_p
     (tmp_path / "other").mkdir()
     own = start_run(tmp_path / "other")
     assert call("run", "--resume", own.path, "--storage", url).exit_code == 2
+
+
+def test_a_run_takes_its_lock_before_it_begins(tmp_path):
+    """Two that begin at once in one folder: nothing of the second is written."""
+    run = RunFolder(path=tmp_path / "out")
+    with run.locked():
+        stderr = refused("run", write_job(tmp_path), "--out", run.path)
+    assert "another autotune process is working on this run" in stderr
+    assert [entry.name for entry in run.path.iterdir()] == [".lock"]
+
+
+SECRET = "postgresql://me:a-secret@127.0.0.1:1/studies"
+
+
+@pytest.mark.parametrize("command", ["run", "report", "emit", "verify"])
+def test_a_password_on_the_command_line_is_refused(command, tmp_path):
+    place = write_job(tmp_path) if command == "run" else tmp_path
+    stderr = refused(command, place, "--storage", SECRET)
+    assert "--storage: its URL holds a password" in stderr
+    assert "AUTOTUNE_STORAGE" in stderr and "@FILE" in stderr
+    assert "a-secret" not in stderr
+
+
+def test_a_storage_from_a_file_or_the_environment_may_have_one(tmp_path, tuned, monkeypatch):
+    job, file = write_job(tmp_path), tmp_path / "url"
+    file.write_text(f"{SECRET}\n")
+    assert call("run", job, "--out", tmp_path / "one", "--storage", f"@{file}").exit_code == 130
+    monkeypatch.setenv("AUTOTUNE_STORAGE", SECRET)
+    assert call("run", job, "--out", tmp_path / "two").exit_code == 130
+    assert [storage for _, _, storage in tuned.calls] == [SECRET, SECRET]
+    stored = [path.read_bytes() for path in tmp_path.rglob("*.json")]
+    assert stored and not any(b"a-secret" in data for data in stored)
+    missing = refused("report", tmp_path / "one", "--storage", "@nowhere")
+    assert "--storage: the file of the URL cannot be read: " in missing
+    with pytest.raises(UserError) as caught:
+        open_storage(SECRET, make=False)
+    assert "cannot open the study" in str(caught.value) and "a-secret" not in str(caught.value)

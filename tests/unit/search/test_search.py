@@ -298,3 +298,21 @@ def test_a_stopped_probe_leaves_what_it_had_measured_as_its_last_value(tmp_path)
 def test_a_storage_that_cannot_be_opened_is_a_users_error():
     with pytest.raises(UserError, match="cannot open the study"):
         Study(SPACE, "nonsense://x", "name", allowed_bytes=None)
+
+
+@pytest.mark.parametrize("form", [lambda path: path, lambda path: f"sqlite:///{path}"])
+def test_who_looks_at_a_study_makes_none(form, nasty_dir):
+    database = nasty_dir / "study.db"
+    with pytest.raises(UserError, match="cannot open the study"):
+        Study(SPACE, form(database), "name", allowed_bytes=None)
+    assert not database.exists()
+    database.touch()
+    with pytest.raises(UserError, match="cannot open the study"):
+        Study(SPACE, form(database), "name", allowed_bytes=None)
+    assert database.read_bytes() == b""
+    database.unlink()
+    sampler = compared_sampler("random", SPACE, (), 0)
+    made = Study(SPACE, form(database), "a", allowed_bytes=None, sampler=sampler)
+    assert Study(SPACE, form(database), "a", allowed_bytes=None).records() == made.records() == []
+    with pytest.raises(UserError, match="it holds no study `b`"):
+        Study(SPACE, form(database), "b", allowed_bytes=None)
