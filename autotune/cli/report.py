@@ -5,16 +5,19 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.job_options import guarded, json_option, print_json
+from autotune.cli.job_options import (
+    guarded,
+    json_option,
+    print_json,
+    print_notes,
+    storage_of,
+    storage_option,
+)
 
 
 @click.command("report")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--storage",
-    envvar="AUTOTUNE_STORAGE",
-    help="Optuna storage URL of the run, where it has one of its own.",
-)
+@storage_option("Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded
 def command(run: Path, storage: str | None, as_json: bool) -> int:
@@ -33,12 +36,15 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     from autotune.run.comparison import compared
     from autotune.run.past_run import reopen
 
-    past = reopen(run, storage)
-    stored = past.stored
+    past = reopen(run, storage_of(storage))
+    stored, ending = past.stored, past.ending
+    print_notes(past.notes)
     if as_json:
-        plain = report_plain(list(past.records), stored, past.expectations, past.skipped)
+        recommended = None if stored is None else stored.plain
+        plain = report_plain(list(past.records), recommended, past.expectations, past.skipped)
         unprobed = [asdict(value) for value in past.unprobed]
-        print_json({**plain, "unprobed": unprobed, "ending": past.ending})
+        ended = None if ending is None else ending.plain
+        print_json({**plain, "unprobed": unprobed, "ending": ended, "damaged": list(past.notes)})
         return 0
     free = [knob.name for knob in past.space.free_knobs]
     console = Console(width=None if Console().is_terminal else 160)
@@ -52,17 +58,17 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
         *skipped_lines(past.skipped),
         *repeat_lines(past.records),
         *cost_lines(past.records),
-        *ending_lines(past.ending),
+        *ending_lines(ending),
         *(f"note: {note}" for note in past.space.notes),
     ]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if stored is None:
         console.print("\nno recommendation yet", highlight=False)
         return 0
-    console.print(f"\nrecommended: probe {stored['chosen']['probe']}", highlight=False)
-    for reason in stored["reasons"]:
+    console.print(f"\nrecommended: probe {stored.probe}", highlight=False)
+    for reason in stored.reasons:
         console.print(f"- {reason}", highlight=False, markup=False)
-    text = verification_line(stored["verification"])
+    text = verification_line(stored.verification)
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     click.echo(f"bundle: {past.run.bundle}")
     return 0

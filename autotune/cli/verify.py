@@ -4,16 +4,19 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.job_options import guarded, json_option, print_json
+from autotune.cli.job_options import (
+    guarded,
+    json_option,
+    print_json,
+    print_notes,
+    storage_of,
+    storage_option,
+)
 
 
 @click.command("verify")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--storage",
-    envvar="AUTOTUNE_STORAGE",
-    help="Optuna storage URL of the run, where it has one of its own.",
-)
+@storage_option("Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded
 def command(run: Path, storage: str | None, as_json: bool) -> int:
@@ -31,7 +34,12 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     terminal = TerminalListener(Console(stderr=True))
     heard = terminal.verification_stage, terminal.waiting
     planned = storage is None and is_planned(run)
-    outcome = verify_planned(run, *heard) if planned else verify_again(reopen(run, storage), *heard)
+    if planned:
+        outcome = verify_planned(run, *heard)
+    else:
+        past = reopen(run, storage_of(storage))
+        print_notes(past.notes)
+        outcome = verify_again(past, *heard)
     if as_json:
         print_json({"schema": 1, **outcome.plain()})
     else:

@@ -1,5 +1,6 @@
 """Find the facts of a run: in a child, once; later calls read what was found."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from autotune.job.job import Job, NoData
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.limits import Limits
-from autotune.process.messages import read_json, write_json
+from autotune.process.messages import checked, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.settings import device_environment
@@ -39,9 +40,8 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
     if problem is not None:
         raise user_error(problem, where="method", hint="pip install trl==1.12.0, or another method")
     device = devices.detect(job.devices.kind, job.devices.index, job.devices.count)
-    plain_facts = read_json(run.facts)
-    if plain_facts is not None and run.rows.is_dir():
-        facts = facts_from_plain(plain_facts)
+    facts = _known(run)
+    if facts is not None:
         # Measurements of one study share one limit: the free memory of the start stands.
         device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
         return dataclasses.replace(facts, device=device, host=facts.host or host())
@@ -51,6 +51,14 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
     write_json(run.facts, facts.plain())
     return facts
+
+
+def _known(run: RunFolder) -> Facts | None:
+    """What an earlier process of this run found; None where its file is damaged, too."""
+    if run.rows.is_dir():
+        with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
+            return checked(facts_from_plain(read_json(run.facts) or {}), Facts)
+    return None
 
 
 def refuse_untried(job: Job) -> None:

@@ -12,10 +12,11 @@ from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import Servers, untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.process.messages import read_json, write_json
+from autotune.process.messages import checked, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations, expectations_from_plain, prior_of
+from autotune.run.stored import NONSENSE
 from autotune.space.bind import SearchSpace
 
 
@@ -103,9 +104,9 @@ def _estimator(
 
 
 def _stored(run: RunFolder, limit: int) -> Expectations:
-    """What the run's folder has. What another version wrote may not be readable: then it is
-    nothing, and everything is traced again."""
+    """What the run's folder has. What another version wrote, or was damaged, may not be readable:
+    then it is nothing, and everything is traced again."""
     data = read_json(run.estimates)
-    with contextlib.suppress(KeyError, TypeError):
-        return expectations_from_plain(data or {})
+    with contextlib.suppress(*NONSENSE):
+        return checked(expectations_from_plain(data or {}), Expectations)
     return Expectations(estimates={}, prior=Residual(), limit_bytes=limit)

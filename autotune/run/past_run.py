@@ -2,41 +2,62 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.bundle.bundle import AUTO_FILE, auto_deepspeed
-from autotune.errors import user_error
-from autotune.facts import Facts, devices, facts_from_plain
+from autotune.errors import UserError, user_error
+from autotune.facts import Facts, devices
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import ChildFolder, read_json
+from autotune.process.messages import ChildFolder, matches
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
+from autotune.run.comparison import compared
 from autotune.run.deadline import Deadline
-from autotune.run.expectations import Expectations, expectations_from_plain
+from autotune.run.expectations import Expectations
 from autotune.run.launch_stages import Heard
 from autotune.run.loop import reasons_against
 from autotune.run.recipe_values import UnprobedValue, unprobed_values
+from autotune.run.stored import (
+    NONSENSE,
+    StoredChoice,
+    StoredEnding,
+    StoredFiles,
+    needed,
+    reason_of,
+    stored_facts,
+)
 from autotune.run.verdict import Verification
 from autotune.run.verified_bundle import render
 from autotune.run.verify import verify
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
+from autotune.search.storage import fault_of_file, faults_of_storage
 from autotune.search.study import Study
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
+RESUME = "`autotune run --resume` looks at everything anew"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """A run on disk, its study opened."""
+    """A run on disk, its study opened.
+
+    Attributes:
+        stored: what `recommendation.json` says; None before there was one.
+        ending: how the run ended; None where it was killed.
+        expectations: what the run expected of its candidates; None where it did not get that far.
+        skipped: keys of the candidates that need no probe, each with its reason.
+        notes: what of its files is damaged, and what is left out for that.
+    """
 
     run: RunFolder
     job: Job
@@ -44,29 +65,11 @@ class PastRun:
     space: SearchSpace
     records: tuple[Record, ...]
     allowed_bytes: int
-
-    @property
-    def stored(self) -> Any | None:
-        """What `recommendation.json` says; None before there was one."""
-        return read_json(self.run.recommendation)
-
-    @property
-    def ending(self) -> Any | None:
-        """How the run ended, why its search did, and what it saved; None where it was killed."""
-        return read_json(self.run.ending)
-
-    @property
-    def expectations(self) -> Expectations | None:
-        """What the run expected of its candidates; None where it did not get that far."""
-        stored = read_json(self.run.estimates)
-        return expectations_from_plain(stored) if isinstance(stored, dict) else None
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """Keys of the candidates that need no probe, each with its reason."""
-        return reasons_against(
-            self.space.candidates, self.records, self.expectations, self.allowed_bytes
-        )
+    stored: StoredChoice | None
+    ending: StoredEnding | None
+    expectations: Expectations | None
+    skipped: Mapping[str, str]
+    notes: tuple[str, ...]
 
     @property
     def unprobed(self) -> tuple[UnprobedValue, ...]:
@@ -78,7 +81,7 @@ class PastRun:
             self.skipped,
             self.expectations,
             self.job.devices.memory or self.facts.device.free_bytes,
-            otherwise=(self.ending or {}).get("stop_reason", "the run was cut short"),
+            otherwise=self.ending.stop_reason if self.ending else "the run was cut short",
         )
 
     def recommendation(self, pinned: int | None = None) -> Recommendation:
@@ -87,7 +90,7 @@ class PastRun:
         Raises:
             UserError: nothing can be recommended, or not that probe.
         """
-        passed_over = {int(n): why for n, why in (self.stored or {}).get("passed_over", {}).items()}
+        passed_over = self.stored.passed_over if self.stored else {}
         outcome = recommend(self.records, self.allowed_bytes, passed_over, pinned)
         if isinstance(outcome, Recommendation):
             return outcome
@@ -101,16 +104,21 @@ class PastRun:
     def files(
         self, recommendation: Recommendation, verification: Verification | None
     ) -> dict[str, str]:
-        """The bundle of a recommendation."""
-        return render(
-            recommendation,
-            self.job,
-            self.facts,
-            self.run,
-            space=self.space,
-            probes=sum(counts_as_probe(record) for record in self.records),
-            verification=verification,
-        )
+        """The bundle of a recommendation.
+
+        Raises:
+            UserError: what was found of model and data makes no bundle.
+        """
+        with needed(self.run, "facts.json", RESUME):
+            return render(
+                recommendation,
+                self.job,
+                self.facts,
+                self.run,
+                space=self.space,
+                probes=sum(counts_as_probe(record) for record in self.records),
+                verification=verification,
+            )
 
     def files_with_auto(
         self, recommendation: Recommendation, verification: Verification | None
@@ -131,64 +139,103 @@ class PastRun:
 
     def kept_verification(self, recommendation: Recommendation) -> Verification | None:
         """The stored verification, if it is of this probe and of files that would be the same."""
-        stored = self.stored or {}
-        if stored.get("chosen", {}).get("probe") != recommendation.chosen.number:
+        stored = self.stored
+        if stored is None or stored.probe != recommendation.chosen.number:
             return None
-        if not stored.get("verification"):
+        if stored.verification is None:
             return None
         files = self.files(recommendation, None)
         method = METHODS[self.job.method]
         launched = (method.config_file, "accelerate.yaml", "launch.sh", DEEPSPEED_FILE)
         for name in (name for name in launched if name in files):
             file = self.run.bundle / name
-            if not file.is_file() or file.read_text(encoding="utf-8") != files[name]:
+            if not file.is_file() or file.read_bytes() != files[name].encode():
                 return None
-        return Verification(**stored["verification"])
+        return stored.verification
 
 
 def reopen(path: Path, storage: str | None = None) -> PastRun:
-    """The run in a folder.
+    """The run in a folder; nothing in it is changed or made.
 
     Raises:
-        UserError: there is none, or it ended before its model and data were known.
+        UserError: there is none, or what it cannot do without is damaged.
     """
     run = RunFolder(path=path.absolute())
     run.check_storage(storage)
-    name, facts = _stored(run)
-    if storage is None and not run.database.is_file():
-        raise user_error("the run has no study.db", where=str(run.path), hint="--resume it first")
+    name, facts = _study_name(run), stored_facts(run)
+    if storage is None and (fault := fault_of_file(run.database, name)) is not None:
+        raise _without_study(run, fault)
     job, definition = load_job(run.job)
-    space = bind(definition, job, facts)
-    allowed = allowed_memory(job, facts.device)
-    study = Study(
-        space,
-        storage or run.database,
-        name,
-        allowed_bytes=allowed,
-    )
+    with needed(run, "facts.json", RESUME):
+        space = bind(definition, job, facts)
+        allowed = allowed_memory(job, facts.device)
+    files = StoredFiles(run)
+    with needed(run, "study.db", RESUME), faults_of_storage(str(run.path)):
+        study = Study(space, storage or run.database, name, allowed_bytes=allowed)
+        records, unreadable = tuple(study.records()), study.unreadable()
+    files.notes += [f"trial {n} of the study is left out: {why}" for n, why in unreadable.items()]
+    stored, ending, expectations = files.choice(), files.ending(), files.expectations()
+    expectations, skipped = _usable(space, records, expectations, allowed, files)
     return PastRun(
         run=run,
         job=job,
         facts=facts,
         space=space,
-        records=tuple(study.records()),
+        records=records,
         allowed_bytes=allowed,
+        stored=stored,
+        ending=ending,
+        expectations=expectations,
+        skipped=skipped,
+        notes=tuple(files.notes),
     )
 
 
-def _stored(run: RunFolder) -> tuple[str, Facts]:
-    """The name of the study, and the facts the survey found."""
-    file = run.run
-    try:
-        name = str(run.read(file)["study"])
-        file = run.facts
-        return name, facts_from_plain(run.read(file))
-    except (KeyError, TypeError):
+def _usable(
+    space: SearchSpace,
+    records: Sequence[Record],
+    expectations: Expectations | None,
+    allowed: int,
+    files: StoredFiles,
+) -> tuple[Expectations | None, dict[str, str]]:
+    """The expectations, if they can be held against the probes, and what they leave out."""
+    if expectations is not None:
+        try:
+            compared(expectations, records)
+            return expectations, reasons_against(space.candidates, records, expectations, allowed)
+        except NONSENSE as error:
+            files.notes.append(
+                f"estimates.json is left out: its figures make no sense: {reason_of(error)}"
+            )
+    with needed(files.run, "study.db", RESUME):
+        return None, reasons_against(space.candidates, records, None, allowed)
+
+
+def _study_name(run: RunFolder) -> str:
+    name = run.read(run.run).get("study")
+    if not isinstance(name, str) or not matches(name, str):
         raise user_error(
-            f"{file.name} was not written by this version of autotune",
+            "run.json does not name the run's study",
             where=str(run.path),
             hint="name a run folder that this version made",
-        ) from None
+        )
+    return name
+
+
+def _without_study(run: RunFolder, fault: str) -> UserError:
+    """The message about a run whose study.db cannot be used."""
+    probes = len(run.probe_numbers())
+    if not probes:
+        return user_error(
+            f"study.db: {fault}, and no probe has left files",
+            where=str(run.path),
+            hint="--resume it first",
+        )
+    return user_error(
+        f"study.db: {fault}, and {probes} probe(s) have left their files",
+        where=str(run.path),
+        hint=f"`autotune run --resume {shlex.quote(str(run.path))}` makes it anew of them",
+    )
 
 
 def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> Verification:
@@ -198,8 +245,11 @@ def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> V
         heard: hears of each stage of a launch when it is over.
         waits: hears who has the devices, where this has to wait for them.
     """
-    pinned = (past.stored or {}).get("chosen", {}).get("probe")
-    recommendation = past.recommendation(pinned)
+    recommendation = past.recommendation(past.stored.probe if past.stored else None)
+    facts = past.facts
+    if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
+        device = devices.detect("cuda", past.job.devices.index, past.job.devices.count)
+        facts = dataclasses.replace(facts, device=device)
     with (
         past.run.locked(),
         devices_locked(past.job.devices, past.run.path, waits),
@@ -207,10 +257,6 @@ def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> V
     ):
         if not past.run.launch.is_file():
             past.run.write_bundle(past.run.bundle, past.files(recommendation, None))
-        facts = past.facts
-        if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
-            device = devices.detect("cuda", past.job.devices.index, past.job.devices.count)
-            facts = dataclasses.replace(facts, device=device)
         again = functools.partial(
             measure_candidate,
             server,
@@ -225,5 +271,5 @@ def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> V
         outcome = verify(
             past.run, past.job, facts, recommendation.chosen, server, again, Deadline(), heard
         )
-    past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
+        past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome

@@ -22,12 +22,13 @@ from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import read_json
+from autotune.process.messages import checked, read_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
 from autotune.run.launch_stages import Heard
 from autotune.run.opening import facts_of
+from autotune.run.stored import NONSENSE
 from autotune.run.verdict import Verification
 from autotune.run.verify import verify
 from autotune.search.recommend import Ranked
@@ -172,18 +173,19 @@ def _stored(folder: Path) -> Planned:
     """
     stored = read_json(folder / RECOMMENDATION) or {}
     try:
-        planned, written = Planned.from_plain(stored["planned"]), dict(stored["files"])
-    except (KeyError, TypeError):
+        planned = checked(Planned.from_plain(stored["planned"]), Planned)
+        written = checked(stored["files"], dict[str, str])
+        texts = {
+            name: (folder / name).read_text(encoding="utf-8", errors="replace")
+            for name in written
+            if (folder / name).is_file()
+        }
+    except NONSENSE:
         raise user_error(
             f"{RECOMMENDATION} was not written by this version of autotune",
             where=str(folder),
             hint="plan the job again with `--emit`",
         ) from None
-    texts = {
-        name: (folder / name).read_text(encoding="utf-8")
-        for name in written
-        if (folder / name).is_file()
-    }
     edited = [name for name, digest in written.items() if digests(texts).get(name) != digest]
     if edited:
         raise user_error(

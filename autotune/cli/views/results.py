@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
 
 from autotune.cli.views.advice import advice_lines
 from autotune.cli.views.tables import describe_measurement
 from autotune.cli.views.words import candidate_text
 from autotune.run.session import Result
-from autotune.search.job_time import Saving
+from autotune.run.stored import StoredEnding
+from autotune.run.verdict import Verification
 from autotune.search.recommend import Recommendation
 from autotune.search.record import Record
 from autotune.search.repeats import repeatability
@@ -35,7 +35,7 @@ def result_lines(result: Result, bundle: str) -> list[str]:
         return ["no stable candidate has been measured yet"]
     chosen = result.recommendation.chosen
     failed = result.verification is not None and not result.verification.verified
-    verification = verification_line(result.verification.plain() if result.verification else None)
+    verification = verification_line(result.verification)
     lines = [verification] if failed else []  # before what looks like an answer
     lines += _answer_lines(result, result.recommendation)
     lines += [f"{_TITLES[result.outcome]}: probe {chosen.number}"]
@@ -73,11 +73,11 @@ def _untold_lines(result: Result) -> list[str]:
     return [f"- {line}" for line in (*(v.sentence() for v in result.unprobed), *left_out)]
 
 
-def verification_line(verification: Mapping[str, Any] | None) -> str:
+def verification_line(verification: Verification | None) -> str:
     """Whether a bundle has been launched, and what came of it; None: it has not."""
     if verification is None:
         return "NOT verified: it was not launched yet; `autotune verify` launches it"
-    return f"{'verified' if verification['verified'] else 'NOT verified'}: {verification['reason']}"
+    return f"{'verified' if verification.verified else 'NOT verified'}: {verification.reason}"
 
 
 def search_lines(result: Result) -> list[str]:
@@ -119,14 +119,14 @@ def cost_lines(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def ending_lines(ending: Mapping[str, Any] | None) -> list[str]:
+def ending_lines(ending: StoredEnding | None) -> list[str]:
     """Why the search ended, and what it saved."""
     if ending is None:
         return []
-    saving = ending.get("saving")
+    saving = ending.saving
     return [
-        f"the search ended: {ending['stop_reason']}",
-        *([] if saving is None else [Saving(**saving).sentence()]),
+        f"the search ended: {ending.stop_reason}",
+        *([] if saving is None else [saving.sentence()]),
     ]
 
 

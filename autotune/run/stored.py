@@ -1,0 +1,147 @@
+"""What a run's folder says, read with suspicion: each file may be cut, or of somebody else.
+
+What a run cannot do without is refused, with the file and what is wrong; what it can is left out,
+and told of as a note.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotune.errors import AutotuneError, user_error
+from autotune.facts import Facts, facts_from_plain
+from autotune.process.messages import checked, matches, read_json
+from autotune.process.run_folder import RunFolder
+from autotune.run.expectations import Expectations, expectations_from_plain
+from autotune.run.verdict import Verification
+from autotune.search.job_time import Saving
+
+_T = TypeVar("_T")
+NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""What code raises that is given data of another make."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredChoice:
+    """What `recommendation.json` says, as far as it is read again.
+
+    Attributes:
+        probe: the recommended one.
+        passed_over: probes whose bundles failed verification, and why.
+        plain: the whole file.
+    """
+
+    probe: int
+    reasons: tuple[str, ...]
+    passed_over: Mapping[int, str]
+    verification: Verification | None
+    plain: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredEnding:
+    """How a run ended, why its search did, and what it saved."""
+
+    outcome: str
+    stop_reason: str
+    saving: Saving | None
+    plain: dict[str, Any]
+
+
+@dataclass
+class StoredFiles:
+    """What a run can do without; `notes` tell what is left out, and why."""
+
+    run: RunFolder
+    notes: list[str] = field(default_factory=list)
+
+    def choice(self) -> StoredChoice | None:
+        """What is recommended; None before there was a recommendation."""
+        return self._read(self.run.recommendation, _choice, "`autotune emit` writes it anew")
+
+    def ending(self) -> StoredEnding | None:
+        """How the run ended; None where it was killed."""
+        return self._read(self.run.ending, _ending, "why the search ended is not shown")
+
+    def expectations(self) -> Expectations | None:
+        """What the run expected of its candidates; None where it did not get that far."""
+        return self._read(self.run.estimates, _expectations, "estimates are not shown")
+
+    def _read(self, path: Path, read: Callable[[dict[str, Any]], _T], without: str) -> _T | None:
+        if not path.exists():
+            return None
+        data = read_json(path)
+        try:
+            if not isinstance(data, dict) or not matches(data, dict[str, Any]):
+                raise ValueError("it does not hold a whole JSON object")
+            return read(data)
+        except NONSENSE as error:
+            self.notes.append(f"{path.name} is left out: {reason_of(error)}; {without}")
+            return None
+
+
+@contextlib.contextmanager
+def needed(run: RunFolder, name: str, hint: str) -> Iterator[None]:
+    """Within this block data of a file of the run are used; where they make no sense it is a
+    message.
+
+    Raises:
+        UserError: so it is.
+    """
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except NONSENSE as error:
+        what = f"{name} does not belong to this run, or was damaged: {reason_of(error)}"
+        raise user_error(what, where=str(run.path), hint=hint) from error
+
+
+def stored_facts(run: RunFolder) -> Facts:
+    """What the survey found.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    data, hint = read_json(run.facts), "`autotune run --resume` looks at model and data anew"
+    if not isinstance(data, dict):
+        what = "facts.json is missing or unreadable"
+        raise user_error(what, where=str(run.path), hint=hint)
+    with needed(run, "facts.json", hint):
+        return checked(facts_from_plain(data), Facts)
+
+
+def reason_of(error: BaseException) -> str:
+    """What is wrong with data, in the words of who could not use them."""
+    words = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _choice(data: dict[str, Any]) -> StoredChoice:
+    stored = data["verification"]
+    passed_over = {int(number): why for number, why in data.get("passed_over", {}).items()}
+    choice = StoredChoice(
+        probe=data["chosen"]["probe"],
+        reasons=tuple(data["reasons"]),
+        passed_over=passed_over,
+        verification=None if stored is None else Verification(**stored),
+        plain=data,
+    )
+    return checked(choice, StoredChoice)
+
+
+def _ending(data: dict[str, Any]) -> StoredEnding:
+    saving = data["saving"]
+    ending = StoredEnding(
+        outcome=data["outcome"],
+        stop_reason=data["stop_reason"],
+        saving=None if saving is None else Saving(**saving),
+        plain=data,
+    )
+    return checked(ending, StoredEnding)
+
+
+def _expectations(data: dict[str, Any]) -> Expectations:
+    return checked(expectations_from_plain(data), Expectations)
