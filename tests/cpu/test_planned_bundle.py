@@ -134,7 +134,7 @@ def test_other_methods_bundles_are_verified_too(method: str, autotune: Command) 
     held = json.loads(autotune("verify", "b", "--json", expect=None))
     if method == "reward":
         assert_launched(held)
-    assert held["verified"] or held["only_too_slow"], held
+    assert held["verified"] or held["only_too_slow"] or held["only_too_fast"], held
     assert marked(bundle) == ([] if held["verified"] else [*texts(bundle)])
     assert train(bundle, folder / "out").returncode == 0
 

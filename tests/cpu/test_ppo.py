@@ -55,7 +55,9 @@ def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
     assert result["outcome"] == "recommended"
     verification = result["verification"]
     assert verification["saved"] and not verification["evaluated"]
-    assert verification["verified"] or verification["only_too_slow"], verification
+    assert verification["verified"] or (
+        verification["only_too_slow"] or verification["only_too_fast"]
+    ), verification
     probes = probes_of(autotune, "run")
     assert len(probes) >= 2
     assert {one["outcome"] for one in probes} <= {"ok", "stopped"}

@@ -196,6 +196,8 @@ def test_a_quantised_policy_of_ppo_becomes_a_verified_bundle(autotune: Command) 
     )
     assert result["outcome"] == "recommended"
     launched = result["verification"]
-    assert launched["saved"] and (launched["verified"] or launched["only_too_slow"]), launched
+    assert launched["saved"] and (
+        launched["verified"] or (launched["only_too_slow"] or launched["only_too_fast"])
+    ), launched
     settings = (autotune.folder / "run" / "bundle" / "ppo_config.yaml").read_text(encoding="utf-8")
     assert "load_in_4bit: true" in settings

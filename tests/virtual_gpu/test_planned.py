@@ -27,7 +27,7 @@ def test_the_gpu_that_was_planned_for_takes_the_mark_away(virtual_gpu: Any, tmp_
     process = gpu.start("-m", "autotune", "verify", "b", "--json")
     out, err = process.communicate(timeout=900)
     held = json.loads(out)
-    assert held["verified"] or held["only_too_slow"], err
+    assert held["verified"] or held["only_too_slow"] or held["only_too_fast"], err
     assert (MARK in script.read_text(encoding="utf-8")) != held["verified"]
     promised, found = plan["answer"]["peak_memory_bytes"], held["peak_memory_bytes"]
     assert abs(found / promised - 1) < 0.05, (promised, found)

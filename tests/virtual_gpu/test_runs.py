@@ -89,7 +89,9 @@ def test_a_job_becomes_a_verified_bundle(name: str, virtual_gpu: Any, tmp_path: 
     verification = result["verification"]
     assert verification["saved"], verification
     assert verification["evaluated"] == (name != "ppo-full")  # its trainer does not evaluate
-    assert verification["verified"] or verification["only_too_slow"], verification
+    assert verification["verified"] or (
+        verification["only_too_slow"] or verification["only_too_fast"]
+    ), verification
     best = result["measurement"]
     assert best["allocator_retries"] == 0
     assert 0 < best["allocated_peak_bytes"] <= best["reserved_peak_bytes"]

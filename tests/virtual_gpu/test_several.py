@@ -119,7 +119,9 @@ def test_a_job_for_an_engine_becomes_a_verified_bundle(
     assert result["outcome"] == "recommended", result
     verification = result["verification"]
     assert verification["evaluated"] and verification["saved"], verification
-    assert verification["verified"] or verification["only_too_slow"], verification
+    assert verification["verified"] or (
+        verification["only_too_slow"] or verification["only_too_fast"]
+    ), verification
     assert result["measurement"]["engine"] == name
     if "zero_stage" in knobs:
         file = tmp_path / "run" / "bundle" / "deepspeed.json"

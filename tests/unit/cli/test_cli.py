@@ -34,7 +34,7 @@ def test_help_lists_the_commands_in_this_order():
         line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line[2] != " "
     ]
     assert names == COMMANDS
-    assert "Exit codes: 0 done, 1 nothing fits, 2 the job file or flags, 3 the machine" in page
+    assert "Exit codes: 0 done, 1 nothing fits or a verification failed, 2 the job file" in page
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "space show"])
