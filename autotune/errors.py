@@ -7,6 +7,7 @@ anything fits or the machine was too busy to tell what is fastest, 130 interrupt
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,23 @@ EXIT_USER = 2
 EXIT_MACHINE = 3
 EXIT_NOTHING_MEASURED = 4
 EXIT_INTERRUPTED = 130
+
+
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal may obey: all but tabs and ends of lines, writing directions among it; and what
+no terminal can be sent."""
+
+
+def visible(text: str) -> str:
+    """A text whose control characters are shown as escapes, so that no terminal obeys them."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def in_one_line(text: str) -> str:
+    """A text as `visible` shows it, with spaces for ends of lines: no name starts a line."""
+    return visible(text.replace("\n", " ").replace("\t", " "))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +48,7 @@ class Problem:
     def render(self) -> str:
         """The problem as text, its hint on a line of its own."""
         text = f"{self.where}: {self.what}" if self.where else self.what
+        text = text.replace("\n", "\\n")  # of a name, which begins no line of ours
         return f"{text}\n  hint: {self.hint}" if self.hint else text
 
 

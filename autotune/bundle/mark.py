@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from autotune.errors import in_one_line
+
 MARK = "estimated, not verified"
 KEY = "_autotune"
 """JSON has no comments: this key is passed over by DeepSpeed, transformers and accelerate."""
@@ -21,7 +23,7 @@ def marked(files: Mapping[str, str], why: str | None = None) -> dict[str, str]:
         files: file name -> text.
         why: what a verification found against them; None: there was none yet.
     """
-    mark = MARK if why is None else f"{MARK}: {' '.join(why.split())}"
+    mark = MARK if why is None else f"{MARK}: {in_one_line(' '.join(why.split()))}"
     return {name: _marked(name, text, mark) for name, text in files.items()}
 
 

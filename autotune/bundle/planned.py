@@ -14,7 +14,7 @@ from autotune.bundle.bundle import (
     origin_plain,
 )
 from autotune.bundle.mark import digests, marked
-from autotune.bundle.readme import knobs_table, step_name
+from autotune.bundle.readme import heading, knobs_table, page, step_name
 from autotune.estimate.estimate import Estimate, estimate_from_plain
 from autotune.facts import Facts
 from autotune.job.job import Job, NoData
@@ -183,7 +183,7 @@ def _held_against(planned: Planned, measured: Ranked) -> Iterator[str]:
 def _readme(planned: Planned, chosen: Settings, verification: dict[str, Any] | None) -> str:
     facts, estimate = chosen.facts, planned.estimate
     lines = [
-        f"# {facts.model.name}: planned configuration",
+        heading(facts.model.name, "planned configuration"),
         "",
         f"The answer of a plan by autotune for {planned.device}, out of {planned.candidates} "
         "candidates. It was not run: all figures are estimates. `autotune verify FOLDER`, on the "
@@ -208,7 +208,7 @@ def _readme(planned: Planned, chosen: Settings, verification: dict[str, Any] | N
         *knobs_table(planned.candidate),
     ]
     notes = [f"- {note}" for note in estimate.notes]
-    return "\n".join([*lines, *(["", "## Notes", "", *notes] if notes else [])]) + "\n"
+    return page([*lines, *(["", "## Notes", "", *notes] if notes else [])])
 
 
 def _expectations(planned: Planned, chosen: Settings) -> Iterator[str]:

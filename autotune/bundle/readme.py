@@ -1,9 +1,11 @@
 """The bundle's `README.md`: why this configuration, and what to expect of it. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.bundle.launch_script import data_kinds, flags
+from autotune.errors import in_one_line
 from autotune.search.job_time import Work
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate, value_label
@@ -32,7 +34,7 @@ def readme(
     """
     winner = recommendation.chosen
     lines = [
-        f"# {model}: recommended configuration",
+        heading(model, "recommended configuration"),
         "",
         origin,
         *launch,
@@ -55,7 +57,18 @@ def readme(
     for knob, values in costs.items():
         lines += ["", f"## What each `{knob}` costs", "", *_costs(values)]
     lines += _alternatives(recommendation)
-    return "\n".join(lines) + "\n"
+    return page(lines)
+
+
+def heading(model: str, title: str) -> str:
+    """The first line of a page; nothing in a model's name is taken for Markdown or HTML."""
+    name = re.sub(r"[`<>\[\]]", lambda found: f"\\{found[0]}", model)
+    return f"# {name}: {title}"
+
+
+def page(lines: Sequence[str]) -> str:
+    """Lines as a text; nothing that is quoted in one begins another."""
+    return "\n".join(map(in_one_line, lines)) + "\n"
 
 
 def knobs_table(candidate: Candidate) -> list[str]:
@@ -73,6 +86,7 @@ def how_to_launch(
     processes: int,
     machines: int,
     split: Split | None,
+    code: str | None = None,
 ) -> list[str]:
     """How a bundle is launched, in sentences.
 
@@ -81,6 +95,7 @@ def how_to_launch(
         first: a script of the bundle that has to run beside the launch.
         processes: that train, one for each device of all machines.
         split: which of the job's GPUs train, and which are that script's.
+        code: what it runs besides the stack, as a sentence.
     """
     check = "`autotune check FOLDER` says whether the files still agree after you changed one."
     several = f"It starts {processes} processes on this machine, one for each device. "
@@ -108,6 +123,7 @@ def how_to_launch(
         *([f"Start `{first}` first, {where}."] if first else []),
         *([NEEDS_VLLM] if uses_vllm else []),
         *launch,
+        *([f"Mind that {code}."] if code else []),
     ]
 
 

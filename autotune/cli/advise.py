@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, print_json
+from autotune.cli.echo import echo, print_json
+from autotune.cli.job_options import guarded
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
 
 
@@ -34,5 +35,5 @@ def command(as_json: bool, **options: Any) -> int:
     if as_json:
         print_json(advice_plain(advice))
     else:
-        click.echo("\n".join(advice_lines(advice)))
+        echo("\n".join(advice_lines(advice)))
     return 0 if advice.safe or advice.ways else 1

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.job_options import guarded, json_option, print_json
+from autotune.cli.echo import echo, print_json
+from autotune.cli.job_options import guarded, json_option
 
 
 @click.command("check")
@@ -50,7 +51,7 @@ def command(
         print_json({"schema": 1, "agree": agree, "files": named_files, "problems": plain})
         return 1 if problems else 0
     for problem in problems:
-        click.echo(problem.render())
+        echo(problem.render())
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "agree"
-    click.echo(f"{', '.join(named_files)}: {count}")
+    echo(f"{', '.join(named_files)}: {count}")
     return 1 if problems else 0

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
+from autotune.cli.echo import echo, print_json
 from autotune.cli.job_options import (
     guarded,
     json_option,
-    print_json,
     print_notes,
     storage_of,
     storage_option,
@@ -57,5 +57,5 @@ def command(
     if as_json:
         print_json({"schema": 1, "bundle": str(target), "probe": recommendation.chosen.number})
     else:
-        click.echo(str(target))
+        echo(str(target))
     return 0

@@ -4,7 +4,8 @@ from dataclasses import asdict
 
 import click
 
-from autotune.cli.job_options import guarded, json_option, print_json
+from autotune.cli.echo import echo, print_json
+from autotune.cli.job_options import guarded, json_option
 
 
 @click.command("env")
@@ -32,15 +33,15 @@ def command(as_json: bool) -> int:
             }
         )
         return 0
-    click.echo(f"autotune {__version__}")
-    click.echo(f"python {installed.python} on {platform.platform()}")
+    echo(f"autotune {__version__}")
+    echo(f"python {installed.python} on {platform.platform()}")
     for name, version in installed.versions.items():
-        click.echo(f"{name} {version or 'not installed'}")
+        echo(f"{name} {version or 'not installed'}")
     for name in stack.OPTIONAL:
         if name not in installed.versions:
-            click.echo(f"{name} {'no' if name in installed.absent else 'yes'}")
+            echo(f"{name} {'no' if name in installed.absent else 'yes'}")
     for device in present:
-        click.echo(
+        echo(
             f"{device.kind}:{device.index} {device.name}, {format_bytes(device.free_bytes)} of "
             f"{format_bytes(device.total_bytes)} free"
             + (f", driver {device.driver}" if device.driver else "")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from autotune.cli.echo import echo
 from autotune.cli.job_options import guarded
 from autotune.errors import UserError, user_error
 from autotune.job.methods import METHODS
@@ -36,7 +37,7 @@ def command(file: Path, **flags: str | None) -> int:
     for name in ("model", "dataset"):
         answers[name] = _as_the_file_names(answers[name], file.absolute().parent)
     _write_valid(file, NewJob(**answers).text())
-    click.echo(
+    echo(
         f"Wrote {file}.\n"
         f"Next: `autotune plan {file} --device h200` says what to use on such a GPU;\n"
         f"`autotune run {file}` on the training machine measures and verifies it."
@@ -81,6 +82,6 @@ def _answers(flags: dict[str, str | None]) -> dict[str, str]:
         try:
             answers[name] = click.prompt(err=True, **question) if given is None else given
         except click.Abort:
-            click.echo(err=True)
+            echo(err=True)
             raise user_error("an answer is missing", where=name, hint=f"give --{name}") from None
     return answers

@@ -1,7 +1,6 @@
 """Options that several commands share: a job from a file and flags, errors, output."""
 
 import functools
-import json
 import signal
 import sys
 import traceback
@@ -12,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from autotune.cli.echo import echo
 from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, AutotuneError, user_error
 
 RESULT = "result.json"
@@ -148,7 +148,7 @@ def load(
         hint = ways_out(loaded_job, device=device, figures=figures)
         raise user_error(reason, where="method", hint=hint)
     for assumption in loaded_job.assumed:
-        click.echo(f"assumed: {assumption}", err=True)
+        echo(f"assumed: {assumption}", err=True)
     return loaded_job, definition
 
 
@@ -165,17 +165,17 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             code = function(*args, **kwargs)
         except AutotuneError as error:
             for problem in error.problems:
-                click.echo(f"error: {problem.render()}", err=True)
+                echo(f"error: {problem.render()}", err=True)
             code = error.exit_code
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             code = EXIT_INTERRUPTED
         except OSError as error:  # a full disk, a folder that may not be written
-            click.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
             code = EXIT_MACHINE
         except Exception:  # our own mistake: the trace is for the report, the code is not 1
-            traceback.print_exc()
-            click.echo("error: this is a bug; please report it with `autotune env`", err=True)
+            echo(traceback.format_exc(), err=True, nl=False)
+            echo("error: this is a bug; please report it with `autotune env`", err=True)
             code = EXIT_MACHINE
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
         sys.exit(code or 0)
@@ -186,9 +186,4 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
 def print_notes(notes: Sequence[str]) -> None:
     """What of a run's files is damaged, beside what can be shown of it."""
     for note in notes:
-        click.echo(f"damaged: {note}", err=True)
-
-
-def print_json(data: Any) -> None:
-    """One JSON object on stdout."""
-    click.echo(json.dumps(data, ensure_ascii=False, sort_keys=True, allow_nan=False))
+        echo(f"damaged: {note}", err=True)

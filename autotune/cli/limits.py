@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, print_json
+from autotune.cli.echo import echo, print_json
+from autotune.cli.job_options import guarded
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
 from autotune.errors import user_error
 
@@ -57,7 +58,7 @@ def _fewest(planned: PlannedJob, as_json: bool) -> int:
     if as_json:
         print_json(fewest_plain(counts))
     else:
-        click.echo("\n".join(fewest_lines(counts)))
+        echo("\n".join(fewest_lines(counts)))
     return 0 if counts[-1].safe else 1
 
 
@@ -79,5 +80,5 @@ def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
     if as_json:
         print_json(largest_plain(answer))
     else:
-        click.echo("\n".join(largest_lines(answer)))
+        echo("\n".join(largest_lines(answer)))
     return 0 if answer.value is not None else 1

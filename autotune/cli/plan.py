@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import all_sets, guarded, print_json, record_option, write_result
+from autotune.cli.echo import echo, print_json
+from autotune.cli.job_options import all_sets, guarded, record_option, write_result
 from autotune.cli.planned_job import (
     INSTALLED,
     PlannedJob,
@@ -143,14 +144,13 @@ def _plain(answer: Any, chosen: Any, bundle: Path | None) -> dict[str, Any]:
 
 def _print(view: Iterable[Any], wide: bool, bundle: Path | None) -> None:
     """Print a plan; where there is no terminal, at 80 columns."""
-    from rich.console import Console
-
     from autotune.bundle.mark import MARK
+    from autotune.cli.views.console import PlainConsole
 
-    width = None if Console().is_terminal else 160 if wide else 80
-    Console(width=width).print(*view, sep="", highlight=False)
+    width = None if PlainConsole().is_terminal else 160 if wide else 80
+    PlainConsole(width=width).print(*view, sep="", highlight=False)
     if bundle is not None:
-        click.echo(f"bundle: {bundle} ({MARK})")
+        echo(f"bundle: {bundle} ({MARK})")
 
 
 def _next_step(job: Path | None, emitted: Path | None) -> str:
@@ -169,7 +169,7 @@ def _emitted(answer: Any, job: Any, folder: Path) -> Path | None:
     unsafe = unsafe_reason(answer)
     if unsafe is None:
         return emit_plan(answer, job, folder)
-    click.echo(f"{folder} was not written: {unsafe}", err=True)
+    echo(f"{folder} was not written: {unsafe}", err=True)
     return None
 
 

@@ -95,11 +95,10 @@ class PlannedJob:
 @contextlib.contextmanager
 def shown_progress(record: Path | None = None) -> Iterator[Any]:
     """What shows on stderr how far estimates are, and writes it down where that is asked for."""
-    from rich.console import Console
-
+    from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.progress import EstimatesShown
 
-    progress = EstimatesShown(Console(stderr=True))
+    progress = EstimatesShown(PlainConsole(stderr=True))
     try:
         if record is None:
             yield progress

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.cli.echo import print_json
+from autotune.cli.job_options import guarded, job_options, json_option, load
 
 
 @click.command("probe")
@@ -19,8 +20,7 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
 
     The exit code is 0 where the candidate ran, 1 where it did not, or others took the cores.
     """
-    from rich.console import Console
-
+    from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import probe_plain
     from autotune.cli.views.tables import measurement_table
     from autotune.cli.views.terminal import waiting_text
@@ -38,5 +38,5 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
     if as_json:
         print_json(probe_plain(candidate, measurement))
     else:
-        Console().print(measurement_table(candidate, measurement))
+        PlainConsole().print(measurement_table(candidate, measurement))
     return 0 if measurement.outcome == "ok" else 1

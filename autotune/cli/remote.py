@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import FLAG_NAMES, print_json
+from autotune.cli.echo import echo, print_json
+from autotune.cli.job_options import FLAG_NAMES
 from autotune.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -93,12 +94,12 @@ def plan_there(
     if emit is None or code != EXIT_DONE:
         return code
     if "bundle.zip" not in done["files"]:
-        click.echo(f"{emit} was not written: nothing is safe", err=True)
+        echo(f"{emit} was not written: nothing is safe", err=True)
         return EXIT_NOTHING_FITS
     if not as_json:
         from autotune.bundle.mark import MARK
 
-        click.echo(f"bundle: {emit.absolute()} ({MARK})")
+        echo(f"bundle: {emit.absolute()} ({MARK})")
     return code
 
 
@@ -140,7 +141,7 @@ def run_there(
         done = _followed(client, work, after)
     except KeyboardInterrupt:
         back = f"autotune run --server {url} --attach {work['id']}"
-        click.echo(f"the run goes on without you; come back with: {back}", err=True)
+        echo(f"the run goes on without you; come back with: {back}", err=True)
         return EXIT_INTERRUPTED
     if "bundle.zip" in done["files"] and bundle is not None:
         unpack(client.bundle(work), bundle)
@@ -148,10 +149,10 @@ def run_there(
     code = _told(done, as_json)
     if "bundle.zip" in done["files"]:
         there = f"{client.url}/api/v1/runs/{work['id']}/bundle.zip"
-        click.echo(f"bundle: {bundle or there}", err=True)
+        echo(f"bundle: {bundle or there}", err=True)
     if done["state"] in ("cancelled", "failed"):
         back = f"autotune run --server {url} --resume {work['id']}"
-        click.echo(f"{done['state']}; go on with: {back}", err=True)
+        echo(f"{done['state']}; go on with: {back}", err=True)
     return code
 
 
@@ -224,7 +225,7 @@ def _say_where(client: Any, work: dict[str, Any]) -> None:
     now = client.get(work["kind"], work["id"])
     waits = f", {now['ahead']} before it" if now["ahead"] else ""
     where = f"{client.url}/{work['kind']}s/{work['id']}"
-    click.echo(f"{work['kind']} {work['id']} is {now['state']}{waits}: {where}", err=True)
+    echo(f"{work['kind']} {work['id']} is {now['state']}{waits}: {where}", err=True)
 
 
 def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, An
                 after = event["number"]
                 if event["kind"] == "line":
                     said.append(event["data"]["text"])
-                    click.echo(said[-1], err=True)
+                    echo(said[-1], err=True)
             done: dict[str, Any] = client.wait(work, after)
             break
         except KeyboardInterrupt:
@@ -248,7 +249,7 @@ def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, An
                 client.cancel(work)
     error = done["error"] or ""
     if error and error.splitlines()[0] not in said:
-        click.echo(error, err=True)
+        echo(error, err=True)
     return done
 
 
@@ -257,7 +258,7 @@ def _told(done: dict[str, Any], as_json: bool) -> int:
     if as_json and done["result"] is not None:
         print_json(done["result"])
     elif not as_json:
-        click.echo(done["text"] or "", nl=False)
+        echo(done["text"] or "", nl=False)
     if done["state"] == "cancelled":
         return EXIT_INTERRUPTED
     code = done["exit_code"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
+from autotune.cli.echo import echo, print_json
 from autotune.cli.job_options import (
     guarded,
     json_option,
-    print_json,
     print_notes,
     storage_of,
     storage_option,
@@ -22,8 +22,7 @@ from autotune.cli.job_options import (
 @guarded
 def command(run: Path, storage: str | None, as_json: bool) -> int:
     """Show every probe of RUN, what is recommended and why."""
-    from rich.console import Console
-
+    from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import report_plain
     from autotune.cli.views.results import (
         cost_lines,
@@ -47,12 +46,12 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
         print_json({**plain, "unprobed": unprobed, "ending": ended, "damaged": list(past.notes)})
         return 0
     free = [knob.name for knob in past.space.free_knobs]
-    console = Console(width=None if Console().is_terminal else 160)
+    console = PlainConsole(width=None if PlainConsole().is_terminal else 160)
     expectations = past.expectations
     estimates = {} if expectations is None else expectations.estimates
     console.print(records_table(past.records, free, estimates))
     for line in [] if expectations is None else compared(expectations, past.records).lines():
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in [
         *(value.sentence() for value in past.unprobed),
         *skipped_lines(past.skipped),
@@ -65,10 +64,10 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
     if stored is None:
         console.print("\nno recommendation yet", highlight=False)
         return 0
-    console.print(f"\nrecommended: probe {stored.probe}", highlight=False)
+    console.print(f"\nrecommended: probe {stored.probe}", highlight=False, markup=False)
     for reason in stored.reasons:
         console.print(f"- {reason}", highlight=False, markup=False)
     text = verification_line(stored.verification)
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-    click.echo(f"bundle: {past.run.bundle}")
+    echo(f"bundle: {past.run.bundle}")
     return 0

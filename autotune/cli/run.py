@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from autotune.cli.echo import echo, print_json
 from autotune.cli.job_options import (
     all_sets,
     guarded,
     job_options,
     json_option,
     load,
-    print_json,
     record_option,
     storage_of,
     storage_option,
@@ -98,8 +98,7 @@ def command(
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
-    from rich.console import Console
-
+    from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import result_plain
     from autotune.cli.views.results import result_lines
     from autotune.cli.views.terminal import TerminalListener
@@ -116,7 +115,7 @@ def command(
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
-    with closing(TerminalListener(Console(stderr=True))) as terminal:
+    with closing(TerminalListener(PlainConsole(stderr=True))) as terminal:
         listener = terminal if record is None else _recorded(record, terminal)
         result = tune(loaded, definition, run, storage=storage, listener=listener, options=options)
     if record is not None:
@@ -124,10 +123,10 @@ def command(
     if as_json:
         print_json(result_plain(result, run.bundle))
     else:
-        click.echo("\n".join(result_lines(result, str(run.bundle))))
+        echo("\n".join(result_lines(result, str(run.bundle))))
     if result.outcome == "interrupted":
         folder = shlex.quote(str(run.path))
-        click.echo(f"interrupted; go on with: autotune run --resume {folder}", err=True)
+        echo(f"interrupted; go on with: autotune run --resume {folder}", err=True)
     return _code(result)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from autotune.cli.echo import echo
 from autotune.cli.job_options import guarded
 
 
@@ -64,10 +65,10 @@ def command(
         folder.mkdir(parents=True, exist_ok=True)
         tokens = open_service(settings, folder, "").tokens
         if remove_token:
-            click.echo(f"forgot {tokens.remove_named(remove_token)} of {remove_token}", err=True)
+            echo(f"forgot {tokens.remove_named(remove_token)} of {remove_token}", err=True)
         if add_token:
-            click.echo(tokens.add(add_token, "worker" if worker else "user"))
-            click.echo("this is shown once; the service keeps only its hash", err=True)
+            echo(tokens.add(add_token, "worker" if worker else "user"))
+            echo("this is shown once; the service keeps only its hash", err=True)
         return 0
     log_to_stderr()
     serve(settings, folder)

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.cli.echo import print_json
+from autotune.cli.job_options import guarded, job_options, json_option, load
 
 
 @click.group("space")
@@ -21,8 +22,7 @@ def command() -> None:
 @guarded
 def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Show what this machine makes of JOB: its knobs, its candidates, and what is excluded."""
-    from rich.console import Console
-
+    from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import space_plain
     from autotune.cli.views.tables import space_table
     from autotune.probe.single import bound_space
@@ -35,7 +35,7 @@ def show(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any) -
     if as_json:
         print_json(space_plain(space, facts))
         return 0
-    console = Console(width=120)
+    console = PlainConsole(width=120)
     console.print(space_table(space))
     console.print(f"\n{len(space.candidates)} candidates", highlight=False)
     for exclusion in space.exclusions:

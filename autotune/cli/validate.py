@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.job_options import guarded, job_options, json_option, load, print_json
+from autotune.cli.echo import echo, print_json
+from autotune.cli.job_options import guarded, job_options, json_option, load
 
 
 @click.command("validate")
@@ -20,5 +21,5 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
     if as_json:
         print_json({"schema": 1, "valid": True, "job": loaded.plain()})
     else:
-        click.echo(to_yaml(loaded.plain()), nl=False)
+        echo(to_yaml(loaded.plain()), nl=False)
     return 0

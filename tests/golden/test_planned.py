@@ -129,7 +129,8 @@ def test_the_page_of_a_plan_has_what_it_expects_and_what_it_assumes():
     assert "- 8 x NVIDIA GeForce RTX 4090\n" in page
     assert "`torch==2.13.0`, " in page and "`deepspeed==0.19.8`\n" in page
     assert "\nNot verified.\n" in page
-    assert f"\nNo: {NASTY}.\n" in files_of("cpu_full", NASTY)["README.md"]
+    one_line = NASTY.replace("\n", " ")
+    assert f"\nNo: {one_line}.\n" in files_of("cpu_full", NASTY)["README.md"]
 
 
 def test_several_machines_are_launched_by_their_own_scripts():

@@ -2,10 +2,10 @@
 
 import time
 
-from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
+from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.words import candidate_text
 from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
@@ -22,7 +22,7 @@ _SEEN_S = 1.0
 class EstimatesShown(Progress):
     """Shows how many candidates are estimated, and of how many."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: PlainConsole) -> None:
         self._console = console
         self._said = time.monotonic()
         self._line = False

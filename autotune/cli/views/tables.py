@@ -149,7 +149,7 @@ def _all_knobs(candidate: Candidate) -> str:
 
 def _figure(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return escape(str(value))
     if name.endswith("_bytes"):
         return format_bytes(value)
     if name.endswith("_s") and not name.endswith("per_s") or name == "seconds":

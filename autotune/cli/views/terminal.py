@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
 from rich.markup import escape
 
+from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.progress import EstimatesShown
 from autotune.cli.views.tables import describe, describe_measurement
 from autotune.facts import Facts
@@ -28,7 +28,7 @@ def waiting_text(holder: str) -> str:
 class TerminalListener(Listener):
     """Prints what happens."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: PlainConsole):
         self._console = console
         self._free: list[str] = []
         self._ruled_out: Mapping[str, str] = {}
