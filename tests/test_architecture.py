@@ -53,7 +53,7 @@ PURE = (
     *("estimate/allocator", "estimate/formula", "estimate/records", "estimate/speed"),
 )
 """What follows from its arguments alone: no clock, no chance, no file, no process."""
-READS = ("space/definition.py", "space/job_file/load.py", "bundle/check/read.py")
+READS = ("job/text_file.py", "space/definition.py", "bundle/check/read.py")
 MEASURES = ("estimate/speed/measuring",)
 IMPURE = {"time", "random", "subprocess", "socket", "requests", "os", "shutil", "tempfile"}
 

@@ -22,6 +22,7 @@ from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate
 from autotune.space.learning_rate import scaling
+from autotune.space.notes import code_note
 from autotune.space.precision import resolve_precision
 from autotune.space.settings import Settings, settings, threads
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
@@ -94,6 +95,7 @@ def launch_lines(chosen: Settings) -> list[str]:
         processes=chosen.processes,
         machines=job.devices.nodes,
         split=split_of(job, chosen.facts, values, chosen.processes),
+        code=code_note(job),
     )
 
 
@@ -217,6 +219,7 @@ def origin_plain(job: Job, facts: Facts) -> dict[str, Any]:
         "versions": facts.stack.versions,
         "precision": {"value": precision, "reason": reason},
         "assumed": list(job.assumed),
+        **({"code": code} if (code := code_note(job)) else {}),
     }
 
 

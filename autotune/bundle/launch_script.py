@@ -138,9 +138,14 @@ def enough_devices(count: str) -> str:
 
 def exports(environment: Mapping[str, str]) -> str:
     """Lines that set variables; those already set, be it to nothing, win."""
-    return "".join(
-        f'export {name}="${{{name}-{value}}}"\n' for name, value in sorted(environment.items())
-    )
+    return "".join(_export(name, value) for name, value in sorted(environment.items()))
+
+
+def _export(name: str, value: str) -> str:
+    if not value or shlex.quote(value) == value:
+        return f'export {name}="${{{name}-{value}}}"\n'
+    # Quotes count inside of "${...}".
+    return f'[ -n "${{{name}+set}}" ] || {name}={shlex.quote(value)}\nexport {name}\n'
 
 
 def trains(method: Method) -> str:

@@ -83,7 +83,7 @@ python={shlex.quote(python)}
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${{PYTHON:-$python}}" -m vllm.entrypoints.cli.main serve {_quoted(config)} \\
     --host {shlex.quote(str(config.get("vllm_server_host", "127.0.0.1")))} \\
-    --port {config.get("vllm_server_port", PORT)} \\
+    --port {shlex.quote(str(config.get("vllm_server_port", PORT)))} \\
     --tensor-parallel-size {size}{flags} \\
     --weight-transfer-config '{{"backend": "nccl"}}' \\
     --logprobs-mode processed_logprobs --max-logprobs -1 "$@"
@@ -128,10 +128,10 @@ def _flags(config: Mapping[str, Any], split: Split | None) -> list[str]:
     """The flags of the server besides its model's name and GPUs."""
     flags = [] if split is None else [f"--gpu-memory-utilization {split.share:g}"]
     if config.get(MAX_LENGTH) is not None:
-        flags.append(f"--max-model-len {config[MAX_LENGTH]}")
+        flags.append(f"--max-model-len {shlex.quote(str(config[MAX_LENGTH]))}")
     if config.get("model_revision") not in (None, "main"):
         flags.append(f"--revision {shlex.quote(str(config['model_revision']))}")
-    if config.get("trust_remote_code"):
+    if config.get("trust_remote_code") is True:
         flags.append("--trust-remote-code")
     return flags
 

@@ -31,7 +31,7 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
     # Kept where something goes wrong: the message names a log in it.
     folder = Path(tempfile.mkdtemp(prefix="autotune-probe-"))
     with devices_locked(
-        loaded.devices, folder, lambda who: click.echo(waiting_text(who), err=True)
+        loaded.devices, folder, lambda who: echo(waiting_text(who), err=True)
     ):
         candidate, measurement = probe_once(loaded, definition, folder)
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts.columns import copy_splits, rename_columns
+from autotune.facts.data_card import check_card
 from autotune.facts.synthetic_text import labelled_of_lengths, pairs_of_lengths, prompts_of_lengths
+from autotune.facts.token_ids import check_tokens
 from autotune.facts.tokenizing import (
     as_trained,
     check_rows,
@@ -57,20 +59,23 @@ class DataFacts:
         return self.rows_measured < self.rows
 
 
-def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
+def survey_data(
+    request: Any, tokenizer: Any, folder: Path, vocabulary: int | None = None
+) -> DataFacts:
     """Tokenize the data into `folder/rows` and tell its facts.
 
     Args:
         request: a `SurveyRequest` (see `probe/protocol.py`).
         tokenizer: of the model.
         folder: the run's data folder; also receives `raw`, the untokenized rows measured.
+        vocabulary: of the model; None: not known.
 
     Raises:
         ValueError, UserError: the data cannot be what the method is trained on.
     """
     method = request.method
     if request.lengths is not None:
-        raw, rows = _of_lengths(request, tokenizer, folder / "scratch")
+        raw, rows = _of_lengths(request, tokenizer, folder / "scratch", vocabulary)
         rows = described(method, rows)
         rows.save_to_disk(folder / "rows")
         if raw is not None:
@@ -96,6 +101,9 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
     sampled_rows, raw = len(raw), as_trained(method, raw)
     rows = tokenize(method, raw, tokenizer, request.training, folder / "scratch")
     rows = described(method, rows)
+    # With a template of another model TRL adds its tokens to the model.
+    grows = bool(request.training.get("chat_template_path"))
+    check_tokens(method, rows, None if grows else vocabulary, sampled=raw is not train)
     rows.save_to_disk(folder / "rows")
     raw.save_to_disk(folder / RAW)
     test = splits.get(request.test_split)
@@ -108,9 +116,15 @@ def survey_data(request: Any, tokenizer: Any, folder: Path) -> DataFacts:
 
 
 def load_splits(dataset: str, config: str | None) -> Any:
-    """The splits of a hub data set, a local folder, or a folder around one file."""
+    """The splits of a hub data set, a local folder, or a folder around one file.
+
+    Raises:
+        UserError: a folder's card names data elsewhere.
+    """
     from datasets import load_dataset
 
+    if Path(dataset).is_dir():
+        check_card(Path(dataset))
     try:
         return load_dataset(dataset, name=config)
     except StopIteration:  # an empty file
@@ -140,7 +154,9 @@ def sequence_lengths(rows: Any) -> list[list[int]]:
     return lengths
 
 
-def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
+def _of_lengths(
+    request: Any, tokenizer: Any, scratch: Path, vocabulary: int | None
+) -> tuple[Any, Any]:
     """(text to launch with, or None; tokenized rows) with the stated lengths."""
     from datasets import Dataset
 
@@ -149,7 +165,8 @@ def _of_lengths(request: Any, tokenizer: Any, scratch: Path) -> tuple[Any, Any]:
     drawn_lengths = draw_lengths(lengths, _rows_made(lengths))
     generator.shuffle(drawn_lengths)
     if request.method == "sft":
-        words = range(min(2, len(tokenizer) - 1), len(tokenizer))
+        most = min(len(tokenizer), vocabulary or len(tokenizer))
+        words = range(min(2, most - 1), most)
         ids = [generator.choices(words, k=length) for length in drawn_lengths]
         return None, Dataset.from_dict({"input_ids": ids, "labels": ids})
     if METHODS[request.method].online:

@@ -23,10 +23,20 @@ SIZES = (
     "n_layer",
     "n_head",
     "n_positions",
+    "d_model",
+    "n_layers",
+    "n_heads",
+    "num_layers",
 )
 """Fields that are whole numbers above 0 in every architecture that has them."""
 MOST = 1_000_000_000
 """Above it no size of a model can be."""
+COUNTS = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 1024),
+    "num_labels": 2**20,
+    "vocab_size": 2**22,
+}
+"""Fields of what is made one by one, and the most there may be of it: years of layers else."""
 
 
 def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
@@ -64,14 +74,16 @@ def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
 
 def _size_problems(section: Mapping[str, Any], file: str, prefix: str) -> Iterator[Problem]:
     sound = True
-    for name in SIZES:
+    for name in (*SIZES, *(name for name in COUNTS if name not in SIZES)):
         value = section.get(name)
         if value is None:
             continue
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not 0 < value <= MOST:
+        if not whole or not 0 < value <= COUNTS.get(name, MOST):
             sound = False
-            what = f"`{prefix}{name}: {json.dumps(value)[:40]}` must be a whole number above 0"
+            most = f", at most {COUNTS[name]:,}" if name in COUNTS and whole and value > 0 else ""
+            shown = json.dumps(value)[:40]
+            what = f"`{prefix}{name}: {shown}` must be a whole number above 0{most}"
             yield Problem(where=file, what=what)
     heads, groups = section.get("num_attention_heads"), section.get("num_key_value_heads")
     if not sound or heads is None:

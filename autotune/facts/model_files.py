@@ -11,6 +11,10 @@ from autotune.facts.known_models import known_model, nearest_model
 from autotune.facts.model_config import read_config
 
 _CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+_TEXTS = ("*config.json", "*token*.json", "vocab*", "merges.txt", "*.model", "*.jinja")
+"""What is read of a model besides its weights."""
+MOST_CONFIG, MOST_BYTES = 2**22, 2**28
+"""Of a config.json, and of any other text; tokenizers have up to 40 MiB."""
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -29,13 +33,15 @@ def locate_model(
     """
     path = Path(name)
     if path.is_dir():
-        config, is_model = path / "config.json", _has_weights(path)
+        _check_files(path)
+        config, is_model = path / "config.json", has_weights(path)
         if config.is_file():
             _check_config(config)
         if is_model:
             return str(path), False
         path = config
     if path.is_file():
+        _check_files(path.parent, path.name)
         return str(_folder_of_config(path, folder)), False
     if path.is_absolute():
         raise OSError(f"there is no model folder or config file {name}")
@@ -49,6 +55,24 @@ def locate_model(
             raise _no_answer(name, error) from error
         return str(known.write(folder)), True
     return name, False
+
+
+def _check_files(folder: Path, config: str = "config.json") -> None:
+    """Refuse a model's folder with texts that are not files, or that are too large to be read.
+
+    Raises:
+        UserError: the first of them.
+    """
+    for file in sorted(folder.iterdir()):
+        if file.is_dir() or not any(file.match(name) for name in (config, *_TEXTS, *_WEIGHTS)):
+            continue
+        most = MOST_CONFIG if file.name == config else MOST_BYTES
+        if not file.is_file():
+            kind = "a link that leads nowhere" if not file.exists() else "a pipe or a device"
+            raise user_error(f"is {kind}, not a file of a model", where=str(file))
+        if file.stat().st_size > most and not any(file.match(name) for name in _WEIGHTS):
+            what = f"is larger than {most // 2**20} MiB, which no file of this name is"
+            raise user_error(what, where=str(file), hint="copy the file again")
 
 
 def _no_answer(name: str, error: OSError) -> UserError:
@@ -100,7 +124,7 @@ def probed_weights(weights: str, path: str, revision: str | None) -> str:
     if weights == "random":
         return "random"
     if Path(path).is_dir():
-        present = _has_weights(Path(path))
+        present = has_weights(Path(path))
     else:
         present = _hub_weights_cached(path, revision)
     if weights == "real" and not present:
@@ -110,15 +134,38 @@ def probed_weights(weights: str, path: str, revision: str | None) -> str:
     return "real" if present else "random"
 
 
+def refuse_pickles(path: str, revision: str | None = None) -> None:
+    """Refuse weights that only pickles hold, which a job has to ask for.
+
+    Raises:
+        UserError: they are.
+    """
+    folder = Path(path) if Path(path).is_dir() else _cached(path, revision)
+    if folder is None or not has_weights(folder) or next(folder.glob(_WEIGHTS[0]), None):
+        return
+    raise user_error(
+        f"the weights of {path} are pickles ({_WEIGHTS[1]}), which may hold code: without "
+        "`weights: real` only safetensors are loaded",
+        hint="`from_pretrained(...).save_pretrained(...)` of transformers writes safetensors; "
+        "`weights: real` loads the pickles, as tensors alone",
+    )
+
+
 def _hub_weights_cached(name: str, revision: str | None) -> bool:
+    folder = _cached(name, revision)
+    return folder is not None and has_weights(folder)
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """What this machine has of a model of the hub."""
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except OSError:
-        return False
-    return _has_weights(folder)
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
 
 
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Whether a model's folder has weights, of whatever format."""
     return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)

@@ -185,10 +185,12 @@ class Job(Strict):
     fp32 on the CPU."""
     weights: Literal["auto", "real", "random"] = "auto"
     """Weights a probe trains. Speed and memory do not depend on them. `auto`: the real ones where
-    they are already local, else random ones of the same shape."""
+    they are already local, else random ones of the same shape. Pickles (`pytorch_model.bin` without
+    safetensors) are loaded only with `real`, and as tensors alone."""
     reward_funcs: list[str] = []
     """What rewards completions of `grpo` and `rloo`: TRL's own functions by name, or import paths
-    (`my_rewards.by_length`, found from the folder in which the command is run)."""
+    (`my_rewards.by_length`, found from the folder in which the command is run; only what trains
+    imports them)."""
     reward_model_path: str | None = None
     """A reward model for them: a hub id or a local folder. The value model of `ppo` begins as it;
     where `ppo` has none, both are taken to be of the policy's shape, and the launch asks for it."""

@@ -70,6 +70,15 @@ def parse_scalar(text: str) -> Any:
     return None if node is None else loader.construct_document(node)
 
 
+def check_size(text: str) -> None:
+    """Hold what a YAML text stands for against `MOST_VALUES`.
+
+    Raises:
+        YAMLError: it stands for more, or is not YAML.
+    """
+    _composed(text)
+
+
 def _composed(text: str) -> tuple[_Loader, yaml.Node | None]:
     """A text as YAML's nodes, and who makes values of them; not of too many."""
     loader = _Loader(text)

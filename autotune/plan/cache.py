@@ -21,7 +21,9 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts, facts_from_plain, stack
 from autotune.facts.control_group import cores
 from autotune.facts.known_models import known_model
+from autotune.facts.model_files import MOST_BYTES
 from autotune.job.job import Job, NoData
+from autotune.job.text_file import is_readable
 from autotune.process.messages import read_json, write_json
 from autotune.process.user_cache import user_cache
 from autotune.space.definition import SpaceDefinition
@@ -61,6 +63,15 @@ class PlanCache:
     def of_user(cls) -> "PlanCache":
         """In the user's cache (`process/user_cache.py`)."""
         return cls(path=user_cache())
+
+    def make(self, name: str = "") -> None:
+        """Make a folder of the cache, for its owner alone; one that is there stays as it is.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.path / name).mkdir(exist_ok=True)
 
     @property
     def traces(self) -> Path:
@@ -106,7 +117,7 @@ class PlanCache:
         """Keep a plan; a full or read-only disk only costs the next one its speed."""
         file = self.path / "plans" / f"{key}.json"
         with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            self.make("plans")
             write_json(file, {"facts": facts.plain(), **_plain_replies(replies)})
 
     def ceilings(self, device: str) -> Ceilings | None:
@@ -120,7 +131,7 @@ class PlanCache:
         """Remember what was measured of a device of this machine."""
         file = self._ceilings_file(device)
         with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            self.make("ceilings")
             write_json(file, measured.plain())
 
     def _ceilings_file(self, device: str) -> Path:
@@ -163,20 +174,24 @@ def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
 
 
 def _model(job: Job) -> list[str] | None:
-    """What a model's files say; a built-in shape, where no tokenizer is needed; None: a hub's."""
+    """What a model's files say; a built-in shape, where no tokenizer is needed; None: a hub's, or
+    files that are not read (pipes, or too large)."""
     if Path(job.model).exists():
-        return list(_contents(Path(job.model)))
+        return _contents(Path(job.model))
     known = known_model(job.model) if isinstance(job.dataset, NoData) else None
     return None if known is None else [json.dumps(known.config, sort_keys=True)]
 
 
-def _contents(model: Path) -> Iterator[str]:
-    """The texts that say what a model is (its weights do not matter)."""
+def _contents(model: Path) -> list[str] | None:
+    """The texts that say what a model is (its weights do not matter); None: not read."""
     is_file = model.is_file()  # the tokenizer may lie beside it
-    files = sorted((model.parent if is_file else model).iterdir())
+    folder = model.parent if is_file else model
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
     texts = [f for f in files if f.suffix in _TEXTS and (not is_file or f.name.startswith(_WORDS))]
-    for file in [model, *texts] if is_file else texts:
-        yield hashlib.sha256(file.read_bytes()).hexdigest()
+    read = [model, *texts] if is_file else texts
+    if not read or not all(is_readable(file, MOST_BYTES) for file in read):
+        return None
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in read]
 
 
 def _listing(job: Job) -> Iterator[tuple[str, int, int]]:

@@ -3,6 +3,7 @@
 candidates -> variants -> traces in children, or formulas -> estimates
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class Estimator:
         """What the traces came to; `known` hears of each as it comes."""
         if not tasks:
             return []
+        with contextlib.suppress(OSError):  # full or read-only: nothing is kept
+            self.cache.make()
         known = known or Known()
         replies = self.memory.next(len(tasks))
         if replies is not None:

@@ -1,7 +1,7 @@
 """The variants of a space, and what a child is to estimate of each."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from autotune.space.knobs import Candidate
 from autotune.space.settings import Settings, settings
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
+
+TRLS_REWARD = "accuracy_reward"
+"""A function of TRL's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,10 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
     job, facts, sharding = first.settings.job, first.settings.facts, first.settings.sharding
     request = EstimateRequest(
         method=job.method,
-        config={**first.config.config, **_reward_model_field(job, facts)},
+        config={
+            **_without_code(first.config.config),
+            **_reward_model_field(job, facts),
+        },
         model_path=facts.model.path,
         model=_model_text(facts),
         versions={
@@ -153,6 +159,13 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
         for member, place in zip(group, places, strict=True)
     )
     return VariantTask(request=request, traced=first.config, members=tuple(members))
+
+
+def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose reward functions are one of TRL's: a trace calls none of them, and
+    would import the user's."""
+    names = config.get("reward_funcs")
+    return {**config, "reward_funcs": [TRLS_REWARD for _ in names]} if names else dict(config)
 
 
 def _reward_model_field(job: Job, facts: Facts) -> dict[str, str]:

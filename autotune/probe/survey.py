@@ -5,16 +5,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import Problem, UserError, machine_error, user_error
+from autotune.errors import AutotuneError, Problem, UserError, machine_error, user_error
 from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
-from autotune.facts.host import host
+from autotune.facts.host import KEPT_FREE, host
 from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.job.job import Job, NoData
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
-from autotune.process.limits import Limits
-from autotune.process.messages import checked, read_json, write_json
+from autotune.process.host_memory import HostMeter
+from autotune.process.limits import Ending, Limits
+from autotune.process.messages import ChildFolder, checked, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.settings import device_environment
@@ -22,6 +23,8 @@ from autotune.units import format_bytes
 
 WORKER = "autotune.probe.survey_worker:survey"
 WALL_S = 3600.0
+STALL_S, HUB_S = 60.0, 300.0
+"""Without progress, idle or computing; idle the second where a hub is asked, which may be slow."""
 
 
 def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = False) -> Facts:
@@ -102,15 +105,13 @@ def _survey_in_child(
         columns=job.columns,
     )
     write_json(folder.request, request.plain())
-    ending = server.run(folder, WORKER, Limits(wall_s=WALL_S, stall_s=WALL_S))
+    is_local = all(Path(name).exists() for name in (job.model, request.dataset) if name)
+    limits = Limits(wall_s=WALL_S, stall_s=STALL_S if is_local else HUB_S, busy_s=STALL_S)
+    most = int(host().free_bytes * (1 - KEPT_FREE))
+    ending = server.run(folder, WORKER, limits, host=HostMeter(most, ranks=False))
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
-        raise machine_error(
-            f"looking at the model and the data failed (exit code {ending.exit_code}, signal "
-            f"{ending.signal}, {ending.why})",
-            where=str(folder.stderr),
-            hint="read that log",
-        )
+        raise _without_answer(ending, folder, most)
     if reply["problems"]:
         raise UserError(
             *(
@@ -125,6 +126,25 @@ def _survey_in_child(
     if job.training.get("eval_strategy", "no") != "no" and reply["data"]["source"]:
         _check_test_split(job, reply["data"]["test_rows"])
     return model_from_plain(reply["model"]), DataFacts(**reply["data"])
+
+
+def _without_answer(ending: Ending, folder: ChildFolder, most: int) -> AutotuneError:
+    """What is said of a survey that did not come to its end."""
+    stages = [event["stage"] for event in ending.events if "stage" in event]
+    stage = stages[-1] if stages else ""
+    what = {
+        "stall": f"no progress for {STALL_S:.0f} s of looking at it: it was given up",
+        "host": f"looking at it took more than {format_bytes(most)} of the host's memory",
+    }
+    if stage and ending.why in what:
+        hint = f"what it holds may have no end, or be too large; its log is {folder.stderr}"
+        return user_error(what[ending.why], where=stage, hint=hint)
+    return machine_error(
+        f"looking at the model and the data failed (exit code {ending.exit_code}, signal "
+        f"{ending.signal}, {ending.why})",
+        where=str(folder.stderr),
+        hint="read that log",
+    )
 
 
 def _pinned_fields(job: Job) -> dict[str, Any]:

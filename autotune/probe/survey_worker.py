@@ -4,22 +4,30 @@ Raises nothing: what is wrong with the user's model, data or training fields is 
 """
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
+import time
 import traceback
 from dataclasses import asdict, replace
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
+
+from tqdm.std import tqdm
 
 from autotune.errors import UserError, user_error
 from autotune.facts.known_models import known_model
 from autotune.job.methods import METHODS
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.progress import Progress
 
 MEANT_TO_BE_READ = (ValueError, OSError, ImportError)
 """Errors whose messages are sentences: a KeyError's is no more than the key."""
+_TELL_S = 1.0
+"""How often a moving bar is told of."""
 NO_SENTENCES = (json.JSONDecodeError, UnicodeError)
 """Of these it is not known what was read, unless their names are told."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model")
@@ -33,32 +41,53 @@ def survey(path: Path) -> None:
     os.environ.update(request.environment)  # transformers takes the first GPU that it sees
     problems: list[tuple[str, str, str | None]] = []
     reply: dict[str, Any] = {"problems": problems}
-    where = "training"
+    stages = _Stages(Progress(folder.progress))
     try:
+        stages.begin("training")
         _check_training(request, folder.scratch)
-        where = "reward_funcs"
+        stages.begin("reward_funcs")
         _check_rewards(request)
-        where = "model"
+        stages.begin("model")
         model = _model(request)
-        where = "reward_model_path"
+        stages.begin("reward_model_path")
         reward_path, built_in = _reward_model(request)
         _check_reward_model(request, reward_path, model)
         model = replace(model, reward_shape=reward_path if built_in else None)
         reply["model"] = asdict(model)
-        where = "model"
+        stages.begin("model")
         tokenizer = _tokenizer(request, model)
-        where = "dataset"
-        reply["data"] = asdict(_data(request, tokenizer))
+        stages.begin("dataset")
+        reply["data"] = asdict(_data(request, tokenizer, model.vocab_size))
     except MemoryError:
         raise
     except UserError as error:
         problems += [
-            (problem.where or where, problem.what, problem.hint) for problem in error.problems
+            (problem.where or stages.name, problem.what, problem.hint) for problem in error.problems
         ]
     except Exception as error:
         traceback.print_exc()
-        problems.append((where, sentence_of(error), None))
+        problems.append((stages.name, sentence_of(error), None))
     write_json(folder.reply, reply)
+
+
+class _Stages:
+    """Which part of a job is looked at, told to who watches; what moves a bar tells it again."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.name = ""
+        self._progress, self._told = progress, 0.0
+        update = tqdm.update
+
+        def heard(bar: Any, n: float | None = 1) -> Any:
+            if time.monotonic() - self._told > _TELL_S:
+                self.begin(self.name)
+            return update(bar, n)
+
+        tqdm.update = heard
+
+    def begin(self, name: str) -> None:
+        self.name, self._told = name, time.monotonic()
+        self._progress.tell("surveying", stage=name)
 
 
 def sentence_of(error: Exception) -> str:
@@ -83,19 +112,48 @@ def _check_training(request: SurveyRequest, scratch: Path) -> None:
         raise ValueError(output.getvalue().strip().splitlines()[-1]) from None
 
 
+def _trusts(request: SurveyRequest) -> bool:
+    """Whether the job lets a model bring code of its own: only by `true`, no text is as good."""
+    return request.training.get("trust_remote_code") is True
+
+
 def _check_rewards(request: SurveyRequest) -> None:
-    """What rewards completions can be found."""
-    if request.reward_funcs:
+    """What rewards completions can be found. Only what is going to be trained imports a module of
+    the user's: a plan looks for its file."""
+    problems = []
+    for name in request.reward_funcs:
         from autotune.training.online import reward_function
 
-        problems = []
-        for name in request.reward_funcs:
-            try:
+        module = name.rpartition(".")[0]
+        try:
+            if not (module and request.planned):
                 reward_function(name)
-            except ValueError as error:
-                problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(problems))
+            elif not has_module(module):
+                problems.append(f"unknown reward function `{name}`: no module `{module}`")
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def has_module(name: str) -> bool:
+    """Whether there is a file of this module, in the folder that one stands in or where Python
+    looks; nothing is imported."""
+    first, *rest = parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return False
+    if _is_module(Path.cwd().joinpath(*parts)):
+        return True
+    spec = importlib.util.find_spec(first)
+    places = (spec.submodule_search_locations or ()) if spec else ()
+    return spec is not None and (
+        not rest or any(_is_module(Path(place).joinpath(*rest)) for place in places)
+    )
+
+
+def _is_module(path: Path) -> bool:
+    files = [path.with_name(f"{path.name}{suffix}") for suffix in all_suffixes()]
+    return any(file.is_file() for file in (path / "__init__.py", *files))
 
 
 def _reward_model(request: SurveyRequest) -> tuple[str | None, bool]:
@@ -115,9 +173,12 @@ def _check_reward_model(request: SurveyRequest, path: str | None, policy: Any) -
     if path is None:
         return
     from autotune.facts.model import check_labels, model_config
+    from autotune.facts.model_files import refuse_pickles
 
-    trust = bool(request.training.get("trust_remote_code", False))
+    trust = _trusts(request)
     check_labels(path, trust_remote_code=trust)
+    if not request.planned and request.weights != "real":
+        refuse_pickles(path)
     if not METHODS[request.method].value_model or policy.vocab_size is None:
         return
     config = model_config(path, "reward", trust_remote_code=trust)
@@ -132,16 +193,20 @@ def _check_reward_model(request: SurveyRequest, path: str | None, policy: Any) -
 
 def _model(request: SurveyRequest) -> Any:
     from autotune.facts.model import survey_model
+    from autotune.facts.model_files import refuse_pickles
 
-    return survey_model(
+    model = survey_model(
         request.model,
         request.weights,
         Path(request.run_folder) / "model",
         method=request.method,
         revision=request.training.get("model_revision"),
-        trust_remote_code=bool(request.training.get("trust_remote_code", False)),
+        trust_remote_code=_trusts(request),
         shape_suffices=request.planned,
     )
+    if not request.planned and request.weights != "real":
+        refuse_pickles(model.path, request.training.get("model_revision"))
+    return model
 
 
 def _tokenizer(request: SurveyRequest, model: Any) -> Any:
@@ -166,7 +231,7 @@ def _tokenizer(request: SurveyRequest, model: Any) -> Any:
             )
         return make_tokenizer(built_folder, model.vocab_size or 256)
     return transformers.AutoTokenizer.from_pretrained(
-        model.path, trust_remote_code=bool(request.training.get("trust_remote_code", False))
+        model.path, trust_remote_code=_trusts(request)
     )
 
 
@@ -175,12 +240,12 @@ def make_tokenizer(folder: Path, vocabulary: int) -> Any:
     import transformers
 
     _word_level(vocabulary).save_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if tokenizer("<3>")["input_ids"]:
         return tokenizer
     # Of some types (Qwen2) transformers keeps the vocabulary and reads it as bytes and merges.
     _byte_level(vocabulary - 1).save_pretrained(folder)  # transformers adds a word
-    return transformers.AutoTokenizer.from_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def _word_level(vocabulary: int) -> Any:
@@ -217,9 +282,9 @@ def _with_ends(tokenizer: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
-def _data(request: SurveyRequest, tokenizer: Any) -> Any:
+def _data(request: SurveyRequest, tokenizer: Any, vocabulary: int | None) -> Any:
     from autotune.facts.data import survey_data
 
     folder = Path(request.run_folder) / "data"
     folder.mkdir(parents=True, exist_ok=True)
-    return survey_data(request, tokenizer, folder)
+    return survey_data(request, tokenizer, folder, vocabulary)

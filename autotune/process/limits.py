@@ -20,6 +20,8 @@ class Limits:
     wall_s: float = 300.0
     stall_s: float = 30.0
     """Silence without using the processor after which a child counts as hung."""
+    busy_s: float = float("inf")
+    """Processor time without a word, once it has said one, after which it counts as hung, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_h
 _T = TypeVar("_T")
 _TOO_LARGE = 2**63
 
+from autotune.job.text_file import is_readable
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChildFolder:
@@ -59,6 +61,10 @@ class ChildFolder:
     def scratch(self) -> Path:
         """Where the trainer may write."""
         return self.path / "scratch"
+
+
+MOST_BYTES = 2**28
+"""Of a document that is read."""
 
 
 class Message:
@@ -143,9 +149,10 @@ def _is_writable(text: str) -> bool:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON so that a reader sees all of it or none of it, whatever kills us."""
+    """Write JSON so that a reader sees all of it or none of it, whatever kills us; for its owner
+    alone."""
     draft = path.with_name(path.name + ".draft")
-    with draft.open("w", encoding="utf-8") as file:
+    with open(draft, "w", encoding="utf-8", opener=_for_its_owner) as file:
         json.dump(data, file, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=True)
         file.write("\n")
         file.flush()
@@ -153,8 +160,15 @@ def write_json(path: Path, data: Any) -> None:
     draft.replace(path)
 
 
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def read_json(path: Path) -> Any | None:
-    """What `path` holds; None where there is no whole JSON document."""
+    """What `path` holds; None where there is no whole JSON document. A pipe or a device is none,
+    nor is what no program of ours has written by its size."""
+    if not is_readable(path, MOST_BYTES):
+        return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # the last: brackets, thousands deep

@@ -164,7 +164,10 @@ class RunFolder:
             UserError: something is there already.
         """
         self.refuse_used()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)  # what a job names, and what its data hold, is its owner's
         self.write_text(self.job, job_yaml)
+        self.job.chmod(0o600)
         write_json(self.run, dict(info))
 
     def refuse_used(self) -> None:

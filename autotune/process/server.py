@@ -209,4 +209,6 @@ def child_environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # Torch asks NVML whether there is a GPU, and does not start CUDA to find out.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # A checkpoint that is a pickle is read as tensors alone: nothing in it is run.
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }

@@ -50,6 +50,7 @@ class ChildWatch:
         self._began = self._heard_at = time.monotonic()
         self._processor_s = 0.0
         self._session_s: float | None = None
+        self._told_at = (self._began, 0.0)
         self._kill_by = float("inf")
         self._rss: int | None = None
         self._stop: tuple[str, str | None] | None = None
@@ -103,8 +104,15 @@ class ChildWatch:
             self._end("stopped", reason)
         elif now - self._began > self._limits.wall_s:
             self._end("wall", None)
-        elif now - self._heard_at > self._limits.stall_s:
+        elif now - self._heard_at > self._limits.stall_s or self._computes_without_end(now):
             self._end("stall", None)
+
+    def _computes_without_end(self, now: float) -> bool:
+        """Whether a child that has begun to tell how far it is computes too long without a word."""
+        told_at, processor_s = self._told_at
+        if not self._events or now - told_at <= self._limits.busy_s:
+            return False
+        return session_processor_seconds(self._pid) - processor_s > self._limits.busy_s
 
     def _hear_session(self, now: float) -> None:
         """Count the work of what a silent child waits for: a compiler, say."""
@@ -119,6 +127,8 @@ class ChildWatch:
         for event in self._reader.new_events():
             self._heard_at = time.monotonic()
             self._events.append(event)
+            if self._limits.busy_s < float("inf"):
+                self._told_at = (self._heard_at, session_processor_seconds(self._pid))
             if self._host is not None:
                 self._host.hear(event)
             if deciding and reason is None and self._watch is not None:

@@ -95,7 +95,8 @@ class History:
                 self._write(rows)
 
     def _write(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.touch(mode=0o600)
         with self._open() as database:
             database.execute(_TABLE)
             marks = ", ".join("?" * 8)

@@ -12,10 +12,11 @@ from autotune.errors import UserError, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.job.text_file import readable_text
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import ChildFolder, matches
+from autotune.process.messages import MOST_BYTES, ChildFolder, matches
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.comparison import compared
@@ -142,16 +143,19 @@ class PastRun:
         stored = self.stored
         if stored is None or stored.probe != recommendation.chosen.number:
             return None
-        if stored.verification is None:
+        if stored.verification is None or self.changed_files(recommendation):
             return None
-        files = self.files(recommendation, None)
-        method = METHODS[self.job.method]
-        launched = (method.config_file, "accelerate.yaml", "launch.sh", DEEPSPEED_FILE)
-        for name in (name for name in launched if name in files):
-            file = self.run.bundle / name
-            if not file.is_file() or file.read_bytes() != files[name].encode():
-                return None
         return stored.verification
+
+    def changed_files(self, recommendation: Recommendation) -> list[str]:
+        """Files that a launch reads or runs, and that are not as the run emits them."""
+        files, method = self.files(recommendation, None), METHODS[self.job.method]
+        launched = (method.config_file, "accelerate.yaml", "launch.sh", DEEPSPEED_FILE)
+        return [
+            name
+            for name in (*launched, method.own_script)
+            if name in files and readable_text(self.run.bundle / name, MOST_BYTES) != files[name]
+        ]
 
 
 def reopen(path: Path, storage: str | None = None) -> PastRun:
@@ -244,8 +248,19 @@ def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> V
     Args:
         heard: hears of each stage of a launch when it is over.
         waits: hears who has the devices, where this has to wait for them.
+
+    Raises:
+        UserError: the bundle is not what the run emits; nothing of it was launched.
     """
     recommendation = past.recommendation(past.stored.probe if past.stored else None)
+    changed = past.changed_files(recommendation) if past.run.bundle.exists() else []
+    if changed:
+        raise user_error(
+            f"{', '.join(changed)}: not what this run emits, so it is not launched",
+            where=str(past.run.bundle),
+            hint=f"`autotune emit {shlex.quote(str(past.run.path))}` writes the bundle anew; put "
+            "fields of the training into `training:` of the job",
+        )
     facts = past.facts
     if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
         device = devices.detect("cuda", past.job.devices.index, past.job.devices.count)
@@ -255,8 +270,9 @@ def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> V
         devices_locked(past.job.devices, past.run.path, waits),
         ChildServer(past.run.log) as server,
     ):
-        if not past.run.launch.is_file():
-            past.run.write_bundle(past.run.bundle, past.files(recommendation, None))
+        # Whole, so that nothing else lies beside the script that is run.
+        kept = past.kept_verification(recommendation)
+        past.run.write_bundle(past.run.bundle, past.files(recommendation, kept))
         again = functools.partial(
             measure_candidate,
             server,

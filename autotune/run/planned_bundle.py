@@ -16,13 +16,14 @@ from autotune.bundle.planned import JOB_FILE, Planned, planned_files, verified_f
 from autotune.errors import machine_error, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job
+from autotune.job.text_file import readable_text
 from autotune.plan.plan import Plan
 from autotune.plan.progress import Progress
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import checked, read_json
+from autotune.process.messages import MOST_BYTES, checked, read_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
@@ -176,9 +177,9 @@ def _stored(folder: Path) -> Planned:
         planned = checked(Planned.from_plain(stored["planned"]), Planned)
         written = checked(stored["files"], dict[str, str])
         texts = {
-            name: (folder / name).read_text(encoding="utf-8", errors="replace")
+            name: text
             for name in written
-            if (folder / name).is_file()
+            if (text := readable_text(folder / name, MOST_BYTES)) is not None
         }
     except NONSENSE:
         raise user_error(

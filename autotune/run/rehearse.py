@@ -49,6 +49,8 @@ def rehearse(
         log=log,
         environment={
             "TRL_EXPERIMENTAL_SILENCE": "1",
+            # Nothing of a checkpoint is run, as in the probes.
+            "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
             # The user's own choice of devices wins in `launch.sh`, and may list several.
             **device_environment(device),
             # A folder whose card lists its files is cached by its name alone, whatever it holds

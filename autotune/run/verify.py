@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts import Facts
+from autotune.facts.model_files import has_weights
 from autotune.job.job import Job
 from autotune.plan.variants import batching
 from autotune.probe.protocol import Measurement
@@ -143,7 +144,7 @@ def _prepare_data(
     folder = ChildFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
     random_here = facts.model.weights == "random" and Path(facts.model.path).is_dir()
-    bare = random_here and not any(Path(facts.model.path).glob("*.safetensors"))
+    bare = random_here and not has_weights(Path(facts.model.path))
     request = RehearsalRequest(
         method=job.method,
         rows=str(run.rows),

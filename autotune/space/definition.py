@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autotune.errors import Problem, UserError, nearest
+from autotune.job.text_file import text_of
 from autotune.job.yaml_file import parse_yaml
 from autotune.space.knobs import MICRO_BATCH, Knob, Rule
 from autotune.space.value_words import COUNTS, COUNTS_FROM_ZERO, WORDS, counts
@@ -37,6 +38,8 @@ FACT_NAMES = frozenset(
 _KNOB_KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
 PLACES = ("config", "environment", "batch", "launch")
 INCLUDES = ("sharding.yaml",)
+MOST_BYTES = 2**20
+"""Of a search space: ours have a few thousand."""
 _OPERATORS = {"not", "above", "contains"}
 
 
@@ -76,12 +79,7 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
     """
     if path is None:
         return _shipped_definition(method)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(
-            Problem(where=path, what=f"cannot read the search space: {error}")
-        ) from None
+    text = text_of(Path(path), "search space", MOST_BYTES)
     definition = parse_definition(text, path)
     if definition.method != method:
         raise UserError(

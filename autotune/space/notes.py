@@ -20,8 +20,25 @@ def space_notes(
         division_note(job, facts),
         unquantised_note(job, facts, candidates),
         _shape_note(facts),
+        code_note(job),
     )
     return tuple(note for note in notes if note is not None)
+
+
+def code_note(job: Job) -> str | None:
+    """What code a training runs that is neither the stack's nor ours; None: none."""
+    own = [name for name in job.reward_funcs if "." in name]
+    parts = [
+        *(["the model's (`trust_remote_code: true`)"] if trusts(job) else []),
+        *([f"the job's (`reward_funcs: {', '.join(own)}`)"] if own else []),
+    ]
+    return f"it runs code that is not the stack's: {' and '.join(parts)}" if parts else None
+
+
+def trusts(job: Job) -> bool:
+    """Whether the job lets a model bring code of its own."""
+    values = [fields.get("trust_remote_code") for fields in (job.training, job.fixed)]
+    return True in [*values, *job.recipe.get("trust_remote_code", [])]
 
 
 def _shape_note(facts: Facts) -> str | None:

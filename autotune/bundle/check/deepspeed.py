@@ -7,6 +7,7 @@ from autotune.bundle.check.deepspeed_fields import DEEPSPEEDS_OWN_AUTO, FILLED, 
 from autotune.bundle.check.files import AUTO, LaunchFiles, number, section, shown, value_at
 from autotune.bundle.mark import KEY
 from autotune.errors import Problem, nearest
+from autotune.job.fields import MOST_DEVICES
 from autotune.space.sharding.deepspeed import CPU_ADAMW
 from autotune.space.sharding.sharding import HPZ
 
@@ -219,7 +220,7 @@ def weights_again(files: LaunchFiles) -> Iterator[Problem]:
         )
     if size >= count or count % size:
         what = "hold what stage 3 does, twice" if size >= count else "are refused by DeepSpeed"
-        valid = ", ".join(str(n) for n in range(1, count) if count % n == 0)
+        valid = ", ".join(str(n) for n in range(1, min(count, MOST_DEVICES)) if count % n == 0)
         yield files.at_deepspeed(
             where,
             f"is {size:g}, but {files.accelerate_file} starts {count} processes, and such groups "

@@ -1,6 +1,7 @@
 """Read the files of a launch from a folder, a bundle's or one that somebody wrote by hand."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ from autotune.errors import Problem, UserError, user_error
 from autotune.facts.launch_fields import launch_fields
 from autotune.facts.stack import field_types
 from autotune.job.methods import METHODS, Method
+from autotune.job.text_file import is_readable
+from autotune.job.yaml_file import check_size
 
 _ACCELERATES = ("distributed_type", "compute_environment")
 _TRAINERS = ("model_name_or_path", "per_device_train_batch_size", "output_dir", "learning_rate")
+_LONG_NUMBER = re.compile(r"[0-9a-fA-F_]{300}")
+MOST_BYTES = 2**20
+"""Of a file of a launch: real ones have a few thousand."""
 _DEEPSPEEDS = ("zero_optimization", "train_micro_batch_size_per_gpu")
 
 
@@ -72,9 +78,16 @@ def _read(path: Path) -> dict[str, Any]:
         UserError: it cannot be read.
     """
     try:
+        if path.exists() and not is_readable(path, MOST_BYTES):
+            raise ValueError(f"it must be a file of at most {MOST_BYTES // 2**20} MiB")
         text = path.read_text(encoding="utf-8")
+        if _LONG_NUMBER.search(text):
+            raise ValueError("it has a number of more than 300 digits")
+        check_size(text if path.suffix != ".json" else "")
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise user_error("cannot be read: it is nested without end", where=str(path)) from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
         what = f"cannot be read: {_in_one_line(error)}"
         raise user_error(what, where=str(path), hint=_repair(path, error)) from None
     return data if isinstance(data, dict) else {}

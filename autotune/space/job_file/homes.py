@@ -20,6 +20,8 @@ _MEANS = {
     **dict.fromkeys(("memory", "gpu_memory", "vram"), "devices.memory"),
     **dict.fromkeys(("epochs", "num_epochs"), "training.num_train_epochs"),
     **dict.fromkeys(("lr", "learning_rate"), "training.learning_rate"),
+    "reward_funcs": "reward_funcs",
+    **dict.fromkeys(("reward_model_name_or_path", "reward_model_path"), "reward_model_path"),
     **dict.fromkeys(("adapter", "finetuning_type"), "tuning"),
     # Since transformers 5 a number below 1 is a share of all steps.
     "warmup_ratio": "training.warmup_steps",

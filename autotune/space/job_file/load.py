@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.errors import Problem, UserError, user_error
+from autotune.errors import Problem, UserError
 from autotune.facts.stack import field_types, missing
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
 from autotune.job.paths import absolute_path
+from autotune.job.text_file import text_of
 from autotune.job.yaml_file import parse_yaml
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, load_definition
@@ -19,7 +20,7 @@ from autotune.space.job_file.foreign import refuse_foreign
 from autotune.space.job_file.homes import of_devices
 from autotune.space.job_file.knob_values import impossible, uncounted
 from autotune.space.job_file.online import online_problems
-from autotune.space.job_file.overrides import OWNERS, Draft
+from autotune.space.job_file.overrides import OWNERS, SECRETS, Draft
 from autotune.space.job_file.places import missing_places, with_places
 from autotune.space.job_file.problems import UNKNOWN, as_yaml, details_by_path, explain, shown
 from autotune.space.job_file.training_values import wrong_value
@@ -29,6 +30,7 @@ from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
 MOST_BYTES = 2**20
 """Of a job file: a real one has a few thousand."""
 _MOST_EXPLAINED = 200
+_WRITE = "`autotune init` writes a job"
 
 
 def load_job(
@@ -47,39 +49,9 @@ def load_job(
     name, base = "flags", Path.cwd()
     if path is not None:
         name, base = str(path), path.parent
-        data, lines = parse_yaml(_text_of(path), name)
+        data, lines = parse_yaml(text_of(path, "job file", MOST_BYTES, hint=_WRITE), name)
         refuse_foreign(data, name)
     return _Loading(data, lines, name, base).load(sets, elsewhere)
-
-
-def _text_of(path: Path) -> str:
-    """What a job file holds; of a pipe, which might never end, nothing is read.
-
-    Raises:
-        UserError: there is no such file, it is too large, or no text.
-    """
-    name = str(path)
-    try:
-        if not path.exists():
-            hint = "`autotune init` writes a job"
-            raise user_error(f"cannot read the job file: there is no file {name}", hint=hint)
-        if not path.is_file():
-            kind = "a folder" if path.is_dir() else "a pipe or a device"
-            raise user_error(f"is {kind}, not a job file", where=name, hint="name a YAML file")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise user_error(f"cannot read the job file: {reason}", where=name) from None
-    if len(content) > MOST_BYTES:
-        what = f"a job file has at most {MOST_BYTES // 2**20} MiB, and this is larger"
-        raise user_error(what, where=name, hint="data and models are named, not written into it")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        what = "cannot read the job file: it is not UTF-8 text"
-        raise user_error(what, where=f"{name}:{line}", hint="save it as UTF-8") from None
 
 
 class _Loading(Draft):
@@ -147,7 +119,10 @@ class _Loading(Draft):
         """One field that is passed through."""
         path = ("training", name)
         refusal = self._method.refusals.get(name)
-        if refusal is not None and value not in (None, False, *refusal[0]):
+        if secret := _secret(name, value):
+            hint = "leave it out: `hf auth login`, or the variable HF_TOKEN, tells it to a launch"
+            self._report(path, f"`{secret}` is a secret, which a run and its bundle keep", hint)
+        elif refusal is not None and value not in (None, False, *refusal[0]):
             self._report(path, f"`{name}: {as_yaml(value)}`", refusal[1])
         elif name in OWNERS:
             what = f"`{name}` belongs to {OWNERS[name]} of the job"
@@ -231,6 +206,12 @@ class _Loading(Draft):
         for field, path in () if elsewhere else missing_places(placed):
             self._report((field,), f"`{field}`: there is no {path}")
         return placed
+
+
+def _secret(name: str, value: Any) -> str | None:
+    """The name of what is a secret in a training field; None: nothing is."""
+    names = [name, *(value if isinstance(value, Mapping) else ())]
+    return next((str(one) for one in names if one in SECRETS), None)
 
 
 def _is_plain(value: Any) -> bool:

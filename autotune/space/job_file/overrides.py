@@ -22,6 +22,9 @@ OWNERS = {
     "model_name_or_path": "`model`",
     "dataset_name": "`dataset`",
     "use_peft": "`tuning`",
+    "reward_funcs": "`reward_funcs`",
+    "reward_model_name_or_path": "`reward_model_path`",
+    "reward_model_path": "`reward_model_path`",
     "load_in_4bit": "`tuning: qlora`",
     "auto_find_batch_size": "the search itself",
     "dataset_kwargs": "the probes, which prepare the rows themselves",
@@ -31,6 +34,9 @@ OWNERS = {
     "fsdp": "`fixed: {distributed_type: FSDP}`",
 }
 """Fields that have a home of their own in the job."""
+
+SECRETS = ("hub_token", "push_to_hub_token", "token", "use_auth_token")
+"""Fields, of `training` or of a mapping in it, that a bundle, a run and their logs would keep."""
 
 _VERBATIM = ("model", "dataset", "dataset_config", "search_space")
 """Fields whose value in a flag is a name: no character of it is taken for YAML syntax."""

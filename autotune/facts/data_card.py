@@ -1,0 +1,61 @@
+"""What a data folder's card says of where its files are: they have to lie in the folder.
+
+`datasets` follows a README.md and a .huggingface.yaml to any file of the machine, and to any host.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import in_one_line, user_error
+from autotune.job.text_file import text_of
+from autotune.job.yaml_file import check_size
+
+_README, _CARD = "README.md", ".huggingface.yaml"
+_HEAD = re.compile(r"\s*---(?:\r\n|\r|\n)([\S\s]*?)(?:\r\n|\r|\n)---[ \t]*(?:\r\n|\n|$)")
+"""As huggingface_hub finds it (`repocard.py`)."""
+_MOST_BYTES = 2**22
+_PLACES = ("data_files", "data_dir")
+
+
+def check_card(folder: Path) -> None:
+    """Refuse a data folder whose card names files elsewhere.
+
+    Raises:
+        UserError: it does, or cannot be read.
+    """
+    for file in (folder / _README, folder / _CARD):
+        if not file.exists():
+            continue
+        text = text_of(file, "card of a data folder", _MOST_BYTES)
+        if file.name == _README:
+            head = _HEAD.match(text)
+            text = head[1] if head else ""
+        try:
+            check_size(text)
+            data = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            what = f"its head cannot be read as YAML: {in_one_line(str(error))[:200]}"
+            raise user_error(what, where=str(file), hint="correct it, or take it out") from None
+        for place in _places(data.get("configs") if isinstance(data, dict) else None):
+            if "://" in place or place.startswith(("/", "~")) or ".." in place.split("/"):
+                raise user_error(
+                    f"names data outside of its folder: {in_one_line(place)[:200]}",
+                    where=str(file),
+                    hint="put the files into the folder, and name them as they lie in it",
+                )
+
+
+def _places(data: Any, inside: bool = False) -> Iterator[str]:
+    """Every text that says where files are."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield from _places(value, (inside and name != "split") or name in _PLACES)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _places(value, inside)
+    elif inside and isinstance(data, str):
+        yield data

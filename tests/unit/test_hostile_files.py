@@ -1,0 +1,290 @@
+"""What is looked at can do nothing to whoever looks: files, names and run folders by strangers."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.table import Table
+
+from autotune.bundle.launch_script import exports
+from autotune.bundle.mark import marked
+from autotune.bundle.readme import heading, page
+from autotune.cli.echo import echo, print_json
+from autotune.cli.views.console import PlainConsole
+from autotune.errors import Problem, UserError
+from autotune.facts import facts_from_plain
+from autotune.facts.data_card import check_card
+from autotune.facts.model_files import locate_model, refuse_pickles
+from autotune.plan.cache import PlanCache
+from autotune.process.messages import read_json, write_json
+from autotune.process.run_folder import RunFolder
+from autotune.space.job_file.load import load_job
+from tests.unit.builders import make_facts
+from tests.unit.calling import call, refused
+from tests.unit.loading import load, problems
+from tests.unit.past_run import make_run, write_job
+
+EVIL = "a\x1b]0;owned\x07\x9b2J\u202eb\r"
+RECORDED = Path(__file__).parents[1] / "golden" / "recorded"
+SHOWN = "a\\x1b]0;owned\\x07\\x9b2J\\u202eb\\r"
+
+
+@pytest.fixture(autouse=True)
+def _in_time() -> Iterator[None]:
+    """None of it may hang: what does is ended by the alarm."""
+    signal.alarm(240)
+    yield
+    signal.alarm(0)
+
+
+@pytest.mark.parametrize("text", ["no", "off", "'false'", "'true'", "yes", "1", "[true]"])
+@pytest.mark.parametrize("method", ["sft", "ppo"])
+def test_remote_code_is_no_matter_of_a_texts_truth(tmp_path: Path, text: str, method: str) -> None:
+    start = f"method: {method}\ntraining: {{trust_remote_code: {text}}}\n"
+    found = problems(tmp_path, start + ("max_length: null\n" if method == "ppo" else ""))
+    assert [what for _, what, _ in found if "trust_remote_code" in what], found
+
+
+def test_a_secret_is_refused_and_not_told(tmp_path: Path) -> None:
+    file = write_job(tmp_path, training={"hub_token": "hf_SECRET"})
+    for arguments in ((file,), (file, "--set", "hub_token=hf_SECRET2", "--json")):
+        told = refused("validate", *arguments)
+        assert "`hub_token` is a secret" in told and "HF_TOKEN" in told
+        assert "hf_SECRET" not in told
+    nested = "training: {model_init_kwargs: {token: hf_SECRET}}\n"
+    assert "hf_SECRET" not in str(problems(tmp_path, nested))
+
+
+def test_reward_functions_are_named_in_one_place(tmp_path: Path) -> None:
+    for name in ("m", "d"):
+        (tmp_path / name).mkdir()
+    text = "method: grpo\nmax_length: null\nreward_funcs: [accuracy_reward]\n"
+    assert load(tmp_path, text).reward_funcs == ["accuracy_reward"]
+    ((_, what, hint),) = problems(tmp_path, text + "training: {reward_funcs: [evil.r]}\n")
+    assert "`reward_funcs` belongs to `reward_funcs` of the job" in what
+    assert hint == "write `reward_funcs: [evil.r]`"
+
+
+BOMB = "a: &a [1, 2]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 20)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=False)
+)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large", "bomb"])
+def test_files_that_a_job_names_are_regular_and_of_a_sane_size(tmp_path: Path, kind: str) -> None:
+    file = odd_file(tmp_path / "odd.yaml", kind)
+    assert refused("validate", file)
+    job = write_job(tmp_path, search_space=str(file))
+    assert refused("validate", job)
+    told = refused("validate", write_job(tmp_path), "--set", "lora_r=&a [*a]")
+    assert "cannot read the value of `lora_r=&a [*a]`" in told
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large", "bomb", "deep", "digits"])
+@pytest.mark.parametrize("name", ["accelerate.yaml", "deepspeed.json"])
+def test_files_that_are_checked_are_regular_and_of_a_sane_size(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    for other in ("sft_config.yaml", "accelerate.yaml", "deepspeed.json"):
+        (tmp_path / other).write_bytes((RECORDED / "zero3" / other).read_bytes())
+    (tmp_path / name).unlink()
+    odd_file(tmp_path / name, kind)
+    for arguments in ((), (f"--{name.split('.')[0]}", name)):
+        result = call("check", tmp_path, *arguments)
+        assert result.exit_code in (1, 2), result.output
+        assert "bug" not in result.stderr
+
+
+def odd_file(file: Path, kind: str) -> Path:
+    """A file that is none, or has no end."""
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        ends = {"large": "x: " + "y" * 30_000_000, "bomb": BOMB, "digits": f"a: {'9' * 5000}\n"}
+        deep = "[" * 1200
+        text = {**ends, "deep": deep if file.suffix == ".json" else f"a: {deep}"}[kind]
+        file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_run_folder_of_pipes_is_not_waited_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for name in ("run.json", "facts.json", "job.yaml", "estimates.json"):
+        text = (run.path / name).read_text() if (run.path / name).exists() else None
+        (run.path / name).unlink(missing_ok=True)
+        os.mkfifo(run.path / name)
+        codes = [call(command, run.path).exit_code for command in ("report", "emit")]
+        assert codes == ([0, 0] if text is None else [2, 2])
+        (run.path / name).unlink()
+        if text is not None:
+            (run.path / name).write_text(text)
+
+
+def test_a_document_without_end_is_none(tmp_path: Path) -> None:
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_json(tmp_path / "zero") is read_json(tmp_path / "pipe") is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_models_files_are_regular_and_of_a_sane_size(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    if (name, kind) == ("model.safetensors", "large"):
+        return  # weights are
+    model = tmp_path / "model"
+    model.mkdir()
+    for other in ("config.json", "model.safetensors"):
+        (model / other).write_text('{"model_type": "llama"}')
+    (model / name).unlink(missing_ok=True)
+    if kind == "large":
+        with (model / name).open("wb") as file:
+            file.truncate(2**29)
+    else:
+        odd_file(model / name, kind)
+    job, definition = load_job(None, [f"model={model}", "dataset={lengths: {max: 8}}"])
+    PlanCache(path=tmp_path / "cache").key(job, definition, "h100")
+    with pytest.raises(UserError, match=f"{name}: is (a pipe or a device|larger than)"):
+        locate_model(str(model), tmp_path / "made", None, True)
+
+
+def test_pickles_are_loaded_where_a_job_asks_for_them(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UserError, match="are pickles .*`weights: real`"):
+        refuse_pickles(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    refuse_pickles(str(tmp_path))
+
+
+CARD = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {}\n"
+ELSEWHERE = ("/etc/passwd", "../x.jsonl", "a/../../x", "https://h/x", "['a', '~/x']", "hf://d/x")
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_a_data_folders_card_names_nothing_elsewhere(tmp_path: Path, place: str, ends: str) -> None:
+    texts = {"README.md": f"---\n{CARD.format(place)}---\n# Data\n", ".huggingface.yaml": ""}
+    texts[".huggingface.yaml"] = CARD.format(place)
+    for name, text in texts.items():
+        head = text.removesuffix("# Data\n").removesuffix("\n")
+        (tmp_path / name).write_bytes(f"{head.replace(chr(10), ends)}\n".encode())
+        with pytest.raises(UserError, match="names data outside of its folder"):
+            check_card(tmp_path)
+        (tmp_path / name).write_text(text.replace(place, "data/*.jsonl"), encoding="utf-8")
+        check_card(tmp_path)
+
+
+def test_a_card_that_names_a_folder_elsewhere_is_refused(tmp_path: Path) -> None:
+    card = "configs:\n- {config_name: a, data_dir: /etc}\n"
+    (tmp_path / ".huggingface.yaml").write_text(card)
+    with pytest.raises(UserError, match="names data outside of its folder: /etc"):
+        check_card(tmp_path)
+
+
+def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    echo(EVIL)
+    table = Table()
+    table.add_column(EVIL)
+    table.add_row(EVIL)
+    PlainConsole(width=100).print(table, EVIL)
+    print_json({EVIL: EVIL})
+    out = capsys.readouterr().out
+    assert out.count(SHOWN) == 4 and EVIL in json.loads(out.splitlines()[-1])
+    told = refused("validate", tmp_path / f"{EVIL}\nerror: none.yaml")
+    for text in (out, told):
+        assert not [one for one in text if one in EVIL and one not in SHOWN]
+    assert not told.splitlines()[0].endswith(EVIL) and "\nerror: none" not in told
+
+
+def test_a_name_begins_no_line() -> None:
+    assert Problem(where="a\nb", what="c\nd").render() == "a\\nb: c\\nd"
+    assert heading("<b>[x](y)`z`", "t") == "# \\<b\\>\\[x\\](y)\\`z\\`: t"
+    assert page(["a\n# b", EVIL]) == f"a # b\n{SHOWN}\n"
+    script = marked({"launch.sh": "#!/bin/bash\nset -euo pipefail\n"}, f"x\ntouch y\n{EVIL}")
+    lines = script["launch.sh"].splitlines()
+    assert not [one for one in lines if one.startswith("touch")]
+    assert "\x1b" not in script["launch.sh"]
+
+
+@settings(max_examples=40)
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+def test_a_variable_of_a_script_is_taken_as_it_stands(text: str) -> None:
+    script = exports({"VALUE": text}) + 'printf %s "$VALUE"'
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env=environment, check=True)
+    assert done.stdout.decode() == text
+
+
+HOSTILE: list[tuple[str, str, Any]] = [
+    ("device", "index", "$(touch owned)"),
+    ("device", "peers", ["1; touch owned"]),
+    ("device", "cores", "8"),
+    ("device", "total_bytes", True),
+    ("model", "path", ["x"]),
+    ("model", "layers", 1.5),
+    ("data", "source", {"a": 1}),
+    ("data", "rows", float("nan")),
+]
+
+
+def test_facts_of_another_type_reach_no_script(tmp_path: Path) -> None:
+    plain = json.loads(json.dumps(make_facts().plain()))
+    assert facts_from_plain(plain) == make_facts()
+    for part, name, value in HOSTILE:
+        with pytest.raises(TypeError):
+            facts_from_plain({**plain, part: {**plain[part], name: value}})
+    run = make_run(tmp_path)
+    write_json(run.facts, {**plain, "device": {**plain["device"], "index": "$(touch owned)"}})
+    for command in ("report", "emit", "verify"):
+        assert "facts.json was not written by this version" in refused(command, run.path)
+
+
+def test_facts_come_back_as_they_were() -> None:
+    for kind in ("cpu", "cuda"):
+        facts = make_facts(kind)
+        assert facts_from_plain(json.loads(json.dumps(facts.plain()))) == facts
+
+
+def test_a_bundle_that_was_changed_is_not_launched(tmp_path: Path) -> None:
+    run, owned = make_run(tmp_path), tmp_path / "owned"
+    call("emit", run.path)
+    for name in ("launch.sh", "sft_config.yaml", "accelerate.yaml"):
+        text = (run.bundle / name).read_text()
+        added = f"\ntouch {owned}\n" if name == "launch.sh" else "\nx: y\n"
+        (run.bundle / name).write_text(text + added)
+        told = refused("verify", run.path)
+        assert f"{name}: not what this run emits, so it is not launched" in told
+        assert f"`autotune emit {run.path}`" in told
+        (run.bundle / name).write_text(text)
+    (run.bundle / "launch.sh").unlink()
+    os.mkfifo(run.bundle / "launch.sh")
+    assert "not what this run emits" in refused("verify", run.path)
+    assert not owned.exists() and not run.verification.exists()
+
+
+def test_runs_and_the_cache_are_their_owners(tmp_path: Path) -> None:
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        run = RunFolder(path=folder)
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        run.begin("model: m\n", {"schema": 1})
+        assert (mode(run.path), mode(run.job), mode(run.run)) == (0o700, 0o600, 0o600)
+    cache = PlanCache(path=tmp_path / "made" / "cache")
+    cache.make("plans")
+    write_json(cache.path / "plans" / "x.json", {})
+    assert (mode(cache.path), mode(cache.path / "plans" / "x.json")) == (0o700, 0o600)
+    assert mode(tmp_path / "made") != 0o700
