@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import print_json
+from autotune.cli.echo import echo, print_json
 from autotune.cli.job_options import guarded, job_options, json_option, load
 
 
@@ -30,9 +30,7 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
     loaded, definition = load(job, sets, flags)
     # Kept where something goes wrong: the message names a log in it.
     folder = Path(tempfile.mkdtemp(prefix="autotune-probe-"))
-    with devices_locked(
-        loaded.devices, folder, lambda who: echo(waiting_text(who), err=True)
-    ):
+    with devices_locked(loaded.devices, folder, lambda who: echo(waiting_text(who), err=True)):
         candidate, measurement = probe_once(loaded, definition, folder)
     shutil.rmtree(folder, ignore_errors=True)
     if as_json:

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
+from autotune.job.text_file import is_readable
+
 _T = TypeVar("_T")
 _TOO_LARGE = 2**63
-
-from autotune.job.text_file import is_readable
 
 
 @dataclass(frozen=True, kw_only=True)
