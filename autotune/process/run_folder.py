@@ -29,6 +29,9 @@ from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.whole_folder import finish_replacement, put_in_place, write_whole
 
 LOCK = ".lock"
+OUTPUT = "AUTOTUNE_OUTPUT"
+"""Variable with the folder that bundles train into, where they are handed out: a service's are not
+to train into the service's own folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,13 @@ class RunFolder:
     def output(self) -> Path:
         """The folder that the real training writes to unless the job says otherwise."""
         return self.path / "output"
+
+    @property
+    def bundle_output(self) -> str:
+        """The same, as its bundle says it: another one where the bundle is handed out."""
+        info = read_json(self.run)
+        elsewhere = info.get("output") if isinstance(info, dict) else None
+        return elsewhere if isinstance(elsewhere, str) and elsewhere else str(self.output)
 
     def probe(self, number: int) -> ChildFolder:
         """The folder of probe `number`."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from autotune.job.yaml_file import to_yaml
 from autotune.plan.progress import Progress
 from autotune.probe.survey import check_host_memory, refuse_untried, survey
 from autotune.process.messages import checked, read_json, write_json
-from autotune.process.run_folder import RunFolder
+from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations
 from autotune.run.history import History
@@ -62,6 +63,7 @@ def begin(
         "own_storage": storage is None,
         "options": dataclasses.asdict(options or Options()),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "output": os.environ.get(OUTPUT),
     }
     run.begin(to_yaml(job.plain()), info)
 

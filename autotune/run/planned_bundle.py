@@ -5,6 +5,7 @@ one file, the model's around a bare config, the logs of its verification.
 """
 
 import dataclasses
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import MOST_BYTES, checked, read_json
-from autotune.process.run_folder import RunFolder
+from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
 from autotune.run.launch_stages import Heard
@@ -107,7 +108,7 @@ def emit_plan(plan: Plan, job: Job, folder: Path) -> Path:
         job.model_copy(update={"devices": named}),
         facts,
         python="python3" if elsewhere else sys.executable,
-        output_dir=str(folder / "output"),
+        output_dir=os.environ.get(OUTPUT) or str(folder / "output"),
     )
     run.write_files(folder, files)
     return folder

@@ -84,6 +84,7 @@ def test_the_documented_program_gets_a_verified_bundle_whatever_dies_meanwhile(
     assert plan["text"] in out and str(run["result"]["knobs"]) in out and client.report(run) in out
     archive = zipfile.ZipFile(io.BytesIO(client.bundle(run)))
     assert {"bundle/launch.sh", "bundle/sft_config.yaml"} <= set(archive.namelist())
+    assert b"\noutput_dir: output\n" in archive.read("bundle/sft_config.yaml"), "not into ours"
     # The plan was made beside the run, for a GPU that is not there.
     assert plan["started"] < run["ended"] and plan["outcome"] == "fits" and "H200" in plan["device"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.process.command import Command
 from autotune.process.messages import read_json
-from autotune.process.run_folder import RunFolder
+from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.store.values import ENDS, STOPS, Ending, Lease
 from autotune.server.worker.door import Door
@@ -41,7 +41,7 @@ class Task:
         self._record = self.folder / f"attempt-{lease.attempt}"
         shutil.rmtree(self._record, ignore_errors=True)
         self._record.mkdir(parents=True)
-        self._environment = {**environment, "AUTOTUNE_STORAGE": lease.study}
+        self._environment = {**environment, "AUTOTUNE_STORAGE": lease.study, OUTPUT: "output"}
         self._write_job()
         is_plan = lease.kind == "plan"
         command = Command(
