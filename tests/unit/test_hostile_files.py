@@ -248,7 +248,7 @@ def test_facts_of_another_type_reach_no_script(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_json(run.facts, {**plain, "device": {**plain["device"], "index": "$(touch owned)"}})
     for command in ("report", "emit", "verify"):
-        assert "facts.json was not written by this version" in refused(command, run.path)
+        assert "facts.json does not belong to this" in refused(command, run.path)
 
 
 def test_facts_come_back_as_they_were() -> None:

@@ -64,7 +64,7 @@ def test_workers_are_given_time_when_the_service_was_away(
 def test_a_service_without_an_address_is_away(tmp_path: Path) -> None:
     door = Door((tmp_path / "address").read_text, "token")
     with pytest.raises(Away):
-        door.lease(HERE, ["run"])
+        door.lease(HERE, ["run"], "")
 
 
 def test_studies_go_to_postgresql_by_the_driver_that_is_installed() -> None:
