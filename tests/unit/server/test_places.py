@@ -92,16 +92,49 @@ def test_an_allowed_folder_may_be_a_link_itself(serve: Serve, tmp_path: Path) ->
     assert served.submit({**JOB, "model": str(tmp_path / "short" / "m")}).status_code == 202
 
 
-@pytest.mark.parametrize("path", ["../secret.txt", "/etc/hostname", "https://example.org/x.txt"])
-def test_a_readme_cannot_name_data_elsewhere(served: Served, path: str) -> None:
+def card(served: Served, text: str, name: str = "README.md") -> Path:
+    """A folder of data whose README, or what stands in its place, says this of it."""
     folder = served.models / "data"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "a.txt").write_text("x", encoding="utf-8")
-    readme = "---\nconfigs:\n- data_files:\n  - split: train\n    path: {}\n---\n"
-    (folder / "README.md").write_text(readme.format("data/*.txt"), encoding="utf-8")
-    assert served.submit({**JOB, "dataset": str(folder)}).status_code == 202
-    (folder / "README.md").write_text(readme.format(path), encoding="utf-8")
-    assert "README" in served.refusals({**JOB, "dataset": str(folder)})["dataset"]
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "\n  - split: train\n    path: ../secret.txt",
+        "\n  - split: train\n    path: /etc/hostname",
+        "\n  - split: train\n    path: https://example.org/x.txt",
+        "\n  /tmp/outside.jsonl",
+        '"\\x2ftmp/outside.jsonl"',
+        "{train: [a.txt, data/../../outside.jsonl]}",
+        "file:/tmp/outside.jsonl",
+        "[{split: train, path: >-\n  ~/outside.jsonl\n  }]",
+        "!!binary L2V0Yw==",
+        "*files",
+        "[a.txt",
+    ],
+)
+def test_a_readme_cannot_name_data_elsewhere(served: Served, files: str) -> None:
+    text = f"configs:\n- config_name: default\n  data_files: {files}\n"
+    for name, card_text in (
+        ("README.md", f"---\n{text}---\n"),
+        ("README.md", f"\n \n---\r\n{text}---"),
+        (".huggingface.yaml", text),
+    ):
+        folder = card(served, card_text, name)
+        assert name in served.refusals({**JOB, "dataset": str(folder)})["dataset"]
+        (folder / name).unlink()
+
+
+def test_a_readme_may_name_its_own_data_and_hosts_where_nothing_is_read(served: Served) -> None:
+    text = "license_link: https://example.org\nnames: {0: no}\nconfigs:\n- config_name: default\n"
+    files = "  data_files:\n  - {split: train, path: data/*.txt}\n  sep: '\\t'\n"
+    for shown in (f"---\n{text}{files}---\nSee /etc: ../x\n", "# No head\n\n---\nx: [\n---\n", ""):
+        folder = card(served, shown)
+        assert served.submit({**JOB, "dataset": str(folder)}).status_code == 202
 
 
 def test_devices_and_pipes_are_no_files(served: Served) -> None:
