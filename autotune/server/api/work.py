@@ -1,6 +1,7 @@
 """Plans and runs over HTTP: asked for, looked at, followed, cancelled, taken up again, deleted."""
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -12,7 +13,7 @@ from autotune.server.api.problems import problem
 from autotune.server.live import Live
 from autotune.server.service import Service
 from autotune.server.store.values import Details, Kind, State, Value, Work
-from autotune.server.store.works import PER_PAGE, Filter
+from autotune.server.store.works import PER_PAGE, Filter, Full, Room
 from autotune.server.submission import Submission, accepted
 
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="The id of a work.")]
@@ -37,16 +38,26 @@ def submit(service: Service, kind: Kind, submission: Submission, submitter: str)
         UserError: all that is wrong with it.
         Refusal: the queue is full.
     """
+    room = _room(service)
+    with _said_when_full():
+        service.works.check_room(room, submitter)  # before it is judged, which takes long
+        new = accepted(kind, submission, service.settings.allowed, submitter)
+        return service.works.add(new, room)
+
+
+def _room(service: Service) -> Room:
     limits = service.settings.limits
-    for most, wanted, whose in (
-        (limits.queued, Filter(state="queued"), ""),
-        (limits.queued_each, Filter(state="queued", submitter=submitter), " of yours"),
-    ):
-        if service.works.count(wanted) >= most:
-            hint = "wait for some to end, or cancel them"
-            raise problem(429, f"{most} works{whose} wait already", hint)
-    new = accepted(kind, submission, service.settings.allowed, submitter)
-    return service.works.add(new)
+    return Room(all=limits.queued, each=limits.queued_each)
+
+
+@contextlib.contextmanager
+def _said_when_full() -> Iterator[None]:
+    try:
+        yield
+    except Full as full:
+        whose = " of yours" if full.whose == "each" else ""
+        hint = "wait for some to end, or cancel them"
+        raise problem(429, f"{full.most} works{whose} wait already", hint) from None
 
 
 def details(service: Service, id: str, kind: Kind | None = None) -> Details:
@@ -174,9 +185,11 @@ def resume(service: Service, work: Details) -> Details:
     """Put a work that was cancelled or failed into the queue again.
 
     Raises:
-        Refusal: it was not.
+        Refusal: it was not, or the queue is full.
     """
-    if not service.works.resume(work.id):
+    with _said_when_full():
+        resumed = service.works.resume(work.id, _room(service))
+    if not resumed:
         raise problem(409, f"only what was cancelled or failed is taken up again: {work.state}")
     service.live.changed(work.id)
     return details(service, work.id)

@@ -5,9 +5,9 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, delete, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Select, delete, func, literal, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from autotune.server.store.database import Database
@@ -15,6 +15,8 @@ from autotune.server.store.tables import DeletedRow, EventRow, FileRow, SourceRo
 from autotune.server.store.values import ENDED, Details, Kind, NewWork, State, Work
 
 PER_PAGE = 50
+_ADDING = 0x6175746F
+"""The key of PostgreSQL's lock for those that add works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +31,48 @@ class Filter:
     submitter: str | None = None
 
 
+@dataclass(frozen=True)
+class Room:
+    """How many works may wait: of all users, and of one."""
+
+    all: int
+    each: int
+
+
+class Full(Exception):
+    """So many works wait already that no other may.
+
+    Attributes:
+        most: how many may.
+        whose: whether they are all of them, or of one user.
+    """
+
+    def __init__(self, most: int, whose: Literal["all", "each"]) -> None:
+        self.most, self.whose = most, whose
+        super().__init__(f"{most} works wait already")
+
+
 class Works:
     """The works of a service."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, new: NewWork) -> Work:
-        """Put a work into the queue."""
+    def check_room(self, room: Room, submitter: str) -> None:
+        """Look whether another work may wait.
+
+        Raises:
+            Full: it may not.
+        """
+        with self._database.reading() as session:
+            _check_room(session, room, submitter)
+
+    def add(self, new: NewWork, room: Room | None = None) -> Work:
+        """Put a work into the queue.
+
+        Raises:
+            Full: there is no room for it.
+        """
         row = WorkRow(
             **new.model_dump(exclude={"arguments"}),
             id=secrets.token_hex(8),
@@ -50,6 +86,9 @@ class Works:
             events=0,
         )
         with self._database.writing() as session:
+            if room is not None:
+                _take_turn(session)
+                _check_room(session, room, new.submitter)
             session.add(row)
         return work_of(row)
 
@@ -146,9 +185,17 @@ class Works:
             running = update(WorkRow).where(WorkRow.id == id, WorkRow.state == "running")
             return bool(session.execute(running.values(stop_wanted=True)).rowcount)  # type: ignore[attr-defined]
 
-    def resume(self, id: str) -> bool:
-        """Put a work that was cancelled or failed into the queue again; False: it is not so."""
+    def resume(self, id: str, room: Room | None = None) -> bool:
+        """Put a work that was cancelled or failed into the queue again; False: it is not so.
+
+        Raises:
+            Full: there is no room for it.
+        """
         with self._database.writing() as session:
+            row = session.get(WorkRow, id)
+            if room is not None and row is not None and row.state in ("cancelled", "failed"):
+                _take_turn(session)
+                _check_room(session, room, row.submitter)
             again = update(WorkRow).where(
                 WorkRow.id == id, WorkRow.state.in_(("cancelled", "failed"))
             )
@@ -181,6 +228,21 @@ def work_of(row: WorkRow) -> Work:
 def in_order() -> tuple[ColumnElement[int], ColumnElement[float]]:
     """First come first served, within a priority."""
     return WorkRow.priority.desc(), WorkRow.created.asc()
+
+
+def _take_turn(session: Session) -> None:
+    """Wait for others that add works, so that none comes between counting and adding. SQLite has
+    one writer as it is."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADDING})
+
+
+def _check_room(session: Session, room: Room, submitter: str) -> None:
+    waiting = select(func.count()).select_from(WorkRow).where(WorkRow.state == "queued")
+    if (session.scalar(waiting) or 0) >= room.all:
+        raise Full(room.all, "all")
+    if (session.scalar(waiting.where(WorkRow.submitter == submitter)) or 0) >= room.each:
+        raise Full(room.each, "each")
 
 
 def _ahead(session: Session, row: WorkRow) -> int:

@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -209,6 +210,33 @@ def test_works_that_wait_are_limited_in_number(serve: Serve) -> None:
 
     assert [submit(ada), submit(ada), submit(ada)] == [202, 202, 429]
     assert [submit(bob), submit(bob)] == [202, 429]
+
+
+def test_works_that_are_taken_up_again_count_as_others_do(serve: Serve) -> None:
+    served = serve(limits={"queued_each": 2})
+
+    def two() -> list[str]:
+        return [served.submit(JOB).json()["id"] for _ in range(2)]
+
+    def post(id: str, what: str) -> int:
+        return served.client.post(f"{PLANS}/{id}/{what}", headers=JSON).status_code
+
+    first = two()
+    assert [post(id, "cancel") for id in first] == [200, 200]
+    second = two()
+    page = {"x-csrf-token": CSRF}
+    again = [served.client.post(f"/plans/{id}/resume", headers=page).status_code for id in first]
+    assert again == [429, 429]
+    assert post(second[0], "cancel") == 200
+    again = [served.client.post(f"/plans/{id}/resume", headers=page).status_code for id in first]
+    assert again == [204, 429]
+
+
+def test_works_that_are_asked_for_at_once_are_counted_one_by_one(serve: Serve) -> None:
+    served = serve(limits={"queued_each": 2})
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: served.submit(JOB).status_code, range(8)))
+    assert sorted(answers) == [202] * 2 + [429] * 6
 
 
 def test_readers_of_events_are_limited_in_number(serve: Serve) -> None:
