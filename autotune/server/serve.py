@@ -20,6 +20,7 @@ from autotune.process.command import Command
 from autotune.process.niceness import session_standing_back
 from autotune.server.access.connections import SPARE, Connection
 from autotune.server.app import create_app
+from autotune.server.private_folder import private_folder
 from autotune.server.service import Service, open_service
 from autotune.server.settings import Settings
 
@@ -39,7 +40,11 @@ def serve(settings: Settings, folder: Path) -> None:
         UserError: it would listen to the world without a token.
         MachineError: it cannot listen there, or its database cannot be used.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with private_folder(folder):
+        _serve(settings, folder)
+
+
+def _serve(settings: Settings, folder: Path) -> None:
     service = open_service(settings, folder, _secret(folder / CSRF))
     if not settings.is_local and not service.tokens.has_users():
         raise user_error(

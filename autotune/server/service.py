@@ -45,7 +45,10 @@ def open_service(settings: Settings, folder: Path, local_csrf: str) -> Service:
     Raises:
         MachineError: its database cannot be used.
     """
-    url = settings.database or sqlite_url(folder / DATABASE)
+    url = settings.database
+    if url is None:
+        (folder / DATABASE).touch(mode=0o600)  # what SQLite writes beside it has the same mode
+        url = sqlite_url(folder / DATABASE)
     database = open_database(url)
     works, events = Works(database), Events(database)
     return Service(

@@ -111,8 +111,10 @@ def test_tokens_are_for_users_or_for_workers(service: tuple[Served, dict[str, st
 
 def test_files_of_the_service_are_its_owners(service: tuple[Served, dict[str, str]]) -> None:
     running, _ = service
-    for name in ("worker.token", "csrf", "worker.pid", "address"):
-        assert (running.folder / name).stat().st_mode & 0o077 == 0, name
+    names = {path.name for path in running.folder.iterdir()}
+    assert names >= {"worker.token", "csrf", "worker.pid", "address", "service.db", "works"}
+    for path in (running.folder, *running.folder.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
 
 
 def test_tokens_are_kept_as_hashes(service: tuple[Served, dict[str, str]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autotune.errors import user_error
 from autotune.facts import devices
+from autotune.server.private_folder import private_folder
 from autotune.server.store.values import WorkerInfo
 from autotune.server.worker.door import Door
 from autotune.server.worker.loop import Capacity, WorkerLoop
@@ -76,7 +77,13 @@ def start_worker(
         UserError: another worker uses the folder.
         MachineError: the service does not take this worker.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with private_folder(folder):
+        _work(address, token, folder, info, capacity)
+
+
+def _work(
+    address: Callable[[], str], token: str, folder: Path, info: WorkerInfo, capacity: Capacity
+) -> None:
     lock = os.open(folder / ".worker.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
