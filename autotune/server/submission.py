@@ -19,10 +19,14 @@ from autotune.server.access.model_config import model_config
 from autotune.server.access.plain import MOST_TEXT, check_data, check_text, check_yaml
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind, NewWork, Value
+from autotune.space.job_file.foreign import refuse_foreign
 from autotune.space.job_file.load import load_job
+from autotune.units import format_bytes
 
 _NAME = "job"
 _MOST_PROBLEMS = 100
+_MOST_MEMORY = 4 * 2**40
+"""Bytes that a GPU may have: several times what the largest has."""
 
 
 class Submission(Value):
@@ -55,6 +59,7 @@ def accepted(kind: Kind, submission: Submission, allowed: Allowed, submitter: st
             and alone: whether files are there is not told to those who may not name them.
     """
     data, text = _parsed(submission.job)
+    _refuse_foreign(data)
     config = None
     if submission.model_config_json is not None:
         config = model_config(submission.model_config_json, CONFIG)
@@ -97,6 +102,23 @@ def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str]:
     return job, to_yaml(job)
 
 
+def _refuse_foreign(data: dict[str, Any]) -> None:
+    """Refuse another tool's file, before its fields are.
+
+    Raises:
+        UserError: it is one.
+    """
+    try:
+        refuse_foreign(data, _NAME)
+    except UserError as error:
+        first = error.problems[0]
+        hint = (first.hint or "").replace(
+            f"names this file: `model: ./{_NAME}`",
+            f"says `model: {CONFIG}`, and let this come with it as its {CONFIG}",
+        )
+        raise UserError(dataclasses.replace(first, hint=hint)) from None
+
+
 def _judged(text: str, config: str | None) -> Job:
     """The job, by its own rules.
 
@@ -119,10 +141,7 @@ def _judged(text: str, config: str | None) -> Job:
 def _option_problems(kind: Kind, submission: Submission) -> list[Problem]:
     problems = []
     if submission.device and submission.device != "cpu":
-        try:
-            find_kind(submission.device)
-        except AutotuneError as error:
-            problems += [dataclasses.replace(p, where="device") for p in error.problems]
+        problems += _device_problems(submission.device)
     if submission.stack not in ("any", "installed"):
         problems.append(Problem(where="stack", what="must be `any` or `installed`"))
     for name, most in (("devices", 4096), ("nodes", 1024)):
@@ -137,6 +156,18 @@ def _option_problems(kind: Kind, submission: Submission) -> list[Problem]:
         hint = "leave device, devices and nodes out; `devices:` of the job says how many"
         problems.append(Problem(where="device", what=what, hint=hint))
     return problems
+
+
+def _device_problems(device: str) -> list[Problem]:
+    try:
+        kind = find_kind(device)
+    except AutotuneError as error:
+        return [dataclasses.replace(p, where="device") for p in error.problems]
+    if kind.memory_bytes <= _MOST_MEMORY:
+        return []
+    what = f"no GPU has {format_bytes(kind.memory_bytes)}"
+    hint = f"give what one GPU has, at most {format_bytes(_MOST_MEMORY)}"
+    return [Problem(where="device", what=what, hint=hint)]
 
 
 def _arguments(submission: Submission) -> list[str]:

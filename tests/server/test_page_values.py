@@ -31,6 +31,8 @@ from autotune.server.store.values import Details, Event
         ("24gib", "memory=24GiB"),
         ("79.5 GB", "memory=79.5GiB"),
         ("48", "memory=48GiB"),
+        ("4090", "4090"),
+        ("4090 GB", "memory=4090GiB"),
         ("RTX 4090", "RTX 4090"),
         ("cpu", "cpu"),
         (" ", ""),
@@ -47,6 +49,11 @@ def test_a_device_is_a_name_or_its_memory(text: str, device: str) -> None:
         ("qwen2.5-7b", True, False),
         ("Qwen/Qwen2.5-7B", True, False),
         ("/data/models/mine", True, False),
+        ("https://huggingface.co/Qwen/Qwen2.5-0.5B", True, False),
+        ("https://huggingface.co/Qwen/Qwen2.5-0.5B/tree/main?x=1", True, False),
+        ("https://example.org/Qwen/Qwen2.5-0.5B", False, False),
+        ("https://huggingface.co/datasets/a/b", False, False),
+        ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}', False, True),
         ("model: qwen2.5-7b", False, False),
         ('{"model_type": "llama"}', False, True),
         ('{"model_type": "llama", }', False, True),
@@ -70,6 +77,11 @@ def test_a_name_and_the_fields_are_a_job() -> None:
         "max_length": 1024,
     }
     assert (asked.device, asked.devices) == ("memory=24GiB", 2)
+
+
+def test_a_page_of_the_hub_is_its_model() -> None:
+    job = submission_of(PlanForm(text="https://huggingface.co/Qwen/Qwen2.5-0.5B\n")).job
+    assert isinstance(job, dict) and job["model"] == "Qwen/Qwen2.5-0.5B"
 
 
 def test_a_job_in_the_box_is_taken_as_it_is() -> None:

@@ -14,8 +14,17 @@ from autotune.server.access.job_rules import CONFIG
 from autotune.server.store.values import Value
 from autotune.server.submission import Submission
 
-_NAME = re.compile(r"[\w.+-]{1,96}(?:/[\w.+-]{1,96})?|/[^\n:]{1,500}")
-_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:GB|GiB|G)?", re.IGNORECASE)
+_NAME = re.compile(r"[\w.+-]{1,96}(?:/[\w.+-]{1,96})?|/[^\n:]{1,500}", re.ASCII)
+_URL = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/"
+    r"([\w.+-]{1,96}/[\w.+-]{1,96})(?:/(?:tree|blob|resolve)/\S{0,200})?/?(?:[?#]\S{0,200})?",
+    re.ASCII,
+)
+"""Of a model's page. `kindOf` in pages.js knows both, too."""
+_OF_CONFIGS = ("model_type", "architectures", "hidden_size", "num_hidden_layers")
+_MOST_BARE = 256
+"""A number up to this without a unit is memory; above it, it is the name of a GPU (`4090`)."""
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(GB|GiB|G)?", re.IGNORECASE)
 _WORKER_DEVICE = "this machine"
 _Word = Annotated[str, Field(max_length=200)]
 
@@ -52,7 +61,7 @@ def submission_of(form: PlanForm) -> Submission:
     config: str | None = form.config.strip() or None
     job: str | dict[str, Any] = form.text
     if is_name(text):
-        job = job_of(form, text)
+        job = job_of(form, name_of(text))
     elif is_config(text):
         job, config = job_of(form, CONFIG), text
     device = device_of(form.device)
@@ -66,8 +75,14 @@ def submission_of(form: PlanForm) -> Submission:
 
 
 def is_name(text: str) -> bool:
-    """Whether it is the name of a model, or its folder."""
-    return bool(_NAME.fullmatch(text))
+    """Whether it is the name of a model, its folder, or its page on the hub."""
+    return bool(_NAME.fullmatch(text) or _URL.fullmatch(text))
+
+
+def name_of(text: str) -> str:
+    """The name of a model; of its page on the hub, the id."""
+    page = _URL.fullmatch(text)
+    return page[1] if page else text
 
 
 def is_config(text: str) -> bool:
@@ -77,17 +92,19 @@ def is_config(text: str) -> bool:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return '"model_type"' in text
-    return isinstance(data, dict) and "model_type" in data
+        return any(f'"{name}"' in text for name in _OF_CONFIGS)
+    return isinstance(data, dict) and any(name in data for name in _OF_CONFIGS)
 
 
 def device_of(text: str) -> str:
-    """What `--device` takes: `24 GB` is memory, everything else a name."""
+    """What `--device` takes: `24 GB` is memory and so is `24`, everything else a name."""
     text = text.strip()
     match = _MEMORY.fullmatch(text)
     if text.lower() in ("", _WORKER_DEVICE):
         return ""
-    return text if match is None else f"memory={match[1]}GiB"
+    if match is None or (match[2] is None and float(match[1]) > _MOST_BARE):
+        return text
+    return f"memory={match[1]}GiB"
 
 
 def device_text(device: str) -> str:

@@ -69,6 +69,28 @@ def test_training_fields_that_name_files_hosts_or_code_are_refused(
     assert "training" in served.refusals({**JOB, "training": {field: value}})
 
 
+def test_a_file_of_another_tool_is_recognised_before_its_fields_are_refused(
+    served: Served,
+) -> None:
+    factory = {
+        "model_name_or_path": "meta-llama/Llama-3.1-8B",
+        "stage": "sft",
+        "dataset": "identity,alpaca_en_demo",
+        "template": "llama3",
+        "cutoff_len": 2048,
+    }
+    assert "LLaMA-Factory" in served.refusals(factory)["job"]
+    answer = served.submit({"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 8}).json()
+    (problem,) = answer["errors"]
+    assert "a transformers model" in problem["what"]
+    assert "./job" not in problem["hint"] and "config.json" in problem["hint"]
+
+
+def test_a_device_has_no_more_memory_than_one_can_have(served: Served) -> None:
+    assert served.submit(JOB, device="memory=4090GiB").status_code == 202
+    assert "device" in served.refusals(JOB, device="memory=99999999999GiB")
+
+
 def test_usual_training_fields_are_taken(served: Served) -> None:
     training = {
         "learning_rate": 2e-4,

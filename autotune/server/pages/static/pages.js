@@ -100,14 +100,20 @@
     name: "A model's name.",
     config: "A config.json: a model of this shape.",
     job: "A job.",
+    other: "Neither a model's name nor a job, so far.",
   };
+  // As plan_input.py has them.
+  const NAME = new RegExp("^(?:[\\w.+-]{1,96}(?:/[\\w.+-]{1,96})?|/[^\\n:]{1,500}"
+    + "|https?://(?:www\\.)?(?:huggingface\\.co|hf\\.co)/[\\w.+-]{1,96}/[\\w.+-]{1,96}"
+    + "(?:/(?:tree|blob|resolve)/\\S{0,200})?/?(?:[?#]\\S{0,200})?)$");
+  const OF_CONFIGS = /"(model_type|architectures|hidden_size|num_hidden_layers)"/;
 
   function kindOf(text) {
     const plain = text.trim();
     if (!plain) return "empty";
-    if (plain.startsWith("{") && plain.includes('"model_type"')) return "config";
-    if (!plain.includes("\n") && !/:(\s|$)/.test(plain) && !plain.startsWith("{")) return "name";
-    return "job";
+    if (plain.startsWith("{")) return OF_CONFIGS.test(plain) ? "config" : "job";
+    if (NAME.test(plain)) return "name";
+    return /\n|:(\s|$)/.test(plain) ? "job" : "other";
   }
 
   function watchForm(root) {
