@@ -81,10 +81,14 @@ def _refuse_other_sites(request: Request, holder: Holder) -> None:
     if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         raise problem(403, "this comes from a page of another site")
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    is_program = request.scope["path"].startswith("/api/") and kind in _JSON
+    is_api = request.scope["path"].startswith("/api/")
     shown = request.headers.get(CSRF_HEADER, "")
-    if not (is_program or hmac.compare_digest(shown.encode(), holder.csrf.encode())):
-        raise problem(403, "this does not come from a page of this service", "load the page again")
+    if is_api and kind in _JSON or hmac.compare_digest(shown.encode(), holder.csrf.encode()):
+        return
+    hint = "load the page again"
+    if is_api:
+        hint = "a program sends `Content-Type: application/json`, also where it sends no body"
+    raise problem(403, "this does not come from a page of this service", hint)
 
 
 Caller = Annotated[Holder, Depends(caller)]

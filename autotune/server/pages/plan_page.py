@@ -15,7 +15,7 @@ from autotune.job.yaml_file import parse_yaml
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import Refusal
 from autotune.server.api.work import After, Id, cancel, details, resume, room_for
-from autotune.server.pages.bundle_files import bundle_files
+from autotune.server.pages.bundle_files import bundle_files, launch_command
 from autotune.server.pages.follow import FromEvent, fold, updates
 from autotune.server.pages.memory import memory_bar, slides_of
 from autotune.server.pages.plan_progress import PlanProgress
@@ -101,6 +101,7 @@ def ended_values(service: Service, work: Details) -> dict[str, Any]:
     """What the page of a plan that has ended shows."""
     result = work.result
     slides = None if result is None else slides_of(result, _lengths(service, work.id))
+    files = bundle_files(service.works.file(work.id, "bundle.zip"))
     return {
         "work": work,
         "ended": True,
@@ -109,7 +110,8 @@ def ended_values(service: Service, work: Details) -> dict[str, Any]:
         "slides": slides,
         "waits": slides is not None and not slides.whole and _is_new(work),
         "choices": [] if result is None else result["choices"][:SHOWN],
-        "files": bundle_files(service.works.file(work.id, "bundle.zip")),
+        "files": files,
+        "launch": launch_command(work.id, files),
         "no_run": _why_no_run(service, work),
         "runs": _runs_like(service, work),
     }

@@ -23,6 +23,7 @@ _FILTERS = {
     "count": words.count_text,
     "when": words.when_text,
     "iso": words.iso_time,
+    "device": words.device_text,
     "value": words.value_text,
     "batch": words.batch_text,
     "said": words.said_text,

@@ -14,7 +14,7 @@ from autotune.job.yaml_file import parse_yaml
 from autotune.process.run_folder import RunFolder
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import After, Id, cancel, details, resume, room_for
-from autotune.server.pages.bundle_files import bundle_files
+from autotune.server.pages.bundle_files import bundle_files, launch_command
 from autotune.server.pages.follow import FromEvent, fold, updates
 from autotune.server.pages.plot import plot_of
 from autotune.server.pages.render import fragment, page, refresh
@@ -118,6 +118,7 @@ def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, 
     """What the page of a run shows, live or ended."""
     ended = work.state in ENDED
     archive = service.works.file(work.id, "bundle.zip") if ended else None
+    files = bundle_files(archive)
     budget = budget_of(work)
     spent = max(len(state.finished) / budget.probes, state.probing_s / 60 / budget.minutes)
     return {
@@ -130,7 +131,8 @@ def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, 
         "spent": round(min(spent, 1.0), 3),
         "plot": plot_of(state),
         "result": work.result,
-        "files": bundle_files(archive),
+        "files": files,
+        "launch": launch_command(work.id, files),
         "dashboard": service.settings.dashboard,
     }
 

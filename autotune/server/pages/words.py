@@ -76,6 +76,12 @@ def iso_time(utc: float) -> str:
     return datetime.datetime.fromtimestamp(utc, datetime.UTC).isoformat(timespec="seconds")
 
 
+def device_text(device: str) -> str:
+    """`memory=24GiB` -> `24 GiB`; a name as it is."""
+    memory = re.fullmatch(r"memory=([0-9.]+)GiB", device)
+    return f"{memory[1]} GiB" if memory else device
+
+
 def state_text(state: str, outcome: str) -> str:
     """How a work stands, in a word or two."""
     if state == "done" and outcome:

@@ -1,9 +1,14 @@
 """Pages of works that a worker has ended, without a browser."""
 
 import html
+import io
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from autotune.bundle.readme import how_to_launch
 from autotune.server.store.values import Ending, WorkerInfo
 from tests.unit.server.conftest import JOB, Served
 
@@ -49,6 +54,24 @@ def test_a_way_out_is_planned_with_one_click(served: Served) -> None:
     assert f'href="{html.escape(link)}"' in page
     assert "tuning: lora" in served.client.get(link).text
     assert "tuning: lora" not in served.client.get(f"/plan?from={id}").text
+
+
+@pytest.mark.parametrize(
+    ("missing", "data"), [((), ""), (("dataset_name",), " --dataset_name DATA")]
+)
+def test_the_command_to_copy_is_the_bundles_own(
+    served: Served, missing: tuple[str, ...], data: str
+) -> None:
+    said = how_to_launch(
+        missing=missing, uses_vllm=False, first=None, processes=1, machines=1, split=None
+    )
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("bundle/README.md", "\n".join(said))
+    id = ended(served, "plan", {**UNFIT, "advice": None})
+    served.service.queue.keep_file(WORKER.name, id, "bundle.zip", archive.getvalue())
+    command = f"unzip {id}-bundle.zip && bash bundle/launch.sh{data}<"
+    assert html.escape(command[:-1]) + "<" in served.client.get(f"/plans/{id}").text
 
 
 def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[..., Served]) -> None:

@@ -84,6 +84,15 @@ def test_pages_of_the_service_and_programs_change_something(served: Served) -> N
         assert served.client.post(PLANS, content=body, headers=headers).status_code == 202
 
 
+def test_a_program_that_sends_no_type_is_told_to(served: Served) -> None:
+    id = served.submit(JOB).json()["id"]
+    for method, path in (("POST", f"{PLANS}/{id}/cancel"), ("DELETE", f"{PLANS}/{id}")):
+        refused = served.client.request(method, path)
+        assert refused.status_code == 403
+        assert "Content-Type: application/json" in refused.json()["errors"][0]["hint"]
+        assert served.client.request(method, path, headers=JSON).status_code in (200, 204)
+
+
 def test_no_other_site_reads_an_answer(served: Served) -> None:
     asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = served.client.options(PLANS, headers=asked)
