@@ -25,11 +25,16 @@ _TITLES = {
     413: "Too large",
     415: "Another type of content is needed",
     421: "This is not the name of this service",
-    422: "The job cannot be taken",
+    422: "The request is not right",
     429: "Too many",
     500: "A mistake of the service",
     503: "Not available now",
 }
+
+
+_OF_JOBS = ("/plans", "/runs", "/plan")
+"""Where jobs are asked for, by the API and by pages."""
+_JOB_TITLE = "The job cannot be taken"
 
 
 class ProblemItem(Value):
@@ -73,11 +78,15 @@ def problem(status: int, what: str, hint: str | None = None, where: str = "") ->
 
 
 def problem_response(
-    request: Request, status: int, detail: str, errors: list[ProblemItem] | None = None
+    request: Request,
+    status: int,
+    detail: str,
+    errors: list[ProblemItem] | None = None,
+    title: str | None = None,
 ) -> JSONResponse:
     """Problem details."""
     body = ProblemDetails(
-        title=_TITLES.get(status, "Error"),
+        title=title or _TITLES.get(status, "Error"),
         status=status,
         detail=detail,
         errors=errors or [],
@@ -136,7 +145,9 @@ def handle_problems(app: FastAPI) -> None:
         status = 422 if isinstance(error, UserError) else 503
         count = len(error.problems)
         detail = error.problems[0].what if count == 1 else f"{count} problems"
-        return problem_response(request, status, detail, items(error.problems[:_MOST]))
+        is_job = status == 422 and request.scope["path"].endswith(_OF_JOBS)
+        title = _JOB_TITLE if is_job else None
+        return problem_response(request, status, detail, items(error.problems[:_MOST]), title)
 
     @app.exception_handler(Exception)
     def _bug(request: Request, _: Exception) -> Response:

@@ -65,6 +65,7 @@ def plan_page(
         form=form,
         origin=work,
         methods=list(METHODS),
+        rewarded=[method.name for method in METHODS.values() if method.rewards_by_functions],
         models=known_models(),
         devices=device_names(),
         memory=MEMORY,

@@ -25,6 +25,8 @@ _OF_CONFIGS = ("model_type", "architectures", "hidden_size", "num_hidden_layers"
 _MOST_BARE = 256
 """A number up to this without a unit is memory; above it, it is the name of a GPU (`4090`)."""
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(GB|GiB|G)?", re.IGNORECASE)
+_REWARD = "get_soft_overlong_punishment"
+"""TRL's reward function for any prompts; the form has no field for others."""
 _WORKER_DEVICE = "this machine"
 _Word = Annotated[str, Field(max_length=200)]
 
@@ -130,6 +132,8 @@ def job_of(form: PlanForm, model: str) -> dict[str, Any]:
     method = METHODS.get(form.method)
     if method is None or not method.online:
         job["max_length"] = longest
+    if method is not None and method.rewards_by_functions:
+        job["reward_funcs"] = [_REWARD]
     if form.dtype:
         job["recipe"] = {"dtype": [form.dtype]}
     return {name: value for name, value in job.items() if value is not None}

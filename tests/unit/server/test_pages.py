@@ -2,6 +2,7 @@
 
 import html
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from autotune.bundle.readme import how_to_launch
+from autotune.job.methods import METHODS
 from autotune.server.store.values import Ending, WorkerInfo
-from tests.unit.server.conftest import JOB, Served
+from tests.unit.server.conftest import CSRF, JOB, Served
 
 WORKER = WorkerInfo(
     name="w", machine="m", device_kind="cpu", devices=[0], device_name="a processor"
@@ -72,6 +74,16 @@ def test_the_command_to_copy_is_the_bundles_own(
     served.service.queue.keep_file(WORKER.name, id, "bundle.zip", archive.getvalue())
     command = f"unzip {id}-bundle.zip && bash bundle/launch.sh{data}<"
     assert html.escape(command[:-1]) + "<" in served.client.get(f"/plans/{id}").text
+
+
+def test_every_method_that_the_form_offers_can_be_asked_for(served: Served) -> None:
+    page = {"x-csrf-token": CSRF}
+    offered = re.findall(r"<option[^>]*>(\w+)</option>", served.client.get("/plan").text)
+    assert set(METHODS) <= set(offered)
+    for method in METHODS:
+        form = {"text": "qwen2.5-0.5b", "method": method, "max_length": "128"}
+        answer = served.client.post("/plan", data=form, headers=page)
+        assert answer.status_code == 204, (method, answer.text)
 
 
 def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[..., Served]) -> None:

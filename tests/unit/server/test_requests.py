@@ -93,6 +93,17 @@ def test_a_program_that_sends_no_type_is_told_to(served: Served) -> None:
         assert served.client.request(method, path, headers=JSON).status_code in (200, 204)
 
 
+def test_a_refusal_is_called_what_it_is(served: Served) -> None:
+    files = {"trainer": "a: [", "accelerate": "b: 1", "method": "sft"}
+    for answer in (
+        served.client.get(PLANS, params={"per_page": 0}),
+        served.client.get(f"{PLANS}/x"),
+        served.client.post("/api/v1/check", json=files),
+    ):
+        assert (answer.status_code, answer.json()["title"]) == (422, "The request is not right")
+    assert served.submit({"model": 1}).json()["title"] == "The job cannot be taken"
+
+
 def test_no_other_site_reads_an_answer(served: Served) -> None:
     asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = served.client.options(PLANS, headers=asked)

@@ -123,13 +123,17 @@
     const fields = form.querySelector("[data-fields]");
     const note = form.querySelector("[data-says-it]");
     const said = form.querySelector("[data-kind]");
+    const method = form.querySelector("#method");
+    const rewards = form.querySelector("[data-rewards]");
     const look = () => {
       const kind = kindOf(box.value);
       said.textContent = KINDS[kind];
       note.hidden = kind !== "job";
       fields.hidden = kind === "job";
+      rewards.hidden = kind === "job" || !rewards.dataset.rewards.split(" ").includes(method.value);
     };
     box.addEventListener("input", look);
+    method.addEventListener("change", look);
     box.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
     });
