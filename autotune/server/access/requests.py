@@ -63,6 +63,9 @@ class Gate:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
+        bodiless = scope["method"] == "HEAD" and _is_page(scope["path"])
+        if bodiless:
+            scope = {**scope, "method": "GET"}
         request = Request(scope)
         request.state.id = secrets.token_hex(6)
         began, status = time.monotonic(), 0
@@ -72,6 +75,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 _add_headers(request, message)
+            elif bodiless:
+                message = {**message, "body": b""}
             await send(message)
 
         try:
@@ -163,6 +168,11 @@ class Gate:
         }
         often = status < 400 and route.endswith(_OFTEN)
         log.log(logging.DEBUG if often else logging.INFO, json.dumps(line))
+
+
+def _is_page(path: str) -> bool:
+    """Whether a path is that of a page, which may be asked for without its body."""
+    return not path.startswith("/api/") and not path.endswith("/events")
 
 
 def _is_url(origin: str) -> bool:

@@ -10,11 +10,11 @@ PARTS = (
     *("fragmentation", "context"),
 )
 """In the order of a bar; others come behind them."""
-TONES = 8
+TONES = 10
 """Colours of parts."""
 _TONES = {
     **{"weights": 0, "cast weights": 1, "gradients": 2, "optimizer": 3, "activations": 4},
-    **{"logits": 5, "temporaries": 6, "workspaces": 6, "fragmentation": 7, "context": 7},
+    **{"logits": 5, "temporaries": 6, "workspaces": 8, "fragmentation": 7, "context": 9},
 }
 WIDTH = 1000.0
 MICRO_BATCH, MAX_LENGTH = "per_device_train_batch_size", "max_length"

@@ -120,7 +120,7 @@ def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, 
     archive = service.works.file(work.id, "bundle.zip") if ended else None
     files = bundle_files(archive)
     budget = budget_of(work)
-    spent = max(len(state.finished) / budget.probes, state.probing_s / 60 / budget.minutes)
+    spent = max(state.searched / budget.probes, state.probing_s / 60 / budget.minutes)
     return {
         "work": work,
         "state": state,

@@ -51,6 +51,7 @@ class RunProgress:
         headroom: the share of the limit that a recommendation leaves free.
         shown: knobs that vary.
         ruled_out: reasons, and how many candidates each rules out.
+        repeats: probes that belong to a verification, which no budget counts.
         stages: of the verification: what is done, and how long it took.
     """
 
@@ -62,8 +63,10 @@ class RunProgress:
     left_s: float | None = None
     probes: dict[int, Probe] = field(default_factory=dict)
     ruled_out: dict[str, int] = field(default_factory=dict)
+    repeats: set[int] = field(default_factory=set)
     stages: list[tuple[str, float]] = field(default_factory=list)
     verification: dict[str, Any] | None = None
+    verifying: bool = False
     stopped: str = ""
     lines: list[tuple[int, str]] = field(default_factory=list)
     last: int = 0
@@ -95,6 +98,8 @@ class RunProgress:
     def _take_probe(self, event: Event) -> None:
         data = event.data
         number, knobs, measurement = data["probe"], data["knobs"], data.get("measurement")
+        if self.verifying:
+            self.repeats.add(number)
         self.probes[number] = Probe(number, knobs, measurement, event.number)
         self.doing = "Looking for the next probe" if measurement else f"Probe {number} runs"
 
@@ -105,12 +110,12 @@ class RunProgress:
             case "settling":
                 self.doing = "Measuring the first ones again"
             case "verifying":
-                self.stages, self.verification = [], None
+                self.stages, self.verification, self.verifying = [], None, True
                 self.doing = f"Verifying the bundle of probe {data['probe']} by launching it"
             case "verification_stage":
                 self.stages.append((STAGE_TEXTS.get(data["stage"], data["stage"]), data["seconds"]))
             case "verified":
-                self.verification = dict(data)
+                self.verification, self.verifying = dict(data), False
                 self.doing = "Verified" if data["verified"] else "The verification failed"
             case "trying":
                 self.doing = f"Trying what would make it fit: {data['text']}"
@@ -136,6 +141,11 @@ class RunProgress:
     def finished(self) -> list[Probe]:
         """Probes that have ended, in their order."""
         return [probe for probe in self.probes.values() if probe.measurement is not None]
+
+    @property
+    def searched(self) -> int:
+        """How many of them the budget counts."""
+        return sum(probe.number not in self.repeats for probe in self.finished)
 
     @property
     def best(self) -> Probe | None:

@@ -14,6 +14,7 @@ from sqlalchemy import CursorResult, or_, select, update
 from autotune.server.store.database import Database
 from autotune.server.store.tables import FileRow, WorkerRow, WorkRow
 from autotune.server.store.values import (
+    ALIVE_S,
     ENDS,
     STOPS,
     Beat,
@@ -25,7 +26,7 @@ from autotune.server.store.values import (
 )
 from autotune.server.store.works import in_order
 
-LEASE_S = 30.0
+LEASE_S = ALIVE_S
 DEATHS = 3
 """A work whose workers have died so often is not tried again by itself."""
 _TAKEN = 10

@@ -15,6 +15,10 @@ STOPS = (130, 137, 143)
 """Of commands that were asked to end, and did: as Ctrl-C does, by force, before they could hear."""
 
 
+ALIVE_S = 30.0
+"""A worker that was not heard of for so long is not there."""
+
+
 class Value(BaseModel):
     """Plain data; times are seconds since 1970 (UTC), sizes bytes."""
 
@@ -103,6 +107,8 @@ class Details(Work):
     arguments: list[str]
     ahead: int | None
     """How many are before it in the queue; null: it does not wait."""
+    takers: int | None
+    """How many workers that are here can take it, busy or not; null: it does not wait."""
     result: dict[str, Any] | None
     """What the command prints with `--json`; null until it has ended."""
     text: str | None

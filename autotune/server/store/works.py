@@ -11,8 +11,15 @@ from sqlalchemy import ColumnElement, Select, delete, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from autotune.server.store.database import Database
-from autotune.server.store.tables import DeletedRow, EventRow, FileRow, SourceRow, WorkRow
-from autotune.server.store.values import ENDED, Details, Kind, NewWork, State, Work
+from autotune.server.store.tables import (
+    DeletedRow,
+    EventRow,
+    FileRow,
+    SourceRow,
+    WorkerRow,
+    WorkRow,
+)
+from autotune.server.store.values import ALIVE_S, ENDED, Details, Kind, NewWork, State, Work
 
 PER_PAGE = 50
 _ADDING = 0x6175746F
@@ -104,6 +111,7 @@ class Works:
                 job=row.job,
                 arguments=json.loads(row.arguments),
                 ahead=_ahead(session, row) if row.state == "queued" else None,
+                takers=_takers(session, row) if row.state == "queued" else None,
                 result=None if row.result is None else json.loads(row.result),
                 text=row.text,
                 files=sorted(names),
@@ -254,6 +262,18 @@ def _ahead(session: Session, row: WorkRow) -> int:
         WorkRow.state == "queued", WorkRow.kind == row.kind, before
     )
     return session.scalar(statement) or 0
+
+
+def _takers(session: Session, row: WorkRow) -> int:
+    alive = select(WorkerRow).where(WorkerRow.seen > time.time() - ALIVE_S)
+    return sum(
+        row.kind == "plan"
+        or (
+            row.device_kind in ("auto", worker.device_kind)
+            and row.device_count <= len(json.loads(worker.devices))
+        )
+        for worker in session.scalars(alive)
+    )
 
 
 def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:

@@ -44,6 +44,25 @@ def test_a_run_goes_to_devices_that_it_fits_on(database: Database) -> None:
     assert lease is not None and lease.id == plan.id
 
 
+def test_a_work_knows_how_many_workers_can_take_it(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    plan, two, one = works.add(new("plan")), works.add(new(device_count=2)), works.add(new())
+    cpu = works.add(new(device_kind="cpu"))
+
+    def takers() -> list[int | None]:
+        found = [works.get(work.id) for work in (plan, two, one, cpu)]
+        return [work.takers for work in found if work is not None]
+
+    assert takers() == [0, 0, 0, 0]
+    queue.register(HERE)
+    assert takers() == [1, 0, 1, 0]
+    queue.register(THERE.model_copy(update={"devices": [0, 1]}))
+    assert takers() == [2, 1, 2, 0]
+    lease = queue.lease(HERE, ["run"])
+    assert lease is not None and lease.id == one.id
+    assert takers() == [2, 1, None, 0]
+
+
 def test_two_workers_do_not_share_a_device(database: Database) -> None:
     queue = Queue(database)
     assert queue.register(HERE) is None

@@ -104,6 +104,18 @@ def test_a_refusal_is_called_what_it_is(served: Served) -> None:
     assert served.submit({"model": 1}).json()["title"] == "The job cannot be taken"
 
 
+def test_a_page_can_be_asked_for_without_its_body(served: Served) -> None:
+    head, whole = served.client.head("/plan"), served.client.get("/plan")
+    assert (head.status_code, head.content) == (200, b"") and whole.content
+    assert head.headers["content-length"] == whole.headers["content-length"]
+
+
+def test_a_variation_is_one_of_a_work_that_is_there(served: Served) -> None:
+    assert "parent" in served.refusals(JOB, parent="0" * 16)
+    id = served.submit(JOB).json()["id"]
+    assert served.submit(JOB, parent=id).json()["parent"] == id
+
+
 def test_no_other_site_reads_an_answer(served: Served) -> None:
     asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = served.client.options(PLANS, headers=asked)

@@ -9,8 +9,24 @@
     }
   });
 
-  document.addEventListener("htmx:sseError", (event) => event.target.classList.add("away"));
-  document.addEventListener("htmx:sseOpen", (event) => event.target.classList.remove("away"));
+  const AWAY = "The service does not answer. This page goes on by itself once it does.";
+
+  function setAway(part, away) {
+    part.classList.toggle("away", away);
+    const note = document.querySelector("[data-away]");
+    const text = away ? AWAY : "";
+    if (note && note.textContent !== text) note.textContent = text;
+  }
+
+  const polls = (part) => (part.getAttribute("hx-trigger") || "").includes("every");
+  document.addEventListener("htmx:sseError", (event) => setAway(event.target, true));
+  document.addEventListener("htmx:sseOpen", (event) => setAway(event.target, false));
+  document.addEventListener("htmx:sendError", (event) => {
+    if (polls(event.detail.elt)) setAway(event.detail.elt, true);
+  });
+  document.addEventListener("htmx:afterOnLoad", (event) => {
+    if (polls(event.detail.elt)) setAway(event.detail.elt, false);
+  });
 
   // A log stays at its end, unless somebody has scrolled up.
   document.addEventListener("htmx:sseBeforeMessage", () => {
