@@ -192,6 +192,16 @@ def probed(number: int, outcome: str, speed: float | None, peak: int | None) -> 
     return Event(number=number + 2, utc=0.0, kind="probed", data=data)
 
 
+def test_a_probe_of_a_verification_is_not_of_the_budget() -> None:
+    state = RunProgress()
+    state.take(probed(0, "ok", 50.0, 2**30))
+    state.take(Event(number=3, utc=0.0, kind="verifying", data={"probe": 0}))
+    state.take(probed(1, "ok", 51.0, 2**30))
+    state.take(Event(number=5, utc=0.0, kind="verified", data={"verified": False}))
+    state.take(probed(2, "ok", 52.0, 2**30))
+    assert (len(state.finished), state.searched) == (3, 2)
+
+
 def test_the_best_probe_leaves_the_headroom_free() -> None:
     state = RunProgress(headroom=0.1)
     surveyed = {"limit_bytes": 100 * 2**30, "free_knobs": [], "model": {}, "candidates": 3}

@@ -12,6 +12,7 @@ import requests
 from playwright.sync_api import Browser, Page, expect
 
 from autotune.server.access.tokens import Tokens
+from autotune.server.pages.plan_input import is_name
 from autotune.server.service import DATABASE
 from autotune.server.store.database import open_database, sqlite_url
 from tests.cpu.conftest import LLAMA, write_model
@@ -278,6 +279,34 @@ def test_pages_are_accessible_and_fit_a_phone(
             page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
             found[path] = breaches(page), overflow(page)
     assert {path: what for path, what in found.items() if what != ([], 0)} == {}
+
+
+def test_the_form_names_what_the_service_will_make_of_it(page: Page) -> None:
+    page.goto("/plan")
+    hub = "https://huggingface.co/Qwen/Qwen2.5-0.5B"
+    for text in ("qwen2.5-7b", "a/b", "/data/m", hub, f"{hub}/tree/main", "https://example.org/a/b",
+                 f"{hub}/x", "two words", "a/b/c", "a:b"):  # fmt: skip
+        page.fill("#text", text)
+        named = page.inner_text("#text-kind") == "A model's name."
+        assert named == is_name(text), text
+    for text, kind in (('{"hidden_size": 8}', "A config.json"), ("model: x", "A job.")):
+        page.fill("#text", text)
+        expect(page.locator("#text-kind")).to_contain_text(kind)
+    page.fill("#text", "qwen2.5-7b")
+    page.select_option("#method", "grpo")
+    expect(page.locator("[data-rewards]")).to_be_visible()
+
+
+def test_a_page_says_in_words_that_the_service_is_away(page: Page, service_url: Served) -> None:
+    worker, path = simulated_run(service_url)
+    page.goto(path)
+    status = page.locator("[role=status]")
+    expect(status).to_have_text("")
+    page.evaluate("htmx.trigger('#work', 'htmx:sseError')")
+    expect(status).to_contain_text("does not answer")
+    page.evaluate("htmx.trigger('#work', 'htmx:sseOpen')")
+    expect(status).to_have_text("")
+    worker.end(3, "error: the disk is full")
 
 
 def test_a_chosen_theme_stays(page: Page) -> None:

@@ -86,6 +86,52 @@ def test_every_method_that_the_form_offers_can_be_asked_for(served: Served) -> N
         assert answer.status_code == 204, (method, answer.text)
 
 
+CHOICE: dict[str, Any] = {
+    "tokens_per_s": None,
+    "speed_error": 0.2,
+    "peak_memory_bytes": 2**29,
+    "limit_bytes": 2**30,
+    "p_oom": 0.01,
+    "epoch_s": None,
+    "safe": True,
+    "knobs": {},
+    "parts": {"weights": 2**29},
+    "at_least": False,
+}
+
+
+def test_what_is_not_known_has_no_error(served: Served) -> None:
+    result = {**UNFIT, "answer": CHOICE, "advice": None}
+    id = ended(served, "plan", result)
+    page = served.client.get(f"/plans/{id}").text
+    assert "not known" in page and "±" not in page
+    result["answer"] = {**CHOICE, "tokens_per_s": 900.0}
+    id = ended(served, "plan", result)
+    assert "±20%" in served.client.get(f"/plans/{id}").text
+
+
+def test_memory_in_place_of_a_device_is_words_everywhere(served: Served) -> None:
+    id = served.submit(JOB, device="memory=24GiB").json()["id"]
+    other = served.submit(JOB).json()["id"]
+    for path in ("/plan", "/history", f"/plans/{id}", f"/compare?a={id}&b={other}"):
+        page = served.client.get(path).text
+        assert "24 GiB" in page and "memory=" not in page, path
+
+
+def test_a_run_that_nobody_can_take_or_that_never_began_says_so(served: Served) -> None:
+    job = {**JOB, "model": str(served.models / "m" / "config.json")}
+    service = served.service
+    service.queue.register(WORKER)
+    run = served.submit({**job, "devices": {"kind": "cuda", "count": 2}}, "run").json()["id"]
+    assert served.client.get(f"/api/v1/runs/{run}").json()["takers"] == 0
+    assert "No worker that is here can take it" in served.client.get(f"/runs/{run}").text
+    plan = served.submit(JOB).json()["id"]
+    assert "It is the next in the queue" in served.client.get(f"/plans/{plan}").text
+    service.works.cancel(run)
+    page = served.client.get(f"/runs/{run}").text
+    assert "Nothing was measured yet" in page and "ruled out yet" not in page
+
+
 def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[..., Served]) -> None:
     served = serve(dashboard="http://127.0.0.1:8080/?a=1&b=2")
     job = {**JOB, "model": str(served.models / "m" / "config.json")}
