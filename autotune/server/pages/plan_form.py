@@ -82,8 +82,15 @@ async def ask(service: ServiceOf, holder: Caller, form: Annotated[PlanForm, Form
 
 
 def _ask(service: Service, form: PlanForm, submitter: str) -> Response:
-    work = submit(service, "plan", submission_of(form), submitter)
+    parent = known_parent(service, form.parent)
+    submission = submission_of(form.model_copy(update={"parent": parent or ""}))
+    work = submit(service, "plan", submission, submitter)
     return redirect(f"/plans/{work.id}")
+
+
+def known_parent(service: Service, id: str) -> str | None:
+    """The work that a form is a variation of, unless it was deleted since."""
+    return id if id and service.works.state(id) is not None else None
 
 
 def form_of(work: Details, config: str | None, way: int = 0) -> PlanForm:

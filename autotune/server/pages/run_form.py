@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from autotune.errors import user_error
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import details, submit
-from autotune.server.pages.plan_form import FromWork
+from autotune.server.pages.plan_form import FromWork, known_parent
 from autotune.server.pages.render import fragment, page, redirect
 from autotune.server.service import Service
 from autotune.server.store.values import Value
@@ -87,7 +87,7 @@ def _ask(service: Service, form: RunForm, submitter: str) -> Response:
         job=job,
         model_config_json=config.strip() or None,
         priority=priority,
-        parent=form.parent or None,
+        parent=known_parent(service, form.parent),
     )
     return redirect(f"/runs/{submit(service, 'run', submission, submitter).id}")
 

@@ -132,6 +132,15 @@ def test_a_run_that_nobody_can_take_or_that_never_began_says_so(served: Served) 
     assert "Nothing was measured yet" in page and "ruled out yet" not in page
 
 
+def test_a_form_outlives_the_work_that_it_came_from(served: Served) -> None:
+    page = {"x-csrf-token": CSRF}
+    form = {"text": "qwen2.5-0.5b", "max_length": "128", "parent": "0" * 16}
+    answer = served.client.post("/plan", data=form, headers=page)
+    assert answer.status_code == 204, answer.text
+    id = answer.headers["hx-redirect"].rpartition("/")[2]
+    assert served.client.get(f"/api/v1/plans/{id}").json()["parent"] is None
+
+
 def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[..., Served]) -> None:
     served = serve(dashboard="http://127.0.0.1:8080/?a=1&b=2")
     job = {**JOB, "model": str(served.models / "m" / "config.json")}
