@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import optuna
@@ -16,6 +17,8 @@ from autotune.client import Client
 from autotune.process.descendants import tree
 from autotune.server.access.tokens import Tokens
 from autotune.server.store.database import open_database, study_url
+from autotune.server.store.values import NewWork
+from autotune.server.store.works import Full, Room, Works
 from tests.cpu.conftest import LLAMA, write_model
 from tests.server.browser import missing
 from tests.server.conftest import ROOT, served
@@ -109,3 +112,20 @@ def test_a_run_goes_on_with_another_worker_and_its_study_is_in_the_same_database
     storage.engine.dispose()
     assert max(counts) == done["result"]["probes"]["total"], counts
     assert not list(tmp_path.rglob("study.db"))
+
+
+def test_works_that_are_added_at_once_are_counted_one_by_one(database: str) -> None:
+    opened = open_database(database)
+    works = Works(opened)
+    new = NewWork(kind="plan", job="model: m", method="sft", model="m", submitter="ada")
+
+    def add(_: int) -> bool:
+        try:
+            works.add(new, Room(all=9, each=2))
+        except Full:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(add, range(8))) == 2
+    opened.close()
