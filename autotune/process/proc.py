@@ -22,9 +22,9 @@ def _stat(pid: int) -> list[str] | None:
 
 def start_ticks(pid: int) -> int | None:
     """When a process began, in ticks since the machine did: with its number it tells a process from
-    a later one of the same number; None once it is gone."""
+    a later one of the same number; None once it is gone, or has only to be reaped."""
     fields = _stat(pid)
-    return int(fields[19]) if fields is not None else None
+    return int(fields[19]) if fields is not None and fields[0] != "Z" else None
 
 
 def process_namespace() -> int:

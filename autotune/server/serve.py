@@ -18,6 +18,7 @@ import uvicorn
 from autotune.errors import machine_error, user_error
 from autotune.process.command import Command
 from autotune.process.niceness import session_standing_back
+from autotune.process.proc import start_ticks
 from autotune.server.access.connections import SPARE, Connection
 from autotune.server.app import create_app
 from autotune.server.private_folder import private_folder
@@ -161,15 +162,15 @@ def start_local_worker(service: Service, folder: Path) -> None:
         environment={},
         guarded=False,
     )
-    _write_private(folder / PID, f"{command.pid} {_started(command.pid)}")
+    _write_private(folder / PID, f"{command.pid} {start_ticks(command.pid)}")
 
 
 def local_worker(folder: Path) -> int | None:
     """The process of the local worker, if it lives."""
     with contextlib.suppress(OSError, ValueError):
-        pid, started = (folder / PID).read_text(encoding="ascii").split()
-        if _started(int(pid)) == started:
-            return int(pid)
+        pid, began = map(int, (folder / PID).read_text(encoding="ascii").split())
+        if start_ticks(pid) == began:
+            return pid
     return None
 
 
@@ -183,17 +184,6 @@ def end_local_worker(folder: Path) -> None:
     until = time.monotonic() + _STOP_S
     while local_worker(folder) == pid and time.monotonic() < until:
         time.sleep(0.1)
-
-
-def _started(pid: int) -> str:
-    """When a process was started, in the kernel's words: a number may be another's later. Empty:
-    it is gone, or has only to be reaped."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else fields[19]
 
 
 @contextlib.contextmanager

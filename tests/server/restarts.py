@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.client import Client, Event, Work
 from autotune.process.descendants import tree
+from autotune.process.proc import start_ticks
 from autotune.server.serve import local_worker
 from autotune.server.store.database import open_database, sqlite_url
 from autotune.server.store.works import Works
@@ -56,10 +57,10 @@ class Processes:
     def __init__(self, pid: int, work: str = "") -> None:
         roots = [child for child in tree(pid) if work in _command(child)]
         children = {child for root in roots for child in tree(root)}
-        self._found = {child: _started(child) for child in children}
+        self._found = {child: start_ticks(child) for child in children}
 
     def living(self) -> list[int]:
-        return [pid for pid, started in self._found.items() if started == _started(pid) != ""]
+        return [pid for pid, began in self._found.items() if began == start_ticks(pid) is not None]
 
 
 def _command(pid: int) -> str:
@@ -67,14 +68,6 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _started(pid: int) -> str:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
 
 
 class Keeper:

@@ -6,22 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from autotune.errors import AutotuneError, Problem
+from autotune.errors import Problem, UserError
+from autotune.facts.data_card import check_card
 from autotune.facts.known_models import known_model
-from autotune.server.access.plain import MOST_JSON, check_data, check_yaml
 from autotune.server.settings import Allowed
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _MOST_ENTRIES = 50_000
-_MOST_README = 1 << 20
-_HEAD = re.compile(r"\s*---(?:\r\n|\r|\n)([\S\s]*?)(?:\r\n|\r|\n)---[ \t]*(?:\r|\n|$)")
-"""Of a data set's README, as huggingface_hub finds it."""
-_NOT_YAML = (ValueError, LookupError, TypeError, AttributeError)
-"""What PyYAML lets through where a value does not fit its tag."""
-_ELSEWHERE = re.compile(r":|^[/~]|(?:^|[/\\])\.\.(?:[/\\]|$)")
-"""A path that leaves its folder; a colon ends a scheme (`file:/x`) or begins another part."""
+_MOST_CARD = 2**18
+"""Bytes: what a data set says of itself is read while somebody waits."""
 
 
 def refused_place(value: Any, field: str, allowed: Allowed, *, plan: bool) -> Iterator[Problem]:
@@ -87,35 +80,9 @@ def _leads_out(folder: Path, roots: list[Path]) -> str | None:
             path = Path(here, name)
             if path.is_symlink() and not _is_below(path.resolve(), roots):
                 return f"has a link that leads out of the allowed folders: {name}"
-    for name in ("README.md", ".huggingface.yaml"):
-        if (folder / name).is_file() and (why := _named_elsewhere(folder / name)) is not None:
-            return f"has a {name} that {why}"
-    return None
-
-
-def _named_elsewhere(card: Path) -> str | None:
-    """Why what a data set says of itself leads out of its folder; None: it does not. `datasets`
-    takes files from `configs` alone, and reads the YAML by the same rules."""
-    if card.stat().st_size > _MOST_README:
-        return f"has more than {_MOST_README} bytes"
-    text = card.read_text(encoding="utf-8", errors="replace")
-    if card.suffix == ".md":
-        head = _HEAD.match(text)
-        text = head[1] if head else ""
     try:
-        check_yaml(text, card.name, MOST_JSON)
-        data = yaml.safe_load(text)
-        configs = data.get("configs") if isinstance(data, dict) else None
-        check_data(configs, card.name)
-    except (AutotuneError, yaml.YAMLError, RecursionError, *_NOT_YAML):
-        return "cannot be read: its YAML has to be plain"
-    parts = [configs]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            parts += [*part, *part.values()]
-        elif isinstance(part, list):
-            parts += part
-        elif isinstance(part, str) and _ELSEWHERE.search(part):
-            return f"names files elsewhere: {part[:80]}"
+        check_card(folder, _MOST_CARD)
+    except UserError as error:
+        (problem,) = error.problems
+        return f"has a {Path(problem.where).name} that is not taken: {problem.what}"
     return None

@@ -24,13 +24,13 @@ _OPENS = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
 _CLOSES = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
-def check_yaml(text: str, where: str, most: int = MOST_TEXT) -> None:
+def check_yaml(text: str, where: str) -> None:
     """Refuse a YAML text that is too long, too deep, or refers to itself.
 
     Raises:
         UserError: it does. That it is no YAML is said by those who read it.
     """
-    check_text(text, where, most)
+    check_text(text, where, MOST_TEXT)
     depth = 0
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
