@@ -9,9 +9,10 @@ import reprlib
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from autotune.process.messages import Message, matches
+from autotune.process.messages import Message
 from autotune.space.vllm.memory import VllmShare
 from autotune.training.spec import TrainerSpec
+from autotune.value_types import matches
 
 OUTCOMES = (
     "ok",

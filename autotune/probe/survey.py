@@ -15,7 +15,7 @@ from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Ending, Limits
-from autotune.process.messages import ChildFolder, checked, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.settings import device_environment
@@ -60,7 +60,7 @@ def _known(run: RunFolder) -> Facts | None:
     """What an earlier process of this run found; None where its file is damaged, too."""
     if run.rows.is_dir():
         with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
-            return checked(facts_from_plain(read_json(run.facts) or {}), Facts)
+            return facts_from_plain(read_json(run.facts) or {})
     return None
 
 

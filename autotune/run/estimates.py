@@ -12,12 +12,13 @@ from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import Servers, untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.process.messages import checked, read_json, write_json
+from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations, expectations_from_plain, prior_of
 from autotune.run.stored import NONSENSE
 from autotune.space.bind import SearchSpace
+from autotune.value_types import checked
 
 
 def expected(

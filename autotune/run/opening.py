@@ -15,7 +15,7 @@ from autotune.job.job import Job, KnobValue
 from autotune.job.yaml_file import to_yaml
 from autotune.plan.progress import Progress
 from autotune.probe.survey import check_host_memory, refuse_untried, survey
-from autotune.process.messages import checked, read_json, write_json
+from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations
@@ -30,6 +30,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.packages import QUANTISER
 from autotune.space.quantization import not_installed
+from autotune.value_types import checked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from autotune.job.text_file import readable_text
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import MOST_BYTES, ChildFolder, matches
+from autotune.process.messages import MOST_BYTES, ChildFolder
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.comparison import compared
@@ -44,6 +44,7 @@ from autotune.search.study import Study
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.value_types import matches
 
 RESUME = "`autotune run --resume` looks at everything anew"
 

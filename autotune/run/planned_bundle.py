@@ -24,7 +24,7 @@ from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import MOST_BYTES, checked, read_json
+from autotune.process.messages import MOST_BYTES, read_json
 from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
@@ -40,6 +40,7 @@ from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
+from autotune.value_types import checked
 
 
 def refuse_used(folder: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from autotune.errors import AutotuneError, user_error
 from autotune.facts import Facts, facts_from_plain
-from autotune.process.messages import checked, matches, read_json
+from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations, expectations_from_plain
 from autotune.run.verdict import Verification
 from autotune.search.job_time import Saving
+from autotune.value_types import checked, matches
 
 _T = TypeVar("_T")
 NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
@@ -110,7 +111,7 @@ def stored_facts(run: RunFolder) -> Facts:
         what = "facts.json is missing or unreadable"
         raise user_error(what, where=str(run.path), hint=hint)
     with needed(run, "facts.json", hint):
-        return checked(facts_from_plain(data), Facts)
+        return facts_from_plain(data)
 
 
 def reason_of(error: BaseException) -> str:

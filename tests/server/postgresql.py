@@ -1,10 +1,14 @@
 """A PostgreSQL of a test's own, which listens at a socket in its folder only."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from tests.server.browser import missing
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
@@ -57,3 +61,19 @@ class PostgreSQL:
 
     def _control(self, *arguments: str) -> None:
         as_its_user(str(self._programs / "pg_ctl"), "-D", self._data, "-w", *arguments)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[PostgreSQL]:
+    """A server until the end of this block; the test is skipped where none is installed."""
+    if not PROGRAMS:
+        missing("PostgreSQL is not installed")
+    server = PostgreSQL()
+    try:
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        server.remove()

@@ -20,26 +20,16 @@ from autotune.server.store.database import open_database, study_url
 from autotune.server.store.values import NewWork
 from autotune.server.store.works import Full, Room, Works
 from tests.cpu.conftest import LLAMA, write_model
-from tests.server.browser import missing
 from tests.server.conftest import ROOT, served
-from tests.server.postgresql import PROGRAMS, PostgreSQL
+from tests.server.postgresql import running
 from tests.server.restarts import Processes, heard, small_job, until
 
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
     """The URL of a PostgreSQL of our own."""
-    if not PROGRAMS:
-        missing("PostgreSQL is not installed")
-    server = PostgreSQL()
-    try:
-        server.start()
-        try:
-            yield server.url()
-        finally:
-            server.stop()
-    finally:
-        server.remove()
+    with running() as server:
+        yield server.url()
 
 
 @contextlib.contextmanager

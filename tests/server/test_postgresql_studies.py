@@ -16,8 +16,7 @@ from autotune.search.sampler.params import compared_sampler
 from autotune.search.storage import faults_of_storage
 from autotune.search.study import Study
 from tests.cpu.conftest import LLAMA, Command, write_model
-from tests.server.browser import missing
-from tests.server.postgresql import PROGRAMS, PostgreSQL
+from tests.server.postgresql import PostgreSQL, running
 from tests.server.restarts import small_job
 from tests.unit.builders import make_job, make_space, ok
 
@@ -27,17 +26,8 @@ PASSWORD = "a-word-nobody-may-see"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgreSQL]:
-    if not PROGRAMS:
-        missing("PostgreSQL is not installed")
-    server = PostgreSQL()
-    try:
-        server.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-    finally:
-        server.remove()
+    with running() as server:
+        yield server
 
 
 def open_study(url: str) -> Study:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from autotune.probe.protocol import OUTCOMES, Measurement
-from autotune.process.messages import ChildFolder, checked, matches, read_json, write_json
+from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
+from autotune.value_types import checked, matches
 
 ROOT = Path(__file__).resolve().parents[3]
 
