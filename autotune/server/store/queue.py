@@ -24,7 +24,7 @@ from autotune.server.store.values import (
     WorkerInfo,
     as_json,
 )
-from autotune.server.store.works import in_order
+from autotune.server.store.works import in_order, suits
 
 LEASE_S = ALIVE_S
 DEATHS = 3
@@ -84,11 +84,7 @@ class Queue:
         wanted = select(WorkRow).where(
             WorkRow.state == "queued",
             WorkRow.kind.in_(kinds),
-            or_(
-                WorkRow.kind == "plan",
-                WorkRow.device_kind.in_(("auto", worker.device_kind))
-                & (WorkRow.device_count <= len(worker.devices)),
-            ),
+            suits(worker.device_kind, len(worker.devices)),
         )
         with self._database.writing() as session:
             for row in session.scalars(wanted.order_by(*in_order()).limit(_TAKEN)).all():

@@ -264,16 +264,17 @@ def _ahead(session: Session, row: WorkRow) -> int:
     return session.scalar(statement) or 0
 
 
+def suits(device_kind: str, devices: int) -> ColumnElement[bool]:
+    """Whether a work can be done by a worker of so many devices of a kind; plans by any."""
+    kind = WorkRow.device_kind.in_(("auto", device_kind))
+    return or_(WorkRow.kind == "plan", kind & (WorkRow.device_count <= devices))
+
+
 def _takers(session: Session, row: WorkRow) -> int:
-    alive = select(WorkerRow).where(WorkerRow.seen > time.time() - ALIVE_S)
-    return sum(
-        row.kind == "plan"
-        or (
-            row.device_kind in ("auto", worker.device_kind)
-            and row.device_count <= len(json.loads(worker.devices))
-        )
-        for worker in session.scalars(alive)
-    )
+    alive = session.scalars(select(WorkerRow).where(WorkerRow.seen > time.time() - ALIVE_S))
+    count = select(func.count()).select_from(WorkRow).where(WorkRow.id == row.id)
+    able = (suits(worker.device_kind, len(json.loads(worker.devices))) for worker in alive)
+    return sum(session.scalar(count.where(condition)) or 0 for condition in able)
 
 
 def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
