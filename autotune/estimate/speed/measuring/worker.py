@@ -49,7 +49,9 @@ class Sizes:
 
     Attributes:
         dtypes: of matmuls and attention; those that the device cannot are left out.
-        matmul: m, k and n: every combination of at most `matmul_flops`.
+        matmul: m, k and n: every combination of at most `matmul_flops`, the smallest first.
+        call_seconds: once a matmul takes longer, no larger one is measured: its rate is that of the
+            nearest (a CPU without bfloat16 computes it at 1 GFLOP/s, and all would take minutes).
         attention: lengths, of `attention_tokens` in one call (or one row).
         moved_bytes: of elementwise operators.
         operator_elements: of the operators that are measured by name.
@@ -61,6 +63,7 @@ class Sizes:
     dtypes: tuple[str, ...]
     matmul: tuple[int, ...]
     matmul_flops: float
+    call_seconds: float
     attention: tuple[int, ...]
     attention_tokens: int
     moved_bytes: tuple[int, ...]
@@ -74,6 +77,7 @@ CPU = Sizes(
     dtypes=("bfloat16", "float32"),
     matmul=(16, 64, 256, 1024, 4096),
     matmul_flops=2.2e9,
+    call_seconds=0.02,
     attention=(16, 64, 256, 1024),
     attention_tokens=512,
     moved_bytes=tuple(12 * 4**n for n in range(5, 13)),
@@ -86,6 +90,7 @@ CUDA = Sizes(
     dtypes=("bfloat16", "float16", "float32"),
     matmul=(16, 128, 1024, 8192),
     matmul_flops=2e12,
+    call_seconds=math.inf,
     attention=(32, 128, 512, 2048, 8192),
     attention_tokens=16384,
     moved_bytes=tuple(12 * 4**n for n in range(6, 14)),
@@ -207,12 +212,16 @@ class Bench:
 
     def _matmuls(self, dtype: str) -> Iterator[MatmulRate]:
         """Rates of a linear layer's output and both of its gradients."""
-        for m, k, n in product(self._sizes.matmul, repeat=3):
+        most_flops = self._sizes.matmul_flops
+        for m, k, n in sorted(product(self._sizes.matmul, repeat=3), key=math.prod):
             flops = 2 * m * k * n
-            if flops <= self._sizes.matmul_flops:
-                layouts = (self._output, self._input_gradient, self._weight_gradient)
-                seconds = [self._seconds(torch.mm, partial(layout, m, k, n)) for layout in layouts]
-                yield MatmulRate(dtype, m, k, n, flops / statistics.mean(seconds))
+            if flops > most_flops:
+                return
+            layouts = (self._output, self._input_gradient, self._weight_gradient)
+            seconds = [self._seconds(torch.mm, partial(layout, m, k, n)) for layout in layouts]
+            yield MatmulRate(dtype, m, k, n, flops / statistics.mean(seconds))
+            if max(seconds) > self._sizes.call_seconds:
+                most_flops = flops
 
     def _output(self, m: int, k: int, n: int) -> tuple[Any, ...]:
         return self._cut(m, k), self._cut(n, k).t()
