@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 HOLD = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from autotune.job.job import Devices
 from autotune.process.device_lock import devices_locked
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
 def say(text): print(text, flush=True)
 with devices_locked(Devices(kind="cpu"), Path("/runs") / sys.argv[2], say):
