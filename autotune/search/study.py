@@ -133,26 +133,39 @@ class Study:
         return self.ask()
 
     def tell(self, trial: Trial, measurement: Measurement) -> None:
-        """Record how the probe of `trial` ended."""
+        """Record how the probe of `trial` ended; also where a killed process had begun to."""
         trial.set_user_attr(_MEASUREMENT, measurement.plain())
         if measurement.relative_uncertainty is not None:
             trial.set_user_attr(ERROR, measurement.relative_uncertainty / SD_95)
-        if measurement.outcome == "stopped" and measurement.tokens_per_s:
+        is_last_said = AFTER_THE_LAST in self._reported(trial)
+        if measurement.outcome == "stopped" and measurement.tokens_per_s and not is_last_said:
             # What was reported before were upper ends; the last value is what is believed.
             trial.report(measurement.tokens_per_s, AFTER_THE_LAST)
-        excess = excess_bytes(measurement, self._allowed_bytes)
-        if excess is not None:
-            trial.set_constraint("memory", excess)
-        if measurement.outcome == "host_oom":
-            trial.set_constraint("host_memory", float(measurement.missing_bytes or 1))
-        if measurement.outcome in _NOT_RUNNING:
-            trial.set_constraint("runs", NEVER_RUNS)
+        for name, excess in self._constraints(measurement).items():
+            if name not in trial.constraints:
+                trial.set_constraint(name, excess)
         if measurement.outcome == "ok":
             self._study.tell(trial, measurement.tokens_per_s)
         elif measurement.outcome in _SILENT:
             self._study.tell(trial, state=TrialState.FAIL)
         else:
             self._study.tell(trial, state=TrialState.PRUNED)
+
+    def _constraints(self, measurement: Measurement) -> dict[str, float]:
+        """What a probe broke: above 0 is too much."""
+        broken: dict[str, float] = {}
+        excess = excess_bytes(measurement, self._allowed_bytes)
+        if excess is not None:
+            broken["memory"] = excess
+        if measurement.outcome == "host_oom":
+            broken["host_memory"] = float(measurement.missing_bytes or 1)
+        if measurement.outcome in _NOT_RUNNING:
+            broken["runs"] = NEVER_RUNS
+        return broken
+
+    def _reported(self, trial: Trial) -> dict[int, float]:
+        """What was reported of a trial so far, by its steps."""
+        return self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
 
     def cannot_win(self, trial: Trial) -> Callable[[dict[str, Any]], str | None]:
         """Watches the steps of a probe and tells when it cannot win any more."""
