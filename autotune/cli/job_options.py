@@ -1,6 +1,7 @@
 """Options that several commands share: a job from a file and flags, errors, output."""
 
 import functools
+import os
 import signal
 import sys
 import traceback
@@ -155,12 +156,13 @@ def load(
 def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
     """Run a command's body: no traceback for what a user can cause, and the documented exit code.
 
-    SIGTERM ends a run as Ctrl-C does.
+    SIGTERM and a terminal that is closed end a run as Ctrl-C does.
     """
 
     @functools.wraps(function)
     def body(*args: Any, **kwargs: Any) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        _end_with_terminal()
         try:
             code = function(*args, **kwargs)
         except AutotuneError as error:
@@ -181,6 +183,22 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         sys.exit(code or 0)
 
     return body
+
+
+def _end_with_terminal() -> None:
+    """A closed terminal ends a command as Ctrl-C does, unless it was started to stay (nohup)."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+
+    def hang_up(*_: object) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends it, and the kernel
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in terminals:  # whoever writes to one that is gone fails
+            os.dup2(nowhere, stream)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 def print_notes(notes: Sequence[str]) -> None:

@@ -6,8 +6,10 @@ What happened is named by `outcome.py`.
 import dataclasses
 import math
 import shutil
+import tempfile
 from pathlib import Path
 
+from autotune.errors import MachineError
 from autotune.facts import Facts, devices
 from autotune.facts.control_group import memory_kills
 from autotune.facts.host import host_limit
@@ -18,6 +20,7 @@ from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_bo
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.worst import lagging_ranks
+from autotune.process.disk import little_shared_memory, refuse_full
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Limits, Watcher
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -28,6 +31,7 @@ from autotune.space.settings import settings, threads
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks.group:probe"
+WORKERS = "dataloader_num_workers"
 
 
 def probe_request(
@@ -124,6 +128,9 @@ def measure_candidate(
         timed: whether its speed counts: then it is `busy` where others took the cores.
         most_s: seconds that it may take, where there are fewer left. It is `interrupted` then: with
             its own time it might have ended well.
+
+    Raises:
+        MachineError: it crashed on a full disk, which says nothing of it.
     """
     request = probe_request(
         job, facts, candidate, rows=rows, output_dir=str(output_dir), limit=limit
@@ -135,10 +142,33 @@ def measure_candidate(
         left_s = most_s - measurement.seconds
         again = _in_time(server, folder, request, own_s, left_s, watch)
         measurement = of_both(measurement, again)
+    if measurement.outcome == "crash":
+        _refuse_full_disk(folder)
+    if measurement.outcome in ("crash", "timeout") and request.config.get(WORKERS):
+        measurement = _with_shared_memory(measurement)
     measurement = disturbed(measurement) if timed else measurement
     if folder.path.exists():
         write_json(folder.measurement, measurement.plain())
     return measurement
+
+
+def _with_shared_memory(measurement: Measurement) -> Measurement:
+    """A failure with data workers, with what there is of the memory through which they give
+    batches: without it they crash or hang."""
+    shared = little_shared_memory()
+    if shared is None:
+        return measurement
+    remark = f"data workers need shared memory, and /dev/shm has {format_bytes(shared)}"
+    reason = f"{measurement.reason}; {remark} (of a container: --shm-size)"
+    return dataclasses.replace(measurement, reason=reason)
+
+
+def _refuse_full_disk(folder: ChildFolder) -> None:
+    try:
+        refuse_full(folder.path, Path(tempfile.gettempdir()))
+    except MachineError:
+        folder.reply.unlink(missing_ok=True)  # a run that goes on tries it again
+        raise
 
 
 def _in_time(

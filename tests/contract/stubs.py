@@ -34,6 +34,17 @@ def progress(folder: Path, data: bytes) -> None:
         file.write(data)
 
 
+def fills_its_disk(folder: Path) -> None:
+    """Ends as who cannot write: by an exception, which it may be able to reply."""
+    try:
+        with (folder / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(65536))
+    except OSError as error:
+        reply = {"outcome": "crash", "reason": f"OSError: {error.strerror}"}
+        (folder / "reply.json").write_text(json.dumps(reply), encoding="utf-8")
+
+
 def hold(size: int) -> bytearray:
     """Resident memory: every page of it touched."""
     data = bytearray(size)
