@@ -10,8 +10,11 @@ from starlette.concurrency import run_in_threadpool
 from autotune.errors import user_error
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import details, submit
+from autotune.server.pages.follow import fold
 from autotune.server.pages.plan_form import FromWork, known_parent
 from autotune.server.pages.render import fragment, page, redirect
+from autotune.server.pages.run_page import progress_of
+from autotune.server.pages.run_progress import Probe
 from autotune.server.service import Service
 from autotune.server.store.values import Value
 from autotune.server.store.works import Filter
@@ -97,10 +100,22 @@ def _queue(service: Service) -> dict[str, Any]:
     queued = works.search(Filter(kind="run", state="queued"), per_page=200)
     queued.sort(key=lambda work: (-work.priority, work.created))
     recent = works.search(Filter(kind="run"), per_page=SHOWN)
+    running = works.search(Filter(kind="run", state="running"), per_page=200)
     return {
         "workers": [worker for worker, _ in service.queue.workers()],
-        "running": works.search(Filter(kind="run", state="running"), per_page=200),
+        "running": running,
+        "best": {work.id: _best_so_far(service, work.id) for work in running},
         "queued": queued,
         "ended": [work for work in recent if work.state not in ("queued", "running")],
         "plans": works.count(Filter(kind="plan", state="queued")),
     }
+
+
+def _best_so_far(service: Service, id: str) -> Probe | None:
+    """The fastest probe yet of a run."""
+    work = service.works.get(id)
+    if work is None:  # deleted meanwhile
+        return None
+    progress = progress_of(work)
+    fold(service, id, progress)
+    return progress.best

@@ -224,6 +224,8 @@ class Works:
             for table in (EventRow, SourceRow, FileRow):
                 session.execute(delete(table).where(table.work.in_(found)))
             session.execute(delete(WorkRow).where(WorkRow.id.in_(found)))
+            variations = update(WorkRow).where(WorkRow.parent.in_(found))
+            session.execute(variations.values(parent=None))
             session.add_all(DeletedRow(id=id, time=time.time()) for id in found)
             return len(found)
 

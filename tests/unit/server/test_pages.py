@@ -11,6 +11,8 @@ import pytest
 
 from autotune.bundle.readme import how_to_launch
 from autotune.job.methods import METHODS
+from autotune.server.pages.words import speed_text
+from autotune.server.store.events import Line
 from autotune.server.store.values import Ending, WorkerInfo
 from tests.unit.server.conftest import CSRF, JOB, Served
 
@@ -130,6 +132,27 @@ def test_a_run_that_nobody_can_take_or_that_never_began_says_so(served: Served) 
     service.works.cancel(run)
     page = served.client.get(f"/runs/{run}").text
     assert "Nothing was measured yet" in page and "ruled out yet" not in page
+
+
+def test_the_list_of_runs_has_the_best_speed_so_far(served: Served) -> None:
+    job = {**JOB, "model": str(served.models / "m" / "config.json")}
+    run, service = served.submit(job, "run").json()["id"], served.service
+    service.queue.register(WORKER)
+    assert service.queue.lease(WORKER, ["run"]) is not None
+    assert "so far" not in served.client.get("/runs").text
+    probes = [(1, 3000.0), (2, 5200.0), (3, 4000.0)]
+    lines = [
+        Line(utc=0.0, kind="probed", data={"probe": n, "knobs": {}, "measurement": measured(speed)})
+        for n, speed in probes
+    ]
+    service.events.take(WORKER.name, run, 1, "events", 0, lines)
+    assert f"{speed_text(5200.0)} <small>so far</small>" in served.client.get("/runs/queue").text
+
+
+def measured(tokens_per_s: float) -> dict[str, Any]:
+    """What a probe says that ended well."""
+    figures = {"tokens_per_s": tokens_per_s, "peak_memory_bytes": 2**29, "seconds": 3.0}
+    return {"outcome": "ok", "reason": "measured", **figures}
 
 
 def test_a_form_outlives_the_work_that_it_came_from(served: Served) -> None:

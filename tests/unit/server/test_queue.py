@@ -208,6 +208,17 @@ def test_only_what_has_ended_is_deleted_and_all_of_it(database: Database) -> Non
     assert works.deleted([work.id, waiting.id, "unknown"]) == [work.id]
 
 
+def test_a_variation_outlives_what_it_is_a_variation_of(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    work = works.add(new())
+    variation = works.add(new(parent=work.id))
+    queue.lease(HERE, ["run"])
+    queue.finish(HERE.name, work.id, DONE)
+    assert works.delete([work.id]) == 1
+    kept = works.get(variation.id)
+    assert kept is not None and kept.parent is None
+
+
 def test_search_finds_by_parts_of_names_and_takes_signs_as_they_are(database: Database) -> None:
     works = Works(database)
     works.add(new(model="Qwen/Qwen2.5-7B", device="NVIDIA H100 80GB"))
