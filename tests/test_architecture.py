@@ -169,6 +169,18 @@ def test_pure_folders_touch_no_clock_file_or_chance() -> None:
     assert not wrong
 
 
+def test_nothing_is_measured_by_a_clock_that_may_be_set() -> None:
+    readers = [
+        name
+        for name, tree in TREES.items()
+        if not name.startswith("server/") and name != "cli/views/events.py"  # dates of events
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.fullmatch(r"time\.time(_ns)?|.*datetime\.(now|utcnow)", ast.unparse(node))
+    ]
+    assert not readers
+
+
 def test_files_and_functions_are_small() -> None:
     wrong = []
     for name, tree in TREES.items():

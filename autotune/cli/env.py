@@ -5,7 +5,8 @@ from dataclasses import asdict
 import click
 
 from autotune.cli.echo import echo, print_json
-from autotune.cli.job_options import guarded, json_option
+from autotune.cli.guarded import guarded
+from autotune.cli.job_options import json_option
 
 
 @click.command("env")

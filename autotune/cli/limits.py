@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from autotune.cli.echo import echo, print_json
-from autotune.cli.job_options import guarded
+from autotune.cli.guarded import guarded
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
 from autotune.errors import user_error
 

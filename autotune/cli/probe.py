@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from autotune.cli.echo import echo, print_json
-from autotune.cli.job_options import guarded, job_options, json_option, load
+from autotune.cli.guarded import guarded
+from autotune.cli.job_options import job_options, json_option, load
 
 
 @click.command("probe")

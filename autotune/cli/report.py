@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from autotune.cli.echo import echo, print_json
+from autotune.cli.guarded import guarded
 from autotune.cli.job_options import (
-    guarded,
     json_option,
     print_notes,
     storage_of,

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from autotune.cli.echo import echo, print_json
+from autotune.cli.guarded import guarded
 from autotune.cli.job_options import (
     all_sets,
-    guarded,
     job_options,
     json_option,
     load,

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from autotune.cli.echo import echo
-from autotune.cli.job_options import guarded
+from autotune.cli.guarded import guarded
 
 
 @click.command("serve")

@@ -5,21 +5,29 @@ from pathlib import Path
 import click
 
 from autotune.cli.echo import echo, print_json
+from autotune.cli.guarded import guarded
 from autotune.cli.job_options import (
-    guarded,
     json_option,
     print_notes,
     storage_of,
     storage_option,
 )
+from autotune.errors import user_error
+from autotune.units import format_seconds, parse_seconds
 
 
 @click.command("verify")
 @click.argument("run", type=click.Path(path_type=Path))
 @storage_option("Optuna storage URL of the run, where it has one of its own.")
+@click.option(
+    "--soak",
+    metavar="DURATION",
+    help="Where the bundle holds, train it for so long, such as 10m: does memory creep, does speed "
+    "decay?",
+)
 @json_option
 @guarded
-def command(run: Path, storage: str | None, as_json: bool) -> int:
+def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> int:
     """Launch the bundle of RUN for a few steps on worst batches, through an evaluation and a save,
     and compare with its promise. The exit code is 0 where it holds, 1 where it does not. Files that
     are not what the run emits are not launched (exit code 2).
@@ -33,13 +41,14 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
 
     terminal = TerminalListener(PlainConsole(stderr=True))
     heard = terminal.verification_stage, terminal.waiting
+    soak_s = _seconds(soak)
     planned = storage is None and is_planned(run)
     if planned:
-        outcome = verify_planned(run, *heard)
+        outcome = verify_planned(run, *heard, soak_s)
     else:
         past = reopen(run, storage_of(storage))
         print_notes(past.notes)
-        outcome = verify_again(past, *heard)
+        outcome = verify_again(past, *heard, soak_s)
     if as_json:
         print_json({"schema": 1, **outcome.plain()})
     else:
@@ -47,3 +56,23 @@ def command(run: Path, storage: str | None, as_json: bool) -> int:
         if not outcome.verified and outcome.log is not None:
             echo(f"its log: {outcome.log}", err=True)
     return 0 if outcome.verified else 1
+
+
+def _seconds(soak: str | None) -> float:
+    """How long a soak is to take, in seconds; 0 without one.
+
+    Raises:
+        UserError: it is no duration, too short to tell anything, or too long.
+    """
+    if soak is None:
+        return 0.0
+    from autotune.run.soak import LEAST_S, MOST_S
+
+    try:
+        seconds = parse_seconds(soak)
+    except ValueError as error:
+        raise user_error(str(error), where="--soak") from None
+    if not LEAST_S <= seconds <= MOST_S:
+        what = f"`{soak}` is not between {format_seconds(LEAST_S)} and {format_seconds(MOST_S)}"
+        raise user_error(what, where="--soak", hint="try 10m")
+    return seconds

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from autotune.errors import MachineError
+from autotune.errors import machine_error
 from autotune.facts import Facts, devices
 from autotune.facts.control_group import memory_kills
 from autotune.facts.host import host_limit
@@ -20,7 +20,7 @@ from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_bo
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.worst import lagging_ranks
-from autotune.process.disk import little_shared_memory, refuse_full
+from autotune.process.disk import first_full, little_shared_memory
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Limits, Watcher
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -31,7 +31,7 @@ from autotune.space.settings import settings, threads
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks.group:probe"
-WORKERS = "dataloader_num_workers"
+MAKE_ROOM = "make room; what was measured is kept, and a run goes on with --resume"
 
 
 def probe_request(
@@ -71,7 +71,11 @@ def measure(
     limits: Limits,
     watch: Watcher | None = None,
 ) -> Measurement:
-    """Run the probe of `request` in `folder` and say how it ended; never raises for a child."""
+    """Run the probe of `request` in `folder` and say how it ended.
+
+    Raises:
+        MachineError: it crashed on a full disk, which says nothing of it.
+    """
     occupied = _busy_measurement(request)
     if occupied is not None:
         return occupied
@@ -82,10 +86,16 @@ def measure(
     with own_folder(request) as request_in_folder:
         write_json(folder.request, request_in_folder.plain())
         ending = server.run(folder, WORKER, limits, watch, host_meter(request))
+        full = first_full(_written_to(folder, request_in_folder))
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
     killed = memory_kills() > kills_before
     measurement = name_outcome(ending, read_json(folder.reply), request, kernel_killed=killed)
+    if measurement.outcome == "crash" and full is not None:
+        folder.reply.unlink(missing_ok=True)  # a run that goes on tries it again
+        raise machine_error("the disk is full", where=str(full), hint=MAKE_ROOM)
+    if measurement.outcome in ("crash", "timeout") and request.config.get("dataloader_num_workers"):
+        measurement = _with_shared_memory(measurement)
     if request.parsed_sharding.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
         measurement = naming_the_rank(measurement, folder, request.parsed_sharding.num_processes)
     return dataclasses.replace(
@@ -142,14 +152,18 @@ def measure_candidate(
         left_s = most_s - measurement.seconds
         again = _in_time(server, folder, request, own_s, left_s, watch)
         measurement = of_both(measurement, again)
-    if measurement.outcome == "crash":
-        _refuse_full_disk(folder)
-    if measurement.outcome in ("crash", "timeout") and request.config.get(WORKERS):
-        measurement = _with_shared_memory(measurement)
     measurement = disturbed(measurement) if timed else measurement
     if folder.path.exists():
         write_json(folder.measurement, measurement.plain())
     return measurement
+
+
+def _written_to(folder: ChildFolder, request: ProbeRequest) -> list[Path]:
+    """Where a probe writes: its own folder, temporary files, and a disk for what is offloaded."""
+    folders = [folder.path, Path(tempfile.gettempdir())]
+    if request.parsed_sharding.on_disk:
+        folders.append(Path(request.parsed_sharding.nvme_path))
+    return folders
 
 
 def _with_shared_memory(measurement: Measurement) -> Measurement:
@@ -158,17 +172,9 @@ def _with_shared_memory(measurement: Measurement) -> Measurement:
     shared = little_shared_memory()
     if shared is None:
         return measurement
-    remark = f"data workers need shared memory, and /dev/shm has {format_bytes(shared)}"
+    remark = f"data workers need shared memory, and /dev/shm has {format_bytes(shared)} left"
     reason = f"{measurement.reason}; {remark} (of a container: --shm-size)"
     return dataclasses.replace(measurement, reason=reason)
-
-
-def _refuse_full_disk(folder: ChildFolder) -> None:
-    try:
-        refuse_full(folder.path, Path(tempfile.gettempdir()))
-    except MachineError:
-        folder.reply.unlink(missing_ok=True)  # a run that goes on tries it again
-        raise
 
 
 def _in_time(

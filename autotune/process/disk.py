@@ -1,9 +1,8 @@
 """Room on disks and in shared memory: what could not be written says nothing of its writer."""
 
-import shutil
+import os
+from collections.abc import Iterable
 from pathlib import Path
-
-from autotune.errors import machine_error
 
 FULL_BYTES = 2**20
 """A disk with less is full: a reply, a log and a page of a database need no more."""
@@ -12,26 +11,26 @@ LITTLE_SHARED_BYTES = 2**30
 """Of shared memory: a container has 64 MiB unless told otherwise, a machine half of its memory."""
 
 
-def refuse_full(*folders: Path) -> None:
-    """Folders whose disk has no room left end the command.
+def free_bytes(folder: Path) -> int:
+    """What this user can still write to the disk that a folder is on.
 
     Raises:
-        MachineError: so it is.
+        OSError: there is no such folder.
     """
-    for folder in folders:
-        if shutil.disk_usage(folder).free < FULL_BYTES:
-            raise machine_error(
-                "the disk is full",
-                where=str(folder),
-                hint="make room; what was measured is kept: go on with --resume",
-            )
+    disk = os.statvfs(folder)
+    return disk.f_frsize * (disk.f_bavail if os.geteuid() else disk.f_bfree)
+
+
+def first_full(folders: Iterable[Path]) -> Path | None:
+    """The first of these folders whose disk is full; None: there is room in all of them."""
+    return next((one for one in folders if one.is_dir() and free_bytes(one) < FULL_BYTES), None)
 
 
 def little_shared_memory() -> int | None:
-    """What there is of shared memory, where that is so little that it may be why processes that
-    pass batches to each other failed. Bytes; None: there is enough, or no such thing."""
+    """What is free of shared memory, where that is so little that it may be why processes that pass
+    batches to each other failed. Bytes; None: there is enough, or no such thing."""
     try:
-        total = shutil.disk_usage(SHARED).total
+        free = free_bytes(SHARED)
     except OSError:
         return None
-    return total if total < LITTLE_SHARED_BYTES else None
+    return free if free < LITTLE_SHARED_BYTES else None

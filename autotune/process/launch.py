@@ -21,7 +21,7 @@ from typing import BinaryIO
 from autotune.facts import devices
 from autotune.facts.control_group import memory_kills
 from autotune.process.limits import LaunchReport
-from autotune.process.proc import process_status, session_peak_bytes
+from autotune.process.proc import process_status, session_memory
 from autotune.process.processor_waits import ProcessorWaits
 
 GUARD = "autotune.process.guard"
@@ -61,7 +61,7 @@ def launch(
         try:
             while not _has_ended(process.pid) and not timed_out:
                 output.read(_POLL_S)
-                meter.sample(process.pid)
+                meter.sample(process.pid, time.monotonic() - began)
                 waits.look(process.pid, time.monotonic() - began)
                 timed_out = time.monotonic() - began > timeout_s
         finally:
@@ -80,6 +80,8 @@ def launch(
         lines=tuple(output.lines),
         memory_kills=memory_kills() - kills,
         processor_waits=tuple(waits.waits),
+        gpu_memory=tuple(meter.gpu),
+        host_memory=tuple(meter.host),
     )
 
 
@@ -139,21 +141,32 @@ class _Meter:
 
     def __init__(self, gpus: Sequence[int]):
         self.peak_gpu: int | None = None
+        self.gpu: list[tuple[float, int]] = []
+        """(seconds since the start, what the fullest GPU held then)."""
+        self.host: list[tuple[float, int]] = []
+        """The same of the fullest process."""
         self._gpus = {gpu: devices.gpu_used_bytes(gpu) for gpu in gpus}
         """What each held before."""
         self._sampled_peak = 0
         self._next = 0.0
 
-    def sample(self, leader: int) -> None:
+    def sample(self, leader: int, now_s: float) -> None:
         """Look, unless the last look was a moment ago."""
-        if time.monotonic() < self._next:
+        if now_s < self._next:
             return
-        self._next = time.monotonic() + _POLL_S
-        self._sampled_peak = max(self._sampled_peak, session_peak_bytes(leader))
+        self._next = now_s + _POLL_S
+        peak, now = session_memory(leader)
+        self._sampled_peak = max(self._sampled_peak, peak)
+        if now:
+            self.host.append((now_s, now))
+        held = []
         for gpu, baseline in self._gpus.items():
             used = devices.gpu_used_bytes(gpu)
             if used is not None and baseline is not None:
-                self.peak_gpu = max(self.peak_gpu or 0, used - baseline)
+                held.append(used - baseline)
+        if held:
+            self.gpu.append((now_s, max(held)))
+            self.peak_gpu = max(self.peak_gpu or 0, *held)
 
     def peak_resident(self, kernel_peak: int) -> int:
         """The peak of a command for which the kernel accounted so much."""

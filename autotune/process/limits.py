@@ -1,7 +1,7 @@
 """How long a child may take, and how it ended. Plain values."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ from autotune.process.host_memory import HostUse
 from autotune.process.processor_waits import Waits
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+Samples = Sequence[tuple[float, int]]
+"""(seconds since the start, bytes that were held then)."""
 Watcher = Callable[[dict[str, Any]], str | None]
 """Sees each progress event; a text that it returns ends the child, and is the reason."""
 
@@ -62,6 +64,10 @@ class LaunchReport:
     memory_kills: int = 0
     """How many processes the kernel killed for memory meanwhile."""
     processor_waits: Waits = ()
+    gpu_memory: Samples = ()
+    """Of the fullest GPU."""
+    host_memory: Samples = ()
+    """Of the fullest process: what is no file's."""
 
 
 def lost_ending(seconds: float, stop_reason: str | None = None) -> Ending:

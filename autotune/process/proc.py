@@ -87,13 +87,15 @@ def session_resident_bytes(leader: int) -> int | None:
     return max((size for size in sizes if size is not None), default=None)
 
 
-def session_peak_bytes(leader: int) -> int:
-    """The highest resident size that a living process of a session has had."""
-    peak = 0
+def session_memory(leader: int) -> tuple[int, int]:
+    """The highest resident size that a living process of a session has had, and what the fullest
+    holds now of memory that is no file's (those pages the kernel can take back)."""
+    peak = now = 0
     for pid, _ in _session(leader):
         with contextlib.suppress(OSError, KeyError):  # gone, or waiting to be reaped
             peak = max(peak, process_status("VmHWM", pid))
-    return peak
+            now = max(now, process_status("RssAnon", pid))
+    return peak, now
 
 
 def processor_wait_seconds() -> float | None:

@@ -12,7 +12,7 @@ LOGGED = ("{'loss'", "{'eps'")
 """How the lines begin that trainers say of steps; the second is PPOTrainer's."""
 _EVALUATED, _ENDED = "{'eval_", "{'train_runtime'"
 DATA, WORST_BATCH, TIMED_STEPS = "data", "worst_batch", "timed_steps"
-EVALUATION, SAVE, END = "evaluation", "save", "end"
+EVALUATION, SAVE, END, SOAK = "evaluation", "save", "end", "soak"
 STAGE_TEXTS = {
     DATA: "rows for it are written",
     WORST_BATCH: "it was launched, and went through the worst batch",
@@ -20,6 +20,7 @@ STAGE_TEXTS = {
     EVALUATION: "an evaluation",
     SAVE: "a save",
     END: "its end",
+    SOAK: "a soak",
 }
 """What is said of each."""
 

@@ -243,12 +243,15 @@ def _without_study(run: RunFolder, fault: str) -> UserError:
     )
 
 
-def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> Verification:
+def verify_again(
+    past: PastRun, heard: Heard, waits: Callable[[str], None], soak_s: float = 0.0
+) -> Verification:
     """Launch the run's recommended bundle again, and write what came out into it.
 
     Args:
         heard: hears of each stage of a launch when it is over.
         waits: hears who has the devices, where this has to wait for them.
+        soak_s: how long a bundle that holds is trained once more, in seconds.
 
     Raises:
         UserError: the bundle is not what the run emits; nothing of it was launched.
@@ -285,8 +288,7 @@ def verify_again(past: PastRun, heard: Heard, waits: Callable[[str], None]) -> V
             output_dir=past.run.output,
             limit=past.job.devices.memory or facts.device.free_bytes,
         )
-        outcome = verify(
-            past.run, past.job, facts, recommendation.chosen, server, again, Deadline(), heard
-        )
+        chosen, deadline = recommendation.chosen, Deadline()
+        outcome = verify(past.run, past.job, facts, chosen, server, again, deadline, heard, soak_s)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome

@@ -5,6 +5,7 @@ one file, the model's around a bare config, the logs of its verification.
 """
 
 import dataclasses
+import functools
 import os
 import shutil
 import sys
@@ -121,13 +122,16 @@ def is_planned(folder: Path) -> bool:
     return isinstance(stored, dict) and "planned" in stored
 
 
-def verify_planned(folder: Path, heard: Heard, waits: Callable[[str], None]) -> Verification:
+def verify_planned(
+    folder: Path, heard: Heard, waits: Callable[[str], None], soak_s: float = 0.0
+) -> Verification:
     """Measure the configuration of a plan's bundle here, launch it as a run does in the end, and
     write the bundle anew: without its mark where that went well, else with the reason.
 
     Args:
         heard: hears of each stage of a launch when it is over.
         waits: hears who has the devices, where this has to wait for them.
+        soak_s: how long a bundle that holds is trained once more, in seconds.
 
     Raises:
         UserError: the folder was changed, or its job cannot be.
@@ -151,7 +155,10 @@ def verify_planned(folder: Path, heard: Heard, waits: Callable[[str], None]) -> 
         _forget(run)
         facts = facts_of(job, run, server, Progress())
         _check_candidate(planned.candidate, definition, job, facts)
-        outcome, measured = _launched(planned, job, facts, run, server, folder / "output", heard)
+        launching = functools.partial(verify, heard=heard, soak_s=soak_s)
+        outcome, measured = _launched(
+            planned, job, facts, run, server, folder / "output", launching
+        )
     shutil.rmtree(run.rows.parent, ignore_errors=True)
     shutil.rmtree(run.bundle, ignore_errors=True)
     rendered = {"python": sys.executable, "output_dir": str(folder / "output")}
@@ -235,7 +242,7 @@ def _launched(
     run: RunFolder,
     server: ChildServer,
     output: Path,
-    heard: Heard,
+    launching: Callable[..., Verification],
 ) -> tuple[Verification, Ranked | None]:
     """What a launch shows, and what probes measured that it is held against; None: no probe
     ended well."""
@@ -263,7 +270,8 @@ def _launched(
     if first.outcome != "ok":
         reason = f"its probe ended as `{first.outcome}`: {first.reason}"
         return Verification(verified=False, reason=reason, log=str(run.probe(0).stderr)), None
-    outcome = verify(run, job, facts, _ranked(candidate, probes), server, probe, Deadline(), heard)
+    now = _ranked(candidate, probes)
+    outcome = launching(run, job, facts, now, server, probe, Deadline())
     return outcome, _ranked(candidate, [one for one in probes if one.outcome == "ok"])
 
 

@@ -11,11 +11,13 @@ from typing import Any
 from autotune.job.methods import METHODS
 from autotune.probe.extensions import compiled_folder
 from autotune.process.launch import launch
+from autotune.process.limits import LaunchReport
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
 from autotune.run.launch_stages import LaunchStages, Stages
-from autotune.run.verdict import Verification, judge, timed_part, vllm_runs
+from autotune.run.timed_steps import timed_steps_of
+from autotune.run.verdict import Verification, judge, vllm_runs
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, device_environment
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
@@ -36,8 +38,28 @@ def rehearse(
     Args:
         ranked: what it is held against.
     """
+    report, state = launch_bundle(run, launched, ranked, rehearsal, deadline, stages)
+    timed = timed_steps_of(report, state, rehearsal)
+    verification = judge(report, state, timed, ranked, launched, str(_log(run)))
+    verification = dataclasses.replace(verification, stages_s=dict(stages.seconds))
+    if report.timed_out and deadline.left_s <= 0:
+        reason = f"{deadline.words} ended {report.seconds:.0f} s after it was launched"
+        verification = dataclasses.replace(verification, reason=reason)
+    return verification
+
+
+def launch_bundle(
+    run: RunFolder,
+    launched: Settings,
+    ranked: Ranked,
+    rehearsal: RehearsalReply,
+    deadline: Deadline,
+    stages: Stages,
+) -> tuple[LaunchReport, Any | None]:
+    """Launch the bundle in `run.bundle` through the steps of a rehearsal: how that went, and the
+    Trainer's own state from its checkpoint; None: it saved none."""
     device = launched.facts.device
-    log, output = run.verification / "launch.log", run.verification / "output"
+    output = run.verification / "output"
     steps = rehearsal.steps
     expected_s = steps * (ranked.measurement.step_time_s or 0.0)
     parts = ranked.measurement.generation_parts or 1
@@ -46,7 +68,7 @@ def rehearse(
     heard = LaunchStages(stages, rehearsal)
     report = launch(
         ["bash", str(run.launch), *flags],
-        log=log,
+        log=_log(run),
         environment={
             "TRL_EXPERIMENTAL_SILENCE": "1",
             # Nothing of a checkpoint is run, as in the probes.
@@ -68,15 +90,13 @@ def rehearse(
     if not report.timed_out:
         heard.ended(report.seconds)
     state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
-    timed = timed_part(report, state, rehearsal)
-    verification = judge(report, state, timed, rehearsal.sizes, ranked, launched, str(log))
     for folder in (output, run.verification / "cache"):
         shutil.rmtree(folder, ignore_errors=True)
-    verification = dataclasses.replace(verification, stages_s=dict(stages.seconds))
-    if report.timed_out and deadline.left_s <= 0:
-        reason = f"{deadline.words} ended {report.seconds:.0f} s after it was launched"
-        verification = dataclasses.replace(verification, reason=reason)
-    return verification
+    return report, state
+
+
+def _log(run: RunFolder) -> Path:
+    return run.verification / "launch.log"
 
 
 def _flags(

@@ -9,10 +9,9 @@ from autotune.job.methods import METHODS
 from autotune.probe.outcome import busy_text, is_quiet
 from autotune.process.limits import LaunchReport
 from autotune.process.processor_waits import is_crowded, wait_share
-from autotune.run.launch_stages import LOGGED
+from autotune.run.timed_steps import TimedSteps
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, threads
-from autotune.training.rehearsal import RehearsalReply
 from autotune.units import format_bytes
 
 SPEED_TOLERANCE = 0.25
@@ -49,6 +48,8 @@ class Verification:
     """The same, where it was faster than what its probe says."""
     processor_wait_share: float | None = None
     """Part of the timed steps in which its threads waited for a core; None: not known."""
+    soaked_s: float | None = None
+    """How long it was trained to see whether memory creeps or speed decays; None: it was not."""
     stages_s: dict[str, float] = field(default_factory=dict)
     """Seconds of each stage that came to its end (`run/launch_stages.py`), of all launches."""
 
@@ -62,26 +63,10 @@ class Verification:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedSteps:
-    """The timed steps of a launch: their tokens, and when they began and ended, in seconds after
-    its start."""
-
-    tokens: float
-    begin_s: float
-    end_s: float
-
-    @property
-    def seconds(self) -> float:
-        """What they took."""
-        return self.end_s - self.begin_s
-
-
 def judge(
     report: LaunchReport,
     state: Any | None,
     timed: TimedSteps | None,
-    sizes: list[int] | None,
     chosen: Ranked,
     launched: Settings,
     log: str,
@@ -91,7 +76,6 @@ def judge(
     Args:
         state: the Trainer's own state, from the checkpoint; None: nothing was saved.
         timed: None: the launch logged too little of them.
-        sizes: tokens with padding of the timed micro-batches; None: not known.
     """
     job, facts = launched.job, launched.facts
     peak = report.peak_gpu_bytes if facts.device.kind == "cuda" else report.peak_resident_bytes
@@ -99,13 +83,13 @@ def judge(
     evaluated = any("eval_loss" in entry for entry in history)
     evaluates = METHODS[job.method].evaluates
     speed = timed.tokens / timed.seconds if timed is not None else None
-    ratio = _against_promise(chosen, timed, sizes)
-    waited = None if timed is None else _wait_share(report, timed, launched)
+    ratio = None if timed is None else timed.against_promise(chosen)
+    waited = None if timed is None else share_waited(report, timed, launched)
     without_vllm = bool(launched.config.get("use_vllm")) and not vllm_runs(launched)
     promised = _launched_peak(chosen) if without_vllm else chosen.peak_memory_bytes
     hard = [
-        *_launch_problems(report, evaluated or not evaluates, state is not None, speed),
-        *_memory_problems(peak, promised, _limit(job, facts), chosen, without_vllm),
+        *launch_problems(report, evaluated or not evaluates, state is not None, speed),
+        *_memory_problems(peak, promised, memory_limit_of(job, facts), chosen, without_vllm),
     ]
     slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE
     fast = ratio is not None and ratio > 1 + SPEED_TOLERANCE and not vllm_runs(launched)
@@ -168,8 +152,9 @@ def _speed_problems(speeds: str, slow: bool, fast: bool, waited: float | None) -
     return []
 
 
-def _wait_share(report: LaunchReport, timed: TimedSteps, launched: Settings) -> float | None:
-    """The part of the timed steps in which the threads that compute waited for a core."""
+def share_waited(report: LaunchReport, timed: TimedSteps, launched: Settings) -> float | None:
+    """The part of timed steps in which the threads that compute waited for a core; None: not
+    known."""
     ranks, each = launched.processes, threads(launched.facts, launched.processes)
     workers = launched.config.get("dataloader_num_workers") or 0
     if is_crowded(each, ranks, workers, launched.facts.device.cores):
@@ -177,9 +162,10 @@ def _wait_share(report: LaunchReport, timed: TimedSteps, launched: Settings) -> 
     return wait_share(report.processor_waits, timed.begin_s, timed.end_s, ranks * each)
 
 
-def _launch_problems(
+def launch_problems(
     report: LaunchReport, evaluated: bool, saved: bool, speed: float | None
 ) -> list[str]:
+    """Why a launch did not come to its end, or cannot be timed."""
     if report.memory_kills and (report.exit_code != 0 or report.timed_out):
         size = format_bytes(report.peak_resident_bytes)
         return [
@@ -211,40 +197,6 @@ def _memory_problems(
     return []
 
 
-def _against_promise(
-    chosen: Ranked, timed: TimedSteps | None, sizes: list[int] | None
-) -> float | None:
-    """Promised over measured seconds of the timed steps."""
-    if timed is None:
-        return None
-    m = chosen.measurement
-    if sizes is None or m.micro_step_fixed_s is None or m.micro_step_per_token_s is None:
-        return timed.tokens / chosen.tokens_per_s / timed.seconds
-    micro = len(sizes) * (m.micro_step_fixed_s + (m.data_wait_s or 0.0))
-    steps = len(sizes) / chosen.candidate.gradient_accumulation_steps
-    promised = micro + m.micro_step_per_token_s * sum(sizes)
-    return (promised + steps * (m.optimizer_step_time_s or 0.0)) / timed.seconds
-
-
-def _limit(job: Job, facts: Facts) -> int:
+def memory_limit_of(job: Job, facts: Facts) -> int:
+    """What a launch may take of its device. Bytes."""
     return job.devices.memory or facts.device.free_bytes
-
-
-def timed_part(
-    report: LaunchReport, state: Any | None, rehearsal: RehearsalReply
-) -> TimedSteps | None:
-    """The timed steps, by their log lines; None where some are missing."""
-    if state is None:
-        return None
-    history = [e for e in state["log_history"] if "loss" in e or "objective/kl" in e]
-    tokens_by_step = {e["step"]: e.get("num_tokens") for e in history}
-    times = [when for when, line in report.lines if line.lstrip().startswith(LOGGED)]
-    logged = dict(zip(sorted(tokens_by_step), times, strict=False))
-    first, last = rehearsal.untimed, rehearsal.steps
-    if last not in logged or first not in logged:
-        return None
-    tokens = rehearsal.tokens
-    if tokens is None:
-        tokens = tokens_by_step[last] - tokens_by_step[first]
-    timed = TimedSteps(tokens=float(tokens), begin_s=logged[first], end_s=logged[last])
-    return timed if timed.seconds > 0 else None

@@ -22,8 +22,10 @@ from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
-from autotune.run.launch_stages import Heard, Stages
-from autotune.run.rehearse import TIMEOUT_S, rehearse
+from autotune.run.launch_stages import SOAK, TIMED_STEPS, Heard, Stages
+from autotune.run.rehearse import TIMEOUT_S, launch_bundle, rehearse
+from autotune.run.soak import PARTS, soak_steps, soaked
+from autotune.run.timed_steps import timed_parts
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, eval_batch, launched_config_name, settings
@@ -50,6 +52,7 @@ def verify(
     probe_again: Callable[[], Measurement],
     deadline: Deadline,
     heard: Heard,
+    soak_s: float = 0.0,
 ) -> Verification:
     """Rehearse the bundle in `run.bundle`, which must be the one of `chosen`.
 
@@ -60,6 +63,7 @@ def verify(
 
     Args:
         heard: hears of each stage of a launch when it is over.
+        soak_s: how long a bundle that holds is trained once more, in seconds.
     """
     stages = Stages(heard)
     if run.verification.exists():
@@ -68,19 +72,26 @@ def verify(
     launched = settings(job, facts, ranked.candidate, str(run.output))
     reply = _prepare_data(run, launched, ranked, server, deadline)
     if reply is None:
-        return Verification(
-            verified=False,
-            reason=f"{deadline.words} ended before it was launched"
-            if deadline.left_s <= 0
-            else "the rehearsal data could not be written",
-            log=str(run.verification / "rehearsal" / "stderr.log"),
-        )
+        return _without_data(run, deadline)
     stages.data_written()
     rehearsal = RehearsalReply.from_plain(reply)
 
     def launch(ranked: Ranked) -> Verification:
         return rehearse(run, launched, ranked, rehearsal, deadline, stages)
 
+    outcome = _judged(launch, ranked, probe_again, deadline)
+    if not soak_s or not outcome.verified:
+        return outcome
+    return _soak(run, launched, ranked, rehearsal, deadline, heard, outcome, soak_s)
+
+
+def _judged(
+    launch: Callable[[Ranked], Verification],
+    ranked: Ranked,
+    probe_again: Callable[[], Measurement],
+    deadline: Deadline,
+) -> Verification:
+    """What a launch shows; of one whose speed is off, a second one beside a new probe."""
     first = _in_quiet(lambda: launch(ranked), deadline)
     if not (first.only_too_slow or first.only_too_fast) or first.was_disturbed:
         return first
@@ -99,6 +110,41 @@ def verify(
         f"{ranked.tokens_per_s:.0f}"
     )
     return dataclasses.replace(second, reason=f"{second.reason}; {change}")
+
+
+def _soak(
+    run: RunFolder,
+    launched: Settings,
+    ranked: Ranked,
+    rehearsal: RehearsalReply,
+    deadline: Deadline,
+    heard: Heard,
+    verified: Verification,
+    soak_s: float,
+) -> Verification:
+    """Launch a bundle that was verified once more, for so long. It trains on the same rows, again
+    and again."""
+    step_s = (ranked.measurement.step_time_s or 1.0) / (verified.speed_against_promise or 1.0)
+    steps = soak_steps(soak_s, step_s)
+    tokens = rehearsal.tokens and round(rehearsal.tokens * steps / rehearsal.timed)
+    longer = dataclasses.replace(rehearsal, timed=steps, sizes=None, tokens=tokens)
+
+    def hear(stage: str, seconds: float) -> None:
+        if stage == TIMED_STEPS:
+            heard(SOAK, seconds)
+
+    stages = Stages(hear)
+    report, state = launch_bundle(run, launched, ranked, longer, deadline, stages)
+    parts = timed_parts(report, state, longer, PARTS)
+    return soaked(verified, report, parts, ranked, launched)
+
+
+def _without_data(run: RunFolder, deadline: Deadline) -> Verification:
+    reason = "the rehearsal data could not be written"
+    if deadline.left_s <= 0:
+        reason = f"{deadline.words} ended before it was launched"
+    log = str(run.verification / "rehearsal" / "stderr.log")
+    return Verification(verified=False, reason=reason, log=log)
 
 
 def _in_quiet(launch: Callable[[], Verification], deadline: Deadline) -> Verification:
@@ -121,7 +167,7 @@ def expected_seconds(job: Job, ranked: Ranked, import_s: float) -> float:
             time in part.
     """
     measurement = ranked.measurement
-    steps = UNTIMED_STEPS + timed_steps(ranked)
+    steps = UNTIMED_STEPS + steps_to_time(ranked)
     train_s = steps * (measurement.step_time_s or 0.0)
     saved_bytes = (measurement.peak_memory_bytes or 0) if job.tuning == "full" else 0
     build_s = measurement.stages_s.get("build", 0.0)
@@ -129,7 +175,7 @@ def expected_seconds(job: Job, ranked: Ranked, import_s: float) -> float:
     return MARGIN * known_s + BESIDE_S
 
 
-def timed_steps(ranked: Ranked) -> int:
+def steps_to_time(ranked: Ranked) -> int:
     """Timed steps to ask for: enough rows, and long enough; even, as logging is every 2nd."""
     by_rows = -(-TIMED_ROWS // ranked.candidate.global_batch)
     by_time = math.ceil(TIMED_S / (ranked.measurement.step_time_s or TIMED_S))
@@ -152,7 +198,7 @@ def _prepare_data(
         target=str(run.verification / "data"),
         dataset_config=launched_config_name(job),
         batching=dataclasses.asdict(batching(launched)),
-        timed_steps=timed_steps(ranked),
+        timed_steps=steps_to_time(ranked),
         eval_batch=_eval_batch(job, ranked),
         rows_total=facts.data.rows,
         processes=launched.processes,

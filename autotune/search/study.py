@@ -137,10 +137,8 @@ class Study:
         trial.set_user_attr(_MEASUREMENT, measurement.plain())
         if measurement.relative_uncertainty is not None:
             trial.set_user_attr(ERROR, measurement.relative_uncertainty / SD_95)
-        is_last_said = AFTER_THE_LAST in self._reported(trial)
-        if measurement.outcome == "stopped" and measurement.tokens_per_s and not is_last_said:
-            # What was reported before were upper ends; the last value is what is believed.
-            trial.report(measurement.tokens_per_s, AFTER_THE_LAST)
+        if measurement.outcome == "stopped" and measurement.tokens_per_s:
+            self._report_last(trial, measurement.tokens_per_s)
         for name, excess in self._constraints(measurement).items():
             if name not in trial.constraints:
                 trial.set_constraint(name, excess)
@@ -163,9 +161,11 @@ class Study:
             broken["runs"] = NEVER_RUNS
         return broken
 
-    def _reported(self, trial: Trial) -> dict[int, float]:
-        """What was reported of a trial so far, by its steps."""
-        return self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
+    def _report_last(self, trial: Trial, tokens_per_s: float) -> None:
+        """What was reported before were upper ends; the last value is what is believed."""
+        reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        if AFTER_THE_LAST not in reported:
+            trial.report(tokens_per_s, AFTER_THE_LAST)
 
     def cannot_win(self, trial: Trial) -> Callable[[dict[str, Any]], str | None]:
         """Watches the steps of a probe and tells when it cannot win any more."""

@@ -28,5 +28,5 @@ def test_data_workers_without_shared_memory_are_named(autotune: Command) -> None
     assert done.returncode == 1, done.stderr
     measurement = json.loads(done.stdout)["measurement"]
     assert measurement["outcome"] == "crash"
-    said = "data workers need shared memory, and /dev/shm has 4 KiB (of a container: --shm-size)"
+    said = "data workers need shared memory, and /dev/shm has 0 B left (of a container: --shm-size)"
     assert measurement["reason"].endswith(said)

@@ -73,8 +73,10 @@ def test_the_documented_program_gets_a_verified_bundle_whatever_dies_meanwhile(
         program.result(LONG_S)
     client, run, plan = names["client"], names["run"], names["plan"]
     assert (run["state"], run["outcome"], run["attempt"]) == ("done", "recommended", 3)
-    assert run["result"]["verification"]["saved"], run["result"]
-    assert run["exit_code"] in (0, 1), "beside other tests the speed of its launch may differ"
+    verification = run["result"]["verification"]
+    # Beside other tests the speed of a launch may be another than that of its probe.
+    speed_alone = verification["only_too_slow"] or verification["only_too_fast"]
+    assert run["exit_code"] == 0 or speed_alone, verification
     events = list(client.follow(run))
     assert_complete(events, service.folder(run))
     probes = [event["data"]["probe"] for event in events if event["kind"] == "probing"]

@@ -1,27 +1,22 @@
-"""The page that asks for a run, and the queue of runs."""
+"""The page that asks for a run."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Form, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from autotune.errors import user_error
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import details, submit
-from autotune.server.pages.follow import fold
 from autotune.server.pages.plan_form import FromWork, known_parent
-from autotune.server.pages.render import fragment, page, redirect
-from autotune.server.pages.run_page import progress_of
-from autotune.server.pages.run_progress import Probe
+from autotune.server.pages.render import page, redirect
 from autotune.server.service import Service
 from autotune.server.store.values import Value
-from autotune.server.store.works import Filter
 from autotune.server.submission import Submission
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
-SHOWN = 30
 START = """\
 model: /data/models/my-model
 dataset: {lengths: {max: 2048, p50: 300, p99: 1500}}
@@ -41,18 +36,6 @@ class RunForm(Value):
     config: str = ""
     priority: Annotated[str, Field(max_length=5)] = "0"
     parent: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
-
-
-@router.get("")
-def runs_page(request: Request, service: ServiceOf, holder: Caller) -> Response:
-    """The queue, and the last runs."""
-    return page(request, holder, "runs.html", **_queue(service))
-
-
-@router.get("/queue")
-def queue(service: ServiceOf, _: Caller) -> Response:
-    """The part of it that changes."""
-    return HTMLResponse(fragment("queue.html", **_queue(service)))
 
 
 @router.get("/new")
@@ -93,29 +76,3 @@ def _ask(service: Service, form: RunForm, submitter: str) -> Response:
         parent=known_parent(service, form.parent),
     )
     return redirect(f"/runs/{submit(service, 'run', submission, submitter).id}")
-
-
-def _queue(service: Service) -> dict[str, Any]:
-    works = service.works
-    queued = works.search(Filter(kind="run", state="queued"), per_page=200)
-    queued.sort(key=lambda work: (-work.priority, work.created))
-    recent = works.search(Filter(kind="run"), per_page=SHOWN)
-    running = works.search(Filter(kind="run", state="running"), per_page=200)
-    return {
-        "workers": [worker for worker, _ in service.queue.workers()],
-        "running": running,
-        "best": {work.id: _best_so_far(service, work.id) for work in running},
-        "queued": queued,
-        "ended": [work for work in recent if work.state not in ("queued", "running")],
-        "plans": works.count(Filter(kind="plan", state="queued")),
-    }
-
-
-def _best_so_far(service: Service, id: str) -> Probe | None:
-    """The fastest probe yet of a run."""
-    work = service.works.get(id)
-    if work is None:  # deleted meanwhile
-        return None
-    progress = progress_of(work)
-    fold(service, id, progress)
-    return progress.best

@@ -29,6 +29,8 @@ from autotune.server.store.works import in_order, suits
 LEASE_S = ALIVE_S
 DEATHS = 3
 """A work whose workers have died so often is not tried again by itself."""
+JUMP_S = 5.0
+"""A clock that moves by more against the one that only counts was set, or the machine slept."""
 _TAKEN = 10
 """How many of the first in the queue are tried for, where several workers take at once."""
 
@@ -38,6 +40,7 @@ class Queue:
 
     def __init__(self, database: Database, study: str | None = None) -> None:
         self._database, self._study = database, study
+        self._clock_ahead_s = _clock_ahead_s()
 
     def register(self, worker: WorkerInfo, replaces: str = "") -> str | None:
         """Remember a worker; where another one that lives has a device of its: its name.
@@ -46,6 +49,7 @@ class Queue:
             replaces: an instance of the same name that is known to be dead: its works return to the
                 queue at the next `expire`.
         """
+        self._mind_clock()
         now = time.time()
         with self._database.writing() as session:
             row = session.get(WorkerRow, worker.name)
@@ -154,8 +158,20 @@ class Queue:
             running = update(WorkRow).where(WorkRow.state == "running")
             session.execute(running.values(lease_until=time.time() + LEASE_S))
 
+    def _mind_clock(self) -> None:
+        """Where the clock was set nobody can tell who is dead: all workers have time to be heard of
+        again."""
+        ahead_s = _clock_ahead_s()
+        if abs(ahead_s - self._clock_ahead_s) > JUMP_S:
+            self._clock_ahead_s = ahead_s
+            self.renew()
+            with self._database.writing() as session:
+                known = update(WorkerRow).where(WorkerRow.seen > 0.0)
+                session.execute(known.values(seen=time.time()))
+
     def expire(self) -> list[str]:
         """Return works whose worker has died to the queue; which they are."""
+        self._mind_clock()
         now = time.time()
         with self._database.writing() as session:
             dead = select(WorkRow).where(WorkRow.state == "running", WorkRow.lease_until < now)
@@ -163,6 +179,11 @@ class Queue:
             for row in rows:
                 _return(row, now)
             return [row.id for row in rows]
+
+
+def _clock_ahead_s() -> float:
+    """How far the clock, which may be set, is ahead of the one that only counts."""
+    return time.time() - time.monotonic()
 
 
 def _conclude(row: WorkRow, ending: Ending) -> None:

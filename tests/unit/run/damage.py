@@ -1,4 +1,4 @@
-"""Damage to the files of a run, drawn at random: bytes, JSON values, rows of its study."""
+"""Damage to files, drawn at random: bytes, values of JSON and YAML, rows of a run's study."""
 
 import contextlib
 import json
@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 JUNK: tuple[Any, ...] = (
     *(
@@ -40,7 +42,7 @@ def damage(file: Path, rng: random.Random) -> str:
     """Damage a file of a run; how, for who has to repeat it."""
     if file.name == "study.db" and rng.random() < 0.6:
         return _damage_rows(file, rng)
-    if file.suffix == ".json" and rng.random() < 0.6:
+    if file.suffix in (".json", ".yaml") and rng.random() < 0.6:
         return _damage_values(file, rng)
     return _damage_bytes(file, rng)
 
@@ -65,7 +67,9 @@ def _damage_bytes(file: Path, rng: random.Random) -> str:
 
 
 def _damage_values(file: Path, rng: random.Random) -> str:
-    data = json.loads(file.read_text(encoding="utf-8"))
+    plain = file.suffix == ".json"
+    text = file.read_text(encoding="utf-8")
+    data = json.loads(text) if plain else yaml.safe_load(text)
     holder, key = rng.choice(list(_places(data)))
     if rng.random() < 0.2:
         del holder[key]
@@ -74,7 +78,8 @@ def _damage_values(file: Path, rng: random.Random) -> str:
         value = rng.choice(JUNK)
         holder[key] = value
         said = f"{key!r}: {str(value)[:40]!r}"
-    file.write_text(json.dumps(data), encoding="utf-8")
+    text = json.dumps(data) if plain else yaml.safe_dump(data, allow_unicode=False)
+    file.write_text(text, encoding="utf-8")
     return said
 
 

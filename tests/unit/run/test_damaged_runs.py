@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_damage_at_random_is_answered_in_words(whole: RunFolder, tmp_path: Path) -> None:
-    """AUTOTUNE_FUZZ=10000 of the environment for a night."""
+    """For longer: `scripts/nightly`."""
     rng, tracebacks = random.Random(7), []
     for number in range(EXECUTIONS):
         folder = tmp_path / "run"

@@ -9,7 +9,8 @@ import pytest
 from autotune.process.limits import LaunchReport
 from autotune.run import verify
 from autotune.run.deadline import Deadline
-from autotune.run.verdict import TimedSteps, Verification, judge, timed_part
+from autotune.run.timed_steps import TimedSteps, timed_steps_of
+from autotune.run.verdict import Verification, judge
 from autotune.search.recommend import Ranked
 from autotune.space.settings import settings
 from autotune.training.rehearsal import RehearsalReply
@@ -50,26 +51,26 @@ def chosen(**figures: Any) -> Ranked:
 def verdict(
     launch: LaunchReport, saved: Any, ranked: Ranked, sizes: Any = None, job: Any = None
 ) -> Any:
-    part = timed_part(launch, saved, STEPS)
+    part = timed_steps_of(launch, saved, replace(STEPS, sizes=sizes))
     launched = settings(job or make_job(), make_facts(), ranked.candidate)
-    return judge(launch, saved, part, sizes, ranked, launched, "launch.log")
+    return judge(launch, saved, part, ranked, launched, "launch.log")
 
 
 def test_the_timed_part_lies_between_the_log_lines_of_its_first_and_last_step() -> None:
     timed = TimedSteps(tokens=400.0, begin_s=2.0, end_s=6.0)
-    assert timed_part(report(), state(), STEPS) == timed
+    assert timed_steps_of(report(), state(), STEPS) == timed
 
 
 def test_tokens_that_the_launch_does_not_count_are_told() -> None:
     uncounted = {"log_history": [{"step": step, "loss": 2.0} for step in (2, 4, 6)]}
     told = replace(STEPS, tokens=77)
-    part = timed_part(report(), uncounted, told)
+    part = timed_steps_of(report(), uncounted, told)
     assert (part.tokens, part.seconds) == (77.0, 4.0)
 
 
 def test_a_launch_without_its_last_log_line_is_not_timed() -> None:
     short = report(lines=((2.0, "{'loss': '1'}"),))
-    assert timed_part(short, state(), STEPS) is None
+    assert timed_steps_of(short, state(), STEPS) is None
     assert not verdict(short, state(), chosen()).verified
 
 

@@ -1,5 +1,7 @@
 """The queue: who gets what, what becomes of the dead, what is said twice."""
 
+import time
+
 import pytest
 
 from autotune.server.store import queue as queue_module
@@ -80,6 +82,7 @@ def test_two_workers_do_not_share_a_device(database: Database) -> None:
 def test_a_worker_that_waits_for_a_dead_one_does_not_keep_it_alive(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(queue_module, "JUMP_S", 1e9)
     queue = Queue(database)
     again = HERE.model_copy(update={"instance": "again"})
     queue.register(HERE)
@@ -127,6 +130,26 @@ def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(
     assert not queue.finish(HERE.name, work.id, DONE)
     assert not queue.keep_file(HERE.name, work.id, "bundle.zip", b"late")
     assert queue.finish(THERE.name, work.id, DONE.model_copy(update={"attempt": 2}))
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_takes_no_work_from_a_worker_that_lives(
+    database: Database, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    works, queue = Works(database), Queue(database)
+    work = works.add(new())
+    queue.register(HERE)
+    queue.lease(HERE, ["run"])
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    assert queue.expire() == [], "it has time to be heard of"
+    assert queue.expire() == []
+    assert [seen - time.time() < 1 for _, seen in queue.workers()] == [True]
+    (beat,) = queue.beat(HERE.name, [work.id])
+    assert not beat.lost
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s + queue_module.LEASE_S + 1)
+    monkeypatch.setattr(queue_module, "JUMP_S", 1e9)
+    assert queue.expire() == [work.id], "and is missed no later than before"
 
 
 def test_what_kills_its_workers_is_given_up(

@@ -18,7 +18,8 @@ from autotune.probe.protocol import Measurement
 from autotune.probe.worker import with_vllm
 from autotune.process.limits import LaunchReport
 from autotune.run.rehearse import _fewer_together
-from autotune.run.verdict import TimedSteps, judge, vllm_runs
+from autotune.run.timed_steps import TimedSteps
+from autotune.run.verdict import judge, vllm_runs
 from autotune.search.recommend import Ranked
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
@@ -199,7 +200,7 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
 
     state = {"log_history": [{"eval_loss": 1.0}]}
     timed = TimedSteps(tokens=900.0, begin_s=0.0, end_s=9.0)
-    verdict = judge(report, state, timed, None, ranked, launched(machine_facts), "log")
+    verdict = judge(report, state, timed, ranked, launched(machine_facts), "log")
     assert verdict.verified is not problem
     assert ("was promised" in verdict.reason) is problem
     assert verdict.promised_peak_memory_bytes == 12 * GIB
@@ -207,7 +208,7 @@ def test_a_launch_without_vllm_is_held_against_what_transformers_take(parts, pea
         assert "vLLM was not run" in verdict.reason
     # Where it is installed the launch is the job itself.
     facts_there = replace(machine_facts, stack=replace(machine_facts.stack, absent=()))
-    assert judge(report, state, timed, None, ranked, launched(facts_there), "").verified
+    assert judge(report, state, timed, ranked, launched(facts_there), "").verified
     assert vllm_runs(launched(facts_there))
 
 
