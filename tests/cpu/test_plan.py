@@ -424,8 +424,10 @@ def without_ppo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gone = {**stack.METHODS, "ppo": replace(stack.METHODS["ppo"], source="not/there.py")}
     monkeypatch.setattr(stack, "METHODS", gone)
     stack.training_fields.cache_clear()
+    stack.field_types.cache_clear()
     yield
     stack.training_fields.cache_clear()
+    stack.field_types.cache_clear()
 
 
 @pytest.mark.usefixtures("without_ppo")

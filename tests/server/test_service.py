@@ -112,7 +112,7 @@ def returns_to_the_queue_with_its_service(service: Keeper, run: Work) -> None:
     assert not running.living()
     service.start_again()
     again = service.client.get("run", run["id"])["events"]
-    heard(service.client, run, "probing", after=again)
+    heard(service.client, run, "surveyed", after=again)  # its probes may be over by now
     assert service.client.get("run", run["id"])["attempt"] == 2
     assert first.read_bytes() == measured
 
