@@ -3,11 +3,13 @@
 The tests share a service, which goes from one to the next as it is left.
 """
 
+import contextlib
 import io
 import json
 import os
 import re
 import signal
+import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +120,9 @@ def returns_to_the_queue_with_its_service(service: Keeper, run: Work) -> None:
 
 
 def is_taken_again_when_its_worker_dies(service: Keeper, run: Work) -> None:
+    quiet = {"probing", "verifying", "verification_stage"}
+    until(lambda: on_disk(service.folder(run))[-1]["kind"] in quiet, "a probe or a launch")
+    time.sleep(1.0)  # what was said is sent; what a worker that is killed has not sent is lost
     worker = service.worker()
     running = Processes(worker)
     assert len(running.living()) > 2
@@ -159,17 +164,20 @@ def test_the_command_line_says_what_the_service_does(
     process = autotune.start("run", "job.yaml", *flags)
     assert process.stderr is not None
     run = re.findall("run ([0-9a-f]{16}) is ", process.stderr.readline())[0]
-    plan = autotune("plan", "job.yaml", *server, "--json", "--emit", "planned")
-    assert json.loads(plan)["bundle"] == str(here / "planned")
-    assert os.access(here / "planned" / "launch.sh", os.X_OK)
+    said = next(line for line in process.stderr if line.startswith("model "))
+    assert said == "model   LlamaForCausalLM, 0.2 M parameters, random weights\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, ""), err
     assert f"autotune run --server {service.now.url} --attach {run}" in err
-    assert "model   LlamaForCausalLM" in err
+    plan = autotune("plan", "job.yaml", *server, "--json", "--emit", "planned")
+    assert json.loads(plan)["bundle"] == str(here / "planned")
+    assert os.access(here / "planned" / "launch.sh", os.X_OK)
     done = service.client.list("run", state="done")["items"]
     if done:  # else this test is run by itself
-        service.client.wait(service.client.cancel({"kind": "run", "id": run}))
+        with contextlib.suppress(UserError):  # it has ended meanwhile
+            service.client.cancel({"kind": "run", "id": run})
+        service.client.wait(service.client.get("run", run))
         run = done[0]["id"]
     out = autotune("run", *server, "--attach", run, "--out", "out", expect=None)
     assert out == service.client.get("run", run)["text"]
