@@ -14,6 +14,7 @@ import yaml
 from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.stack import fused_head, installed
 from autotune.plan.engines import FIRST
+from autotune.plan.questions import ways
 from autotune.run.past_run import reopen
 from autotune.space.sharding.sharding import SHARDING_KNOBS
 from tests.cpu.conftest import LLAMA, Command, write_model
@@ -161,12 +162,20 @@ def test_fits_and_top_choose_among_the_candidates(plans: Plans) -> None:
     assert top["counts"]["candidates"] == len(every)
 
 
+@pytest.fixture
+def few_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would make it fit is sought among few changes: to look at all takes minutes."""
+    monkeypatch.setattr(ways, "MOST_LISTS", 2)
+
+
+@pytest.mark.usefixtures("few_ways_out")
 def test_where_nothing_fits_the_exit_code_is_1(plans: Plans) -> None:
     limited = plans("--device", "memory=700MiB", "--fits", expect=1)
     assert limited["candidates"] == []
     assert (limited["counts"]["fit"], limited["counts"]["candidates"]) == (0, 4)
 
 
+@pytest.mark.usefixtures("few_ways_out")
 def test_what_a_plan_prints_for_programs_is_of_the_published_schema(plans: Plans) -> None:
     for plan in (plans("--device", "h200"), plans("--device", "memory=700MiB", expect=1)):
         checked = PlanJson.model_validate_json(json.dumps(plan))
