@@ -20,7 +20,7 @@ from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_bo
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
 from autotune.probe.ranks.worst import lagging_ranks
-from autotune.process.disk import first_full, little_shared_memory
+from autotune.process.disk import full_disk, little_shared_memory
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Limits, Watcher
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -86,7 +86,7 @@ def measure(
     with own_folder(request) as request_in_folder:
         write_json(folder.request, request_in_folder.plain())
         ending = server.run(folder, WORKER, limits, watch, host_meter(request))
-        full = first_full(_written_to(folder, request_in_folder))
+        full = full_disk(_written_to(folder, request_in_folder))
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
     killed = memory_kills() > kills_before

@@ -21,7 +21,7 @@ def free_bytes(folder: Path) -> int:
     return disk.f_frsize * (disk.f_bavail if os.geteuid() else disk.f_bfree)
 
 
-def first_full(folders: Iterable[Path]) -> Path | None:
+def full_disk(folders: Iterable[Path]) -> Path | None:
     """The first of these folders whose disk is full; None: there is room in all of them."""
     return next((one for one in folders if one.is_dir() and free_bytes(one) < FULL_BYTES), None)
 

@@ -34,7 +34,7 @@ from autotune.run.stored import (
     reason_of,
     stored_facts,
 )
-from autotune.run.verdict import Verification
+from autotune.run.verdict import Verification, memory_limit_of
 from autotune.run.verified_bundle import render
 from autotune.run.verify import verify
 from autotune.search.recommend import Recommendation, recommend
@@ -82,7 +82,7 @@ class PastRun:
             self.records,
             self.skipped,
             self.expectations,
-            self.job.devices.memory or self.facts.device.free_bytes,
+            memory_limit_of(self.job, self.facts),
             otherwise=self.ending.stop_reason if self.ending else "the run was cut short",
         )
 
@@ -286,7 +286,7 @@ def verify_again(
             recommendation.chosen.candidate,
             rows=past.run.rows,
             output_dir=past.run.output,
-            limit=past.job.devices.memory or facts.device.free_bytes,
+            limit=memory_limit_of(past.job, facts),
         )
         chosen, deadline = recommendation.chosen, Deadline()
         outcome = verify(past.run, past.job, facts, chosen, server, again, deadline, heard, soak_s)

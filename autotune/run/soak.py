@@ -26,7 +26,7 @@ WARM_PARTS = 2
 """What the first show of memory does not count: caches fill then."""
 CREEP_BYTES = 8 * 2**20
 """What is held least in a part has to be so much above that of the part before. Chosen, not
-measured: the soak of a healthy launch in `tests/cpu/test_soak.py` moved by less."""
+measured: no healthy launch was soaked for minutes yet."""
 LASTING = 0.5
 """The last such growth is at least this share of the first one: what fills up grows ever less."""
 DECAY = 0.2
@@ -50,7 +50,7 @@ def soak_steps(soak_s: float, step_s: float) -> int:
     return steps + steps % LOGGING_STEPS
 
 
-def creeping(memory: Memory, parts: Sequence[TimedSteps], job_s: float | None) -> list[str]:
+def creep_problems(memory: Memory, parts: Sequence[TimedSteps], job_s: float | None) -> list[str]:
     """That memory grows on and on, and would pass its limit before the job ends.
 
     What is held least in each part is compared: batches differ, and a leak stays.
@@ -74,14 +74,15 @@ def creeping(memory: Memory, parts: Sequence[TimedSteps], job_s: float | None) -
     full_s, lasts_s = max(room, 0) / rate, _UNKNOWN_S if job_s is None else job_s
     if full_s > lasts_s:
         return []
+    takes = "is of unknown length" if job_s is None else f"takes {format_seconds(job_s)}"
     return [
         f"{memory.what} creeps by {format_bytes(round(60 * rate))} a minute: the limit of "
         f"{format_bytes(memory.limit_bytes)} is reached after {format_seconds(full_s)}, and the "
-        f"job takes {'nobody knows how long' if job_s is None else format_seconds(job_s)}"
+        f"job {takes}"
     ]
 
 
-def decaying(parts: Sequence[TimedSteps], chosen: Ranked) -> list[str]:
+def decay_problems(parts: Sequence[TimedSteps], chosen: Ranked) -> list[str]:
     """That a launch gets slower."""
     first, last = (part.against_promise(chosen) for part in (parts[0], parts[-1]))
     if last > (1 - DECAY) * first:
@@ -93,7 +94,7 @@ def decaying(parts: Sequence[TimedSteps], chosen: Ranked) -> list[str]:
     ]
 
 
-def soaked(
+def judge_soak(
     verified: Verification,
     report: LaunchReport,
     parts: Sequence[TimedSteps],
@@ -111,14 +112,14 @@ def soaked(
         return replace(verified, verified=False, reason=f"in the soak: {said}")
     job_s = work_of(launched.config).seconds(chosen.measurement)
     for memory in memories(report, launched):
-        problems += creeping(memory, parts, job_s)
-    slower = decaying(parts, chosen)
+        problems += creep_problems(memory, parts, job_s)
+    slower = decay_problems(parts, chosen)
     quiet = _was_quiet(report, (parts[0], parts[-1]), launched)
     problems += slower if quiet else []
     took_s = parts[-1].end_s - parts[0].begin_s
     speed = "of speed nothing is known, as others took the cores"
     speed = speed if slower and not quiet else "no speed decays"
-    remark = f"soaked for {format_seconds(took_s)}: no memory creeps, {speed}"
+    remark = f"judge_soak for {format_seconds(took_s)}: no memory creeps, {speed}"
     return replace(
         verified,
         verified=not problems,

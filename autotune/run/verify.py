@@ -24,7 +24,7 @@ from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
 from autotune.run.launch_stages import SOAK, TIMED_STEPS, Heard, Stages
 from autotune.run.rehearse import TIMEOUT_S, launch_bundle, rehearse
-from autotune.run.soak import PARTS, soak_steps, soaked
+from autotune.run.soak import PARTS, judge_soak, soak_steps
 from autotune.run.timed_steps import timed_parts
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked
@@ -79,13 +79,13 @@ def verify(
     def launch(ranked: Ranked) -> Verification:
         return rehearse(run, launched, ranked, rehearsal, deadline, stages)
 
-    outcome = _judged(launch, ranked, probe_again, deadline)
+    outcome = _judge_launches(launch, ranked, probe_again, deadline)
     if not soak_s or not outcome.verified:
         return outcome
     return _soak(run, launched, ranked, rehearsal, deadline, heard, outcome, soak_s)
 
 
-def _judged(
+def _judge_launches(
     launch: Callable[[Ranked], Verification],
     ranked: Ranked,
     probe_again: Callable[[], Measurement],
@@ -136,7 +136,7 @@ def _soak(
     stages = Stages(hear)
     report, state = launch_bundle(run, launched, ranked, longer, deadline, stages)
     parts = timed_parts(report, state, longer, PARTS)
-    return soaked(verified, report, parts, ranked, launched)
+    return judge_soak(verified, report, parts, ranked, launched)
 
 
 def _without_data(run: RunFolder, deadline: Deadline) -> Verification:

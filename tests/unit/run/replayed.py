@@ -39,7 +39,9 @@ def recorded(key: str) -> Measurement:
     return measured if speed > 400 else replace(measured, outcome="stopped", reason="cannot win")
 
 
-def replaying(_server: Any, folder: Any, _job: Any, _facts: Any, candidate: Any, **_: Any) -> Any:
+def replay_probe(
+    _server: Any, folder: Any, _job: Any, _facts: Any, candidate: Any, **_: Any
+) -> Any:
     """In place of `measure_candidate`; a probe that has ended is not measured a second time."""
     assert not folder.measurement.exists(), f"{folder.path} was measured already"
     time.sleep(0.005)
@@ -48,7 +50,7 @@ def replaying(_server: Any, folder: Any, _job: Any, _facts: Any, candidate: Any,
     return measurement
 
 
-def expecting(_job: Any, _facts: Any, space: Any, *_: Any) -> Expectations:
+def give_estimates(_job: Any, _facts: Any, space: Any, *_: Any) -> Expectations:
     """In place of the traces: speeds that are off by up to a half, and of all it may fit."""
     estimates = {}
     for candidate in space.candidates:
@@ -59,7 +61,7 @@ def expecting(_job: Any, _facts: Any, space: Any, *_: Any) -> Expectations:
     return Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT)
 
 
-def surveying(_job: Any, run: RunFolder, _server: Any) -> Any:
+def give_facts(_job: Any, run: RunFolder, _server: Any) -> Any:
     """In place of the survey."""
     facts = past_facts(run.path.parent)
     write_json(run.facts, facts.plain())
@@ -72,9 +74,9 @@ def without_device() -> Iterator[None]:
     server = SimpleNamespace(import_s=1.0, fresh="")
     with (
         mock.patch.object(tuning, "ChildServer", lambda _: contextlib.nullcontext(server)),
-        mock.patch.object(opening, "survey", surveying),
-        mock.patch.object(session, "expected", expecting),
-        mock.patch.object(loop, "measure_candidate", replaying),
+        mock.patch.object(opening, "survey", give_facts),
+        mock.patch.object(session, "expected", give_estimates),
+        mock.patch.object(loop, "measure_candidate", replay_probe),
     ):
         yield
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.process.limits import LaunchReport
-from autotune.run.soak import PARTS, Memory, creeping, decaying, soak_steps, soaked
+from autotune.run.soak import PARTS, Memory, creep_problems, decay_problems, judge_soak, soak_steps
 from autotune.run.timed_steps import TimedSteps, timed_parts
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked
@@ -43,14 +43,14 @@ def held(grown_bytes: Callable[[float], float], batch_bytes: int = 300 * MIB) ->
 
 def test_memory_that_creeps_over_its_limit_before_the_job_ends_is_told() -> None:
     leak = held(lambda t: 4 * MIB * t)
-    (problem,) = creeping(leak, SIXTHS, 3600.0)
+    (problem,) = creep_problems(leak, SIXTHS, 3600.0)
     assert problem == (
         "its memory creeps by 240 MiB a minute: the limit of 3 GiB is reached after 6 min 17 s, "
         "and the job takes 60 min 0 s"
     )
-    assert creeping(leak, SIXTHS, 300.0) == []
-    (unknown,) = creeping(leak, SIXTHS, None)
-    assert unknown.endswith("after 6 min 17 s, and the job takes nobody knows how long")
+    assert creep_problems(leak, SIXTHS, 300.0) == []
+    (unknown,) = creep_problems(leak, SIXTHS, None)
+    assert unknown.endswith("after 6 min 17 s, and the job is of unknown length")
 
 
 @pytest.mark.parametrize(
@@ -65,29 +65,31 @@ def test_memory_that_creeps_over_its_limit_before_the_job_ends_is_told() -> None
     ids=["stays", "shrinks", "hardly grows", "a step up that stays", "fills up"],
 )
 def test_what_does_not_grow_on_and_on_is_no_creep(grown_bytes: Callable[[float], float]) -> None:
-    assert creeping(held(grown_bytes), SIXTHS, None) == []
-    assert creeping(Memory(what="", samples=(), limit_bytes=0), SIXTHS, None) == []
+    assert creep_problems(held(grown_bytes), SIXTHS, None) == []
+    assert creep_problems(Memory(what="", samples=(), limit_bytes=0), SIXTHS, None) == []
 
 
 def test_speed_that_decays_is_told_against_the_promise() -> None:
     late = replace(SIXTHS[-1], end_s=65.0)
-    (problem,) = decaying([*SIXTHS[:-1], late], CHOSEN)
+    (problem,) = decay_problems([*SIXTHS[:-1], late], CHOSEN)
     said = "its speed decays: 100% of what was promised in the beginning, 67% after 65.0 s"
     assert problem == said
-    assert decaying([*SIXTHS[:-1], replace(late, tokens=1300.0)], CHOSEN) == []
-    assert decaying(SIXTHS, CHOSEN) == []
+    assert decay_problems([*SIXTHS[:-1], replace(late, tokens=1300.0)], CHOSEN) == []
+    assert decay_problems(SIXTHS, CHOSEN) == []
 
 
 def verdict(report: LaunchReport, parts: list[TimedSteps]) -> Verification:
     kept = Verification(verified=True, reason="kept")
-    return soaked(kept, report, parts, CHOSEN, settings(make_job(), make_facts(), make_candidate()))
+    return judge_soak(
+        kept, report, parts, CHOSEN, settings(make_job(), make_facts(), make_candidate())
+    )
 
 
 @pytest.mark.usefixtures("quiet_counts")
 def test_a_soak_says_what_it_has_seen() -> None:
     waits = tuple((float(n), 0.0) for n in range(62))
     quiet = verdict(launched([(1.0, GIB)], processor_waits=waits), SIXTHS)
-    said = "kept; soaked for 60.0 s: no memory creeps, no speed decays"
+    said = "kept; judge_soak for 60.0 s: no memory creeps, no speed decays"
     assert (quiet.verified, quiet.reason, quiet.soaked_s) == (True, said, 60.0)
     late = [*SIXTHS[:-1], replace(SIXTHS[-1], end_s=65.0)]
     slower = verdict(launched([], processor_waits=waits), late)
