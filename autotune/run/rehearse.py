@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,78 +26,80 @@ from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
 TIMEOUT_S = 1800.0
 
 
-def rehearse(
-    run: RunFolder,
-    launched: Settings,
-    ranked: Ranked,
-    rehearsal: RehearsalReply,
-    deadline: Deadline,
-    stages: Stages,
-) -> Verification:
-    """Launch the bundle in `run.bundle` once, through the timed steps, and judge.
+@dataclass(frozen=True, kw_only=True)
+class BundleLaunch:
+    """A launch of the bundle in `run.bundle` through the steps of a rehearsal.
 
-    Args:
-        ranked: what it is held against.
+    Attributes:
+        launched: what the bundle sets.
+        rehearsal: the rows that were written for it, and its steps.
+        stages: is told of each stage.
     """
-    report, state = launch_bundle(run, launched, ranked, rehearsal, deadline, stages)
-    timed = timed_steps_of(report, state, rehearsal)
-    verification = judge(report, state, timed, ranked, launched, str(_log(run)))
-    verification = dataclasses.replace(verification, stages_s=dict(stages.seconds))
-    if report.timed_out and deadline.left_s <= 0:
-        reason = f"{deadline.words} ended {report.seconds:.0f} s after it was launched"
-        verification = dataclasses.replace(verification, reason=reason)
-    return verification
 
+    run: RunFolder
+    launched: Settings
+    rehearsal: RehearsalReply
+    deadline: Deadline
+    stages: Stages
 
-def launch_bundle(
-    run: RunFolder,
-    launched: Settings,
-    ranked: Ranked,
-    rehearsal: RehearsalReply,
-    deadline: Deadline,
-    stages: Stages,
-) -> tuple[LaunchReport, Any | None]:
-    """Launch the bundle in `run.bundle` through the steps of a rehearsal: how that went, and the
-    Trainer's own state from its checkpoint; None: it saved none."""
-    device = launched.facts.device
-    output = run.verification / "output"
-    steps = rehearsal.steps
-    expected_s = steps * (ranked.measurement.step_time_s or 0.0)
-    parts = ranked.measurement.generation_parts or 1
-    fewer = _fewer_together(launched.config, parts, launched.processes)
-    flags = _flags(run.verification / "data", output, steps, launched, fewer)
-    heard = LaunchStages(stages, rehearsal)
-    report = launch(
-        ["bash", str(run.launch), *flags],
-        log=_log(run),
-        environment={
-            "TRL_EXPERIMENTAL_SILENCE": "1",
-            # Nothing of a checkpoint is run, as in the probes.
-            "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
-            # The user's own choice of devices wins in `launch.sh`, and may list several.
-            **device_environment(device),
-            # A folder whose card lists its files is cached by its name alone, whatever it holds
-            # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
-            "HF_DATASETS_CACHE": str(run.verification / "cache"),
-            # What DeepSpeed compiled for the probes (minutes); the user's own folder wins.
-            "TORCH_EXTENSIONS_DIR": os.environ.get(
-                "TORCH_EXTENSIONS_DIR", str(compiled_folder(run.rows))
-            ),
-        },
-        timeout_s=min(TIMEOUT_S + 3 * expected_s, deadline.left_s),
-        gpus=(device.index, *device.peers) if device.kind == "cuda" else (),
-        hear=heard.hear,
-    )
-    if not report.timed_out:
-        heard.ended(report.seconds)
-    state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
-    for folder in (output, run.verification / "cache"):
-        shutil.rmtree(folder, ignore_errors=True)
-    return report, state
+    @property
+    def log(self) -> Path:
+        """What it says."""
+        return self.run.verification / "launch.log"
 
+    def verdict(self, ranked: Ranked) -> Verification:
+        """Launch once, and judge.
 
-def _log(run: RunFolder) -> Path:
-    return run.verification / "launch.log"
+        Args:
+            ranked: what it is held against.
+        """
+        report, state = self.run_once(ranked)
+        timed = timed_steps_of(report, state, self.rehearsal)
+        verification = judge(report, state, timed, ranked, self.launched, str(self.log))
+        verification = dataclasses.replace(verification, stages_s=dict(self.stages.seconds))
+        if report.timed_out and self.deadline.left_s <= 0:
+            reason = f"{self.deadline.words} ended {report.seconds:.0f} s after it was launched"
+            verification = dataclasses.replace(verification, reason=reason)
+        return verification
+
+    def run_once(self, ranked: Ranked) -> tuple[LaunchReport, Any | None]:
+        """Launch once: how that went, and the Trainer's own state from its checkpoint; None: it
+        saved none."""
+        device = self.launched.facts.device
+        output = self.run.verification / "output"
+        steps = self.rehearsal.steps
+        expected_s = steps * (ranked.measurement.step_time_s or 0.0)
+        parts = ranked.measurement.generation_parts or 1
+        fewer = _fewer_together(self.launched.config, parts, self.launched.processes)
+        flags = _flags(self.run.verification / "data", output, steps, self.launched, fewer)
+        heard = LaunchStages(self.stages, self.rehearsal)
+        report = launch(
+            ["bash", str(self.run.launch), *flags],
+            log=self.log,
+            environment={
+                "TRL_EXPERIMENTAL_SILENCE": "1",
+                # Nothing of a checkpoint is run, as in the probes.
+                "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
+                # The user's own choice of devices wins in `launch.sh`, and may list several.
+                **device_environment(device),
+                # A folder whose card lists its files is cached by its name alone, whatever it holds
+                # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
+                "HF_DATASETS_CACHE": str(self.run.verification / "cache"),
+                # What DeepSpeed compiled for the probes (minutes); the user's own folder wins.
+                "TORCH_EXTENSIONS_DIR": os.environ.get(
+                    "TORCH_EXTENSIONS_DIR", str(compiled_folder(self.run.rows))
+                ),
+            },
+            timeout_s=min(TIMEOUT_S + 3 * expected_s, self.deadline.left_s),
+            gpus=(device.index, *device.peers) if device.kind == "cuda" else (),
+            hear=heard.hear,
+        )
+        if not report.timed_out:
+            heard.ended(report.seconds)
+        state = read_json(output / f"checkpoint-{steps}" / "trainer_state.json")
+        for folder in (output, self.run.verification / "cache"):
+            shutil.rmtree(folder, ignore_errors=True)
+        return report, state
 
 
 def _flags(

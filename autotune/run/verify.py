@@ -23,7 +23,7 @@ from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
 from autotune.run.launch_stages import SOAK, TIMED_STEPS, Heard, Stages
-from autotune.run.rehearse import TIMEOUT_S, launch_bundle, rehearse
+from autotune.run.rehearse import TIMEOUT_S, BundleLaunch
 from autotune.run.soak import PARTS, judge_soak, soak_steps
 from autotune.run.timed_steps import timed_parts
 from autotune.run.verdict import Verification
@@ -74,15 +74,17 @@ def verify(
     if reply is None:
         return _without_data(run, deadline)
     stages.data_written()
-    rehearsal = RehearsalReply.from_plain(reply)
-
-    def launch(ranked: Ranked) -> Verification:
-        return rehearse(run, launched, ranked, rehearsal, deadline, stages)
-
-    outcome = _judge_launches(launch, ranked, probe_again, deadline)
+    launch = BundleLaunch(
+        run=run,
+        launched=launched,
+        rehearsal=RehearsalReply.from_plain(reply),
+        deadline=deadline,
+        stages=stages,
+    )
+    outcome = _judge_launches(launch.verdict, ranked, probe_again, deadline)
     if not soak_s or not outcome.verified:
         return outcome
-    return _soak(run, launched, ranked, rehearsal, deadline, heard, outcome, soak_s)
+    return _soak(launch, ranked, heard, outcome, soak_s)
 
 
 def _judge_launches(
@@ -113,19 +115,12 @@ def _judge_launches(
 
 
 def _soak(
-    run: RunFolder,
-    launched: Settings,
-    ranked: Ranked,
-    rehearsal: RehearsalReply,
-    deadline: Deadline,
-    heard: Heard,
-    verified: Verification,
-    soak_s: float,
+    brief: BundleLaunch, ranked: Ranked, heard: Heard, verified: Verification, soak_s: float
 ) -> Verification:
     """Launch a bundle that was verified once more, for so long. It trains on the same rows, again
     and again."""
     step_s = (ranked.measurement.step_time_s or 1.0) / (verified.speed_against_promise or 1.0)
-    steps = soak_steps(soak_s, step_s)
+    steps, rehearsal = soak_steps(soak_s, step_s), brief.rehearsal
     tokens = rehearsal.tokens and round(rehearsal.tokens * steps / rehearsal.timed)
     longer = dataclasses.replace(rehearsal, timed=steps, sizes=None, tokens=tokens)
 
@@ -133,10 +128,10 @@ def _soak(
         if stage == TIMED_STEPS:
             heard(SOAK, seconds)
 
-    stages = Stages(hear)
-    report, state = launch_bundle(run, launched, ranked, longer, deadline, stages)
+    launch = dataclasses.replace(brief, rehearsal=longer, stages=Stages(hear))
+    report, state = launch.run_once(ranked)
     parts = timed_parts(report, state, longer, PARTS)
-    return judge_soak(verified, report, parts, ranked, launched)
+    return judge_soak(verified, report, parts, ranked, launch.launched)
 
 
 def _without_data(run: RunFolder, deadline: Deadline) -> Verification:

@@ -57,7 +57,7 @@ def test_a_soak_finds_what_creeps_and_what_decays(
     (tmp_path / "spoilt").mkdir()
     (tmp_path / "spoilt" / "sitecustomize.py").write_text(SPOILT, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "spoilt"))
-    ill = json.loads(autotune("verify", "run", "--soak", "8s", "--json", expect=1))
+    ill = json.loads(autotune("verify", "run", "--soak", "24s", "--json", expect=1))
     assert ill["soaked_s"] and not ill["verified"], ill
     assert "its memory creeps by " in ill["reason"] and " a minute: the limit of " in ill["reason"]
     assert "its speed decays: " in ill["reason"]
