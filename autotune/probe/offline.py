@@ -9,6 +9,9 @@ from autotune.probe.trainer_setup import configured, reply_fields
 from autotune.process.messages import ChildFolder
 from autotune.training.spec import Unsupported
 
+LAYOUT_KNOBS = ("attn_implementation", "padding_free", "packing", "packing_strategy")
+"""What decides whether rows that are laid one behind the other see each other."""
+
 
 def train_offline(
     request: ProbeRequest, folder: ChildFolder, memory: CpuMemory | CudaMemory, stages: Any
@@ -43,7 +46,7 @@ def train_offline(
     trainer = trains.trainer(request, training, model, as_dataset(batches))
     problem = trains.problem(trainer, batching)
     if problem is not None:
-        raise Unsupported(problem)
+        raise Unsupported(problem, knobs=LAYOUT_KNOBS)
     progress.tell("built")
     preparation = _preparation(request, trains.before_training_s(trainer))
     to_beat = request.to_beat_tokens_per_s

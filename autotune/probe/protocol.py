@@ -97,12 +97,17 @@ class SurveyRequest(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(Message):
-    """Why a child could not go on."""
+    """Why a child could not go on.
+
+    Attributes:
+        knobs: that it is due to, whatever the others are; empty where that is not known.
+    """
 
     type: str
     message: str
     traceback: str
     stage: str
+    knobs: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

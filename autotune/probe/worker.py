@@ -124,6 +124,7 @@ def _failed_measurement(
         message=str(error)[:4000],
         traceback="".join(traceback.format_exception(error))[-8000:],
         stage=stages.current,
+        knobs=getattr(error, "knobs", []),
     )
     figures = with_vllm(memory.figures(), request) if memory is not None else {}
     missing = memory.missing_bytes(error) if memory is not None and outcome == "oom" else None

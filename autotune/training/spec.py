@@ -1,5 +1,6 @@
 """What a trainer is made of, whoever makes it: a probe, a trace."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,15 @@ from autotune.space.sharding.sharding import Sharding
 
 
 class Unsupported(Exception):
-    """This stack cannot do what the candidate asks."""
+    """This stack cannot do what the candidate asks.
+
+    Args:
+        knobs: that it is due to, where other knobs make no difference.
+    """
+
+    def __init__(self, message: str, knobs: Sequence[str] = ()):
+        super().__init__(message)
+        self.knobs = list(knobs)
 
 
 @dataclass(frozen=True, kw_only=True)

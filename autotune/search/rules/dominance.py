@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.search.record import Record, counts_as_probe, excess_bytes
 from autotune.search.rules.dominance_sharding import divides_more_than_it_must
+from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import ACCUMULATION, COMPLETION, MICRO_BATCH, RESPONSE, Candidate
 from autotune.space.sharding.processes import server_devices
 from autotune.space.vllm.server import left_to_the_server
@@ -121,6 +122,23 @@ def needs_what_is_not_installed(
     return f"probe {record.number} found that `optim: {optim}` is not installed"
 
 
+def has_what_was_refused(
+    candidate: Candidate, record: Record, allowed_bytes: int | None
+) -> str | None:
+    """A refusal that is due to some knobs holds for all candidates that have these values."""
+    measurement = record.measurement
+    assert measurement is not None
+    names = (measurement.failure or {}).get("knobs")
+    if measurement.outcome != "unsupported" or not names:
+        return None
+    refused = record.candidate.values
+    shared = {name: refused[name] for name in names if name in refused}
+    if not shared or any(candidate.values.get(name) != value for name, value in shared.items()):
+        return None
+    texts = ", ".join(f"`{name}: {as_yaml(value)}`" for name, value in shared.items())
+    return f"probe {record.number} found that this stack cannot do {texts}"
+
+
 def only_its_server_is_another(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
@@ -139,6 +157,7 @@ RULES: tuple[Rule, ...] = (
     keeps_no_less_on_the_host,
     saves_memory_that_is_there,
     needs_what_is_not_installed,
+    has_what_was_refused,
     only_its_server_is_another,
 )
 

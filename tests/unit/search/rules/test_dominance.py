@@ -75,6 +75,19 @@ def test_a_missing_package_is_missing_for_every_candidate_that_needs_it():
     assert reasons(make_candidate(2, 8, optim="adamw_8bit"), other_probe) is None
 
 
+def test_a_refusal_that_is_due_to_some_knobs_holds_for_all_that_have_them():
+    failure = {"type": "Unsupported", "knobs": ["attn_implementation", "padding_free", "packing"]}
+    flat = {"attn_implementation": "sdpa", "padding_free": True}
+    probe = record(4, bad("unsupported", failure=failure), make_candidate(4, 4, **flat))
+    reason = reasons(make_candidate(2, 8, **flat, optim="adafactor"), probe)
+    said = "this stack cannot do `attn_implementation: sdpa`, `padding_free: true`"
+    assert reason == f"probe 4 found that {said}"
+    assert reasons(make_candidate(2, 8, **flat | {"padding_free": False}), probe) is None
+    assert reasons(make_candidate(2, 8, **flat | {"attn_implementation": "eager"}), probe) is None
+    unknown = record(4, bad("unsupported", failure=failure | {"knobs": []}), probe.candidate)
+    assert reasons(make_candidate(2, 8, **flat), unknown) is None
+
+
 def test_a_server_of_another_size_is_beside_the_same_training():
     pinned = {"use_vllm": True, "vllm_mode": "server"}
     two = make_candidate(4, 4, vllm_tensor_parallel_size=2, **pinned)
