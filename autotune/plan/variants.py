@@ -20,6 +20,7 @@ from autotune.facts.device_kinds import rules_of
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
+from autotune.space.cudnn_attention import USUAL_TORCH, VARIABLE
 from autotune.space.knobs import Candidate
 from autotune.space.settings import Settings, settings
 from autotune.training.batch_plan import Batching, batching_of
@@ -80,7 +81,11 @@ def variant_tasks(
         config, optim = traced_optimizer(candidate_settings.config)
         traced = traced_config(config, liger=liger)
         point = _point(candidate_settings, optim)
-        key = (traced.key, candidate_settings.sharding, *_trace_group(candidate_settings, point))
+        key = (
+            *(traced.key, candidate_settings.sharding),
+            VARIABLE in candidate_settings.environment,
+            *_trace_group(candidate_settings, point),
+        )
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     return [_task(group, rows=rows, limit=limit, cache=cache) for group in groups.values()]
 
@@ -141,7 +146,7 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
             **{name: version or "" for name, version in facts.stack.versions.items()},
         },
         layers=facts.model.layers or 0,
-        cuda=cuda_rules(facts),
+        cuda=cuda_rules(first.settings),
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
@@ -183,14 +188,15 @@ def _model_text(facts: Facts) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else facts.model.path
 
 
-def cuda_rules(facts: Facts) -> dict[str, Any] | None:
+def cuda_rules(chosen: Settings) -> dict[str, Any] | None:
     """What the device's architecture decides, as fields of `CudaRules`; None on the CPU."""
+    facts = chosen.facts
     if facts.device.kind != "cuda":
         return None
     capability = facts.device.capability or (8, 0)
-    rules = rules_of(capability, facts.stack.versions.get("torch") or "2.13")
+    rules = rules_of(capability, facts.stack.versions.get("torch") or USUAL_TORCH)
     return {
         "workspace_bytes": rules.cublas_workspace_bytes,
         "flash": rules.flash_sdpa,
-        "cudnn_first": rules.cudnn_sdpa_first,
+        "cudnn_first": rules.cudnn_sdpa_first and VARIABLE not in chosen.environment,
     }

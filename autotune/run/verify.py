@@ -81,7 +81,7 @@ def verify(
         deadline=deadline,
         stages=stages,
     )
-    outcome = _judge_launches(launch.verdict, ranked, probe_again, deadline)
+    outcome = _judge_launches(launch.verdict, ranked, probe_again, deadline, heard)
     if not soak_s or not outcome.verified:
         return outcome
     return _soak(launch, ranked, heard, outcome, soak_s)
@@ -92,6 +92,7 @@ def _judge_launches(
     ranked: Ranked,
     probe_again: Callable[[], Measurement],
     deadline: Deadline,
+    heard: Heard,
 ) -> Verification:
     """What a launch shows; of one whose speed is off, a second one beside a new probe."""
     first = _in_quiet(lambda: launch(ranked), deadline)
@@ -101,6 +102,7 @@ def _judge_launches(
         return dataclasses.replace(
             first, reason=f"{first.reason}; {deadline.words} has no room to probe and launch again"
         )
+    heard(f"{first.reason}; so it is probed and launched once more", first.seconds or 0.0)
     fresh = probe_again()
     if fresh.outcome != "ok":
         again = f"the probe that was to tell ended as `{fresh.outcome}`: {fresh.reason}"

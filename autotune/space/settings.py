@@ -13,6 +13,7 @@ from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.space.cudnn_attention import cudnn_environment
 from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.precision import resolve_precision
@@ -118,7 +119,10 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         facts=facts,
         candidate=candidate,
         config=config,
-        environment=environment(candidate, facts, sharding),
+        environment={
+            **environment(candidate, facts, sharding),
+            **cudnn_environment(job.method, config, facts),
+        },
         sharding=sharding,
     )
 

@@ -37,7 +37,7 @@ def make_facts(
             rows_measured=4000,
             test_rows=0,
             mean_length=250.0,
-            quantiles={"p50": 180, "p99": 900},
+            quantiles={"p1": 30, "p50": 180, "p99": 900},
             longest=1000,
         ),
         device=DeviceFacts(

@@ -57,7 +57,7 @@ def make_facts(
             rows_measured=rows // 2 if sampled else rows,
             test_rows=0,
             mean_length=300.0,
-            quantiles={"p50": 250},
+            quantiles={"p1": 20, "p50": 250},
             longest=longest,
         ),
         device=DeviceFacts(

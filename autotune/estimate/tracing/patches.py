@@ -259,9 +259,6 @@ def _run_kernel(
         return aten._scaled_dot_product_flash_attention(
             *padded, dropout_p, is_causal, return_debug_mask=False, scale=scale
         )[0][..., :size]
-    if key.shape[1] != query.shape[1]:
-        times = query.shape[1] // key.shape[1]
-        key, value = (tensor.repeat_interleave(times, 1) for tensor in (key, value))
     if attn_mask is not None:
         attn_mask = _additive(attn_mask, query, key)
     operator = aten._scaled_dot_product_efficient_attention

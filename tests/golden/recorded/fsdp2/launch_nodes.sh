@@ -26,6 +26,7 @@ if [ "${#wrong[@]}" -gt 0 ]; then
     exit 2
 fi
 export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER-PCI_BUS_ID}"
+export TORCH_CUDNN_SDPA_DEPRIORITIZED="${TORCH_CUDNN_SDPA_DEPRIORITIZED-1}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-$(seq -s, 0 $((processes / nodes - 1)))}"
 IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
 wanted=$((processes / nodes))

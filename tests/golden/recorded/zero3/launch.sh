@@ -6,6 +6,7 @@ here="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 python=/opt/venv/bin/python
 export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER-PCI_BUS_ID}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-0,1,2,3,4,5,6,7}"
+export TORCH_CUDNN_SDPA_DEPRIORITIZED="${TORCH_CUDNN_SDPA_DEPRIORITIZED-1}"
 IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
 wanted=8
 if [ "${#devices[@]}" -lt "$wanted" ]; then

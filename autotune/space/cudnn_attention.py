@@ -1,0 +1,47 @@
+"""Whether SDPA leaves out cuDNN's attention, which PyTorch takes first on Hopper and Blackwell. Pure.
+
+cuDNN builds a plan for every shape it has not seen: 0.3 to 0.4 s for a forward and a backward pass
+(pytorch/pytorch#155958, modelscope/FunASR#3705; the first launch on an H200 ran at 51% of what its
+probe had promised on repeated shapes, benchmarks/recorded/gpu-smoke-h200-2026-11-26). Where the
+lengths of rows differ, nearly every micro-batch has a shape of its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.facts import Facts
+from autotune.facts.data import DataFacts
+from autotune.facts.device_kinds import rules_of
+from autotune.job.methods import METHODS
+
+VARIABLE = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+"""PyTorch reads it once, when SDPA is first called."""
+USUAL_TORCH = "2.13"
+"""What is assumed where the version is not known."""
+
+
+def cudnn_environment(method: str, config: Mapping[str, Any], facts: Facts) -> dict[str, str]:
+    """The variable that leaves cuDNN's attention out, where PyTorch would take it for batches whose
+    shapes differ; else none."""
+    if not cudnn_is_first(facts) or not _shapes_differ(method, config, facts.data):
+        return {}
+    return {VARIABLE: "1"}
+
+
+def cudnn_is_first(facts: Facts) -> bool:
+    """Whether PyTorch prefers cuDNN's attention on this device."""
+    device = facts.device
+    if device.kind != "cuda" or device.capability is None:
+        return False
+    torch = facts.stack.versions.get("torch") or USUAL_TORCH
+    return rules_of(device.capability, torch).cudnn_sdpa_first
+
+
+def _shapes_differ(method: str, config: Mapping[str, Any], data: DataFacts) -> bool:
+    """Whether most micro-batches have a shape of their own."""
+    if METHODS[method].online:  # completions are as long as they come
+        return True
+    if config.get("packing") and config.get("packing_strategy") == "wrapped":
+        return False
+    most = config.get("max_length") or data.longest
+    return min(data.quantiles["p1"], most) < min(data.longest, most)
