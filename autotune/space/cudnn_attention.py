@@ -1,4 +1,4 @@
-"""Whether SDPA leaves out cuDNN's attention, which PyTorch takes first on Hopper and Blackwell. Pure.
+"""Whether SDPA leaves out cuDNN's attention, which PyTorch prefers on Hopper and Blackwell. Pure.
 
 cuDNN builds a plan for every shape it has not seen: 0.3 to 0.4 s for a forward and a backward pass
 (pytorch/pytorch#155958, modelscope/FunASR#3705; the first launch on an H200 ran at 51% of what its
