@@ -62,7 +62,7 @@ JOB = {
     "max_length": 2048,
     "devices": {"kind": "cuda", "memory": "20GiB"},
     "budget": {"probes": 10, "probe_minutes": 4.0, "minutes": 1.5},
-    # Device time is short, and each of these doubles what is estimated first.
+    # Each of these doubles what is estimated first.
     "fixed": {
         "use_liger_kernel": False,
         "activation_offloading": False,

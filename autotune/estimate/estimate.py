@@ -26,7 +26,7 @@ CUDA_PRIOR = Residual(
     offset_bytes=600 * MIB, sigma_bytes=130 * MIB, relative_sigma=0.02, bias_sigma=0.02
 )
 """The prior before any probe on a GPU: published logs show contexts of 380 to 720 MiB, and
-nine probes on an H200 744 to 762 (benchmarks/recorded/gpu-memory-h200-2026-11-26)."""
+18 probes on an H200 742 to 762 (benchmarks/recorded/gpu-memory-h200-2026-11-26)."""
 UNTESTED_PRIOR = dataclasses.replace(
     CUDA_PRIOR, sigma_bytes=400 * MIB, relative_sigma=0.05, bias_sigma=0.05
 )

@@ -23,7 +23,9 @@ from autotune.process.proc import process_status, unmapped_bytes
 
 _CPU_WANTED = re.compile(r"tried to allocate (\d+) bytes")
 _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
-_CUDA_HELD = re.compile(r"([\d.]+) ?(bytes|KiB|MiB|GiB) is allocated by PyTorch")
+_CUDA_HELD = re.compile(
+    r"([\d.]+) ?(bytes|KiB|MiB|GiB) is (?:allocated|reserved) by PyTorch", re.IGNORECASE
+)
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -152,15 +154,17 @@ class CudaMemory:
         }
 
     def missing_bytes(self, error: BaseException) -> int | None:
-        """How far beyond the limit the refused allocation went; None where it does not tell."""
+        """How far beyond the limit the refused allocation went; None where it does not tell.
+
+        Before it refuses, the allocator gives back what it can: what it still has reserved but
+        unallocated lies in pieces that are too small, and counts as held.
+        """
         match = _CUDA_WANTED.search(str(error))
         if match is None:
             return None
         request_bytes = _size(match)
-        match_of_held = _CUDA_HELD.search(str(error))
-        held_bytes = (
-            _size(match_of_held) if match_of_held else int(self._torch.cuda.memory_allocated())
-        )
+        told = [_size(held) for held in _CUDA_HELD.finditer(str(error))]
+        held_bytes = sum(told) if told else int(self._torch.cuda.memory_reserved())
         return int(max(held_bytes + request_bytes - self._allowed_bytes, 1))
 
     def lift(self) -> None:

@@ -9,7 +9,7 @@ from autotune.probe.trainer_setup import configured, reply_fields
 from autotune.process.messages import ChildFolder
 from autotune.training.spec import Unsupported
 
-LAYOUT_KNOBS = ("attn_implementation", "padding_free", "packing", "packing_strategy")
+LAYOUT_KNOBS = ("attn_implementation", "padding_free", "packing", "dtype", "load_in_8bit")
 """What decides whether rows that are laid one behind the other see each other."""
 
 

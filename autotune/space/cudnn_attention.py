@@ -1,9 +1,11 @@
 """Whether SDPA leaves out cuDNN's attention, which PyTorch prefers on Hopper and Blackwell. Pure.
 
-cuDNN builds a plan for every shape it has not seen: 0.3 to 0.4 s for a forward and a backward pass
-(pytorch/pytorch#155958, modelscope/FunASR#3705; the first launch on an H200 ran at 51% of what its
-probe had promised on repeated shapes, benchmarks/recorded/gpu-smoke-h200-2026-11-26). Where the
-lengths of rows differ, nearly every micro-batch has a shape of its own.
+cuDNN builds a plan for every shape it has not seen (pytorch/pytorch#155958): 0.44 and 0.55 s for
+forward and backward on a B200 (modelscope/FunASR#3704). The first launch on an H200 ran at 51% of
+what its probe had promised on repeated shapes: 0.3 s more for each micro-batch
+(benchmarks/recorded/gpu-smoke-h200-2026-11-26). Known error: whether shapes differ is read off the
+lengths of rows alone, not off how many shapes that makes (`pad_to_multiple_of`, many rows of full
+length), nor off how often a long training meets them again.
 """
 
 from collections.abc import Mapping
@@ -23,7 +25,8 @@ USUAL_TORCH = "2.13"
 def cudnn_environment(method: str, config: Mapping[str, Any], facts: Facts) -> dict[str, str]:
     """The variable that leaves cuDNN's attention out, where PyTorch would take it for batches whose
     shapes differ; else none."""
-    if not cudnn_is_first(facts) or not _shapes_differ(method, config, facts.data):
+    uses_sdpa = config.get("attn_implementation", "sdpa") == "sdpa"
+    if not uses_sdpa or not cudnn_is_first(facts) or not _shapes_differ(method, config, facts.data):
         return {}
     return {VARIABLE: "1"}
 
@@ -38,7 +41,7 @@ def cudnn_is_first(facts: Facts) -> bool:
 
 
 def _shapes_differ(method: str, config: Mapping[str, Any], data: DataFacts) -> bool:
-    """Whether most micro-batches have a shape of their own."""
+    """Whether rows are of different lengths, so that micro-batches are of different shapes."""
     if METHODS[method].online:  # completions are as long as they come
         return True
     if config.get("packing") and config.get("packing_strategy") == "wrapped":

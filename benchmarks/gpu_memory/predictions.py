@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job
@@ -125,28 +126,12 @@ def _of_case(
     that of `autotune plan`, but that only some paths are traced."""
     folder = scratch / case.name
     job, definition = opened(folder, MODELS[case.model], case.job())
-    job, kind = placed(job, device)
-    run = RunFolder(path=folder / "run")
-    run.path.mkdir(parents=True, exist_ok=True)
-    facts: Facts = device_facts(survey(job, run, server), kind, assume=False)
-    if (job.devices.memory or 0) > facts.device.total_bytes:
+    estimator = estimator_of(job, device, folder, cache, server)
+    if (job.devices.memory or 0) > estimator.facts.device.total_bytes:
         return []
-    limit = planned_limit(job, facts)
-    space = bind(definition, job, facts)
+    space = bind(definition, estimator.job, estimator.facts)
     candidates = some_paths(space.candidates, case.paths, seed)
-    servers, folder = Servers(run.path, server), run.path / "ceilings"
-    estimator = Estimator(
-        job=job,
-        facts=facts,
-        limit=limit,
-        servers=servers,
-        folder=run.path / "traces",
-        rows=run.rows,
-        ceilings=ceilings_of(facts, kind, cache, servers, folder, Progress()),
-        effort=Effort(first=None),
-        cache=cache,
-    )
-    estimates = estimator.estimates(candidates)
+    estimates, limit = estimator.estimates(candidates), estimator.limit
     return [
         {
             "case": case.name,
@@ -157,6 +142,37 @@ def _of_case(
         }
         for one in chosen(candidates, estimates, limit, case.chosen, seed)
     ]
+
+
+def estimator_of(
+    job: Job,
+    device: str | None,
+    folder: Path,
+    cache: PlanCache,
+    server: ChildServer,
+    ceilings: Ceilings | None = None,
+) -> Estimator:
+    """Estimates candidates of a job on a kind of GPU; None: on the device that is here.
+
+    Args:
+        ceilings: rates of the device; None: tabled, or measured on the one that is here.
+    """
+    job, kind = placed(job, device)
+    run = RunFolder(path=folder / "run")
+    run.path.mkdir(parents=True, exist_ok=True)
+    facts: Facts = device_facts(survey(job, run, server), kind, assume=False)
+    servers, rates = Servers(run.path, server), run.path / "ceilings"
+    return Estimator(
+        job=job,
+        facts=facts,
+        limit=planned_limit(job, facts),
+        servers=servers,
+        folder=run.path / "traces",
+        rows=run.rows,
+        ceilings=ceilings or ceilings_of(facts, kind, cache, servers, rates, Progress()),
+        effort=Effort(first=None),
+        cache=cache,
+    )
 
 
 def told() -> Row:

@@ -14,8 +14,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.candidates import TYPICAL_PROCESS, by_formula
 from autotune.plan.ceilings import ceilings_of
-from autotune.plan.choices import is_safe
-from autotune.plan.engines import Effort
+from autotune.plan.engines import RULED_OUT, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.questions.bisection import Bisection
 from autotune.plan.questions.leanest import decisive
@@ -66,11 +65,10 @@ class ProposalEstimates:
 
     def of_lists(self, proposals: Sequence[Proposal]) -> list[dict[str, Estimate]]:
         """Estimates of the candidates of each list, by their keys, all traces of a stage beside
-        each other: the leanest first, with all the others where the closed form says it is safe.
-        Where the leanest is not safe, no other is looked at."""
+        each other: the leanest first, with all the others where the closed form says it fits."""
         bisects = self.is_by_formula and METHODS[self._job.method].online
         firsts = [
-            p.candidates if not bisects and self._should_be_safe(p) else p.candidates[:1]
+            p.candidates if not bisects and self._should_fit(p) else p.candidates[:1]
             for p in proposals
         ]
         known = self._together(
@@ -81,19 +79,19 @@ class ProposalEstimates:
         further = [
             number
             for number, (p, of_list) in enumerate(zip(proposals, known, strict=True))
-            if len(of_list) < len(p.candidates) and _is_leanest_safe(p, of_list)
+            if len(of_list) < len(p.candidates) and not _is_hopeless(p, of_list)
         ]
         found = self._together([(proposals[n].job, proposals[n].candidates) for n in further])
         for number, estimates in zip(further, found, strict=True):
             known[number] |= estimates
         return known
 
-    def _should_be_safe(self, proposal: Proposal) -> bool:
-        """Whether the leanest candidate of a list is safe by the closed form."""
+    def _should_fit(self, proposal: Proposal) -> bool:
+        """Whether the leanest candidate of a list fits by the closed form."""
         device, job = self._facts.device, proposal.job
         residual = prior_residual(device.kind, TYPICAL_PROCESS, job.devices.total, device.maker)
         chosen = settings(job, self._facts, proposal.candidates[0])
-        return is_safe(by_formula(chosen, residual, self._estimator.limit, ""))
+        return by_formula(chosen, residual, self._estimator.limit, "").fits
 
     def _bisected(
         self, proposals: Sequence[Proposal], known: list[dict[str, Estimate]]
@@ -107,7 +105,7 @@ class ProposalEstimates:
         searches = [
             Bisection(p, of_list)
             for p, of_list in zip(proposals, known, strict=True)
-            if _is_leanest_safe(p, of_list)
+            if not _is_hopeless(p, of_list)
         ]
         while searches:
             at_once = max(TRACES // len(searches), 1)
@@ -156,6 +154,6 @@ class ProposalEstimates:
         )
 
 
-def _is_leanest_safe(proposal: Proposal, known: Mapping[str, Estimate]) -> bool:
-    """Whether the leanest candidate of a list is safe, so that others are worth a trace."""
-    return is_safe(known[proposal.candidates[0].key])
+def _is_hopeless(proposal: Proposal, known: Mapping[str, Estimate]) -> bool:
+    """Whether the leanest candidate of a list does not fit, so that no other need be looked at."""
+    return known[proposal.candidates[0].key].p_oom >= RULED_OUT

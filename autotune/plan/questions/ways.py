@@ -11,6 +11,7 @@ A plan of a job that does not fit asks for the shortest lists; `autotune advise`
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 
 from autotune.errors import UserError
 from autotune.estimate.estimate import Estimate
@@ -82,12 +83,16 @@ class Advisor:
     def shortest(self, estimates: Mapping[str, Estimate], space: SearchSpace) -> Advice:
         """The shortest ways out of a job of which a plan found that no candidate is safe.
 
+        On a CPU each estimate is a trace, and lists of several changes are left to `advise`: of a
+        job with eight candidates they took eight minutes.
+
         Args:
             estimates: of all candidates of the space, by their keys.
         """
         nearest = min(space.candidates, key=lambda one: leanness((one, estimates[one.key])))
         self._estimates = ProposalEstimates(self._estimator, self._kind, BY_FORMULA, space)
-        levels = self._levels(leanest(space), MOST_LISTS)
+        most_changes = 1 if self._facts.device.kind == "cpu" else MOST_CHANGES
+        levels = islice(self._levels(leanest(space), MOST_LISTS), most_changes)
         ways = next((level for level in levels if level), [])
         estimate = estimates[nearest.key]
         return self._advice(nearest, estimate, ways, fits=estimate.fits)

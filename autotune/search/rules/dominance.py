@@ -132,10 +132,11 @@ def has_what_was_refused(
     if measurement.outcome != "unsupported" or not names:
         return None
     refused = record.candidate.values
-    shared = {name: refused[name] for name in names if name in refused}
-    if not shared or any(candidate.values.get(name) != value for name, value in shared.items()):
+    if any(candidate.values.get(name) != refused.get(name) for name in names):
         return None
-    texts = ", ".join(f"`{name}: {as_yaml(value)}`" for name, value in shared.items())
+    texts = ", ".join(f"`{name}: {as_yaml(refused[name])}`" for name in names if name in refused)
+    if not texts:
+        return None
     return f"probe {record.number} found that this stack cannot do {texts}"
 
 

@@ -37,9 +37,6 @@ class FakeCuda:
     def max_memory_allocated(self):
         return 11 * GIB
 
-    def memory_allocated(self):
-        return 18 * GIB
-
     def memory_stats(self):
         return {"num_alloc_retries": 3, "allocated_bytes.all.peak": 18 * GIB}
 
@@ -103,13 +100,15 @@ def test_the_peak_is_reserved_memory_and_the_context(cuda, nvml):
             "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 80 GiB "
             "of which 1.00 GiB is free. Of the allocated memory 16.00 GiB is allocated by PyTorch, "
             "and 1.00 GiB is reserved by PyTorch but unallocated.",
-            1 * GIB,
+            2 * GIB,
         ),
         ("CUDA error: out of memory", None),
     ],
 )
 def test_what_was_missing_is_read_from_the_refusal(cuda, nvml, message, missing):
-    assert CudaMemory(20 * GIB, 2).missing_bytes(OutOfMemoryError(message)) == missing
+    memory = CudaMemory(20 * GIB, 2)
+    cuda.reserved = 18 * GIB
+    assert memory.missing_bytes(OutOfMemoryError(message)) == missing
 
 
 @pytest.mark.parametrize(

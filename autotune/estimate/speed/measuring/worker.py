@@ -35,6 +35,7 @@ from autotune.estimate.speed.step_time import BACKWARD
 from autotune.estimate.tracing.operator_work import work_of
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import processor_wait_seconds
+from autotune.space.cudnn_attention import VARIABLE
 
 HEADS, HEAD_SIZE = 4, 64
 POOL = 16
@@ -118,6 +119,8 @@ def measure(path: Path) -> None:
     if request["device_kind"] == "cuda":
         # Read when CUDA starts, which it has not yet; the index is NVML's, as everywhere.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # The kernels of most jobs; cuDNN's, taken where all shapes are the same, are faster.
+        os.environ[VARIABLE] = "1"
         os.environ["CUDA_VISIBLE_DEVICES"] = str(request["device_index"])
         bench = Bench(CudaClock(torch.device("cuda", 0)), replace(CUDA, **sizes))
     else:
