@@ -11,6 +11,7 @@ from autotune.facts.data import DataFacts
 from autotune.facts.host import KEPT_FREE, host
 from autotune.facts.model import ModelFacts, model_from_plain
 from autotune.job.job import Job, NoData
+from autotune.job.methods import METHODS
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.host_memory import HostMeter
@@ -18,9 +19,12 @@ from autotune.process.limits import Ending, Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
+from autotune.space.knobs import ACCUMULATION, GROUP
 from autotune.space.settings import device_environment
 from autotune.units import format_bytes
 
+USUAL_GROUP = 8
+"""TRL's `num_generations` unless told otherwise."""
 WORKER = "autotune.probe.survey_worker:survey"
 WALL_S = 3600.0
 STALL_S, HUB_S = 60.0, 300.0
@@ -148,8 +152,13 @@ def _without_answer(ending: Ending, folder: ChildFolder, most: int) -> AutotuneE
 
 
 def _pinned_fields(job: Job) -> dict[str, Any]:
-    """Pinned knobs that are fields: TRL judges the user's other fields beside them."""
-    return {n: v for n, v in job.fixed.items() if n in stack.training_fields(job.method)}
+    """Pinned knobs that are fields: TRL judges the user's other fields beside them. How many
+    micro-batches make a step is searched: here as many as make whole groups of completions."""
+    fields = {n: v for n, v in job.fixed.items() if n in stack.training_fields(job.method)}
+    if GROUP not in METHODS[job.method].knobs:
+        return fields
+    group = fields.get(GROUP) or job.training.get(GROUP) or USUAL_GROUP
+    return {ACCUMULATION: group, **fields}
 
 
 def _check_test_split(job: Job, test_rows: int) -> None:

@@ -12,6 +12,8 @@ device; without, the tabled ones.
 import argparse
 import json
 import os
+import shlex
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,8 @@ def main() -> None:
     jobs = read(asked.predictions).about
     rows = [row for row in read_rows(asked.folder / "memory_rows.jsonl") if "measurement" in row]
     rows = [row for row in rows if row["measurement"]["outcome"] in TRAINED]
-    again: list[Row] = [{"about": {**told(), "device": asked.device}}]
+    command = shlex.join(["python", "-m", "benchmarks.gpu_memory.again", *sys.argv[1:]])
+    again: list[Row] = [{"about": {**told(), "command": command, "device": asked.device}}]
     ceilings = None
     if asked.ceilings is not None:
         ceilings = Ceilings.from_plain(json.loads(asked.ceilings.read_text(encoding="utf-8")))

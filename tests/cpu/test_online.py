@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autotune.facts.synthetic_text import prompts_of_lengths
 from autotune.probe.survey_worker import make_tokenizer
@@ -154,6 +155,32 @@ def test_with_vllm_memory_counts_both_and_generation_is_not_the_trainings(online
     limit = training + both.vllm_bytes - 60 * 2**20
     tight = online.probe("beside vllm", limit=limit, **own)
     assert tight.outcome == "oom", tight.reason
+
+
+@pytest.mark.parametrize(
+    ("batch", "fields"),
+    [
+        (32, {"fixed": {"per_device_train_batch_size": 2}}),
+        (24, {"training": {"num_generations": 6}}),
+        (12, {"fixed": {"num_generations": 3, "per_device_train_batch_size": 1}}),
+    ],
+)
+def test_groups_of_any_size_go_with_any_micro_batch(
+    batch: int, fields: dict[str, Any], autotune: Command
+) -> None:
+    """How many micro-batches make a step is searched, so TRL must not judge one alone."""
+    job = {
+        "model": "qwen2.5-0.5b",
+        "method": "grpo",
+        "tuning": "lora",
+        "dataset": {"lengths": {"max": 64, "rows": 100}},
+        "global_batch_size": batch,
+        "reward_funcs": ["get_soft_overlong_punishment"],
+        "devices": {"kind": "cpu"},
+    }
+    (autotune.folder / "job.yaml").write_text(yaml.safe_dump({**job, **fields}), encoding="utf-8")
+    space = json.loads(autotune("space", "show", "job.yaml", "--json"))
+    assert space["candidates"]
 
 
 def test_lengths_in_place_of_prompts_are_the_lengths_of_the_prompts(
