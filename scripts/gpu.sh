@@ -120,6 +120,13 @@ measure_grid() {
         --out "$out/grid-0.5b.jsonl" "${@:2}"
 }
 
+# What a shape costs attention the first time; takes less than a minute.
+measure_attention() {
+    local out=${1:?attention needs a folder for its rows}
+    mkdir -p -- "$out"
+    (cd -- "$root" && "$python" -m benchmarks.attention_shapes.run --out "$(realpath -- "$out")/attention.jsonl" "${@:2}")
+}
+
 names() { declare -F | sed -n 's/^declare -f measure_//p' | paste -sd' '; }
 
 python=${PYTHON:-$root/.venv/bin/python}

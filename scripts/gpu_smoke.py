@@ -35,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TUNINGS = ("full", "lora")
-RUN_LIMIT_S = 240.0
+RUN_LIMIT_S = 300.0
 """A run that takes longer is ended as by Ctrl-C, so that its record is written all the same."""
 LOG_END_BYTES = 20_000
 GIB = 2**30
