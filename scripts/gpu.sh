@@ -124,7 +124,8 @@ measure_grid() {
 measure_attention() {
     local out=${1:?attention needs a folder for its rows}
     mkdir -p -- "$out"
-    (cd -- "$root" && "$python" -m benchmarks.attention_shapes.run --out "$(realpath -- "$out")/attention.jsonl" "${@:2}")
+    out=$(realpath -- "$out")
+    (cd -- "$root" && "$python" -m benchmarks.attention_shapes.run --out "$out/attention.jsonl" "${@:2}")
 }
 
 names() { declare -F | sed -n 's/^declare -f measure_//p' | paste -sd' '; }
