@@ -119,7 +119,7 @@ def judge_soak(
     took_s = parts[-1].end_s - parts[0].begin_s
     speed = "of speed nothing is known, as others took the cores"
     speed = speed if slower and not quiet else "no speed decays"
-    remark = f"judge_soak for {format_seconds(took_s)}: no memory creeps, {speed}"
+    remark = f"soaked for {format_seconds(took_s)}: no memory creeps, {speed}"
     return replace(
         verified,
         verified=not problems,

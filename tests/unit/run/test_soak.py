@@ -89,7 +89,7 @@ def verdict(report: LaunchReport, parts: list[TimedSteps]) -> Verification:
 def test_a_soak_says_what_it_has_seen() -> None:
     waits = tuple((float(n), 0.0) for n in range(62))
     quiet = verdict(launched([(1.0, GIB)], processor_waits=waits), SIXTHS)
-    said = "kept; judge_soak for 60.0 s: no memory creeps, no speed decays"
+    said = "kept; soaked for 60.0 s: no memory creeps, no speed decays"
     assert (quiet.verified, quiet.reason, quiet.soaked_s) == (True, said, 60.0)
     late = [*SIXTHS[:-1], replace(SIXTHS[-1], end_s=65.0)]
     slower = verdict(launched([], processor_waits=waits), late)
