@@ -47,4 +47,4 @@ def _shapes_differ(method: str, config: Mapping[str, Any], data: DataFacts) -> b
     if config.get("packing") and config.get("packing_strategy") == "wrapped":
         return False
     most = config.get("max_length") or data.longest
-    return min(data.quantiles["p1"], most) < min(data.longest, most)
+    return min(data.quantiles.get("p1", 0), most) < min(data.longest, most)
