@@ -133,7 +133,9 @@ def _soak(
     launch = dataclasses.replace(brief, rehearsal=longer, stages=Stages(hear))
     report, state = launch.run_once(ranked)
     parts = timed_parts(report, state, longer, PARTS)
-    return judge_soak(verified, report, parts, ranked, launch.launched)
+    stages_s = {**verified.stages_s, SOAK: launch.stages.seconds.get(TIMED_STEPS, 0.0)}
+    soaked = judge_soak(verified, report, parts, ranked, launch.launched)
+    return dataclasses.replace(soaked, stages_s=stages_s)
 
 
 def _without_data(run: RunFolder, deadline: Deadline) -> Verification:

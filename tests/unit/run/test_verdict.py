@@ -141,6 +141,21 @@ def test_what_was_disturbed_is_launched_again_after_a_pause(
     assert verify._in_quiet(lambda: replace(busy, seconds=9.0), Deadline(total_s=10.0))
 
 
+@pytest.mark.usefixtures("quiet_counts")
+def test_a_launch_that_is_off_says_so_before_it_is_probed_and_launched_again() -> None:
+    slow = Verification(verified=False, reason="only 51% of the speed", only_too_slow=True)
+    launches, said = iter([slow, Verification(verified=True, reason="kept")]), list[str]()
+    found = verify._judge_launches(
+        lambda _: next(launches),
+        chosen(),
+        lambda: chosen().measurement,
+        Deadline(),
+        lambda stage, _: said.append(stage),
+    )
+    assert found.verified and found.reason.startswith("kept; a new probe gives ")
+    assert said == ["only 51% of the speed; so it is probed and launched once more"]
+
+
 @pytest.mark.parametrize(
     ("launch", "saved", "said"),
     [
