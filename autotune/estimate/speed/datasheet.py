@@ -23,11 +23,11 @@ _HALF_LENGTH = 256
 """Length at which attention reaches half of that, read off the same paper's plots (rough)."""
 MASKED_SHARE = 0.5
 """What the kernels that take a mask reach of those that do not. A guess."""
-OVERHEAD_S = 13e-6
+OVERHEAD_S = 6e-6
 """The host's time for one dispatched operator. Accounts of PyTorch's way from Python to the launch
 of a kernel say 5 to 25 us; views, a third of the operators of a training step, launch none and take
-less. With 6 us a step that the host decides was 2.2 times too fast on an H200's host (a 1.5B model,
-one row; benchmarks/recorded/gpu-memory-h200-2026-11-26): 13 us; by themselves operators took 21."""
+less. Known error: on an H200's host steps that hung on it went as if it were about 13 (a 1.5B model
+with one row: 2.2 times too fast; benchmarks/recorded/gpu-memory-h200-2026-11-26)."""
 
 
 def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
