@@ -95,6 +95,7 @@ def main() -> int:
     arguments = parser.parse_args()
     out = arguments.out or default_out(arguments.rehearse)
     out.mkdir(parents=True, exist_ok=True)
+    (out / "smoke_log.txt").unlink(missing_ok=True)
     began = time.monotonic()
     describe_machine(out / "smoke_machine.json", arguments.rehearse)
     with tempfile.TemporaryDirectory(prefix="autotune-smoke-") as scratch:

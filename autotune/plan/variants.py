@@ -81,11 +81,9 @@ def variant_tasks(
         config, optim = traced_optimizer(candidate_settings.config)
         traced = traced_config(config, liger=liger)
         point = _point(candidate_settings, optim)
-        key = (
-            *(traced.key, candidate_settings.sharding),
-            VARIABLE in candidate_settings.environment,
-            *_trace_group(candidate_settings, point),
-        )
+        group = _trace_group(candidate_settings, point)
+        without_cudnn = VARIABLE in candidate_settings.environment
+        key = (traced.key, candidate_settings.sharding, without_cudnn, *group)
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     return [_task(group, rows=rows, limit=limit, cache=cache) for group in groups.values()]
 

@@ -23,9 +23,7 @@ from autotune.process.proc import process_status, unmapped_bytes
 
 _CPU_WANTED = re.compile(r"tried to allocate (\d+) bytes")
 _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
-_CUDA_HELD = re.compile(
-    r"([\d.]+) ?(bytes|KiB|MiB|GiB) is (?:allocated|reserved) by PyTorch", re.IGNORECASE
-)
+_CUDA_HELD = re.compile(r"([\d.]+) ?(bytes|KiB|MiB|GiB) is (?:allocated|reserved) by PyTorch")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -163,8 +161,8 @@ class CudaMemory:
         if match is None:
             return None
         request_bytes = _size(match)
-        told = [_size(held) for held in _CUDA_HELD.finditer(str(error))]
-        held_bytes = sum(told) if told else int(self._torch.cuda.memory_reserved())
+        held_sizes = [_size(match) for match in _CUDA_HELD.finditer(str(error))]
+        held_bytes = sum(held_sizes) if held_sizes else int(self._torch.cuda.memory_reserved())
         return int(max(held_bytes + request_bytes - self._allowed_bytes, 1))
 
     def lift(self) -> None:

@@ -44,27 +44,31 @@ def main() -> None:
     parser.add_argument("--predictions", type=Path, required=True, help="that were measured")
     parser.add_argument("--device", required=True, help="kind of GPU that measured")
     parser.add_argument("--ceilings", type=Path, help="rates that were measured there")
-    asked = parser.parse_args()
-    jobs = read(asked.predictions).about
-    rows = [row for row in read_rows(asked.folder / "memory_rows.jsonl") if "measurement" in row]
+    arguments = parser.parse_args()
+    jobs = read(arguments.predictions).about
+    rows = [
+        row for row in read_rows(arguments.folder / "memory_rows.jsonl") if "measurement" in row
+    ]
     rows = [row for row in rows if row["measurement"]["outcome"] in TRAINED]
     command = shlex.join(["python", "-m", "benchmarks.gpu_memory.again", *sys.argv[1:]])
-    again: list[Row] = [{"about": {**told(), "command": command, "device": asked.device}}]
+    again: list[Row] = [{"about": {**told(), "command": command, "device": arguments.device}}]
     ceilings = None
-    if asked.ceilings is not None:
-        ceilings = Ceilings.from_plain(json.loads(asked.ceilings.read_text(encoding="utf-8")))
+    if arguments.ceilings is not None:
+        ceilings = Ceilings.from_plain(json.loads(arguments.ceilings.read_text(encoding="utf-8")))
     print("allocated GiB predicted, again, measured; reserved; seconds of a step; job")
     with tempfile.TemporaryDirectory(prefix="autotune-again-") as scratch:
         cache = PlanCache(path=Path(os.environ.get("AUTOTUNE_CACHE") or f"{scratch}/cache"))
         with serving(Path(scratch)) as server:
             for case in dict.fromkeys(row["case"] for row in rows):
-                told_job = jobs["jobs"][case]
+                entry = jobs["jobs"][case]
                 folder = Path(scratch) / case
-                job, _ = opened(folder, jobs["models"][told_job["model"]], told_job["job"])
-                estimator = estimator_of(job, asked.device, folder, cache, server, ceilings)
+                job, _ = opened(folder, jobs["models"][entry["model"]], entry["job"])
+                estimator = estimator_of(job, arguments.device, folder, cache, server, ceilings)
                 again += estimated(estimator, [row for row in rows if row["case"] == case])
     lines = [json.dumps(row, sort_keys=True) for row in again]
-    (asked.folder / "estimated_again.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (arguments.folder / "estimated_again.jsonl").write_text(
+        "\n".join(lines) + "\n", encoding="utf-8"
+    )
 
 
 def estimated(estimator: Estimator, rows: list[Row]) -> list[Row]:
@@ -75,11 +79,11 @@ def estimated(estimator: Estimator, rows: list[Row]) -> list[Row]:
     for row, candidate in zip(rows, candidates, strict=True):
         estimate = estimates[candidate.key].plain()
         found.append({"case": row["case"], "knobs": row["knobs"], "estimate": estimate})
-        three = (row["estimate"], estimate, row["measurement"])
+        sources = (row["estimate"], estimate, row["measurement"])
         figures = [
-            *(f"{figure[name] / GIB:.2f}" for figure, name in zip(three, ALLOCATED, strict=True)),
-            *(f"{figure[name] / GIB:.2f}" for figure, name in zip(three, RESERVED, strict=True)),
-            *(f"{figure['step_time_s']:.2f}" for figure in three),
+            *(f"{figure[name] / GIB:.2f}" for figure, name in zip(sources, ALLOCATED, strict=True)),
+            *(f"{figure[name] / GIB:.2f}" for figure, name in zip(sources, RESERVED, strict=True)),
+            *(f"{figure['step_time_s']:.2f}" for figure in sources),
         ]
         print("  ".join(f"{figure:>6}" for figure in figures), row["case"], flush=True)
     return found
