@@ -159,6 +159,7 @@ class EstimateRequest(Message):
         rank: the process that is traced then.
         limit_bytes: what the allocator may take; None: as much as it likes.
         cache: folder for traces; None: keep none.
+        shared: folder for what the traces of one plan share; None: they share nothing.
     """
 
     method: str
@@ -181,6 +182,7 @@ class EstimateRequest(Message):
     deepspeed: dict[str, Any] | None = None
     all_layers: bool = False
     rank: int = 0
+    shared: str | None = None
 
     @property
     def parsed_sharding(self) -> Sharding:

@@ -45,13 +45,16 @@ def process_bytes() -> int:
 
 
 def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> EstimateReply:
+    from autotune.estimate.tracing.shared_results import shared_results
+
     gc.freeze()  # what was imported is not looked through again and again
-    variant = _estimates_of(request)
-    gc.freeze()
     points: dict[int, PointReply] = {}
-    for index in variant.order(request.points):
-        points[index] = variant.point(request.points[index])
-        progress.tell(POINT, index=index)
+    with shared_results(None if request.shared is None else Path(request.shared), request.cuda):
+        variant = _estimates_of(request)
+        gc.freeze()
+        for index in variant.order(request.points):
+            points[index] = variant.point(request.points[index])
+            progress.tell(POINT, index=index)
     return EstimateReply(
         process_bytes=fresh_bytes,
         points=[points[index] for index in range(len(points))],

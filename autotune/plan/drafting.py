@@ -1,7 +1,7 @@
 """Makes the draft of a plan while its traces run: shows it as it improves, and may be stopped."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
@@ -10,17 +10,24 @@ from autotune.plan.choices import CHECKPOINTING
 from autotune.plan.draft import Draft, draft_of
 from autotune.plan.estimator import Estimator
 from autotune.plan.known import Known
+from autotune.plan.narrowing import named_knobs
+from autotune.plan.variants import VariantTask
+from autotune.plan.waves import next_wave
 from autotune.space.bind import SearchSpace
+from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
 
 
-def drafted(space: SearchSpace, estimator: Estimator) -> Draft:
+def drafted(space: SearchSpace, estimator: Estimator, *, whole: bool = False) -> Draft:
     """What all traces come to; where the user stops them, what is known by then.
+
+    Args:
+        whole: whether every candidate is estimated, even if it cannot be the answer (`waves.py`).
 
     Raises:
         KeyboardInterrupt: the user stopped them, and nothing is known yet.
     """
-    drafting, stopped = Drafting(space, estimator), False
+    drafting, stopped = Drafting(space, estimator, whole=whole), False
     try:
         drafting.trace()
     except KeyboardInterrupt:
@@ -33,41 +40,59 @@ def drafted(space: SearchSpace, estimator: Estimator) -> Draft:
 class Drafting:
     """Estimates the candidates of a space; each task is estimated once for each reply to it."""
 
-    def __init__(self, space: SearchSpace, estimator: Estimator) -> None:
-        self._space, self._estimator = space, estimator
-        self._tasks = estimator.tasks(space.candidates)
-        self._bounds = estimator.ruled_out(space.candidates)
-        self._first_look: Mapping[str, Estimate] = {}
+    def __init__(self, space: SearchSpace, estimator: Estimator, *, whole: bool) -> None:
+        self._space, self._estimator, self._whole = space, estimator, whole
+        self._online = METHODS[estimator.job.method].online
+        self._settled = estimator.ruled_out(space.candidates)
+        """The estimates that do not change any more."""
+        self._ruled_out = len(self._settled)
+        self._tasks: Sequence[VariantTask] = ()
         self._known = Known(self._show)
         self._of_tasks: dict[int, tuple[EstimateReply, Mapping[str, Estimate]]] = {}
+        self._by_formula = 0
         self._shown: str | None = None
 
     @property
     def has_traced(self) -> bool:
         """Whether anything is known that a trace told."""
-        return bool(self._first_look or self._known.replies)
+        return len(self._settled) > self._ruled_out or bool(self._known.replies)
 
     def trace(self) -> None:
-        """Make all traces."""
-        if METHODS[self._estimator.job.method].online and len(self._tasks) > 1:
-            self._look_first()
-        self._estimator.replies(self._tasks, self._known)
+        """Make all traces that may matter."""
+        candidates = self._space.candidates
+        if self._whole or not self._online:
+            self._estimate(candidates)
+            return
+        named = named_knobs(self._estimator.job)
+        while wave := next_wave(candidates, self._settled, named):
+            self._estimate(wave)
 
     def draft(self) -> Draft:
         """What is known by now."""
-        estimates, by_formula = {**self._bounds, **self._first_look}, 0
+        estimates, by_formula = dict(self._settled), self._by_formula
         for number, reply in self._known.replies.items():
             estimates |= self._estimates(number, reply)
             by_formula += len(self._tasks[number].members) if reply.by_formula else 0
         devices = self._estimator.job.devices.total
         return draft_of(self._space, estimates, devices, by_formula=by_formula)
 
-    def _look_first(self) -> None:
+    def _estimate(self, candidates: Sequence[Candidate]) -> None:
+        """Estimate candidates that nothing is known of; those that are ruled out have theirs."""
+        tasks = self._estimator.tasks(candidates)
+        if self._online and len(tasks) > 1 and not self.has_traced:
+            self._look_first(candidates)
+        self._tasks, self._of_tasks = tasks, {}
+        self._estimator.replies(tasks, self._known)
+        draft = self.draft()
+        self._settled, self._by_formula = dict(draft.estimates), draft.by_formula
+        self._known, self._tasks = Known(self._show), ()
+
+    def _look_first(self, candidates: Sequence[Candidate]) -> None:
         """Estimate the leanest candidates with and without checkpointing before all others: where
         the method generates, a variant takes long. Their traces are found again."""
-        ordered = sorted(self._space.candidates, key=expected_leanness)
+        ordered = sorted(candidates, key=expected_leanness)
         firsts = {one.values.get(CHECKPOINTING): one for one in reversed(ordered)}
-        self._first_look = self._estimator.estimates(list(firsts.values()))
+        self._settled |= self._estimator.estimates(list(firsts.values()))
         self._show()
 
     def _estimates(self, number: int, reply: EstimateReply) -> Mapping[str, Estimate]:

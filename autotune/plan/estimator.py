@@ -77,6 +77,7 @@ class Estimator:
             rows=self.rows,
             limit=allocator_limit(self.job, self.facts, self.limit),
             cache=self.cache.traces,
+            shared=self.folder / "operators",
         )
 
     def replies(

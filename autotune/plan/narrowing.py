@@ -32,7 +32,7 @@ def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefini
 
 def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ...] | None]]:
     """(knob, the values that no estimate prefers; None: all but its default), of open knobs."""
-    names = {*job.fixed, *job.recipe, *job.training}
+    names = named_knobs(job)
     for name in SAME_ESTIMATES:
         if name not in names:
             yield name, None
@@ -66,12 +66,12 @@ def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
 def _with_precomputed_reference(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
     """Where the data are gone over at least once, what the reference says of them is computed
     beforehand: as many passes or fewer, and nothing of it beside the training."""
-    if PRECOMPUTED in {*job.fixed, *job.recipe, *job.training}:
+    if PRECOMPUTED in named_knobs(job):
         return space
-    alike = {_apart_from(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
+    alike = {apart_from(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
 
     def is_preferred(candidate: Candidate) -> bool:
-        if candidate.values.get(PRECOMPUTED) or _apart_from(candidate, PRECOMPUTED) not in alike:
+        if candidate.values.get(PRECOMPUTED) or apart_from(candidate, PRECOMPUTED) not in alike:
             return True
         chosen = settings(job, facts, candidate)
         rows = candidate.global_batch * chosen.processes
@@ -92,14 +92,14 @@ def _with_one_kernel(space: SearchSpace, facts: Facts) -> SearchSpace:
     if ATTENTION not in free or not facts.model.sdpa:
         return space
     padding = (PADDING_FREE, SAMPLING)
-    flat = {_apart_from(c, *padding) for c in space.candidates if c.values.get(PADDING_FREE)}
+    flat = {apart_from(c, *padding) for c in space.candidates if c.values.get(PADDING_FREE)}
 
     def is_preferred(candidate: Candidate) -> bool:
         flash = str(candidate.values.get(ATTENTION)).startswith("flash")
         if not _ragged(facts):
             return not flash
         padded = not candidate.values.get(PADDING_FREE)
-        return flash and not (padded and _apart_from(candidate, *padding) in flat)
+        return flash and not (padded and apart_from(candidate, *padding) in flat)
 
     candidates = tuple(filter(is_preferred, space.candidates))
     if not candidates:
@@ -119,7 +119,12 @@ def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
     return dataclasses.replace(candidate, values={**candidate.values, **changed})
 
 
-def _apart_from(candidate: Candidate, *names: str) -> str:
+def named_knobs(job: Job) -> set[str]:
+    """The knobs that a job gives values for."""
+    return {*job.fixed, *job.recipe, *job.training}
+
+
+def apart_from(candidate: Candidate, *names: str) -> str:
     """The same text for candidates that differ in these knobs only."""
     values = {k: v for k, v in candidate.values.items() if k not in names}
     return f"{values} {candidate.gradient_accumulation_steps}"

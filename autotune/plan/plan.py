@@ -125,7 +125,7 @@ def plan(
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
         memory = Memory(None if stored is None else stored[1])
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress, memory)
-        draft = drafted(space, estimator)
+        draft = drafted(space, estimator, whole=whole_space)
         draft, answer, advice = _concluded(draft, estimator, kind, alone=only_default)
     if not stored and key and not draft.stopped and not any(map(_failed, memory.kept)):
         cache.write(key, facts, memory.kept)

@@ -71,8 +71,14 @@ def variant_tasks(
     rows: Path,
     limit: int,
     cache: Path | None,
+    shared: Path | None = None,
 ) -> list[VariantTask]:
-    """Group candidates by variant: one trace serves a group."""
+    """Group candidates by variant: one trace serves a group.
+
+    Args:
+        cache: folder of traces; None: none are kept.
+        shared: folder for what the traces of a plan share; None: they share nothing.
+    """
     groups: dict[tuple[object, ...], list[_Traced]] = {}
     fused = facts.stack.fused_head
     liger = liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
@@ -85,7 +91,8 @@ def variant_tasks(
         without_cudnn = VARIABLE in candidate_settings.environment
         key = (traced.key, candidate_settings.sharding, without_cudnn, *group)
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
-    return [_task(group, rows=rows, limit=limit, cache=cache) for group in groups.values()]
+    paths = _Paths(rows=rows, cache=cache, shared=shared)
+    return [_task(group, paths, limit) for group in groups.values()]
 
 
 def _trace_group(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:
@@ -127,7 +134,14 @@ def batching(candidate_settings: Settings) -> Batching | Rollout:
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 
-def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | None) -> VariantTask:
+@dataclass(frozen=True, kw_only=True)
+class _Paths:
+    rows: Path
+    cache: Path | None
+    shared: Path | None
+
+
+def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
     points, places = unique(member.point for member in group)
     first = group[0]
     job, facts, sharding = first.settings.job, first.settings.facts, first.settings.sharding
@@ -145,12 +159,13 @@ def _task(group: Sequence[_Traced], *, rows: Path, limit: int, cache: Path | Non
         },
         layers=facts.model.layers or 0,
         cuda=cuda_rules(first.settings),
-        rows=str(rows),
+        rows=str(paths.rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
         points=[Point(**point) for point in points],
         limit_bytes=limit,
-        cache=None if cache is None else str(cache),
+        cache=None if paths.cache is None else str(paths.cache),
+        shared=None if paths.shared is None else str(paths.shared),
         seed=job.seed,
         devices=sharding.num_processes,
         sharding=sharding.plain(),

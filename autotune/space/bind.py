@@ -1,61 +1,39 @@
-"""The search space of one job: knobs bound to the facts, and every feasible candidate. Pure.
-
-Candidates are enumerated knob by knob; a rule cuts a branch as soon as all it asks for is known,
-and what it cut is counted, so that `autotune space show` can say why each candidate is missing.
-"""
+"""The search space of one job: knobs bound to the facts, and every feasible candidate. Pure."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.job.methods import METHODS
-from autotune.space.batch import TRL_ROLLOUT_BATCH, accumulation
+from autotune.space.batch import TRL_ROLLOUT_BATCH
 from autotune.space.batch_checks import batch_problems
-from autotune.space.completion_checks import completions_problem
 from autotune.space.definition import SpaceDefinition
 from autotune.space.derived_values import Bound, derived_values
+from autotune.space.enumeration import Enumeration
 from autotune.space.infeasible import nothing_left
 from autotune.space.knobs import (
-    ACCUMULATION,
     GENERATION_BATCH,
-    GLOBAL_BATCH,
     GROUP,
     MICRO_BATCH,
     ROLLOUT_CHUNK,
+    BoundKnob,
     Candidate,
     Knob,
-    Rule,
     condition_holds,
 )
 from autotune.space.notes import space_notes
 from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
 from autotune.space.precision import resolve_precision
-from autotune.space.sharding.hpz import group_problem
-from autotune.space.sharding.processes import may_be_sharded, processes_of
+from autotune.space.sharding.processes import may_be_sharded
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
-from autotune.space.vllm.colocated import share_problem
-from autotune.space.vllm.server import division_problem
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
 """Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundKnob:
-    """A knob with the values it may take in this job, and where they come from."""
-
-    name: str
-    kind: str
-    place: str
-    values: tuple[KnobValue, ...]
-    default: KnobValue
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +126,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     defaults = {knob.name: knob.default for knob in knobs}
     written = (rule.with_defaults(defaults) for rule in definition.rules)
     rules = (*written, *package_rules(facts))
-    enumeration = _Enumeration(knobs, rules, fixed_facts, job, facts)
+    enumeration = Enumeration(knobs, rules, fixed_facts, job, facts)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(
         Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
@@ -226,75 +204,3 @@ def _check_positions(knobs: list[BoundKnob], positions: Positions) -> None:
     problem = positions.refusal([{positions.knob: length} for length in lengths])
     if problem is not None:
         raise UserError(problem)
-
-
-class _Enumeration:
-    """Depth-first over the knobs; `excluded` counts what each reason took out."""
-
-    def __init__(
-        self,
-        knobs: list[BoundKnob],
-        rules: tuple[Rule, ...],
-        fixed_facts: dict[str, Any],
-        job: Job,
-        facts: Facts,
-    ):
-        self._knobs, self._fixed_facts, self._job, self._facts = knobs, fixed_facts, job, facts
-        self._positions = Positions.of(job, facts)
-        self.excluded: dict[str, int] = {}
-        position = {knob.name: depth for depth, knob in enumerate(knobs)}
-        self._rules: list[list[Rule]] = [[] for _ in range(len(knobs) + 1)]
-        for rule in rules:
-            rule_names = set(rule.forbid) | {
-                condition["above"]
-                for condition in rule.forbid.values()
-                if isinstance(condition, Mapping) and isinstance(condition.get("above"), str)
-            }
-            self._rules[max((position.get(n, -1) + 1 for n in rule_names), default=0)].append(rule)
-
-    def candidates(self) -> Iterator[Candidate]:
-        """Every feasible candidate."""
-        yield from self._descend(0, {})
-
-    def _descend(self, depth: int, values: dict[str, KnobValue]) -> Iterator[Candidate]:
-        context = {**self._fixed_facts, **values}
-        for rule in self._rules[depth]:
-            if rule.excludes(context):
-                self._exclude(rule.reason, depth)
-                return
-        if depth == len(self._knobs):
-            yield from self._complete(values)
-            return
-        knob = self._knobs[depth]
-        for value in knob.values:
-            yield from self._descend(depth + 1, {**values, knob.name: value})
-
-    def _complete(self, values: dict[str, KnobValue]) -> Iterator[Candidate]:
-        length, micro = values.get("max_length", self._job.max_length), values[MICRO_BATCH]
-        assert length is None or isinstance(length, int)
-        assert isinstance(micro, int)
-        batch = values.get(GLOBAL_BATCH, self._job.global_batch_size)
-        sequences = self._job.with_batch(batch).batch_sequences(length)
-        count = (
-            accumulation(sequences, processes_of(values, self._job), micro) if sequences else None
-        )
-        pinned = self._job.fixed.get(ACCUMULATION)
-        if count is None:
-            uneven = "the micro-batch does not divide the global batch exactly"
-            self._exclude(uneven, len(self._knobs))
-        elif pinned is not None and pinned != count:
-            self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
-        elif (
-            reason := self._positions.problem(values)
-            or completions_problem(self._job, self._fixed_facts, values, sequences or 0)
-            or division_problem(self._job, self._facts, values)
-            or share_problem(self._job, self._facts, values)
-            or group_problem(self._job, values)
-        ) is not None:
-            self._exclude(reason, len(self._knobs))
-        else:
-            yield Candidate(values=values, gradient_accumulation_steps=count)
-
-    def _exclude(self, reason: str, depth: int) -> None:
-        count = prod(len(knob.values) for knob in self._knobs[depth:])
-        self.excluded[reason] = self.excluded.get(reason, 0) + count

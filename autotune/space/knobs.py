@@ -54,6 +54,18 @@ class Knob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BoundKnob:
+    """A knob with the values it may take in this job, and where they come from."""
+
+    name: str
+    kind: str
+    place: str
+    values: tuple[KnobValue, ...]
+    default: KnobValue
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A combination that is never tried, and why."""
 

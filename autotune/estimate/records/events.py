@@ -14,7 +14,7 @@ program an event happened: 0 none, `layer(i)`, or `chunk(j)` of a loss that is c
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
@@ -91,6 +91,12 @@ class Work:
     region: int
 
     @property
+    def row(self) -> tuple[Any, ...]:
+        """The values of its fields, in their order."""
+        kind = self.operator, self.kind, self.dtype
+        return *kind, self.dims, self.flops, self.moved_bytes, self.region
+
+    @property
     def signature(self) -> tuple[Any, ...]:
         """What does not change with the shape of the micro-batch."""
         return (self.operator, self.kind, self.dtype, len(self.dims), self.region)
@@ -98,7 +104,7 @@ class Work:
 
 def counted_rows(works: Iterable[tuple[Work, int]]) -> list[list[Any]]:
     """Work as rows of JSON data, each piece with how often it is done at its end."""
-    return [[*astuple(work), times] for work, times in works]
+    return [[*work.row, times] for work, times in works]
 
 
 def grown(works: Iterable[Work], growth: float) -> list[list[Any]]:

@@ -201,25 +201,29 @@ class _Resizing:
     def _emit(self, run: list[Event], index: int, target: int) -> None:
         """The events of a run of stretch `index`, as those of stretch `target`."""
         out, region = self._out, self._axis.region(target)
-        for event in run:
-            key = event[1]
-            home, slot = self._home[key]
-            new_home = target + home - index
-            if not 0 <= new_home < self._wanted_count:
+        homes, sources, new_ids = self._home, self._sources, self._new
+        shift, count, first_new = target - index, self._wanted_count, self._first_new
+        for event in run:  # a loop over most of a record: what it calls would take half of its time
+            kind, key = event[0], event[1]
+            home, slot = homes[key]
+            new_home = home + shift
+            if not 0 <= new_home < count:
                 continue
-            source = self._sources[new_home]
+            source = sources[new_home]
             if source != home:
                 key = self._by_slot.get((source, slot), -1)
                 if key < 0:
                     raise Irregular(f"stretch {source} does not repeat stretch {home}")
-            new = self._id(key, new_home)
-            if event[0] == ALLOCATE:
+            new = new_ids.get((key, new_home))
+            if new is None:
+                new = new_ids[key, new_home] = first_new + len(new_ids)
+            if kind == ALLOCATE:
                 size = self._size(event, index)
                 out.append((ALLOCATE, new, size, event[3], event[4], region))
-            elif event[0] == MOVE:
+            elif kind == MOVE:
                 out.append((MOVE, new, event[2], region))
             else:
-                out.append((event[0], new, region))
+                out.append((kind, new, region))
 
     def _size(self, event: Event, index: int) -> int:
         """Bytes of an allocation; the last chunk, which may be a part, counts as a full one."""

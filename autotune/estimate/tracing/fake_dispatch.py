@@ -1,13 +1,14 @@
-"""The cache of FakeTensorMode by shorter keys: a trace looks tens of thousands of results up there.
+"""Results of FakeTensorMode by short keys: a trace looks tens of thousands of them up.
 
 Torch describes each tensor of a key by all that a tensor may be. Those of a trace are strided, and
-neither symbolic, complex nor quantized: a few fields tell them apart. Results that torch has put
-into its own cache are found by these, and made by torch of what it keeps of them; everything else
-torch does as ever. Runs in a child only.
+neither symbolic, complex nor quantized: a few fields tell them apart. What torch has put into its
+own cache is kept here by these, and made again without its checks; everything else torch does as
+ever. Runs in a child only.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,21 +16,82 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autotune.training.patching import replaced
 
-_HOOKS = ("_cached_dispatch_impl", "_make_cache_entry", "_output_from_cache_entry")
+_HOOKS = ("_cached_dispatch_impl", "_make_cache_entry")
 _PLAIN = frozenset(
     {
         *(int, float, bool, str, type(None)),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
     }
 )
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_OURS = "autotune"
+"""Namespace of operators that are defined here: each makes a tensor."""
+MISSING = object()
+"""What there is of a result that is not known."""
 
 
-_ENTRIES: dict[Any, Any] = {}
-"""Torch's entries by short keys; those of one trace serve the next one of this process."""
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A tensor that an operator gives.
+
+    Attributes:
+        argument: index of the argument that it is (`layout` None), or a view of; None: it is new.
+        layout: (shape, strides, offset, dtype, device).
+        fields: what torch notes with it, but the mode.
+    """
+
+    argument: int | None
+    layout: tuple[Any, ...] | None = None
+    fields: dict[str, Any] | None = None
+
+    def made(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        """The tensor."""
+        if self.layout is None:
+            return None if self.argument is None else args[self.argument]
+        shape, strides, offset, dtype, device = self.layout
+        storage = None if self.argument is None else args[self.argument].untyped_storage()
+        with torch._C._DisableTorchDispatch():
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            if storage is not None:
+                tensor.set_(storage, offset, shape, strides)
+            fake = torch.Tensor._make_subclass(
+                FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
+            )
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+        fake.__dict__.update(self.fields)
+        fake.fake_mode = mode
+        return fake
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What an operator gives: one output, or a tuple of them."""
+
+    outputs: tuple[_Output, ...]
+    is_tuple: bool
+
+    def made(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        """The tensors."""
+        if self.is_tuple:
+            return tuple(output.made(mode, args) for output in self.outputs)
+        return self.outputs[0].made(mode, args)
+
+
+KEPT_RESULTS: dict[Any, _Result] = {}
+"""By short keys; those of one trace serve the next one of this process."""
 
 
 class _NoKey(Exception):
     """Something among the arguments is left to torch."""
+
+
+def known_result(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operator gives, without asking torch; `MISSING`: torch has to be asked."""
+    try:
+        result = KEPT_RESULTS.get(_key(mode, func, args, kwargs))
+    except _NoKey:
+        return MISSING
+    return MISSING if result is None else result.made(mode, args)
 
 
 @contextlib.contextmanager
@@ -38,7 +100,7 @@ def short_keys() -> Iterator[None]:
     if not all(hasattr(FakeTensorMode, name) for name in _HOOKS):
         yield
         return
-    dispatch, make_entry, output_of = (getattr(FakeTensorMode, name) for name in _HOOKS)
+    dispatch, make_entry = (getattr(FakeTensorMode, name) for name in _HOOKS)
     made: list[Any] = []
 
     def cached_dispatch(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -46,16 +108,17 @@ def short_keys() -> Iterator[None]:
             key = _key(self, func, args, kwargs)
         except _NoKey:
             return dispatch(self, func, types, args, kwargs)
-        entry = _ENTRIES.get(key)
-        if entry is not None:
-            return output_of(self, None, entry, None, func, args)
+        result = KEPT_RESULTS.get(key)
+        if result is not None:
+            return result.made(self, args)
         made.append(None)  # an operator may be made of others
         try:
             out = dispatch(self, func, types, args, kwargs)
         finally:
             entry = made.pop()
-        if entry is not None:
-            _ENTRIES[key] = entry
+        result = _result_of(func, args, out, entry)
+        if result is not None:
+            KEPT_RESULTS[key] = result
         return out
 
     def noted_entry(self: Any, *args: Any) -> Any:
@@ -69,6 +132,46 @@ def short_keys() -> Iterator[None]:
         replaced(FakeTensorMode, "_make_cache_entry", noted_entry),
     ):
         yield
+
+
+def _result_of(func: Any, args: Any, out: Any, entry: Any) -> _Result | None:
+    """What to keep of a result; None: nothing.
+
+    Args:
+        entry: torch's own; None: it keeps none.
+    """
+    if entry is not None:
+        outs = out if entry.is_output_tuple else (out,)
+        outputs = [_output_of(*pair) for pair in zip(entry.output_infos, outs, strict=True)]
+    elif func is _UNSAFE_VIEW:  # torch takes it for new, and keeps nothing of what shares a storage
+        outputs, outs = [_described(out, 0)], ()
+    elif func.namespace == _OURS:
+        outputs, outs = [_described(out, None)], ()
+    else:
+        return None
+    if any(output is None for output in outputs):
+        return None
+    return _Result(tuple(filter(None, outputs)), entry is not None and entry.is_output_tuple)
+
+
+def _output_of(info: Any, out: Any) -> _Output | None:
+    if info.inplace_idx is not None:
+        return _Output(info.inplace_idx)
+    if out is None:
+        return _Output(None)
+    metadata = info.metadata
+    if metadata is None or metadata.requires_grad or metadata.is_conj or metadata.is_neg:
+        return None
+    return _described(out, info.view_idx)
+
+
+def _described(out: Any, argument: int | None) -> _Output | None:
+    """A tensor as it is to be made again; None: it is not an ordinary one."""
+    if type(out) is not FakeTensor or out.layout is not torch.strided or out.requires_grad:
+        return None
+    layout = out.shape, out.stride(), out.storage_offset(), out.dtype, out.fake_device
+    fields = {name: value for name, value in out.__dict__.items() if name != "fake_mode"}
+    return _Output(argument, layout, fields)
 
 
 def _key(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

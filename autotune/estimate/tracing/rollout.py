@@ -87,7 +87,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
     return RolloutTraceReply(
         events=tracer.finish(),
         layers=layers,
-        work={name: [dataclasses.astuple(w) for w in works] for name, works in work.items()},
+        work={name: [w.row for w in works] for name, works in work.items()},
         windows=phases.windows,
         policy=dict(tracer.policy),
     )

@@ -7,7 +7,6 @@ Runs in a child only.
 """
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Iterator
 from itertools import accumulate
@@ -100,9 +99,9 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         events=tracer.finish(),
         layers=layers,
         chunks=_chunks(tracer.events, request.micro_steps),
-        first_work=[dataclasses.astuple(work) for work in step_phases.first_work],
-        micro_work=[[dataclasses.astuple(w) for w in step] for step in step_phases.micro_work],
-        optimizer_work=[dataclasses.astuple(work) for work in step_phases.optimizer_work],
+        first_work=[work.row for work in step_phases.first_work],
+        micro_work=[[w.row for w in step] for step in step_phases.micro_work],
+        optimizer_work=[work.row for work in step_phases.optimizer_work],
         policy=dict(tracer.policy),
     )
 

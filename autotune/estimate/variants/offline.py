@@ -13,6 +13,7 @@ from autotune.estimate.records.shapes import passing_of_step
 from autotune.estimate.tracing.kernels.cuda import MOST_UNSORTED_IDS
 from autotune.estimate.variant import optimizer_config
 from autotune.estimate.variants.chunking import chunking_of
+from autotune.estimate.variants.collector import without_collector
 from autotune.estimate.variants.data import VariantData
 from autotune.estimate.variants.replays import PointReplays, Shares
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
@@ -235,14 +236,15 @@ class OfflineEstimates(Retracing):
         if chunks and worst.size not in self._sizes[padded].direct:
             chunks = self._chunks(worst)
         optimizer = None if point.optim is None else self._traces_with(point.optim)
-        return self.traces.record(
-            keys,
-            worst.size,
-            chunks,
-            accumulates=point.accumulates,
-            optimizer=optimizer,
-            first_shares=first,
-        )
+        with without_collector():
+            return self.traces.record(
+                keys,
+                worst.size,
+                chunks,
+                accumulates=point.accumulates,
+                optimizer=optimizer,
+                first_shares=first,
+            )
 
     def _traces_with(self, optim: str) -> Traces:
         """Traces with another optimizer, which keeps the same state."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from autotune.estimate.allocator.replay import Replay, far_beyond, on_cpu, on_cuda, replayed
 from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.records.events import Event, MemoryUse
+from autotune.estimate.variants.collector import without_collector
 from autotune.estimate.variants.sizes import Worst
 
 ROOMY = 0.85
@@ -69,7 +70,8 @@ class PointReplays:
             events = self._record(point, worst, padded, first)
             records[first] = events, on_cuda(events)
         events, use = records[first]
-        return self._far_beyond(point, use) or self._closely(point, events, use)
+        with without_collector():
+            return self._far_beyond(point, use) or self._closely(point, events, use)
 
     def _far_beyond(self, point: Point, use: MemoryUse) -> Replay | None:
         """The replay of a point that does not fit by far, from one that was made; else None."""

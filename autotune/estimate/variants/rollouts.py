@@ -39,6 +39,7 @@ from autotune.estimate.records.layers import SMALLEST, with_layers
 from autotune.estimate.records.shapes import passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
+from autotune.estimate.variants.collector import without_collector
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.rollout_work import WorkRows, work_of_phases
 from autotune.estimate.variants.too_large import TooLarge, sizes
@@ -118,7 +119,8 @@ class RolloutEstimates(Retracing):
         if self._latest is None or self._latest[0] != (request, asleep):
             self._latest = (request, asleep), self._whole(request, rollout.length, asleep=asleep)
         whole = self._latest[1]
-        replay = self._replayed(whole.events, point)
+        with without_collector():
+            replay = self._replayed(whole.events, point)
         fields = with_vllm(replay.as_reply_fields(), point, whole.generating_bytes)
         padded = padded_tokens(plan, rollout, self._lengths)
         longest_tokens = (
@@ -136,6 +138,12 @@ class RolloutEstimates(Retracing):
     def _whole(self, request: RolloutTraceRequest, length: int, *, asleep: bool) -> Whole:
         """A trace with all of the completions' tokens and all of the model's layers."""
         reply = self._reply(request)
+        with without_collector():
+            return self._at_depth(request, reply, length, asleep=asleep)
+
+    def _at_depth(
+        self, request: RolloutTraceRequest, reply: RolloutTraceReply, length: int, *, asleep: bool
+    ) -> Whole:
         traced_layers, layers = reply.layers, self._request.layers
         traced = [tuple(event) for event in reply.events]
         if self._request.config.get("use_vllm"):

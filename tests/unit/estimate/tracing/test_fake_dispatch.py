@@ -34,7 +34,7 @@ def results():
                 found += [torch.full((2,), 1.0), torch.arange(3) * 0.5]
             finally:
                 torch.set_default_dtype(torch.float32)
-            x.add_(1)
+            found += [torch.ops.aten._unsafe_view(x, [3, 8]), x.add_(1), x.detach()]
             found += [x, torch.view_as_complex(torch.empty(3, 2)) + 1]
     return [described(tensor) for tensor in found]
 
@@ -67,7 +67,7 @@ def test_an_operator_looked_up_again_is_not_computed_again():
         return make_entry(mode, *args)
 
     FakeTensorMode.cache_clear()
-    fake_dispatch._ENTRIES.clear()
+    fake_dispatch.KEPT_RESULTS.clear()
     FakeTensorMode._make_cache_entry = counted
     try:
         with short_keys(), FakeTensorMode():
@@ -80,3 +80,28 @@ def test_an_operator_looked_up_again_is_not_computed_again():
         assert described(y)[0] == (7, 3)
     finally:
         FakeTensorMode._make_cache_entry = make_entry
+
+
+def test_what_shares_a_storage_does_so_again():
+    """A view, an operator's own argument, and what torch itself keeps nothing of."""
+    with short_keys(), FakeTensorMode() as mode:
+        x = torch.empty(6, 4)
+        storage = x.untyped_storage()
+        for _ in range(2):
+            assert x.t().untyped_storage()._cdata == storage._cdata
+            assert torch.ops.aten._unsafe_view(x, [24]).untyped_storage()._cdata == storage._cdata
+            assert x.add_(1) is x
+            assert (x + 1).untyped_storage()._cdata != storage._cdata
+        known = fake_dispatch.known_result(mode, torch.ops.aten.t.default, (x,), {})
+        assert described(known) == described(x.t())
+
+
+def test_what_is_not_known_is_left_to_torch():
+    with short_keys(), FakeTensorMode() as mode:
+        x, missing = torch.empty(5, 11), fake_dispatch.MISSING
+        negated = torch.ops.aten.neg.default
+        fake_dispatch.KEPT_RESULTS.clear()
+        assert fake_dispatch.known_result(mode, negated, (x,), {}) is missing
+        torch.neg(x)
+        assert fake_dispatch.known_result(mode, negated, (x,), {}) is not missing
+        assert fake_dispatch.known_result(mode, negated, (object(),), {}) is missing
