@@ -60,7 +60,10 @@ class Drafting:
     def trace(self) -> None:
         """Make all traces that may matter."""
         candidates = self._space.candidates
-        if self._whole or not self._online:
+        some_fit = False
+        if self._online and len(self._estimator.tasks(candidates)) > 1:
+            some_fit = self._look_first()
+        if self._whole or not some_fit:
             self._estimate(candidates)
             return
         named = named_knobs(self._estimator.job)
@@ -77,23 +80,27 @@ class Drafting:
         return draft_of(self._space, estimates, devices, by_formula=by_formula)
 
     def _estimate(self, candidates: Sequence[Candidate]) -> None:
-        """Estimate candidates that nothing is known of; those that are ruled out have theirs."""
-        tasks = self._estimator.tasks(candidates)
-        if self._online and len(tasks) > 1 and not self.has_traced:
-            self._look_first(candidates)
-        self._tasks, self._of_tasks = tasks, {}
-        self._estimator.replies(tasks, self._known)
+        """Estimate candidates; those that are ruled out have their estimates already."""
+        self._tasks, self._of_tasks = self._estimator.tasks(candidates), {}
+        self._estimator.replies(self._tasks, self._known)
         draft = self.draft()
         self._settled, self._by_formula = dict(draft.estimates), draft.by_formula
         self._known, self._tasks = Known(self._show), ()
 
-    def _look_first(self, candidates: Sequence[Candidate]) -> None:
+    def _look_first(self) -> bool:
         """Estimate the leanest candidates with and without checkpointing before all others: where
-        the method generates, a variant takes long. Their traces are found again."""
-        ordered = sorted(candidates, key=expected_leanness)
+        the method generates, a variant takes long. Their traces are found again.
+
+        Returns:
+            Whether one fits. If none does, what is larger needs no trace, where all candidates are
+            looked at together.
+        """
+        ordered = sorted(self._space.candidates, key=expected_leanness)
         firsts = {one.values.get(CHECKPOINTING): one for one in reversed(ordered)}
-        self._settled |= self._estimator.estimates(list(firsts.values()))
+        found = self._estimator.estimates(list(firsts.values()))
+        self._settled |= found
         self._show()
+        return any(estimate.fits for estimate in found.values())
 
     def _estimates(self, number: int, reply: EstimateReply) -> Mapping[str, Estimate]:
         """Of the candidates of a task."""

@@ -57,7 +57,8 @@ class _Output:
             fake = torch.Tensor._make_subclass(
                 FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
             )
-        torch._C._set_throw_on_mutable_data_ptr(fake)
+        if not mode._allow_unsafe_data_ptr_access:
+            torch._C._set_throw_on_mutable_data_ptr(fake)
         fake.__dict__.update(self.fields)
         fake.fake_mode = mode
         return fake
