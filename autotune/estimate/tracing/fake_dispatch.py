@@ -7,16 +7,20 @@ ever. Runs in a child only.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autotune.training.patching import replaced
 
 _HOOKS = ("_cached_dispatch_impl", "_make_cache_entry")
+_NOTED = ("output_infos", "is_output_tuple")
+"""What torch's own entries have."""
 _PLAIN = frozenset(
     {
         *(int, float, bool, str, type(None)),
@@ -98,7 +102,9 @@ def known_result(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any
 @contextlib.contextmanager
 def short_keys() -> Iterator[None]:
     """FakeTensorMode finds its results by short keys; a torch without these hooks is left alone."""
-    if not all(hasattr(FakeTensorMode, name) for name in _HOOKS):
+    entry_class = getattr(fake_tensor, "_DispatchCacheValidEntry", None)
+    noted = {field.name for field in dataclasses.fields(entry_class)} if entry_class else set()
+    if not all(hasattr(FakeTensorMode, name) for name in _HOOKS) or not noted.issuperset(_NOTED):
         yield
         return
     dispatch, make_entry = (getattr(FakeTensorMode, name) for name in _HOOKS)
@@ -117,7 +123,7 @@ def short_keys() -> Iterator[None]:
             out = dispatch(self, func, types, args, kwargs)
         finally:
             entry = made.pop()
-        result = _result_of(func, args, out, entry)
+        result = _result_of(func, out, entry)
         if result is not None:
             KEPT_RESULTS[key] = result
         return out
@@ -135,27 +141,30 @@ def short_keys() -> Iterator[None]:
         yield
 
 
-def _result_of(func: Any, args: Any, out: Any, entry: Any) -> _Result | None:
+def _result_of(func: Any, out: Any, entry: Any) -> _Result | None:
     """What to keep of a result; None: nothing.
 
     Args:
         entry: torch's own; None: it keeps none.
     """
+    is_tuple = False
+    outputs: list[_Output | None]
     if entry is not None:
-        outs = out if entry.is_output_tuple else (out,)
+        is_tuple = entry.is_output_tuple
+        outs = out if is_tuple else (out,)
         outputs = [_output_of(*pair) for pair in zip(entry.output_infos, outs, strict=True)]
-    elif func is _UNSAFE_VIEW:  # torch takes it for new, and keeps nothing of what shares a storage
-        outputs, outs = [_described(out, 0)], ()
+    elif func is _UNSAFE_VIEW:  # torch keeps nothing of what shares a storage and is no view
+        outputs = [_described(out, 0)]
     elif func.namespace == _OURS:
-        outputs, outs = [_described(out, None)], ()
+        outputs = [_described(out, None)]
     else:
         return None
-    if any(output is None for output in outputs):
-        return None
-    return _Result(tuple(filter(None, outputs)), entry is not None and entry.is_output_tuple)
+    known = tuple(output for output in outputs if output is not None)
+    return _Result(known, is_tuple) if len(known) == len(outputs) else None
 
 
 def _output_of(info: Any, out: Any) -> _Output | None:
+    """One output of an operator, by what torch notes of it; None: it is not an ordinary one."""
     if info.inplace_idx is not None:
         return _Output(info.inplace_idx)
     if out is None:
