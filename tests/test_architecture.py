@@ -46,7 +46,7 @@ OWNERS = {
     "rich": ("cli",),
     "subprocess": ("process",),
     "multiprocessing": (),
-    "pickle": (),
+    "pickle": ("estimate/tracing/shared_results.py",),
 }
 PURE = (
     *("job", "space", "bundle", "search/rules"),

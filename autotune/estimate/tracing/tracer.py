@@ -60,22 +60,19 @@ class Tracer(TorchDispatchMode):
         """What is drawn where a model generates; None: it is not known."""
         self.tiles: frozenset[int] = frozenset()
         """Widths that only logits have inside a chunk of the loss."""
-        self.phase = "init"
-        self.recomputing = False
-        self.paused = False
-        """Whether nothing of what is done now would be done with real tensors."""
+        self.phase, self.recomputing, self.paused = "init", False, False
+        """`paused`: whether nothing of what is done now would be done with real tensors."""
         self.region = events.NOWHERE
         self._regions: dict[int, int] = {}
         self.vocabulary, self._cuda = vocabulary, cuda
+        self._fake: Any = None
         self._storages: Any = WeakIdKeyDictionary()
         self._part: dict[int, str] = {}
         self._made_by: dict[int, str] = {}
         self._workspaces: set[str] = set()
         self._streams = [torch.cpu.current_stream()]
         self._cpu_scratch = CpuScratch()
-        self._fake: Any = None
-        self._next = 0
-        self._aside = False
+        self._next, self._aside = 0, False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
