@@ -7,7 +7,6 @@ from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job
 
-LIMIT = 16 * GIB
 SAFE, TIGHT = replace(make_estimate(GIB), p_oom=0.0), replace(make_estimate(GIB), p_oom=0.5)
 
 
