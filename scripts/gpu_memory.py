@@ -51,11 +51,11 @@ RECORDED = ROOT / "benchmarks" / "recorded"
 @guarded
 def main() -> int:
     """Predict, or measure and write the table."""
-    asked = parsed()
+    arguments = parsed()
     with tempfile.TemporaryDirectory(prefix="autotune-memory-") as scratch:
-        if asked.predict is not None:
-            return write_predictions(asked, Path(scratch))
-        return hold_against(asked, Path(scratch))
+        if arguments.predict is not None:
+            return write_predictions(arguments, Path(scratch))
+        return hold_against(arguments, Path(scratch))
 
 
 def parsed() -> argparse.Namespace:
@@ -74,35 +74,37 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write_predictions(asked: argparse.Namespace, scratch: Path) -> int:
+def write_predictions(arguments: argparse.Namespace, scratch: Path) -> int:
     """Estimate without a device."""
-    if asked.predictions is not None or asked.minutes is not None:
+    if arguments.predictions is not None or arguments.minutes is not None:
         raise user_error("--predict measures nothing", hint="leave --predictions and --minutes out")
-    if asked.predict != "cpu":
-        find_kind(asked.predict)  # so that a wrong name is refused before anything is written
-    name = f"predictions-memory-{asked.predict}-{today()}.jsonl"
-    file = asked.out or (ROOT / "runs" if asked.rehearse else RECORDED) / name
+    if arguments.predict != "cpu":
+        find_kind(arguments.predict)  # so that a wrong name is refused before anything is written
+    name = f"predictions-memory-{arguments.predict}-{today()}.jsonl"
+    file = arguments.out or (ROOT / "runs" if arguments.rehearse else RECORDED) / name
     if file.exists():
         raise user_error("there is such a file", where=str(file), hint="name another")
-    made = predict(TINY if asked.rehearse else CASES, asked.predict, asked.seed, scratch)
+    made = predict(
+        TINY if arguments.rehearse else CASES, arguments.predict, arguments.seed, scratch
+    )
     write(file, made)
     print(f"memory: {len(made.rows)} candidates predicted in {file}")
     return 0
 
 
-def hold_against(asked: argparse.Namespace, scratch: Path) -> int:
+def hold_against(arguments: argparse.Namespace, scratch: Path) -> int:
     """Probe, and hold the estimates against what was measured."""
-    out = asked.out or default_out(asked.rehearse)
+    out = arguments.out or default_out(arguments.rehearse)
     kept, rows_file = out / "memory_predictions.jsonl", out / "memory_rows.jsonl"
-    predictions = predicted(asked, kept, scratch)
+    predictions = predicted(arguments, kept, scratch)
     rows = Rows(rows_file, predictions)
-    if rows.missing(predictions) and not asked.table:
+    if rows.missing(predictions) and not arguments.table:
         check_device(predictions)
     if not kept.exists():
         write(kept, predictions)
     try:
-        if not asked.table:
-            measure(predictions, rows, asked.minutes, scratch / "probes")
+        if not arguments.table:
+            measure(predictions, rows, arguments.minutes, scratch / "probes")
     finally:
         if rows.probed:
             text = table(predictions.about, read_rows(rows_file), len(predictions.rows))
@@ -113,15 +115,17 @@ def hold_against(asked: argparse.Namespace, scratch: Path) -> int:
     return 0
 
 
-def predicted(asked: argparse.Namespace, kept: Path, scratch: Path) -> Predictions:
+def predicted(arguments: argparse.Namespace, kept: Path, scratch: Path) -> Predictions:
     """The predictions that were named, else those of an earlier call, else new ones."""
-    if asked.predictions is not None:
-        return read(asked.predictions)
-    if kept.exists() or asked.table:
+    if arguments.predictions is not None:
+        return read(arguments.predictions)
+    if kept.exists() or arguments.table:
         return read(kept)
-    if not asked.rehearse:
+    if not arguments.rehearse:
         devices.detect("cuda", 0)  # said before minutes are spent
-    return predict(TINY if asked.rehearse else CASES, None, asked.seed, scratch / "predictions")
+    return predict(
+        TINY if arguments.rehearse else CASES, None, arguments.seed, scratch / "predictions"
+    )
 
 
 def default_out(rehearse: bool) -> Path:

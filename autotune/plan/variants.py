@@ -20,7 +20,7 @@ from autotune.facts.device_kinds import rules_of
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
-from autotune.space.cudnn_attention import USUAL_TORCH, VARIABLE
+from autotune.space.cudnn_attention import CUDNN_LAST, USUAL_TORCH
 from autotune.space.knobs import Candidate
 from autotune.space.settings import Settings, settings
 from autotune.training.batch_plan import Batching, batching_of
@@ -88,7 +88,7 @@ def variant_tasks(
         traced = traced_config(config, liger=liger)
         point = _point(candidate_settings, optim)
         group = _trace_group(candidate_settings, point)
-        without_cudnn = VARIABLE in candidate_settings.environment
+        without_cudnn = CUDNN_LAST in candidate_settings.environment
         key = (traced.key, candidate_settings.sharding, without_cudnn, *group)
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     paths = _Paths(rows=rows, cache=cache, shared=shared)
@@ -211,5 +211,5 @@ def cuda_rules(chosen: Settings) -> dict[str, Any] | None:
     return {
         "workspace_bytes": rules.cublas_workspace_bytes,
         "flash": rules.flash_sdpa,
-        "cudnn_first": rules.cudnn_sdpa_first and VARIABLE not in chosen.environment,
+        "cudnn_first": rules.cudnn_sdpa_first and CUDNN_LAST not in chosen.environment,
     }

@@ -8,6 +8,14 @@ LIMIT_BYTES = 8 * 2**20
 _END_BYTES = 2**20
 
 
+def last_line(path: Path) -> str:
+    """The last line of a log that says something; empty where there is none."""
+    with contextlib.suppress(OSError):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return ""
+
+
 class LogTail:
     """A log that is kept from filling the disk: past its limit only the end stays."""
 

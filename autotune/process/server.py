@@ -20,6 +20,7 @@ from autotune.process.forkserver import CHOICE
 from autotune.process.host_memory import HostMeter
 from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher, lost_ending
+from autotune.process.logs import last_line
 from autotune.process.messages import ChildFolder
 from autotune.process.watch import ChildWatch
 
@@ -112,9 +113,8 @@ class ChildServer:
                     hint="this machine is busy, or its disk is slow: try again",
                 )
             raise machine_error(
-                "the training stack cannot be imported",
-                where=str(self._log),
-                hint="read that log; then check the installation with `autotune env`",
+                f"the training stack cannot be imported: {last_line(self._log)}",
+                hint="`autotune env` names what is missing or has another version",
             )
         if ready["event"] == "cuda":
             self.close()

@@ -1,11 +1,13 @@
 """Whether SDPA leaves out cuDNN's attention, which PyTorch prefers on Hopper and Blackwell. Pure.
 
 cuDNN builds a plan for every shape it has not seen (pytorch/pytorch#155958): 0.44 and 0.55 s for
-forward and backward on a B200 (modelscope/FunASR#3704). The first launch on an H200 ran at 51% of
-what its probe had promised on repeated shapes: 0.3 s more for each micro-batch
-(benchmarks/recorded/gpu-smoke-h200-2026-11-26). Known error: whether shapes differ is read off the
-lengths of rows alone, not off how many shapes that makes (`pad_to_multiple_of`, many rows of full
-length), nor off how often a long training meets them again.
+forward and backward on a B200 (modelscope/FunASR#3704), 0.12 to 0.14 s for both on an H100, where
+without it no shape takes longer the first time (benchmarks/recorded/gpu-attention-h100-2026-11-26).
+The first launch on an H200 ran at 51% of what its probe had promised on repeated shapes: 0.3 s more
+for each micro-batch. With it left out, launches on an H100 keep what is promised. Known error:
+whether shapes differ is read off the lengths of rows alone, not off how many shapes that makes
+(`pad_to_multiple_of`, many rows of full length), nor off how often a long training meets them
+again: with a mask the other kernels reach a third of cuDNN's rate.
 """
 
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from autotune.facts.data import DataFacts
 from autotune.facts.device_kinds import rules_of
 from autotune.job.methods import METHODS
 
-VARIABLE = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """PyTorch reads it once, when SDPA is first called."""
 USUAL_TORCH = "2.13"
 """What is assumed where the version is not known."""
@@ -28,7 +30,7 @@ def cudnn_environment(method: str, config: Mapping[str, Any], facts: Facts) -> d
     uses_sdpa = config.get("attn_implementation", "sdpa") == "sdpa"
     if not uses_sdpa or not cudnn_is_first(facts) or not _shapes_differ(method, config, facts.data):
         return {}
-    return {VARIABLE: "1"}
+    return {CUDNN_LAST: "1"}
 
 
 def cudnn_is_first(facts: Facts) -> bool:

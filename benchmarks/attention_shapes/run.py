@@ -37,14 +37,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file that rows are added to")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.here:
-        print(json.dumps(measured(asked.device)))
+    arguments = parser.parse_args()
+    if arguments.here:
+        print(json.dumps(measured(arguments.device)))
         return
     for name, variables in SETTINGS.items():
         command = [sys.executable, "-m", "benchmarks.attention_shapes.run", "--here"]
         done = subprocess.run(
-            [*command, "--device", asked.device],
+            [*command, "--device", arguments.device],
             env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             text=True,
@@ -52,8 +52,8 @@ def main() -> None:
         )
         row = {"setting": name, **json.loads(done.stdout)}
         print("  ".join(f"{key} {value}" for key, value in row.items() if key != "about"))
-        if asked.out is not None:
-            with asked.out.open("a", encoding="utf-8") as file:
+        if arguments.out is not None:
+            with arguments.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, sort_keys=True) + "\n")
 
 

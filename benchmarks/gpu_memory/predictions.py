@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import user_error
+from autotune.errors import UserError, user_error
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
@@ -126,9 +126,12 @@ def _of_case(
     that of `autotune plan`, but that only some paths are traced."""
     folder = scratch / case.name
     job, definition = opened(folder, MODELS[case.model], case.job())
-    estimator = estimator_of(job, device, folder, cache, server)
-    if (job.devices.memory or 0) > estimator.facts.device.total_bytes:
-        return []
+    try:
+        estimator = estimator_of(job, device, folder, cache, server)
+    except UserError as error:
+        if {problem.where for problem in error.problems} != {"devices.memory"}:
+            raise
+        return []  # more than this device has
     space = bind(definition, estimator.job, estimator.facts)
     candidates = some_paths(space.candidates, case.paths, seed)
     estimates, limit = estimator.estimates(candidates), estimator.limit

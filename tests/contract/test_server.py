@@ -131,13 +131,12 @@ def test_a_closed_server_starts_again_when_it_is_needed(tmp_path: Path) -> None:
         server.close()
 
 
-def test_a_stack_that_cannot_be_imported_is_a_machine_error_that_names_the_log(
+def test_a_stack_that_cannot_be_imported_is_a_machine_error_that_says_why(
     tmp_path: Path,
 ) -> None:
     server = ChildServer(tmp_path / "server.log", preload=("there_is_no_such_module",))
-    with pytest.raises(MachineError, match="cannot be imported"):
+    with pytest.raises(MachineError, match="cannot be imported: .*there_is_no_such_module"):
         server.__enter__()
-    assert "there_is_no_such_module" in (tmp_path / "server.log").read_text(encoding="utf-8")
 
 
 def test_a_stack_that_takes_too_long_to_import_is_said_to_be_slow_not_broken(

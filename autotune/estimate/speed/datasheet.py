@@ -1,7 +1,10 @@
 """Ceilings of a GPU one does not have, from its data sheet. Pure."""
 
+from collections.abc import Iterator
+
 from autotune.estimate.speed.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate
-from autotune.facts.device_kinds import DeviceKind
+from autotune.facts.device_kinds import DeviceKind, rules_of
+from autotune.space.cudnn_attention import USUAL_TORCH
 
 _SIZES = tuple(4**n for n in range(2, 9))
 """16 to 65536: what matmuls are tabled at, in each dimension."""
@@ -10,12 +13,20 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MATMUL_SHARE = 0.8
 """Share of the peak that large matmuls reach: 788 of 989 TFLOP/s measured on an H200 (8192^3,
 bf16)."""
+_NEWER_MATMUL_SHARE = 0.68
+"""The same of Hopper and Blackwell in a training, where they do not keep the clock of ten
+milliseconds: 31 trainings on an H100 and an H200 (`benchmarks/recorded`) took 1.03 to 1.1 times as
+long as with 0.8. Taken from there for Blackwell."""
 BANDWIDTH_SHARE = 0.85
 """Share of the specified bandwidth: 4.3 of 4.8 TB/s measured for a copy on an H200, less for
 others."""
 KERNEL_S = 2e-6
-"""Seconds by which a kernel takes longer than its work at full rate, to fill and drain a GPU.
-A guess; it decides what small operators reach."""
+"""Seconds by which a kernel takes longer than its work at full rate, to fill and drain a GPU: 2.0
+to 2.6 us of products of 0.8 to 13 MB on an H100 and an H200, whose measured rates are in
+`benchmarks/recorded`."""
+MATMUL_S = 4e-6
+"""The same for a matmul. Tabled rates of 64 shapes of 0.2 GFLOP and more are then 7% off those of
+an H100 and an H200 in the median, and at most a factor 1.6."""
 ATTENTION_SHARE = {False: 0.55, True: 0.45}
 """Share of the peak for long rows, forward and backward. FlashAttention-2 (arXiv 2307.08691)
 reports 50 to 73% of an A100's peak forward, less backward, at head sizes of 64 and 128."""
@@ -23,21 +34,30 @@ _HALF_LENGTH = 256
 """Length at which attention reaches half of that, read off the same paper's plots (rough)."""
 MASKED_SHARE = 0.5
 """What the kernels that take a mask reach of those that do not. A guess."""
+_NEWER_SHARE = {False: 0.21, True: 0.22}
+"""The same share on Hopper and Blackwell, which have outgrown these kernels: an H100, causal, heads
+of 64, 16 bits, rows of 8192. Taken from there for Blackwell."""
+_NEWER_MASKED_SHARE = 0.41
+_CUDNN_SHARE, _CUDNN_MASKED_SHARE = 0.36, 0.74
+"""Those of cuDNN's attention, of an H200."""
 OVERHEAD_S = 6e-6
 """The host's time for one dispatched operator. Accounts of PyTorch's way from Python to the launch
 of a kernel say 5 to 25 us; views, a third of the operators of a training step, launch none and take
-less. Known error: on an H200's host steps that hung on it went as if it were about 13 (a 1.5B model
-with one row: 2.2 times too fast; benchmarks/recorded/gpu-memory-h200-2026-11-26)."""
+less. It is the host's and not the GPU's: expect a factor of 2."""
+_NEWER_OVERHEAD_S = 13e-6
+"""That of the servers that Hopper and Blackwell are in: on an H200's host steps that hung on it
+went as if it were about 13 us, on an H100's 15 were measured and right."""
 
 
 def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
     """The ceilings of a GPU one does not have; None where its rates are not known.
 
-    A matmul takes its operations at `MATMUL_SHARE` of the peak plus `KERNEL_S`, and not less than
-    its bytes take. Known error: not measured on any device but for the shares quoted above; expect
-    a factor of 2 for small operators and for the host. Ranks that hang on it are not to be trusted
-    before a probe. Against 28 runs that others have measured on an A100: 0.88 to 1.18 of their
-    tokens/s (`benchmarks/published_runs`).
+    A matmul takes its operations at `MATMUL_SHARE` of the peak plus `MATMUL_S`, and not less than
+    its bytes take. Known error: of 13 trainings on an H100, most of them at its memory's limit,
+    steps take 0.75 to 1.04 of the measured time, 0.94 in the median; of 18 on an H200 0.70 to 1.30,
+    0.90. Expect a factor of 2 for small operators and for the host: ranks that hang on it are not
+    to be trusted before a probe. Against 28 runs that others have measured on an A100, before
+    `MATMUL_S` was: 0.88 to 1.18 of their tokens/s (`benchmarks/published_runs`).
     """
     bandwidth = kind.bandwidth_bytes_per_s
     peaks = {d: r for d, r in kind.matrix_flops_per_s.items() if r is not None and d in _BYTES}
@@ -48,37 +68,54 @@ def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
         kind="cuda",
         measured=False,
         matmul=tuple(
-            MatmulRate(dtype, m, k, n, _tabled_matmul(dtype, (m, k, n), peak, bandwidth))
+            MatmulRate(dtype, m, k, n, _tabled_matmul(dtype, (m, k, n), share * peak, bandwidth))
             for dtype, peak in peaks.items()
+            for share in (_NEWER_MATMUL_SHARE if _is_newer(kind, dtype) else MATMUL_SHARE,)
             for m in _SIZES
             for k in _SIZES
             for n in _SIZES
         ),
         attention=tuple(
             AttentionRate(
-                dtype, length, backward, masked, _tabled_attention(length, backward, masked) * peak
+                dtype, length, *case, share * length / (length + _HALF_LENGTH) * peak, cudnn
             )
             for dtype, peak in peaks.items()
+            for cudnn in ((False, True) if _is_newer(kind, dtype) else (False,))
             for length in _LENGTHS
-            for backward in (False, True)
-            for masked in (False, True)
+            for case, share in _attention_shares(kind, dtype, cudnn=cudnn)
         ),
         bandwidth=tuple(
             Bandwidth(size, size / (size / (BANDWIDTH_SHARE * bandwidth) + KERNEL_S))
             for size in (4**n for n in range(5, 18))
         ),
-        overhead_s_per_operator=OVERHEAD_S,
+        overhead_s_per_operator=_NEWER_OVERHEAD_S if _is_newer(kind) else OVERHEAD_S,
         host_bytes_per_s=kind.interconnect.host_bytes_per_s,
     )
 
 
-def _tabled_matmul(dtype: str, shape: tuple[int, int, int], peak: float, bandwidth: float) -> float:
+def _tabled_matmul(dtype: str, shape: tuple[int, int, int], rate: float, bandwidth: float) -> float:
     m, k, n = shape
     flops, moved_bytes = 2 * m * k * n, _BYTES[dtype] * (m * k + k * n + m * n)
-    computing = flops / (MATMUL_SHARE * peak)
-    return flops / (max(computing, moved_bytes / (BANDWIDTH_SHARE * bandwidth)) + KERNEL_S)
+    computing = flops / rate
+    return flops / (max(computing, moved_bytes / (BANDWIDTH_SHARE * bandwidth)) + MATMUL_S)
 
 
-def _tabled_attention(length: int, backward: bool, masked: bool) -> float:
-    share = ATTENTION_SHARE[backward] * length / (length + _HALF_LENGTH)
-    return share * (MASKED_SHARE if masked else 1.0)
+def _is_newer(kind: DeviceKind, dtype: str = "bfloat16") -> bool:
+    """Whether it is one of those whose 16 bits PyTorch gives to cuDNN's attention first."""
+    if kind.capability is None or dtype == "float32":
+        return False
+    return rules_of(kind.capability, USUAL_TORCH).cudnn_sdpa_first
+
+
+def _attention_shares(
+    kind: DeviceKind, dtype: str, *, cudnn: bool
+) -> Iterator[tuple[tuple[bool, bool], float]]:
+    """Shares of the peak of long rows, by (backward, masked)."""
+    newer = _is_newer(kind, dtype)
+    for backward in (False, True):
+        causal = _NEWER_SHARE[backward] if newer else ATTENTION_SHARE[backward]
+        masked = _NEWER_MASKED_SHARE if newer else MASKED_SHARE
+        if cudnn:
+            causal, masked = _CUDNN_SHARE, _CUDNN_MASKED_SHARE
+        yield (backward, False), causal
+        yield (backward, True), causal * masked

@@ -158,7 +158,10 @@ def _attention_s(work: Work, ceilings: Ceilings, masked: bool | None) -> float:
     if masked is None or work.operator.startswith(FLASH_PACKAGE):
         masked = work.flops > 0.75 * full_flops
     length = round(math.sqrt(queries * keys))
-    rate = ceilings.attention_flops_per_s(work.dtype, length, backward=backward, masked=masked)
+    cudnn = "cudnn" in work.operator
+    rate = ceilings.attention_flops_per_s(
+        work.dtype, length, backward=backward, masked=masked, cudnn=cudnn
+    )
     return full_flops * (1.0 if masked else 0.5) / rate
 
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from autotune.training.patching import replaced
 
 _HOOKS = ("_cached_dispatch_impl", "_make_cache_entry")
-_NOTED = ("output_infos", "is_output_tuple")
+_ENTRY_FIELDS = ("output_infos", "is_output_tuple")
 """What torch's own entries have."""
 _PLAIN = frozenset(
     {
@@ -48,7 +48,7 @@ class _Output:
     layout: tuple[Any, ...] | None = None
     fields: dict[str, Any] | None = None
 
-    def made(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+    def tensor(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
         """The tensor."""
         if self.layout is None:
             return None if self.argument is None else args[self.argument]
@@ -75,11 +75,11 @@ class _Result:
     outputs: tuple[_Output, ...]
     is_tuple: bool
 
-    def made(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        """The tensors."""
+    def tensors(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        """The tensor, or a tuple of them."""
         if self.is_tuple:
-            return tuple(output.made(mode, args) for output in self.outputs)
-        return self.outputs[0].made(mode, args)
+            return tuple(output.tensor(mode, args) for output in self.outputs)
+        return self.outputs[0].tensor(mode, args)
 
 
 KEPT_RESULTS: dict[Any, _Result] = {}
@@ -96,19 +96,20 @@ def known_result(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any
         result = KEPT_RESULTS.get(_key(mode, func, args, kwargs))
     except _NoKey:
         return MISSING
-    return MISSING if result is None else result.made(mode, args)
+    return MISSING if result is None else result.tensors(mode, args)
 
 
 @contextlib.contextmanager
 def short_keys() -> Iterator[None]:
     """FakeTensorMode finds its results by short keys; a torch without these hooks is left alone."""
     entry_class = getattr(fake_tensor, "_DispatchCacheValidEntry", None)
-    noted = {field.name for field in dataclasses.fields(entry_class)} if entry_class else set()
-    if not all(hasattr(FakeTensorMode, name) for name in _HOOKS) or not noted.issuperset(_NOTED):
+    fields = {field.name for field in dataclasses.fields(entry_class)} if entry_class else set()
+    has_hooks = all(hasattr(FakeTensorMode, name) for name in _HOOKS)
+    if not has_hooks or not fields.issuperset(_ENTRY_FIELDS):
         yield
         return
     dispatch, make_entry = (getattr(FakeTensorMode, name) for name in _HOOKS)
-    made: list[Any] = []
+    entries: list[Any] = []
 
     def cached_dispatch(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -117,26 +118,26 @@ def short_keys() -> Iterator[None]:
             return dispatch(self, func, types, args, kwargs)
         result = KEPT_RESULTS.get(key)
         if result is not None:
-            return result.made(self, args)
-        made.append(None)  # an operator may be made of others
+            return result.tensors(self, args)
+        entries.append(None)  # an operator may be made of others
         try:
             out = dispatch(self, func, types, args, kwargs)
         finally:
-            entry = made.pop()
+            entry = entries.pop()
         result = _result_of(func, out, entry)
         if result is not None:
             KEPT_RESULTS[key] = result
         return out
 
-    def noted_entry(self: Any, *args: Any) -> Any:
+    def remember_entry(self: Any, *args: Any) -> Any:
         entry = make_entry(self, *args)
-        if made:
-            made[-1] = entry
+        if entries:
+            entries[-1] = entry
         return entry
 
     with (
         replaced(FakeTensorMode, "_cached_dispatch_impl", cached_dispatch),
-        replaced(FakeTensorMode, "_make_cache_entry", noted_entry),
+        replaced(FakeTensorMode, "_make_cache_entry", remember_entry),
     ):
         yield
 

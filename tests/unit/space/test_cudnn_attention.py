@@ -7,7 +7,7 @@ import pytest
 
 from autotune.facts import Facts
 from autotune.plan.variants import cuda_rules
-from autotune.space.cudnn_attention import VARIABLE
+from autotune.space.cudnn_attention import CUDNN_LAST
 from autotune.space.settings import Settings, settings
 from tests.unit.builders import make_candidate, make_facts, make_job
 
@@ -44,7 +44,7 @@ def facts_with(lengths: dict[str, int], **changes: Any) -> Facts:
     ],
 )
 def test_cudnn_plans_no_attention_anew_for_each_batch(made: Settings, left_out: bool) -> None:
-    assert (made.environment.get(VARIABLE) == "1") is left_out
+    assert (made.environment.get(CUDNN_LAST) == "1") is left_out
 
 
 def test_a_trace_takes_the_kernels_that_the_environment_leaves() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.facts import facts_from_plain
-from autotune.space.cudnn_attention import VARIABLE
+from autotune.space.cudnn_attention import CUDNN_LAST
 from autotune.space.settings import settings, threads, without_none
 from tests.unit.builders import make_candidate, make_facts, make_job, make_space
 
@@ -116,7 +116,7 @@ def test_the_environment_pins_the_gpu_and_the_allocator():
         return settings(make_job(), make_facts(kind), make_candidate(**values), "/out").environment
 
     assert environment("cpu", expandable_segments=False) == {}
-    gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1", VARIABLE: "1"}
+    gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1", CUDNN_LAST: "1"}
     assert environment("cuda", expandable_segments=False) == gpu
     expandable = {**gpu, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert environment("cuda", expandable_segments=True) == expandable

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autotune.facts import devices
+from autotune.facts.device_kinds import rules_of
 
 PLUG_S = 0.01
 _COPIED_BYTES = 1 << 26
@@ -35,6 +36,10 @@ class Clock:
     def can(self, dtype: str) -> bool:
         """Whether the device computes in this dtype, and not by detours."""
         return True
+
+    def prefers_cudnn(self, dtype: str) -> bool:
+        """Whether PyTorch takes cuDNN's attention first."""
+        return False
 
     def seconds(self, call: Callable[[], Any], enough_s: float) -> float:
         """The time of a call, over about `enough_s`: the lower quartile, in case others compute."""
@@ -77,6 +82,11 @@ class CudaClock(Clock):
     def can(self, dtype: str) -> bool:
         """Older devices compute bfloat16 by detours."""
         return dtype != "bfloat16" or torch.cuda.get_device_capability(self.device) >= (8, 0)
+
+    def prefers_cudnn(self, dtype: str) -> bool:
+        """Hopper and Blackwell do, in 16 bits."""
+        capability = torch.cuda.get_device_capability(self.device)
+        return dtype != "float32" and rules_of(capability, torch.__version__).cudnn_sdpa_first
 
     def seconds(self, call: Callable[[], Any], enough_s: float) -> float:
         """The mean time of a call on the device, over about `enough_s`."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_iter
 
 from autotune.estimate.speed.ceilings import (
@@ -35,7 +36,7 @@ from autotune.estimate.speed.step_time import BACKWARD
 from autotune.estimate.tracing.operator_work import work_of
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import processor_wait_seconds
-from autotune.space.cudnn_attention import VARIABLE
+from autotune.space.cudnn_attention import CUDNN_LAST
 
 HEADS, HEAD_SIZE = 4, 64
 POOL = 16
@@ -119,9 +120,8 @@ def measure(path: Path) -> None:
     if request["device_kind"] == "cuda":
         # Read when CUDA starts, which it has not yet; the index is NVML's, as everywhere.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        # The kernels of most jobs; cuDNN's, taken where all shapes are the same, are faster.
-        os.environ[VARIABLE] = "1"
         os.environ["CUDA_VISIBLE_DEVICES"] = str(request["device_index"])
+        os.environ[CUDNN_LAST] = "1"  # cuDNN's attention is measured by name
         bench = Bench(CudaClock(torch.device("cuda", 0)), replace(CUDA, **sizes))
     else:
         bench = Bench(Clock(torch.device("cpu")), replace(CPU, **sizes))
@@ -238,22 +238,31 @@ class Bench:
     def _attention(self, dtype: str) -> Iterator[AttentionRate]:
         """Rates of PyTorch's fused attention, causal and with a mask."""
         for length, masked in product(self._sizes.attention, (False, True)):
-            batch = max(1, self._sizes.attention_tokens // length)
-            shape = (batch, length, HEADS, HEAD_SIZE)
-            inputs = tuple(self._cut(*shape).clone().requires_grad_() for _ in range(3))
-            mask = None
-            if masked:
-                square = torch.full((length, length), -math.inf, device=self._clock.device)
-                mask = square.triu(1).to(inputs[0].dtype).expand(batch, 1, length, length)
-            forward = partial(_attend, mask)
-            flops = 4 * math.prod(shape) * length * (1.0 if masked else 0.5)
-            seconds = self._seconds(forward, partial(tuple, inputs))
-            yield AttentionRate(dtype, length, False, masked, flops / seconds)
-            out = forward(*inputs)
-            upward = torch.ones_like(out)
-            backward = partial(torch.autograd.grad, out, inputs, retain_graph=True)
-            seconds = self._seconds(backward, partial(tuple, (upward,)))
-            yield AttentionRate(dtype, length, True, masked, BACKWARD * flops / seconds)
+            yield from self._attention_of(dtype, length, masked=masked)
+            if self._clock.prefers_cudnn(dtype):
+                with contextlib.suppress(RuntimeError), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                    yield from self._attention_of(dtype, length, masked=masked, cudnn=True)
+
+    def _attention_of(
+        self, dtype: str, length: int, *, masked: bool, cudnn: bool = False
+    ) -> Iterator[AttentionRate]:
+        """Forward and backward, one length."""
+        batch = max(1, self._sizes.attention_tokens // length)
+        shape = (batch, length, HEADS, HEAD_SIZE)
+        inputs = tuple(self._cut(*shape).clone().requires_grad_() for _ in range(3))
+        mask = None
+        if masked:
+            square = torch.full((length, length), -math.inf, device=self._clock.device)
+            mask = square.triu(1).to(inputs[0].dtype).expand(batch, 1, length, length)
+        forward = partial(_attend, mask)
+        flops = 4 * math.prod(shape) * length * (1.0 if masked else 0.5)
+        seconds = self._seconds(forward, partial(tuple, inputs))
+        yield AttentionRate(dtype, length, False, masked, flops / seconds, cudnn)
+        out = forward(*inputs)
+        upward = torch.ones_like(out)
+        backward = partial(torch.autograd.grad, out, inputs, retain_graph=True)
+        seconds = self._seconds(backward, partial(tuple, (upward,)))
+        yield AttentionRate(dtype, length, True, masked, BACKWARD * flops / seconds, cudnn)
 
     def _operators(self, dtype: str) -> Iterator[OperatorRate]:
         """Rates of operators that read less, or compute more, than their bytes tell."""

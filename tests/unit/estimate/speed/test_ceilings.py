@@ -1,6 +1,8 @@
+import itertools
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from autotune.facts.device_kinds import device_kinds
 from autotune.facts.kind_names import find_kind
 
 SIZES = st.integers(1, 1 << 18)
+RECORDED = Path(__file__).parents[4] / "benchmarks" / "recorded"
 
 
 def make_ceilings(**changes):
@@ -149,13 +152,37 @@ def test_a_gpu_known_by_its_memory_alone_has_no_ceilings():
     assert ceilings_of_kind(find_kind("memory=24GiB")) is None
 
 
-def test_tabled_rates_are_near_what_was_measured_on_an_h200():
-    ceilings = ceilings_of_kind(find_kind("h200"))
-    large = ceilings.matmul_flops_per_s("bfloat16", 8192, 8192, 8192)
-    assert large == pytest.approx(788e12, rel=0.1)
-    assert ceilings.bytes_per_s("aten::mul.Tensor", "float32", 1 << 33) == pytest.approx(
-        4.3e12, rel=0.1
-    )
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_tabled_rates_are_near_those_that_were_measured(name):
+    file = RECORDED / f"gpu-smoke-{name}-2026-11-26" / "ceilings.json"
+    measured = Ceilings.from_plain(json.loads(file.read_text(encoding="utf-8")))
+    tabled = ceilings_of_kind(find_kind(name))
+
+    def ratio(method, *arguments, **options):
+        return getattr(tabled, method)(*arguments, **options) / getattr(measured, method)(
+            *arguments, **options
+        )
+
+    assert 0.8 < ratio("bytes_per_s", "aten::mul.Tensor", "float32", 1 << 29) < 1.1
+    # A training does not keep the clock of a short measurement.
+    assert 0.8 < ratio("matmul_flops_per_s", "bfloat16", 8192, 8192, 8192) < 0.95
+    kernels = {"cudnn": name == "h200"}  # whose kernels that machine's figures are of
+    for length, backward, masked in itertools.product((2048, 8192), *[(False, True)] * 2):
+        at = {"backward": backward, "masked": masked}
+        tabled_rate = tabled.attention_flops_per_s("bfloat16", length, **at, **kernels)
+        assert 0.6 < tabled_rate / measured.attention_flops_per_s("bfloat16", length, **at) < 1.4
+
+
+def test_attention_of_cudnn_has_rates_of_its_own_where_they_are_known():
+    slow = AttentionRate("bfloat16", 64, False, True, 1e9)
+    fast = AttentionRate("bfloat16", 64, False, True, 3e9, cudnn=True)
+    half = MatmulRate("bfloat16", 16, 16, 16, 9e9)
+    for rates, expected in (((slow, fast), 3e9), ((slow,), 1e9)):
+        ceilings = Ceilings.from_plain(make_ceilings(matmul=(half,), attention=rates).plain())
+        found = ceilings.attention_flops_per_s(
+            "bfloat16", 64, backward=False, masked=True, cudnn=True
+        )
+        assert found == expected
 
 
 def test_small_matmuls_reach_less_of_a_tabled_peak():

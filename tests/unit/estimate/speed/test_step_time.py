@@ -145,6 +145,15 @@ def test_attention_computes_half_of_it_without_a_mask(kind, masked, seconds):
         assert parts.attention_s == pytest.approx(flops * seconds)
 
 
+def test_attention_of_cudnn_is_known_by_the_name_of_its_operator():
+    fast = AttentionRate("float32", 64, False, True, 4e9, cudnn=True)
+    ceilings = dataclasses.replace(CEILINGS, attention=(*CEILINGS.attention, fast))
+    flops = 4 * 2 * 4 * 64 * 64 * 16
+    name = "aten::_scaled_dot_product_cudnn_attention"
+    masked = work("attention", dims=(2, 4, 64, 64, 16), flops=flops, operator=name)
+    assert work_time([(masked, 1)], ceilings).attention_s == pytest.approx(flops / 4e9)
+
+
 def test_other_operators_take_their_bytes_over_the_bandwidth_and_views_only_their_dispatch():
     parts = work_time([(work(moved_bytes=5000), 2), (work("view"), 10)], CEILINGS)
     assert parts.memory_s == pytest.approx(1e-5)
