@@ -28,7 +28,7 @@ from autotune.process.messages import read_json, write_json
 from autotune.process.user_cache import user_cache
 from autotune.space.definition import SpaceDefinition
 
-SCHEMA = 3
+SCHEMA = 4
 _SHARED = ("shapes", "copied_shapes", "optimizer_work")
 """Fields of a reply that engines by formula have from one and the same trace."""
 _TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}

@@ -16,6 +16,7 @@ from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Ending, Limits
+from autotune.process.logs import ending_of
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
@@ -115,7 +116,7 @@ def _survey_in_child(
     ending = server.run(folder, WORKER, limits, host=HostMeter(most, ranks=False))
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
-        raise _without_answer(ending, folder, most)
+        raise _without_answer(ending, folder, most, keeps_log=not planned)
     if reply["problems"]:
         raise UserError(
             *(
@@ -132,8 +133,10 @@ def _survey_in_child(
     return model_from_plain(reply["model"]), DataFacts(**reply["data"])
 
 
-def _without_answer(ending: Ending, folder: ChildFolder, most: int) -> AutotuneError:
-    """What is said of a survey that did not come to its end."""
+def _without_answer(
+    ending: Ending, folder: ChildFolder, most: int, *, keeps_log: bool
+) -> AutotuneError:
+    """What is said of a survey that did not come to its end. The log of a plan is gone by then."""
     stages = [event["stage"] for event in ending.events if "stage" in event]
     stage = stages[-1] if stages else ""
     what = {
@@ -141,13 +144,14 @@ def _without_answer(ending: Ending, folder: ChildFolder, most: int) -> AutotuneE
         "host": f"looking at it took more than {format_bytes(most)} of the host's memory",
     }
     if stage and ending.why in what:
-        hint = f"what it holds may have no end, or be too large; its log is {folder.stderr}"
+        hint = "what it holds may have no end, or be too large"
+        hint += f"; its log is {folder.stderr}" if keeps_log else ""
         return user_error(what[ending.why], where=stage, hint=hint)
     return machine_error(
         f"looking at the model and the data failed (exit code {ending.exit_code}, signal "
-        f"{ending.signal}, {ending.why})",
-        where=str(folder.stderr),
-        hint="read that log",
+        f"{ending.signal}, {ending.why}){ending_of(folder.stderr)}",
+        where=str(folder.stderr) if keeps_log else "",
+        hint="read that log" if keeps_log else None,
     )
 
 

@@ -8,11 +8,12 @@ LIMIT_BYTES = 8 * 2**20
 _END_BYTES = 2**20
 
 
-def last_line(path: Path) -> str:
-    """The last line of a log that says something; empty where there is none."""
+def ending_of(path: Path) -> str:
+    """`; its log ends: ...`, the last line of a log that says something; empty without one."""
     with contextlib.suppress(OSError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; its log ends: {last}" if last else ""
     return ""
 
 

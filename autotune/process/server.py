@@ -20,7 +20,7 @@ from autotune.process.forkserver import CHOICE
 from autotune.process.host_memory import HostMeter
 from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher, lost_ending
-from autotune.process.logs import last_line
+from autotune.process.logs import ending_of
 from autotune.process.messages import ChildFolder
 from autotune.process.watch import ChildWatch
 
@@ -113,8 +113,8 @@ class ChildServer:
                     hint="this machine is busy, or its disk is slow: try again",
                 )
             raise machine_error(
-                f"the training stack cannot be imported: {last_line(self._log)}",
-                hint="`autotune env` names what is missing or has another version",
+                f"the training stack cannot be imported{ending_of(self._log)}",
+                hint="`autotune env` tells whether a package is missing or has another version",
             )
         if ready["event"] == "cuda":
             self.close()

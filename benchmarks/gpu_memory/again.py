@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu_memory.again FOLDER --predictions FILE --device h200
 
-FOLDER holds the `memory_rows.jsonl` of `scripts/gpu.sh memory`. Writes `estimated_again.jsonl`
-beside it, a header and a row for each candidate that trained to its end, and prints them as a
-table. Estimates depend on the versions of torch and transformers: run it with those of the
-measurement (`scripts/virtual_gpu` can have them). `--ceilings`: rates that were measured on the
+FOLDER holds the `memory_rows.jsonl` of `scripts/gpu.sh memory`. Writes `estimated_again.jsonl`, or
+what `--name` says, beside it: a header and a row for each candidate that trained to its end. Prints
+them as a table. Estimates depend on the versions of torch and transformers: run it with those of
+the measurement (`scripts/virtual_gpu` can have them). `--ceilings`: rates that were measured on the
 device; without, the tabled ones.
 """
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--predictions", type=Path, required=True, help="that were measured")
     parser.add_argument("--device", required=True, help="kind of GPU that measured")
     parser.add_argument("--ceilings", type=Path, help="rates that were measured there")
+    parser.add_argument("--name", default="estimated_again.jsonl", help="of the file to write")
     arguments = parser.parse_args()
     jobs = read(arguments.predictions).about
     rows = [
@@ -66,9 +67,7 @@ def main() -> None:
                 estimator = estimator_of(job, arguments.device, folder, cache, server, ceilings)
                 again += estimated(estimator, [row for row in rows if row["case"] == case])
     lines = [json.dumps(row, sort_keys=True) for row in again]
-    (arguments.folder / "estimated_again.jsonl").write_text(
-        "\n".join(lines) + "\n", encoding="utf-8"
-    )
+    (arguments.folder / arguments.name).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def estimated(estimator: Estimator, rows: list[Row]) -> list[Row]:

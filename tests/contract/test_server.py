@@ -12,9 +12,12 @@ import pytest
 from staging import STUBS_PATH, Stage, running, still_running
 
 from autotune.errors import MachineError
+from autotune.probe import survey
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder
+from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
+from autotune.space.job_file.load import load_job
 
 PARENT = """
 import signal, sys, time
@@ -135,8 +138,29 @@ def test_a_stack_that_cannot_be_imported_is_a_machine_error_that_says_why(
     tmp_path: Path,
 ) -> None:
     server = ChildServer(tmp_path / "server.log", preload=("there_is_no_such_module",))
-    with pytest.raises(MachineError, match="cannot be imported: .*there_is_no_such_module"):
+    with pytest.raises(
+        MachineError, match="cannot be imported; its log ends: .*there_is_no_such_module"
+    ):
         server.__enter__()
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_survey_that_crashes_says_why_and_names_only_a_log_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: bool
+) -> None:
+    monkeypatch.setattr(survey, "WORKER", "stubs:no_such_worker")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+    sets = [f"model={tmp_path / 'config.json'}", "global_batch_size=8", "max_length=64"]
+    sets += ["dataset={lengths: {max: 64}}", "devices.kind=cpu"]
+    job, _ = load_job(None, sets)
+    server = ChildServer(
+        tmp_path / "server.log", preload=(), environment={"PYTHONPATH": STUBS_PATH}
+    )
+    run = RunFolder(path=tmp_path / "run")
+    run.path.mkdir()
+    with server, pytest.raises(MachineError, match="failed .*no_such_worker") as failure:
+        survey.survey(job, run, server, planned=planned)
+    assert ("stderr.log" in str(failure.value)) is not planned
 
 
 def test_a_stack_that_takes_too_long_to_import_is_said_to_be_slow_not_broken(

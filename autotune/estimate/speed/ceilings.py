@@ -41,7 +41,7 @@ class AttentionRate(NamedTuple):
     """Fused attention over rows of `length` tokens. Unmasked means causal: half the operations.
 
     Operations: 4 * batch * heads * length^2 * head size forward, 2.5 times that backward. `cudnn`:
-    by cuDNN's kernel, which is up to three times as fast with a mask.
+    by cuDNN's kernel (of rows of 8192 with a mask: 260 TFLOP/s on an H200, others 88 on an H100).
     """
 
     dtype: str
@@ -153,8 +153,8 @@ class Ceilings:
     def attention_flops_per_s(
         self, dtype: str, length: int, *, backward: bool, masked: bool, cudnn: bool = False
     ) -> float:
-        """Rate of fused attention at this length; rows shorter than all known take as long. That of
-        cuDNN's kernel, where it is not known, is that of the others."""
+        """Rate of fused attention at this length; rows shorter than all known take as long.
+        Where cuDNN's are not known, the others' stand for them."""
         tables = self._attentions
         names, kernels = (self.dtype_for(dtype), "float32"), dict.fromkeys((cudnn, False))
         wishes = [(name, backward, masked, kernel) for name in names for kernel in kernels]

@@ -84,7 +84,7 @@ class CudaClock(Clock):
         return dtype != "bfloat16" or torch.cuda.get_device_capability(self.device) >= (8, 0)
 
     def prefers_cudnn(self, dtype: str) -> bool:
-        """Hopper and Blackwell do, in 16 bits."""
+        """Hopper and data-centre Blackwell do, in 16 bits."""
         capability = torch.cuda.get_device_capability(self.device)
         return dtype != "float32" and rules_of(capability, torch.__version__).cudnn_sdpa_first
 

@@ -239,7 +239,7 @@ class Bench:
         """Rates of PyTorch's fused attention, causal and with a mask."""
         for length, masked in product(self._sizes.attention, (False, True)):
             yield from self._attention_of(dtype, length, masked=masked)
-            if self._clock.prefers_cudnn(dtype):
+            if self._clock.prefers_cudnn(dtype):  # a RuntimeError: it does not take this shape
                 with contextlib.suppress(RuntimeError), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                     yield from self._attention_of(dtype, length, masked=masked, cudnn=True)
 

@@ -62,7 +62,7 @@ def text_of(plan, width=80, **options):
 def test_the_first_line_says_what_to_use_and_what_it_takes():
     text = " ".join(text_of(made(estimated)).split())
     assert text.startswith("Use 4 x 2 without checkpointing")
-    assert "36k tokens/s (estimated, +-20%), 16 GiB of 24 GiB; an epoch takes" in text
+    assert "36k tokens/s (estimated, +-30%), 16 GiB of 24 GiB; an epoch takes" in text
 
 
 def test_it_says_what_limits_it_what_is_next_what_is_assumed_and_how_to_go_on():
@@ -158,7 +158,7 @@ def test_a_cost_that_is_not_known_is_said_and_ranks_behind_what_is_as_fast():
 
 
 @pytest.mark.parametrize(
-    ("moved", "words"), [(0.0, "+-20%"), (0.2, "+-45%"), (0.5, "within a factor of 2.2")]
+    ("moved", "words"), [(0.0, "+-30%"), (0.2, "+-55%"), (0.5, "within a factor of 2.3")]
 )
 def test_the_more_is_moved_the_less_sure_is_the_speed(moved, words):
     parts = TimeParts(matmul_s=1 - moved, exchange_s=moved)
