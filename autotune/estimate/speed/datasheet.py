@@ -22,10 +22,10 @@ BANDWIDTH_SHARE = 0.85
 others."""
 KERNEL_S = 2e-6
 """Seconds by which a kernel takes longer than its work at full rate, to fill and drain a GPU: 1.9
-to 2.6 us of products of 0.8 to 13 MB on an H100 and an H200."""
-MATMUL_S = 4e-6
-"""The same for a matmul: with it and a share of 0.8, 32 shapes of 0.2 GFLOP and more in bf16 are 7%
-off what an H100 and an H200 reach, in the median; with 2 us they are 24% off."""
+to 2.6 us of products of 0.8 to 13 MB on an H100 and an H200. Of matmuls a guess."""
+_HOPPER_MATMUL_S = 4e-6
+"""That of a matmul on what prefers cuDNN: with it and a share of 0.8, 32 shapes of 0.2 GFLOP and
+more in bf16 are 7% off what an H100 and an H200 reach, in the median; with 2 us they are 24% off."""
 ATTENTION_SHARE = {False: 0.55, True: 0.45}
 """Share of the peak for long rows, forward and backward. FlashAttention-2 (arXiv 2307.08691)
 reports 50 to 73% of an A100's peak forward, less backward, at head sizes of 64 and 128."""
@@ -50,25 +50,24 @@ about 13 us; on an H100's 15 were measured."""
 def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
     """The ceilings of a GPU one does not have; None where its rates are not known.
 
-    A matmul takes its operations at a share of the peak plus `MATMUL_S`, and not less than its
-    bytes take. Known error: of 13 trainings on an H100, most of them at its memory's limit,
-    steps take 0.75 to 1.04 of the measured time, 0.94 in the median; of 18 on an H200 0.70 to 1.30,
-    0.90. Expect a factor of 2 for small operators and for the host: ranks that hang on it are not
-    to be trusted before a probe. Against 28 runs that others have measured on an A100, before there
-    was a `MATMUL_S`: 0.88 to 1.18 of their tokens/s (`benchmarks/published_runs`).
+    A matmul takes its operations at a share of the peak plus the time of a kernel, and not less
+    than its bytes take. Known error: of 13 trainings on an H100, most of them at its memory's
+    limit, steps take 0.75 to 1.04 of the measured time, 0.94 in the median; of 18 on an H200 0.70
+    to 1.30, 0.90. Expect a factor of 2 for small operators and for the host: ranks that hang on it
+    are not to be trusted before a probe. Against 28 runs that others have measured on an A100: 0.88
+    to 1.18 of their tokens/s (`benchmarks/published_runs`).
     """
     bandwidth = kind.bandwidth_bytes_per_s
     peaks = {d: r for d, r in kind.matrix_flops_per_s.items() if r is not None and d in _BYTES}
     if bandwidth is None or not peaks:
         return None
-    rates = {dtype: _matmul_share(kind, dtype) * peak for dtype, peak in peaks.items()}
     return Ceilings(
         device=kind.name,
         kind="cuda",
         measured=False,
         matmul=tuple(
-            MatmulRate(dtype, m, k, n, _tabled_matmul(dtype, (m, k, n), peak, bandwidth))
-            for dtype, peak in rates.items()
+            MatmulRate(dtype, m, k, n, _tabled_matmul(kind, dtype, (m, k, n), peak, bandwidth))
+            for dtype, peak in peaks.items()
             for m in _SIZES
             for k in _SIZES
             for n in _SIZES
@@ -88,14 +87,17 @@ def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
     )
 
 
-def _matmul_share(kind: DeviceKind, dtype: str) -> float:
-    return _HOPPER_MATMUL_SHARE if _prefers_cudnn(kind, dtype) else MATMUL_SHARE
-
-
-def _tabled_matmul(dtype: str, shape: tuple[int, int, int], rate: float, bandwidth: float) -> float:
+def _tabled_matmul(
+    kind: DeviceKind, dtype: str, shape: tuple[int, int, int], peak: float, bandwidth: float
+) -> float:
+    share, kernel_s = MATMUL_SHARE, KERNEL_S
+    if _prefers_cudnn(kind, dtype):
+        share, kernel_s = _HOPPER_MATMUL_SHARE, _HOPPER_MATMUL_S
     m, k, n = shape
     flops, moved_bytes = 2 * m * k * n, _BYTES[dtype] * (m * k + k * n + m * n)
-    return flops / (max(flops / rate, moved_bytes / (BANDWIDTH_SHARE * bandwidth)) + MATMUL_S)
+    return flops / (
+        max(flops / (share * peak), moved_bytes / (BANDWIDTH_SHARE * bandwidth)) + kernel_s
+    )
 
 
 def _prefers_cudnn(kind: DeviceKind, dtype: str = "bfloat16") -> bool:
