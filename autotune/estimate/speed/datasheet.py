@@ -25,7 +25,7 @@ KERNEL_S = 2e-6
 to 2.6 us of products of 0.8 to 13 MB on an H100 and an H200. Of matmuls a guess."""
 _HOPPER_MATMUL_S = 4e-6
 """That of a matmul on what prefers cuDNN: with it and a share of 0.8, 32 shapes of 0.2 GFLOP and
-more in bf16 are 7% off what an H100 and an H200 reach, in the median; with 2 us they are 24% off."""
+more in bf16 are 7% off what an H100 and an H200 reach, in the median; with 2 us 24%."""
 ATTENTION_SHARE = {False: 0.55, True: 0.45}
 """Share of the peak for long rows, forward and backward. FlashAttention-2 (arXiv 2307.08691)
 reports 50 to 73% of an A100's peak forward, less backward, at head sizes of 64 and 128."""
