@@ -24,7 +24,6 @@ _JOBS = {
     "0.5B SFT": PROBLEMS / "sft-0.5b.yaml",
     "0.1B SFT": PROBLEMS / "sft-small-llama.yaml",
     "4B reward": PROBLEMS / "reward-gemma3-4b.yaml",
-    "7B LoRA": PROBLEMS / "lora-7b-8-gpus.yaml",
     "8B LoRA DPO": HERE / "jobs/dpo-lora-8b.yaml",
     "0.36B SFT": HERE / "jobs/sft-full-360m.yaml",
     "7B QLoRA SFT": HERE / "jobs/sft-qlora-7b.yaml",
@@ -42,7 +41,7 @@ _PLANS = (
     ("0.36B SFT", "t4"),
     ("7B LoRA SFT", "a100-80gb"),
     ("4B reward", "h200"),
-    ("7B LoRA", "h100"),
+    ("8B LoRA DPO", "h100"),
 )
 CASES = [
     Case(name=f"{name} on {device}", job=_JOBS[name], device=device, most_s=0.0)
