@@ -109,7 +109,7 @@ def test_what_is_not_known_has_no_error(served: Served) -> None:
     assert "not known" in page and "±" not in page
     result["answer"] = {**CHOICE, "tokens_per_s": 900.0}
     id = ended(served, "plan", result)
-    assert "±30%" in served.client.get(f"/plans/{id}").text
+    assert "±20%" in served.client.get(f"/plans/{id}").text
 
 
 def test_memory_in_place_of_a_device_is_words_everywhere(served: Served) -> None:
