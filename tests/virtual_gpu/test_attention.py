@@ -31,7 +31,6 @@ def test_cudnn_is_first_unless_it_is_left_out_and_repeats_no_heads(
 CEILINGS = """
 import json, sys
 from pathlib import Path
-from torch.nn.attention import SDPBackend
 from autotune.estimate.speed.measuring import worker
 chosen, sdpa_kernel = [], worker.sdpa_kernel
 worker.sdpa_kernel = lambda kernel: chosen.append(kernel) or sdpa_kernel(kernel)
