@@ -1,22 +1,22 @@
-"""The measurement `smoke`: `autotune run` on a GPU, full and LoRA, to a verified bundle.
+"""The measurement `smoke`: `autotune run` on a GPU to a verified bundle.
 
-    python scripts/gpu_smoke.py [OUT] [--rehearse]
+    python scripts/gpu_smoke.py [OUT] [--case NAME]... [--rehearse]
 
 writes into OUT
 
-    smoke_full.json, smoke_lora.json    what `autotune run --json` printed
-    smoke_probes.jsonl                  one line a probe of either run, as the study holds it
-    smoke_machine.json                  device, versions, command, date, nvidia-smi's own words
-    smoke_log.txt                       what the runs said, and the logs of what went wrong
+    smoke_NAME.json         what `autotune run --json` printed
+    smoke_probes.jsonl      one line a probe of each run, as the study holds it
+    smoke_machine.json      device, versions, command, date, nvidia-smi's own words
+    smoke_log.txt           what the runs said, and the logs of what went wrong
 
 and ends with exit code 0 if each run recommended a verified bundle. Whether something runs out of
 memory is left to the search, whose estimates avoid it: the measurement `memory` probes beyond the
-limit on purpose. `--tuning full`: one run instead of two. `--rehearse`: on the CPU with something
-tiny.
+limit on purpose. `--rehearse`: on the CPU with something tiny.
 
-The model is a bare config of the Qwen2.5-0.5B shape: 494 million parameters, random weights. Its
-data are lengths alone, so that nothing has to be on the machine. Of 20 GiB a full run holds 7.4
-(16 bytes a parameter), so that the micro-batch and checkpointing have to be chosen.
+The cases: `full` and `lora` (the default) of the Qwen2.5-0.5B shape, rows of 1 to 2048 tokens, in
+20 GiB, so that micro-batch and checkpointing have to be chosen; `one-length`: rows of 4096 tokens
+each, which keep cuDNN's attention; `7b-lora`: the Qwen2.5-7B shape with bfloat16 weights. Models
+are bare configs with random weights, and data are lengths alone: nothing has to be on the machine.
 """
 
 import argparse
@@ -34,30 +34,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TUNINGS = ("full", "lora")
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.gpu_memory.cases import MODELS  # noqa: E402
+
 RUN_LIMIT_S = 300.0
 """A run that takes longer is ended as by Ctrl-C, so that its record is written all the same."""
 LOG_END_BYTES = 20_000
 GIB = 2**30
 
-SHAPE = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-}
+RAGGED = {"max": 2048, "p50": 300, "p99": 1500}
 JOB = {
-    "dataset": {"lengths": {"max": 2048, "p50": 300, "p99": 1500}},
+    "tuning": "full",
+    "dataset": {"lengths": RAGGED},
     "global_batch_size": 32,
     "max_length": 2048,
     "devices": {"kind": "cuda", "memory": "20GiB"},
@@ -70,13 +59,24 @@ JOB = {
         "optim": "adamw_torch_fused",
     },
 }
-TINY_SHAPE = {
-    **SHAPE,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 1024,
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("qwen2.5-0.5b", JOB),
+    "lora": ("qwen2.5-0.5b", {**JOB, "tuning": "lora"}),
+    "one-length": (
+        "qwen2.5-0.5b",
+        {**JOB, "dataset": {"lengths": {"max": 4096}}, "max_length": 4096},
+    ),
+    "7b-lora": (
+        "qwen2.5-7b",
+        {
+            **JOB,
+            "tuning": "lora",
+            "global_batch_size": 16,
+            "devices": {"kind": "cuda", "memory": "76GiB"},
+            "budget": {**JOB["budget"], "probes": 4},
+            "fixed": {**JOB["fixed"], "dtype": "bfloat16"},
+        },
+    ),
 }
 TINY_JOB = {
     "dataset": {"lengths": {"max": 128, "p50": 40, "p99": 100, "rows": 500}},
@@ -88,10 +88,10 @@ TINY_JOB = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run autotune on a GPU, full and LoRA.")
+    parser = argparse.ArgumentParser(description="Run autotune on a GPU to verified bundles.")
     parser.add_argument("out", type=Path, nargs="?", help="folder for the results")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with something tiny")
-    parser.add_argument("--tuning", choices=TUNINGS, action="append", help="only this run")
+    parser.add_argument("--case", choices=CASES, action="append", help="in place of full and lora")
     arguments = parser.parse_args()
     out = arguments.out or default_out(arguments.rehearse)
     out.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="autotune-smoke-") as scratch:
         runs = [
             smoke(name, Path(scratch), out, arguments.rehearse)
-            for name in arguments.tuning or TUNINGS
+            for name in arguments.case or ("full", "lora")
         ]
     write_probes(out / "smoke_probes.jsonl", runs)
     problems = [problem for run in runs for problem in problems_of(run)]
@@ -123,22 +123,25 @@ def default_out(rehearse: bool) -> Path:
     )
 
 
-def smoke(tuning: str, scratch: Path, out: Path, rehearse: bool) -> dict[str, Any]:
+def smoke(case: str, scratch: Path, out: Path, rehearse: bool) -> dict[str, Any]:
     """Run autotune once; what it printed and what its study holds."""
-    model = scratch / "shape" / "config.json"
+    shape, job = CASES[case]
+    if rehearse:
+        shape, job = "tiny", {**TINY_JOB, "tuning": job["tuning"]}
+    model = scratch / shape / "config.json"
     model.parent.mkdir(exist_ok=True)
-    model.write_text(json.dumps(TINY_SHAPE if rehearse else SHAPE), encoding="utf-8")
-    job = scratch / f"{tuning}.yaml"  # JSON is YAML
-    content = {"model": str(model), "tuning": tuning, **(TINY_JOB if rehearse else JOB)}
-    job.write_text(json.dumps(content), encoding="utf-8")
-    folder = scratch / f"run-{tuning}"
-    printed, said = autotune("run", str(job), "--out", str(folder), "--json")
-    (out / f"smoke_{tuning}.json").write_text(printed, encoding="utf-8")
+    weights = {"dtype": job.get("fixed", {}).get("dtype", "float32")}
+    model.write_text(json.dumps({**MODELS[shape], **weights}), encoding="utf-8")
+    file = scratch / f"{case}.yaml"  # JSON is YAML
+    file.write_text(json.dumps({"model": str(model), **job}), encoding="utf-8")
+    folder = scratch / f"run-{case}"
+    printed, said = autotune("run", str(file), "--out", str(folder), "--json")
+    (out / f"smoke_{case}.json").write_text(printed, encoding="utf-8")
     report, complaint = autotune("report", str(folder), "--json")
     with (out / "smoke_log.txt").open("a", encoding="utf-8") as log:
-        log.write(f"===== {tuning}\n{said}{complaint}{logs_of(folder)}")
+        log.write(f"===== {case}\n{said}{complaint}{logs_of(folder)}")
     shutil.rmtree(folder, ignore_errors=True)  # gigabytes of weights
-    return {"tuning": tuning, "result": as_json(printed), "report": as_json(report), "said": said}
+    return {"case": case, "result": as_json(printed), "report": as_json(report), "said": said}
 
 
 def autotune(*arguments: str) -> tuple[str, str]:
@@ -181,7 +184,7 @@ def logs_of(run: Path) -> str:
 
 def write_probes(path: Path, runs: list[dict[str, Any]]) -> None:
     """One line a probe."""
-    rows = [{"run": run["tuning"], **probe} for run in runs for probe in probes_of(run)]
+    rows = [{"run": run["case"], **probe} for run in runs for probe in probes_of(run)]
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8")
 
@@ -200,11 +203,11 @@ def problems_of(run: dict[str, Any]) -> list[str]:
     result = run["result"]
     if not result:
         last = run["said"].strip().splitlines()[-1:] or ["it said nothing"]
-        return [f"{run['tuning']}: no result: {last[0]}"]
+        return [f"{run['case']}: no result: {last[0]}"]
     if result["outcome"] != "recommended":
-        return [f"{run['tuning']}: {result['outcome']}: {result['stop_reason']}"]
+        return [f"{run['case']}: {result['outcome']}: {result['stop_reason']}"]
     if not result["verified"]:
-        return [f"{run['tuning']}: not verified: {(result['verification'] or {}).get('reason')}"]
+        return [f"{run['case']}: not verified: {(result['verification'] or {}).get('reason')}"]
     return []
 
 
@@ -249,14 +252,14 @@ def said_by(*command: str) -> str | None:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    lines = [f"{'run':6}{'outcome':14}{'verified':10}{'probes':>7}{'ok':>4}{'oom':>5}"]
+    lines = [f"{'run':11}{'outcome':14}{'verified':10}{'probes':>7}{'ok':>4}{'oom':>5}"]
     lines[0] += f"{'other':>7}{'tokens/s':>11}{'peak GiB':>10}{'run s':>8}"
     for run in runs:
         result, seen = run["result"], outcomes(run)
         measured = result.get("measurement") or {}
         ok, oom = seen.count("ok"), seen.count("oom")
         lines.append(
-            f"{run['tuning']:6}{result.get('outcome', 'failed'):14}"
+            f"{run['case']:11}{result.get('outcome', 'failed'):14}"
             f"{'yes' if result.get('verified') else 'no':10}"
             f"{len(seen):7}{ok:4}{oom:5}{len(seen) - ok - oom:7}"
             f"{number(measured.get('tokens_per_s'), 1):>11}"

@@ -58,6 +58,11 @@ class DataFacts:
         """Whether longer rows than `longest` may exist unseen."""
         return self.rows_measured < self.rows
 
+    @property
+    def ragged(self) -> bool:
+        """Whether rows are of many lengths."""
+        return self.quantiles.get("p1") != self.longest
+
 
 def survey_data(
     request: Any, tokenizer: Any, folder: Path, vocabulary: int | None = None

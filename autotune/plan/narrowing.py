@@ -12,14 +12,14 @@ from autotune.job.job import Job, KnobValue
 from autotune.probe.throughput import passes
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import Candidate, Knob
+from autotune.space.knobs import SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
 from autotune.space.settings import settings
 
 SAME_ESTIMATES = ("dataloader_num_workers",)
 """Knobs that no estimate hears of."""
 ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
-SAMPLING, PRECOMPUTED = "train_sampling_strategy", "precompute_ref_log_probs"
+PRECOMPUTED = "precompute_ref_log_probs"
 
 
 def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefinition:
@@ -42,8 +42,6 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
         yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
     if LIGER not in names and not _liger_is_traced(job, facts):
         yield LIGER, (True,)  # the same is estimated with and without
-    if SAMPLING not in names and not _ragged(facts):
-        yield SAMPLING, None  # rows are of one length
 
 
 def _liger_is_traced(job: Job, facts: Facts) -> bool:
@@ -51,11 +49,6 @@ def _liger_is_traced(job: Job, facts: Facts) -> bool:
     there = package_facts(facts)["stack.liger"]
     fused = facts.stack.fused_head
     return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
-
-
-def _ragged(facts: Facts) -> bool:
-    """Whether rows are of many lengths."""
-    return facts.data.quantiles.get("p1") != facts.data.longest
 
 
 def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
@@ -96,7 +89,7 @@ def _with_one_kernel(space: SearchSpace, facts: Facts) -> SearchSpace:
 
     def is_preferred(candidate: Candidate) -> bool:
         flash = str(candidate.values.get(ATTENTION)).startswith("flash")
-        if not _ragged(facts):
+        if not facts.data.ragged:
             return not flash
         padded = not candidate.values.get(PADDING_FREE)
         return flash and not (padded and apart_from(candidate, *padding) in flat)

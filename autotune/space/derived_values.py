@@ -16,6 +16,7 @@ from autotune.space.value_words import (
     AND_LARGER,
     AS_NEEDED,
     AS_TRANSFORMERS,
+    BY_LENGTH,
     DIVISORS,
     JOB_BATCH,
     JOB_MAX_LENGTH,
@@ -53,6 +54,8 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: B
         return process_counts(job)
     if word == MACHINE:
         return group_sizes(job)
+    if word == BY_LENGTH:
+        return ["random", "group_by_length"] if facts.data.ragged else ["random"]
     if word == SIZES:
         return searched_sizes(job, facts)
     if word == AS_NEEDED and SERVER in bound_values.get(MODE, ()):

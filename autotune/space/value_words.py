@@ -11,6 +11,7 @@ from autotune.space.knobs import (
     NUM_PROCESSES,
     RESPONSE,
     ROLLOUT_CHUNK,
+    SAMPLING,
     TENSOR_PARALLEL,
     VLLM_SHARE,
 )
@@ -27,10 +28,12 @@ SIZES = "sizes among which vLLM can divide the model"
 MACHINE = "1, and on several machines the processes of one"
 AS_TRANSFORMERS = "what transformers fills in"
 AND_LARGER = "what transformers fills in, and larger"
+BY_LENGTH = "random, and group_by_length where rows differ in length"
 _BUCKETS = (AS_TRANSFORMERS, AND_LARGER)
 WORDS: dict[str, tuple[str, ...]] = {
     MICRO_BATCH: (DIVISORS,),
     "max_length": (JOB_MAX_LENGTH,),
+    SAMPLING: (BY_LENGTH,),
     GLOBAL_BATCH: (JOB_BATCH,),
     GENERATION_BATCH: (WHOLE_GROUPS,),
     ROLLOUT_CHUNK: (QUARTERS,),

@@ -71,6 +71,8 @@ def every_combination(job, facts):
             values = [job.max_length]
         elif knob.name == "global_batch_size":
             values = [job.global_batch_size]
+        elif knob.name == "train_sampling_strategy":
+            values = ["random", "group_by_length"]  # rows differ in length here
         if knob.name in job.fixed:
             values = [job.fixed[knob.name]]
         elif knob.name in job.recipe:
@@ -100,6 +102,17 @@ def test_the_candidates_are_the_product_less_what_rules_forbid(case):
         expected.append({**values, "gradient_accumulation_steps": count})
     assert [candidate.knobs for candidate in make_space(job, facts).candidates] == expected
     assert expected
+
+
+def test_grouping_by_length_is_searched_where_rows_differ_in_length():
+    def searched(job, facts):
+        return {c["train_sampling_strategy"] for c in make_space(job, facts).candidates}
+
+    one_length = make_facts(longest=20)  # as long as the shortest of make_facts
+    assert searched(make_job(), make_facts()) == {"random", "group_by_length"}
+    assert searched(make_job(), one_length) == {"random"}
+    pinned = make_job(fixed={"train_sampling_strategy": "group_by_length"})
+    assert searched(pinned, one_length) == {"group_by_length"}
 
 
 def test_every_combination_is_a_candidate_or_counted_as_excluded(case):
