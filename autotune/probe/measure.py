@@ -71,7 +71,8 @@ def measure(
     limits: Limits,
     watch: Watcher | None = None,
 ) -> Measurement:
-    """Run the probe of `request` in `folder` and say how it ended.
+    """Run the probe of `request` in `folder` and say how it ended; `busy` where another process
+    computes on the GPU before it or after it, whatever it measured.
 
     Raises:
         MachineError: it crashed on a full disk, which says nothing of it.
@@ -98,6 +99,8 @@ def measure(
         measurement = _with_shared_memory(measurement)
     if request.parsed_sharding.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
         measurement = naming_the_rank(measurement, folder, request.parsed_sharding.num_processes)
+    if measurement.outcome != "interrupted":
+        measurement = _busy_measurement(request) or measurement
     return dataclasses.replace(
         measurement,
         seconds=round(ending.seconds, 4),
@@ -196,7 +199,7 @@ def _in_time(
 
 
 def _busy_measurement(request: ProbeRequest) -> Measurement | None:
-    """Other processes that compute on the GPU: seen before the start, not measured around."""
+    """Other processes that compute on the GPU: seen before and after, not measured around."""
     if request.device_kind != "cuda":
         return None
     for index in (request.device_index, *request.peers):

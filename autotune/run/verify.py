@@ -202,6 +202,7 @@ def _prepare_data(
         rows_total=facts.data.rows,
         processes=launched.processes,
         make_weights=facts.model.path if bare else None,
+        device_index=facts.device.index if facts.device.kind == "cuda" else None,
     )
     write_json(folder.request, request.plain())
     limits = Limits(wall_s=min(TIMEOUT_S, deadline.left_s))

@@ -5,8 +5,10 @@ packing are rehearsed too. Their order is fixed: a representative step, a step t
 worst micro-batch, then representative steps, which are timed.
 """
 
+import contextlib
 import json
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -144,10 +146,19 @@ def _card(config: str | None) -> str:
 
 
 def _make_weights(request: RehearsalRequest, method: str) -> None:
-    """Random weights for a model folder of ours that has none."""
+    """Random weights for a model folder of ours that has none; on the GPU where it has the room,
+    as the host takes minutes for 7B."""
     if request.make_weights is None:
         return
+    import torch
+
     from autotune.facts.model import model_class, model_config
 
     config = model_config(request.make_weights, method)
+    if request.device_index is not None:  # read when CUDA starts, which it has not yet
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(request.device_index)
+        with contextlib.suppress(torch.OutOfMemoryError), torch.device("cuda"):
+            model_class(config, method)._from_config(config).save_pretrained(request.make_weights)
+            return
     model_class(config, method)._from_config(config).save_pretrained(request.make_weights)

@@ -1,7 +1,10 @@
-"""A disk that is full under a probe: a real file system of two megabytes."""
+"""A disk that is full, under a probe or the user's cache: a real file system of two megabytes."""
 
+import contextlib
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +12,25 @@ import pytest
 from staging import Stage
 
 from autotune.errors import MachineError
+from autotune.job.job import Devices
 from autotune.probe import measure
+from autotune.process.device_lock import devices_locked
 from autotune.process.server import ChildServer
 from tests.unit.builders import make_candidate, make_facts, make_job
+
+JOB = {
+    "model": "qwen2.5-0.5b",
+    "dataset": {"lengths": {"max": 64}},
+    "global_batch_size": 1,
+    "fixed": {
+        "activation_offloading": False,
+        "dataloader_num_workers": 0,
+        "expandable_segments": False,
+        "gradient_checkpointing": False,
+        "loss_type": "nll",
+        "padding_free": False,
+    },
+}
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 
@@ -50,3 +69,39 @@ def test_a_crash_on_a_full_disk_says_nothing_of_its_candidate(
     assert "--resume" in (problem.hint or "")
     assert not stage.folder.reply.exists()
     assert not stage.folder.measurement.exists()
+
+
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_plan_with_a_home_and_a_cache_that_are_full_answers_all_the_same(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    fill(small_disk)
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB), encoding="utf-8")
+    variables = ("HOME", "XDG_CACHE_HOME", "AUTOTUNE_CACHE")
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "plan", "job.yaml", "--device", "rtx-4090", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, **dict.fromkeys(variables, str(small_disk))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["answer"]["knobs"]
+    assert "Traceback" not in done.stderr
+    kept = [file for file in small_disk.rglob("*") if file.is_file() and file.stat().st_size]
+    assert kept == [small_disk / "filler"]
+
+
+def test_devices_are_used_where_no_lock_can_be_written(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(small_disk)
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(small_disk))
+    with devices_locked(Devices(kind="cpu"), small_disk, waits=pytest.fail):
+        pass

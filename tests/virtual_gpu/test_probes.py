@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,30 @@ def test_another_process_on_the_gpu_is_named_and_the_probe_is_busy_while_it_is_t
     holder.kill()
     holder.communicate()
     assert bench.probe("alone", **knobs(False, 4)).outcome == "ok"
+
+
+def test_a_process_that_begins_in_the_middle_of_a_probe_makes_it_busy(
+    bench: Bench, virtual_gpu: Any, tmp_path: Path
+) -> None:
+    other = replace(virtual_gpu("h200"), environment={})
+    go = tmp_path / "go"
+    wait = f"import os, time, torch\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    holder = other.start("-c", wait + HOLD.format(bytes=2**30))
+    assert holder.stdout is not None
+
+    def begin(_: dict[str, Any]) -> None:
+        if not go.exists():
+            go.touch()
+            assert holder.stdout.readline() == "held\n"
+
+    folder = replace(bench.run.probe(0), path=bench.run.path / "probes" / "joined")
+    request = bench.request(**knobs(False, 4))
+    joined = measure(bench.server, folder, request, Limits(wall_s=120, stall_s=60), begin)
+    assert go.exists()
+    assert joined.outcome == "busy"
+    assert f"pid {holder.pid} " in joined.reason
+    holder.kill()
+    holder.communicate()
 
 
 def test_a_child_killed_in_a_kernel_leaves_its_memory_to_the_next(bench: Bench) -> None:

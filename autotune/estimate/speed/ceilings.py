@@ -156,7 +156,7 @@ class Ceilings:
         """Rate of fused attention at this length; rows shorter than all known take as long.
         Where cuDNN's are not known, the others' stand for them."""
         tables = self._attentions
-        names, kernels = (self.dtype_for(dtype), "float32"), dict.fromkeys((cudnn, False))
+        names, kernels = (self.dtype_for(dtype), "float32"), (cudnn, False) if cudnn else (False,)
         wishes = [(name, backward, masked, kernel) for name in names for kernel in kernels]
         table = next((tables[wish] for wish in wishes if wish in tables), None)
         points = table or next(iter(tables.values()))
