@@ -15,6 +15,7 @@ lacks memory counts as nearer).
 """
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, Candidate, from_knob
 STUDY_NAME = "autotune"
 _CANDIDATE, _MEASUREMENT = "candidate", "measurement"
 NEVER_RUNS = float(2**50)
+REPORT_S = 0.5
+"""Seconds between reports of a running probe: each is a transaction, and a hundred a second took a
+tenth of two cores from the small training that they were about."""
 AFTER_THE_LAST = 10**6
 """The step at which a stopped probe reports what it had measured."""
 _SILENT = ("busy", "interrupted")
@@ -169,12 +173,17 @@ class Study:
 
     def cannot_win(self, trial: Trial) -> Callable[[dict[str, Any]], str | None]:
         """Watches the steps of a probe and tells when it cannot win any more."""
+        due = 0.0
 
         def watch(event: dict[str, Any]) -> str | None:
+            nonlocal due
             if event.get("event") != "estimate" or "optimistic_tokens_per_s" not in event:
                 return None
             if not is_quiet(event.get(WAITED)):  # so slow is the machine, not the candidate
                 return None
+            if time.monotonic() < due:
+                return None
+            due = time.monotonic() + REPORT_S
             trial.report(event["optimistic_tokens_per_s"], event["step"])
             if not trial.should_prune():
                 return None

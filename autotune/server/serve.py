@@ -26,8 +26,6 @@ from autotune.server.service import Service, open_service
 from autotune.server.settings import Settings
 
 WORKER_TOKEN, ADDRESS, CSRF, PID = "worker.token", "address", "csrf", "worker.pid"
-NICENESS = 15
-"""The service stands back for probes."""
 HOUSEKEEPING_S, DELETING_S = 5.0, 60.0
 _STOP_S = 100.0
 """The local worker has so long to end what it runs."""
@@ -65,7 +63,7 @@ def _serve(settings: Settings, folder: Path) -> None:
         port = listener.getsockname()[1]
         _write_private(folder / ADDRESS, f"http://{_local_name(settings)}:{port}")
         # uvicorn raises its signal again at its end
-        with contextlib.suppress(KeyboardInterrupt), session_standing_back(NICENESS):
+        with contextlib.suppress(KeyboardInterrupt), session_standing_back(settings.niceness):
             _Server(service, folder).run(sockets=[listener])
     service.database.close()
 
@@ -95,7 +93,9 @@ class _Server(uvicorn.Server):
         """Begin to answer, then start the worker and the housekeeping."""
         await super().startup(sockets=sockets)
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
-        os.nice(NICENESS)  # of this thread, not of that one, which starts the worker
+        os.nice(
+            self._service.settings.niceness
+        )  # of this thread, not of that one, which starts the worker
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End the worker first: it has to say what became of its works. A second one ends now."""

@@ -92,6 +92,9 @@ class Settings(Strict):
     `http://127.0.0.1:8080`: the pages of runs link to it."""
     local_worker: bool = True
     """Whether a worker for this machine's devices is started with it."""
+    niceness: int = Field(default=19, ge=0, le=19)
+    """How far the service stands back for what else this machine computes. With less, pages are
+    quick where all cores probe, and probes are called `busy` for it."""
     plans_at_once: int = Field(default=1, ge=0)
     """Plans that the local worker makes beside a run."""
     lengths: bool = True

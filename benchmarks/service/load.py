@@ -187,7 +187,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="service-load-") as scratch, as_elsewhere():
         base = Path(scratch)
-        with served(base, base / "cache", {"limits": {"live": 400}}) as service:
+        with served(base, base / "cache", {"limits": {"live": 400}, "niceness": 19}) as service:
             write_model(service.models / "tiny", LLAMA)
             job = small_job(service.models / "tiny" / "config.json", options.probes)
             until = time.monotonic() + 60 * options.minutes

@@ -49,7 +49,8 @@ def served(
     for path in (folder, models, home):
         path.mkdir(parents=True, exist_ok=True)
     config = base / "server.yaml"
-    data = {"allowed": {"folders": [str(models)]}, "lengths": False, **(settings or {})}
+    data = {"allowed": {"folders": [str(models)]}, "lengths": False, "niceness": 15}
+    data |= settings or {}  # other tests may take all cores: pages would time out at 19
     config.write_text(json.dumps(data), encoding="utf-8")
     (folder / "address").unlink(missing_ok=True)
     command = [sys.executable, "-m", "autotune", "serve", "--runs", str(folder)]

@@ -230,7 +230,8 @@ def test_as_long_as_nothing_fits_the_leanest_is_next(tmp_path):
     assert leanest[0]["gradient_checkpointing"] is True
 
 
-def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path):
+def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.search.study.REPORT_S", 0.0)
     study = open_study(tmp_path)
     trial, _ = study.ask()
     watch = study.cannot_win(trial)
@@ -242,6 +243,16 @@ def test_a_probe_that_cannot_win_is_stopped_with_its_reason(tmp_path):
     assert watch({"event": "estimate", "step": 1, "optimistic_tokens_per_s": 101.0}) is None
     reason = watch({"event": "estimate", "step": 2, "optimistic_tokens_per_s": 99.0})
     assert reason == "at best 99 tokens/s after step 2: it cannot win"
+
+
+def test_quick_steps_are_not_reported_one_by_one(tmp_path):
+    study = open_study(tmp_path)
+    study.tell(study.ask()[0], measurement("ok", tokens_per_s=100.0))
+    trial, _ = study.ask()
+    watch = study.cannot_win(trial)
+    for step in range(1, 4):
+        watch({"event": "estimate", "step": step, "optimistic_tokens_per_s": 101.0})
+    assert plain_trials(tmp_path)[-1].intermediate_values == {1: 101.0}
 
 
 def guided(estimates=None, allowed_bytes=1000):
