@@ -17,9 +17,9 @@ from autotune.space.sharding.sharding import DEEPSPEED, sharding_of
 
 SPEED_ERROR = 0.3
 """How far an estimated speed may be off. Of 28 published runs on one A100 it was 0.88 to 1.18 of
-the measured one (`benchmarks/published_runs`); 13 trainings on an H100 and 18 on an H200, most of
-them at their memory's limit, reached 0.70 to 1.30 of it (`benchmarks/recorded`). Of several GPUs
-nothing was measured."""
+the measured one (`benchmarks/published_runs`); 39 trainings on H100 and H200, most of them at
+their memory's limit, reached 0.70 to 1.30 of it, and one 1.34 (`benchmarks/recorded`). Of several
+GPUs nothing was measured."""
 
 
 def speed_error(estimate: Estimate, facts: Facts) -> float | None:
