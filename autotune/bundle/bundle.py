@@ -9,7 +9,7 @@ from autotune.bundle.accelerate_config import accelerate_config
 from autotune.bundle.check.check import disagreements, of_bundle
 from autotune.bundle.launch_script import launch_script, missing_fields
 from autotune.bundle.multi_node import NODES_SCRIPT, SLURM_SCRIPT, nodes_script, slurm_script
-from autotune.bundle.readme import how_to_launch, readme
+from autotune.bundle.readme import how_to_launch, plain_name, readme
 from autotune.bundle.recipe_costs import recipe_costs
 from autotune.bundle.trainer_config import trainer_config
 from autotune.bundle.vllm_script import FILE as SERVE_SCRIPT
@@ -82,7 +82,8 @@ def bundle_files(
 
 def found_by(probes: int, candidates: int, device: str) -> str:
     """How a run found its recommendation, as a sentence."""
-    return f"Found by autotune on {device}: {probes} probes out of {candidates} candidates."
+    where = plain_name(device)
+    return f"Found by autotune on {where}: {probes} probes out of {candidates} candidates."
 
 
 def launch_lines(chosen: Settings) -> list[str]:

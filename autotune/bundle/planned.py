@@ -14,7 +14,7 @@ from autotune.bundle.bundle import (
     origin_plain,
 )
 from autotune.bundle.mark import digests, marked
-from autotune.bundle.readme import heading, knobs_table, page, step_name
+from autotune.bundle.readme import heading, knobs_table, page, plain_name, step_name
 from autotune.estimate.estimate import Estimate, estimate_from_plain
 from autotune.facts import Facts
 from autotune.job.job import Job, NoData
@@ -127,7 +127,7 @@ def verified_files(
         python=python,
         output_dir=output_dir,
         origin=f"Planned by autotune for {planned.device}; measured by {readings} on "
-        f"{facts.device.name}.",
+        f"{plain_name(facts.device.name)}.",
         recipe_knobs=(),
         verification=verification,
     )

@@ -61,9 +61,13 @@ def readme(
 
 
 def heading(model: str, title: str) -> str:
-    """The first line of a page; nothing in a model's name is taken for Markdown or HTML."""
-    name = re.sub(r"[`<>\[\]]", lambda found: f"\\{found[0]}", model)
-    return f"# {name}: {title}"
+    """The first line of a page."""
+    return f"# {plain_name(model)}: {title}"
+
+
+def plain_name(name: str) -> str:
+    """The name of a model or a device, nothing of which is taken for Markdown or HTML."""
+    return re.sub(r"[`<>\[\]]", lambda found: f"\\{found[0]}", name)
 
 
 def page(lines: Sequence[str]) -> str:

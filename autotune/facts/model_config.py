@@ -39,6 +39,10 @@ COUNTS = {
 """Fields of what is made one by one, and the most there may be of it: years of layers else."""
 
 
+KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+"""Fields that transformers takes a kernel's name from, or the repository of one."""
+
+
 def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
     """What a config.json holds, and all that is wrong with it.
 
@@ -66,6 +70,11 @@ def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
         what = "`model_type` is missing" if not kind else "`model_type` must be a word"
         hint = "copy the config.json of a model as the hub has it"
         yield Problem(where=file, what=what, hint=hint)
+    for name in KERNELS:
+        if "/" in str(data.get(name, "")):
+            what = f"`{name}` names code of a hub, which nobody has looked at"
+            hint = "leave it out there; a job may choose: `fixed: {attn_implementation: ...}`"
+            yield Problem(where=file, what=what, hint=hint)
     sections = {"": data, "text_config": data.get("text_config")}
     for name, section in sections.items():
         if isinstance(section, Mapping):

@@ -31,7 +31,7 @@ def put_in_place(target: Path, files: Mapping[str, str]) -> None:
         draft.rename(target)
     _sync(target.parent)
     for old in (draft, _before(target)):
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
 
 
 def finish_replacement(target: Path) -> None:
@@ -40,7 +40,7 @@ def finish_replacement(target: Path) -> None:
     if before.exists() and not target.exists():
         before.rename(target)
     for left in (_draft(target), before):
-        shutil.rmtree(left, ignore_errors=True)
+        _remove(left)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -49,6 +49,13 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _remove(left: Path) -> None:
+    """A folder, or the link that stood in its place; not what a link leads to."""
+    if left.is_symlink():
+        left.unlink()
+    shutil.rmtree(left, ignore_errors=True)
 
 
 def _draft(target: Path) -> Path:

@@ -33,7 +33,7 @@ from autotune.run.launch_stages import Heard
 from autotune.run.opening import facts_of
 from autotune.run.stored import NONSENSE
 from autotune.run.verdict import Verification
-from autotune.run.verify import verify
+from autotune.run.verify import AGAIN, verify
 from autotune.search.recommend import Ranked
 from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
@@ -267,6 +267,8 @@ def _launched(
         return probes[-1]
 
     first = probe()
+    if first.processes:
+        raise machine_error(first.reason, where="devices", hint=AGAIN)
     if first.outcome != "ok":
         reason = f"its probe ended as `{first.outcome}`: {first.reason}"
         return Verification(verified=False, reason=reason, log=str(run.probe(0).stderr)), None

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.facts import Facts
+from autotune.errors import machine_error
+from autotune.facts import Facts, devices
 from autotune.facts.model_files import has_weights
 from autotune.job.job import Job
 from autotune.plan.variants import batching
+from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -28,12 +30,19 @@ from autotune.run.soak import PARTS, judge_soak, soak_steps
 from autotune.run.timed_steps import timed_parts
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked
-from autotune.space.settings import Settings, eval_batch, launched_config_name, settings
+from autotune.space.settings import (
+    Settings,
+    device_environment,
+    eval_batch,
+    launched_config_name,
+    settings,
+)
 from autotune.training.rehearsal import UNTIMED_STEPS, RehearsalReply, RehearsalRequest
 
 PAUSES_S = (5.0, 15.0)
 """What others disturbed, a probe or a launch, is repeated after these pauses, in seconds; then the
 machine is too busy. Chosen, not measured."""
+AGAIN = "end them, then verify it again"
 REHEARSAL = "autotune.training.rehearsal_worker:rehearsal"
 TIMED_ROWS = 64
 TIMED_S = 3.0
@@ -64,6 +73,9 @@ def verify(
     Args:
         heard: hears of each stage of a launch when it is over.
         soak_s: how long a bundle that holds is trained once more, in seconds.
+
+    Raises:
+        MachineError: it does not hold, and others compute on its GPU: that says nothing of it.
     """
     stages = Stages(heard)
     if run.verification.exists():
@@ -82,9 +94,20 @@ def verify(
         stages=stages,
     )
     outcome = _judge_launches(launch.verdict, ranked, probe_again, deadline, heard)
+    if not outcome.verified:
+        _refuse_shared_gpus(facts.device)
     if not soak_s or not outcome.verified:
         return outcome
     return _soak(launch, ranked, heard, outcome, soak_s)
+
+
+def _refuse_shared_gpus(device: devices.DeviceFacts) -> None:
+    """Say who else computes on a job's GPUs, if somebody does."""
+    if device.kind != "cuda":
+        return
+    for gpu in map(devices.gpu, (device.index, *device.peers)):
+        if gpu.is_busy:
+            raise machine_error(describe_processes(gpu), where="devices", hint=AGAIN)
 
 
 def _judge_launches(
@@ -202,7 +225,7 @@ def _prepare_data(
         rows_total=facts.data.rows,
         processes=launched.processes,
         make_weights=facts.model.path if bare else None,
-        device_index=facts.device.index if facts.device.kind == "cuda" else None,
+        environment=device_environment(facts.device, 1),
     )
     write_json(folder.request, request.plain())
     limits = Limits(wall_s=min(TIMEOUT_S, deadline.left_s))

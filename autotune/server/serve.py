@@ -52,9 +52,10 @@ def _serve(settings: Settings, folder: Path) -> None:
             hint="make one first: `autotune serve --add-token NAME`, or listen at 127.0.0.1",
         )
     for allowed in settings.allowed.folders:
-        if folder.resolve().is_relative_to(Path(allowed).resolve()):
+        ours, theirs = folder.resolve(), Path(allowed).resolve()
+        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise user_error(
-                f"jobs could read the service's own folder, which lies in {allowed}",
+                f"jobs could read what lies in the service's own folder: {allowed}",
                 where="allowed.folders",
                 hint="list other folders there, or move this one: `--runs`",
             )
@@ -93,9 +94,8 @@ class _Server(uvicorn.Server):
         """Begin to answer, then start the worker and the housekeeping."""
         await super().startup(sockets=sockets)
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
-        os.nice(
-            self._service.settings.niceness
-        )  # of this thread, not of that one, which starts the worker
+        # Of this thread, not of that one, which starts the worker.
+        os.nice(self._service.settings.niceness)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End the worker first: it has to say what became of its works. A second one ends now."""

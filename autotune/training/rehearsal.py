@@ -29,8 +29,8 @@ class RehearsalRequest(Message):
     rows_total: int
     make_weights: str | None
     """Model folder that needs weights before it can be launched."""
-    device_index: int | None = None
-    """The GPU on which weights are made, by NVML's number; None: on the host."""
+    environment: dict[str, str]
+    """Variables that show the GPU on which weights are made; none: they are made on the host."""
     processes: int = 1
     """Ranks that the launch has; micro-batches are dealt out to them in turn."""
 

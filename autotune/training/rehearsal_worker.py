@@ -155,10 +155,9 @@ def _make_weights(request: RehearsalRequest, method: str) -> None:
     from autotune.facts.model import model_class, model_config
 
     config = model_config(request.make_weights, method)
-    if request.device_index is not None:  # read when CUDA starts, which it has not yet
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(request.device_index)
-        with contextlib.suppress(torch.OutOfMemoryError), torch.device("cuda"):
+    if request.environment:
+        os.environ.update(request.environment)  # read when CUDA starts, which it has not yet
+        with contextlib.suppress(RuntimeError), torch.device("cuda"):  # no room, or no use of it
             model_class(config, method)._from_config(config).save_pretrained(request.make_weights)
             return
     model_class(config, method)._from_config(config).save_pretrained(request.make_weights)

@@ -49,8 +49,9 @@ def served(
     for path in (folder, models, home):
         path.mkdir(parents=True, exist_ok=True)
     config = base / "server.yaml"
+    # Other tests may take all cores: with a niceness of 19 pages would time out beside them.
     data = {"allowed": {"folders": [str(models)]}, "lengths": False, "niceness": 15}
-    data |= settings or {}  # other tests may take all cores: pages would time out at 19
+    data |= settings or {}
     config.write_text(json.dumps(data), encoding="utf-8")
     (folder / "address").unlink(missing_ok=True)
     command = [sys.executable, "-m", "autotune", "serve", "--runs", str(folder)]

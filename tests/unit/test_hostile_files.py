@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.table import Table
 
+from autotune.bundle.bundle import found_by
 from autotune.bundle.launch_script import exports
 from autotune.bundle.mark import marked
 from autotune.bundle.readme import heading, page
@@ -211,6 +212,7 @@ def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_name_begins_no_line() -> None:
     assert Problem(where="a\nb", what="c\nd").render() == "a\\nb: c\\nd"
     assert heading("<b>[x](y)`z`", "t") == "# \\<b\\>\\[x\\](y)\\`z\\`: t"
+    assert found_by(1, 2, "<b>") == "Found by autotune on \\<b\\>: 1 probes out of 2 candidates."
     assert page(["a\n# b", EVIL]) == f"a # b\n{SHOWN}\n"
     script = marked({"launch.sh": "#!/bin/bash\nset -euo pipefail\n"}, f"x\ntouch y\n{EVIL}")
     lines = script["launch.sh"].splitlines()

@@ -192,6 +192,8 @@ def scope_path(request: Request) -> str:
 def route_of(request: Request) -> str:
     """The template of the route that answered, such as `/api/v1/plans/{id}`; `other`: none did."""
     path = scope_path(request)
+    if path.startswith("/static/"):
+        return "/static"  # else each name that is asked for would be a route of its own
     template = getattr(request.scope.get("route"), "path", None)
     if template is None:
         known = request.scope.get("endpoint") is not None and not request.scope.get("path_params")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import machine_error
-from autotune.server.store.values import Kind, WorkerInfo
+from autotune.errors import EXIT_MACHINE, machine_error
+from autotune.server.store.values import Ending, Kind, WorkerInfo
 from autotune.server.worker.door import Away, Door, Lost, Taken
 from autotune.server.worker.lengths_task import LengthsTask
 from autotune.server.worker.task import Task
@@ -168,7 +168,14 @@ class WorkerLoop:
         if lease is None:
             return
         _log("taken", work=lease.id, kind=lease.kind, attempt=lease.attempt)
-        task = Task(lease, self.root, self.environment, self.capacity.plan_memory)
+        try:
+            task = Task(lease, self.root, self.environment, self.capacity.plan_memory)
+        except OSError as error:  # such as a full disk: the other works go on
+            problem = f"the worker cannot begin it: {error.strerror or error}"
+            ending = Ending(attempt=lease.attempt, exit_code=EXIT_MACHINE, error=problem)
+            self.door.finish(self.info.name, lease.id, ending)
+            _log("could not begin", work=lease.id, why=str(error))
+            return
         self._tasks[lease.id] = task
 
     def _wait_for_devices(self, why: str) -> None:

@@ -34,6 +34,13 @@ def test_sizes_are_whole_numbers_above_zero(value: object) -> None:
     assert "must be a whole number above 0" in line
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_kernels_of_a_hub_are_refused(name: str) -> None:
+    assert said(**{name: "sdpa"}) == []
+    assert "names code of a hub" in said(**{name: "stranger/kernel"})[0]
+    assert "names code of a hub" in said(**{name: {"text_config": "stranger/kernel"}})[0]
+
+
 def test_all_problems_are_told_at_once() -> None:
     lines = said(model_type="gone", hidden_size=-64, text_config={"vocab_size": "many"})
     assert len(lines) == 3

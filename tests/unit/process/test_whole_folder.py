@@ -87,3 +87,17 @@ def test_the_next_command_clears_what_a_killed_one_left(tmp_path: Path) -> None:
         assert os.access(run.launch, os.X_OK)
         with pytest.raises(UserError, match="another autotune process"), run.locked():
             pass
+
+
+def test_a_link_in_the_place_of_a_bundle_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "theirs").touch()
+    run = RunFolder(path=tmp_path / "run")
+    run.path.mkdir()
+    run.bundle.symlink_to(elsewhere)
+    for _ in range(2):
+        run.write_bundle(run.bundle, NEW)
+        assert not run.bundle.is_symlink() and run.launch.is_file()
+        assert {entry.name for entry in run.path.iterdir()} == {"bundle"}
+    assert [entry.name for entry in elsewhere.iterdir()] == ["theirs"]

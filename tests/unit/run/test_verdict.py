@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from autotune.errors import MachineError
+from autotune.facts import devices
 from autotune.process.limits import LaunchReport
 from autotune.run import verify
 from autotune.run.deadline import Deadline
@@ -180,3 +182,15 @@ def test_libraries_of_a_small_job_break_no_promise(over: int, kept: bool) -> Non
     launch = report(peak_resident_bytes=promised + over * 2**20)
     found = verdict(launch, state(), chosen(peak_memory_bytes=promised))
     assert found.verified is kept, found.reason
+
+
+def test_a_launch_beside_others_on_its_gpu_says_nothing_of_the_bundle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = devices.DeviceProcess(pid=7, used_bytes=GIB, name="game")
+    device = make_facts("cuda").device
+    monkeypatch.setattr(devices, "gpu", lambda _: replace(device, processes=(other,)))
+    with pytest.raises(MachineError, match=r"GPU 1 is in use by pid 7 \(game\) holds 1 GiB"):
+        verify._refuse_shared_gpus(device)
+    monkeypatch.setattr(devices, "gpu", lambda _: device)
+    verify._refuse_shared_gpus(device)

@@ -1,11 +1,11 @@
 """What a worker ends: plans that take too much memory, works that take too long, too much disk."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from autotune.server.store.values import Lease, WorkerInfo
+from autotune.server.store.values import Ending, Lease, WorkerInfo
 from autotune.server.worker import task as task_module
 from autotune.server.worker.loop import Capacity, WorkerLoop
 from autotune.server.worker.task import Task
@@ -88,3 +88,26 @@ def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
     assert task.folder.is_dir(), "what is under way is not deleted"
     del loop._tasks[task.lease.id]
     assert loop._kept() == [] and not task.folder.exists()
+
+
+def test_a_work_that_cannot_begin_is_told_as_failed(tmp_path: Path) -> None:
+    class Door:
+        endings: ClassVar[list[Ending]] = []
+
+        def lease(self, *_: Any) -> Lease:
+            return lease("run", None)
+
+        def finish(self, _worker: str, _id: str, how: Ending) -> None:
+            self.endings.append(how)
+
+    door: Any = Door()
+    root = tmp_path / "works"
+    root.write_text("a file where a folder should be", encoding="utf-8")
+    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    loop = WorkerLoop(
+        info=INFO, door=door, root=root, capacity=capacity, environment={}, replaces=""
+    )
+    loop._take()
+    (told,) = door.endings
+    assert told.exit_code == 3 and "cannot begin it: Not a directory" in told.error
+    assert not loop._tasks

@@ -54,13 +54,15 @@ def test_requests_are_counted_by_route_and_not_by_what_is_asked_for(served: Serv
     for number in range(5):
         served.client.get(f"/api/v1/plans/{number:016x}")
         served.client.get(f"/x{number}")
+        served.client.get(f"/static/{number}.js")
         served.client.request(f"M{number}", "/api/v1/plans")
     told = figures(served)
     route = 'method="GET",route="/api/v1/plans/{id}",status="404"'
     assert told[f"autotune_http_requests_total{{{route}}}"] == 5
     assert told['autotune_http_requests_total{method="GET",route="other",status="404"}'] == 5
     assert told['autotune_http_request_seconds_count{route="/api/v1/plans/{id}"}'] == 5
-    assert len([name for name in told if name.startswith("autotune_http_requests_total")]) == 3
+    assert told['autotune_http_requests_total{method="GET",route="/static",status="404"}'] == 5
+    assert len([name for name in told if name.startswith("autotune_http_requests_total")]) == 4
 
 
 def test_metrics_need_a_token_where_others_reach_the_service(

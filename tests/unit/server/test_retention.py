@@ -63,6 +63,8 @@ def test_the_services_own_folder_cannot_be_allowed(
 ) -> None:
     folder = served.service.folder
     file = folder / "server.yaml"
-    file.write_text(f"allowed: {{folders: [{folder.parent}]}}\nport: 0\n", encoding="utf-8")
-    with pytest.raises(Exception, match="own folder"):
-        serve(load_settings(file), folder)
+    (folder / "works").mkdir(exist_ok=True)
+    for allowed in (folder.parent, folder, folder / "works"):
+        file.write_text(f"allowed: {{folders: [{allowed}]}}\nport: 0\n", encoding="utf-8")
+        with pytest.raises(Exception, match="own folder"):
+            serve(load_settings(file), folder)
