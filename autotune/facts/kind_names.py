@@ -31,6 +31,9 @@ _FILE = "more_gpus.csv"
 _FIGURES = ("memory", "tflops", "bandwidth")
 _EXAMPLE = "memory=24GiB,tflops=165,bandwidth=1000"
 _LEAST_MEMORY = 2**28
+_SIZED = re.compile(r"(.*?)[ ,_()-]*(\d+) ?g(?:i?b)?\)?")
+_ROUNDED = 0.08
+"""How far a size that is said may be off: 80 GB are 79.6 or 85 GiB."""
 _MAKERS = re.compile("nvidia|geforce|tesla|amd|radeon|instinct|intel|datacentergpu")
 
 
@@ -48,10 +51,9 @@ def find_kind(text: str) -> DeviceKind:
     name = squeezed(text)
     if not name:
         raise _unknown_kind(text)
-    for kinds in (device_kinds(), kinds_of_other_makers(), more_kinds()):
-        for kind in kinds:
-            if name in _names(kind):
-                return kind
+    named = _named(name) or _of_size(text)
+    if named is not None:
+        return named
     sizes = [kind for kind in more_kinds() if re.fullmatch(rf"(rtx|gtx)?{name}\d+gb", _first(kind))]
     if len(sizes) == 1:
         return sizes[0]
@@ -62,6 +64,29 @@ def find_kind(text: str) -> DeviceKind:
             hint=f"name one of {', '.join(kind.name for kind in sizes)}",
         )
     raise _unknown_kind(text)
+
+
+def _named(name: str) -> DeviceKind | None:
+    """The kind of a squeezed name, which may lack the family that it belongs to."""
+    spellings = [name]
+    if not name.isdigit():  # `6000` is of several families
+        spellings += [f"rtx{name}", f"quadro{name}", f"{name}pcie"]
+    for spelling in spellings:
+        for kinds in (device_kinds(), kinds_of_other_makers(), more_kinds()):
+            for kind in kinds:
+                if spelling in _names(kind):
+                    return kind
+    return None
+
+
+def _of_size(text: str) -> DeviceKind | None:
+    """The kind of a text that ends in how much memory it has: `RTX 3070 8GB`, `a100-80g`."""
+    found = _SIZED.fullmatch(text.lower().strip())
+    if found is None:
+        return None
+    name, size = squeezed(found[1]), int(found[2])
+    kind = _named(f"{name}{size}gb") or _named(name)
+    return kind if kind and abs(kind.memory_bytes / 2**30 - size) <= _ROUNDED * size else None
 
 
 def known_kind(name: str, total_bytes: int) -> DeviceKind | None:
@@ -84,7 +109,8 @@ def more_kinds() -> tuple[DeviceKind, ...]:
 
 def squeezed(text: str) -> str:
     """`NVIDIA GeForce RTX 3070` -> `rtx3070`."""
-    return _MAKERS.sub("", re.sub("[^a-z0-9]", "", text.lower()))
+    letters = re.sub("[^a-z0-9]", "", text.lower())
+    return _MAKERS.sub("", re.sub("laptop(gpu)?", "mobile", letters))
 
 
 def _first(kind: DeviceKind) -> str:

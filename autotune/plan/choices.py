@@ -36,11 +36,13 @@ class Choice:
     Attributes:
         candidate: the fastest that is safe; else the fastest that fits; else the leanest.
         folded: how many candidates there are of it.
+        unsafe: the fastest of them that is not safe, with its estimate; None: there is none.
     """
 
     candidate: Candidate
     estimate: Estimate
     folded: int
+    unsafe: tuple[Candidate, Estimate] | None = None
 
     @property
     def safe(self) -> bool:
@@ -122,7 +124,12 @@ def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> 
         alike = [pair for pair in group if order(pair[1])[:2] == order(estimate)[:2]]
         near = [pair for pair in alike if (pair[1].tokens_per_s or 0.0) >= enough]
         candidate, estimate = min(near, key=simplicity)
-    return Choice(candidate=candidate, estimate=estimate, folded=len(group))
+    unsafe = max(
+        (pair for pair in group if not is_safe(pair[1]) and pair[1].tokens_per_s),
+        key=lambda pair: pair[1].tokens_per_s or 0.0,
+        default=None,
+    )
+    return Choice(candidate=candidate, estimate=estimate, folded=len(group), unsafe=unsafe)
 
 
 def shortened(folded: Sequence[Choice], most: int, devices: int) -> list[Choice]:

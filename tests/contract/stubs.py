@@ -92,6 +92,12 @@ def asleep(folder: Path) -> None:
     time.sleep(FOREVER_S)
 
 
+def stopped(folder: Path) -> None:
+    """As by `kill -STOP`."""
+    note_pid(folder)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def waits_for_a_compiler(folder: Path) -> None:
     """Uses no processor itself: what it started does."""
     subprocess.run([sys.executable, "-c", SPIN.replace("20", "1.5")], check=True)

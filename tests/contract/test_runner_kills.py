@@ -22,6 +22,12 @@ def test_a_hang_that_uses_no_processor_is_a_stall(stage: Stage) -> None:
     assert still_running(stage.pids()) == []
 
 
+def test_a_child_that_somebody_stops_is_a_stall(stage: Stage) -> None:
+    ending = stage.run("stopped", stall_s=0.5)
+    assert (ending.why, ending.signal) == ("stall", signal.SIGKILL)
+    assert still_running(stage.pids()) == []
+
+
 def test_a_child_that_computes_in_silence_is_no_stall(stage: Stage) -> None:
     assert stage.run("deaf", stall_s=0.3, wall_s=1.2).why == "wall"
 

@@ -112,3 +112,25 @@ def test_wrong_figures_are_answered_with_an_example(text, said):
         find_kind(text)
     assert said in str(caught.value)
     assert "memory=24GiB,tflops=165,bandwidth=1000" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("RTX 3070 8GB", "GeForce RTX 3070"),
+        ("4090 24GB", "NVIDIA GeForce RTX 4090"),
+        ("a100-80g", "NVIDIA A100-SXM4-80GB"),
+        ("RTX 3060 (12 GB)", "GeForce RTX 3060 12 GB"),
+        ("A5000", "RTX A5000"),
+        ("RTX 8000", "Quadro RTX 8000"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "GeForce RTX 4090 Mobile"),
+    ],
+)
+def test_usual_spellings_are_found(text, name):
+    assert find_kind(text).name == name
+
+
+@pytest.mark.parametrize("text", ["RTX 3070 16GB", "4000", "24GB"])
+def test_what_fits_no_gpu_is_not_guessed(text):
+    with pytest.raises(UserError, match="not a known kind"):
+        find_kind(text)

@@ -87,6 +87,19 @@ def test_the_answer_says_what_would_be_faster_and_what_is_next():
     assert answer.faster.candidate.micro_batch == 16
 
 
+def test_memory_is_the_limit_where_what_is_faster_is_folded_into_something_slower():
+    def folded_away(candidate):
+        """Padding-free is faster and not safe; the rest of its choice is slow."""
+        free = candidate["padding_free"]
+        return risky(60 * GIB if free else GIB, 150.0 if free else 100.0, 1.0 if free else 0.0)
+
+    job, facts = make_job(global_batch_size=4), make_facts("cuda")
+    _, folded = planned(job, facts, folded_away)
+    assert all(choice.safe for choice in folded)
+    faster = answer_of(folded, job, facts).faster
+    assert faster.candidate["padding_free"] and faster.estimate.tokens_per_s == 150.0
+
+
 def test_memory_is_no_limit_where_nothing_is_clearly_faster():
     job, facts = make_job(global_batch_size=16), make_facts("cuda")
     _, folded = planned(job, facts, lambda c: replace(by_rows(c), tokens_per_s=100.0))
