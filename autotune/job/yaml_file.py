@@ -14,6 +14,7 @@ MOST_VALUES = 20_000
 """Values that a file may have, each `*name` counted as all that it stands for: a few hundred bytes
 of such names can stand for more than any memory holds."""
 _MOST_DIGITS = 300
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -23,11 +24,15 @@ class _Loader(yaml.SafeLoader):
     _composed = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """The next node; not one too many."""
+        """The next node; not one too many, and no half of a character."""
         self._composed += 1
         if self._composed > MOST_VALUES:
             raise yaml.composer.ComposerError(None, None, _TOO_MANY, self.get_mark())
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and _HALF.search(node.value):
+            what = "half of a character (a lone surrogate)"
+            raise yaml.composer.ComposerError(None, None, what, node.start_mark)
+        return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         """A whole number; not one that Python itself would refuse to print."""

@@ -14,7 +14,7 @@ from autotune.estimate.protocol import EstimateReply
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.facts.host import host_limit
-from autotune.job.job import Job
+from autotune.job.job import Job, NoData
 from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
@@ -136,7 +136,7 @@ def plan(
         answer=answer,
         packages=tuple(packages_to_install(job, facts, draft.choices[0].candidate)),
         advice=advice,
-        assumed=tuple(job.assumed),
+        assumed=(*job.assumed, *_assumed_rows(job)),
         estimates=draft.estimates,
         limit_bytes=estimator.limit,
         devices=job.devices.total,
@@ -246,3 +246,11 @@ def _estimator(
 
 def _failed(reply: EstimateReply) -> bool:
     return bool(reply.problem or reply.engine_problem)
+
+
+def _assumed_rows(job: Job) -> tuple[str, ...]:
+    """That nobody said how many rows an epoch has."""
+    if not isinstance(job.dataset, NoData) or "rows" in job.dataset.lengths.model_fields_set:
+        return ()
+    rows = job.dataset.lengths.rows
+    return (f"an epoch has {rows:,} rows (`dataset: {{lengths: {{rows: ...}}}}`)",)

@@ -290,3 +290,10 @@ def test_runs_and_the_cache_are_their_owners(tmp_path: Path) -> None:
     write_json(cache.path / "plans" / "x.json", {})
     assert (mode(cache.path), mode(cache.path / "plans" / "x.json")) == (0o700, 0o600)
     assert mode(tmp_path / "made") != 0o700
+
+
+def test_half_a_character_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text('model: m\nglobal_batch_size: "\\ud800"\n', encoding="utf-8")
+    assert "job.yaml:2: not valid YAML: half of a character" in refused(
+        "validate", tmp_path / "job.yaml"
+    )

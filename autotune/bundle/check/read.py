@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def _deepspeeds(
     if named is not None:
         # Where it is said to be, or beside the others: a bundle may have been moved.
         paths = (folder / str(named), folder / Path(str(named)).name)
-        return next((path for path in paths if path.is_file()), None)
+        return next((path for path in paths if is_readable(path, sys.maxsize)), None)
     kinds = [p for p, data in found.items() if p.suffix == ".json" and set(_DEEPSPEEDS) & set(data)]
     return kinds[0] if len(kinds) == 1 else None
 

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.job.yaml_file import dump_flow
 from autotune.space.definition import SpaceDefinition
 
+_SIZES = ("memory", "gpu_memory", "vram")
 _MEANS = {
     # What others call a field of the job, or how it is written here; the value stays.
     **dict.fromkeys(("model_name_or_path", "base_model", "model_name"), "model"),
@@ -17,7 +18,7 @@ _MEANS = {
     **dict.fromkeys(("batch_size", "train_batch_size"), "global_batch_size"),
     **dict.fromkeys(("num_gpus", "n_gpus", "gpus", "num_processes"), "devices.count"),
     **dict.fromkeys(("num_machines", "num_nodes", "nnodes", "nodes"), "devices.nodes"),
-    **dict.fromkeys(("memory", "gpu_memory", "vram"), "devices.memory"),
+    **dict.fromkeys(_SIZES, "devices.memory"),
     **dict.fromkeys(("epochs", "num_epochs"), "training.num_train_epochs"),
     **dict.fromkeys(("lr", "learning_rate"), "training.learning_rate"),
     "reward_funcs": "reward_funcs",
@@ -166,6 +167,8 @@ def _of_knob_or_field(
 
 def _translated(name: str, value: Any) -> Any:
     """A value as the stack of today writes it."""
+    if name in _SIZES and str(value).isdecimal():
+        return f"{value}GiB"  # a size without a unit would be so many bytes
     value = value.removeprefix("torch.") if isinstance(value, str) else value
     return _OTHER_VALUES.get((name, value), value) if isinstance(value, str | int) else value
 
