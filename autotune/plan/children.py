@@ -106,17 +106,21 @@ def traced_in_children(
                 number = numbers.get_nowait()
                 task = tasks[number]
                 path = folder / f"{number:04d}"
-                replies[number] = _in_child(task, server, path, count.watcher(task))
+                reply = _in_child(task, server, path, count.watcher(task), stopped)
+                if stopped.is_set():
+                    return
+                replies[number] = reply
                 if heard is not None:
                     heard(number, replies[number])
 
-    pool = ThreadPoolExecutor()
+    pool, stopped = ThreadPoolExecutor(), threading.Event()
     try:
         # One that runs begins at once, while the others are still being started.
         at_work = [pool.submit(answer, place) for place in range(servers.wanted(len(tasks)))]
         for future in at_work:
             future.result()
     except BaseException:  # Ctrl-C too: the children end with their servers, the threads with them
+        stopped.set()
         while not numbers.empty():
             numbers.get_nowait()
         servers.end()
@@ -127,13 +131,14 @@ def traced_in_children(
 
 
 def _in_child(
-    task: VariantTask, server: ChildServer, path: Path, count: TaskCount
+    task: VariantTask, server: ChildServer, path: Path, count: TaskCount, stopped: threading.Event
 ) -> EstimateReply:
+    """The reply to a task; once more where somebody else ended it, unless the user did."""
     folder = ChildFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())
     ending = server.run(folder, WORKER, LIMITS, count.watch)
-    if ending.by_another and not folder.reply.exists():  # which says nothing of the task
+    if ending.by_another and not folder.reply.exists() and not stopped.is_set():
         ending = server.run(folder, WORKER, LIMITS)
     count.ended()
     reply = read_json(folder.reply)

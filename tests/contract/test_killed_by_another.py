@@ -104,6 +104,6 @@ def test_a_trace_is_tried_again_too(
     task = SimpleNamespace(request=SimpleNamespace(plain=dict))
     count = SimpleNamespace(watch=None, ended=lambda: None)
     with ended(stage, times, signal.SIGKILL, "child", untraced("fine").plain()):
-        reply = children._in_child(task, stage.server, stage.folder.path, count)
+        reply = children._in_child(task, stage.server, stage.folder.path, count, threading.Event())
     assert (reply.problem or "").startswith(said)
     assert len(stage.pids()) == 2

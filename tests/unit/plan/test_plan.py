@@ -1,5 +1,7 @@
 """A trace that goes wrong must not end a plan or a run."""
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from autotune.plan.children import Servers, traced_in_children
 from autotune.plan.progress import Progress
 from autotune.plan.variants import variant_tasks
-from autotune.process.limits import Ending
+from autotune.process.limits import Ending, lost_ending
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_facts, make_job
@@ -65,3 +67,38 @@ def test_a_second_ctrl_c_while_servers_are_closed_leaves_none_open(tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         traced_in_children(tasks(tmp_path), Servers(tmp_path, *servers), tmp_path, Progress())
     assert all(server.closed for server in servers)
+
+
+def test_a_trace_that_ctrl_c_ended_is_not_begun_again(tmp_path: Path) -> None:
+    """It took an import of the stack, and its trace, to end."""
+
+    class Running(SilentServer):
+        runs = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.ended = threading.Event()
+
+        def run(self, *_: object) -> Ending:
+            self.runs += 1
+            assert self.ended.wait(20)
+            return lost_ending(1.0)
+
+        def close(self) -> None:
+            super().close()
+            self.ended.set()
+
+    class Pressed(SilentServer):
+        def run(self, *_: object) -> Ending:
+            while not running.runs:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    running, heard = Running(), []
+    servers = Servers(tmp_path, Pressed(), running)
+    with pytest.raises(KeyboardInterrupt):
+        traced_in_children(
+            tasks(tmp_path), servers, tmp_path, Progress(), lambda *told: heard.append(told)
+        )
+    assert running.runs == 1
+    assert heard == []
