@@ -204,7 +204,9 @@ def test_ctrl_c_ends_a_plan_with_what_is_known(plans: Plans, tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err
-    assert out.startswith("Use ") and re.search(r"stopped: \d+ more candidates", out)
+    assert out.startswith("Stopped early; so far use ") and re.search(
+        r"stopped: \d+ more candidates", out
+    )
 
 
 def test_people_get_the_answer_first_and_a_table(plans: Plans) -> None:

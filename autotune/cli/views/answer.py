@@ -30,11 +30,16 @@ SHARDING_WIDTH, LEAST_WIDTH = 16, 14
 
 def answer_lines(plan: Plan, answer: Answer) -> Iterator[str]:
     """What to use, why, and what is assumed."""
-    yield f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}."
+    yield _sentence(plan, answer)
     yield from _reasons(plan, answer)
     yield from _assumptions(plan, answer)
     if plan.advice is not None:
         yield from ways_out_lines(plan)
+
+
+def _sentence(plan: Plan, answer: Answer) -> str:
+    use = "Stopped early; so far use" if plan.stopped else "Use"
+    return f"{use} {_text(plan, answer.choice)}: {_figures(plan, answer)}."
 
 
 def next_line(plan: Plan, command: str) -> str:
@@ -91,7 +96,7 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
         )
     else:
         among = ""
-        if any(one.method == LOWER_BOUND for one in plan.estimates.values()):
+        if plan.stopped or any(one.method == LOWER_BOUND for one in plan.estimates.values()):
             among = " among what was traced"
         yield (
             f"Memory is not the limit{among}: nothing that needs more of it is estimated to be "
@@ -177,7 +182,7 @@ def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
     """The answer as JSON data."""
     estimate = answer.choice.estimate
     return {
-        "text": f"Use {_text(plan, answer.choice)}: {_figures(plan, answer)}.",
+        "text": _sentence(plan, answer),
         "knobs": answer.choice.candidate.knobs,
         "tokens_per_s": estimate.tokens_per_s,
         "speed_error": speed_error(estimate, plan.facts),
