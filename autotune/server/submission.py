@@ -63,12 +63,15 @@ def accepted(kind: Kind, submission: Submission, allowed: Allowed, submitter: st
     config = None
     if submission.model_config_json is not None:
         config = model_config(submission.model_config_json, CONFIG)
+    options = _option_problems(kind, submission)
     problems = [*refused(data, allowed, plan=kind == "plan", config=config is not None)]
-    problems += _option_problems(kind, submission)
     if problems:
-        raise UserError(*problems[:_MOST_PROBLEMS])
-    job = _judged(text, config)
-    if problems := list(beyond(job, allowed, kind)):
+        raise UserError(*[*problems, *options][:_MOST_PROBLEMS])
+    try:
+        job = _judged(text, config)
+    except UserError as error:
+        raise UserError(*error.problems, *options) from None
+    if problems := [*beyond(job, allowed, kind), *options]:
         raise UserError(*problems)
     return NewWork(
         kind=kind,

@@ -110,6 +110,14 @@ def test_a_page_can_be_asked_for_without_its_body(served: Served) -> None:
     assert head.headers["content-length"] == whole.headers["content-length"]
 
 
+def test_options_do_not_hide_what_is_wrong_with_the_job(served: Served) -> None:
+    wrong = {**JOB, "method": "sftt", "global_batch_size": "eight"}
+    said = str(served.refusals(wrong, device="rtx-0000", devices=0))
+    for name in ("`method`", "`global_batch_size`", "'device'", "'devices'"):
+        assert name in said
+    assert "devices" in served.refusals(JOB, devices=0)
+
+
 def test_a_variation_is_one_of_a_work_that_is_there(served: Served) -> None:
     assert "parent" in served.refusals(JOB, parent="0" * 16)
     id = served.submit(JOB).json()["id"]
