@@ -43,10 +43,9 @@ RUN_LIMIT_S = 300.0
 LOG_END_BYTES = 20_000
 GIB = 2**30
 
-RAGGED = {"max": 2048, "p50": 300, "p99": 1500}
 JOB = {
     "tuning": "full",
-    "dataset": {"lengths": RAGGED},
+    "dataset": {"lengths": {"max": 2048, "p50": 300, "p99": 1500}},
     "global_batch_size": 32,
     "max_length": 2048,
     "devices": {"kind": "cuda", "memory": "20GiB"},

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from autotune.errors import machine_error
@@ -31,6 +32,8 @@ from autotune.space.settings import settings, threads
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks.group:probe"
+ENDED_S = 1.0
+"""Seconds after which a process that has ended is on no driver's list. Chosen, not measured."""
 MAKE_ROOM = "make room; what was measured is kept, and a run goes on with --resume"
 
 
@@ -100,7 +103,7 @@ def measure(
     if request.parsed_sharding.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
         measurement = naming_the_rank(measurement, folder, request.parsed_sharding.num_processes)
     if measurement.outcome != "interrupted":
-        measurement = _busy_measurement(request) or measurement
+        measurement = _joined_measurement(request) or measurement
     return dataclasses.replace(
         measurement,
         seconds=round(ending.seconds, 4),
@@ -211,6 +214,15 @@ def _busy_measurement(request: ProbeRequest) -> Measurement | None:
                 processes=[dataclasses.asdict(process) for process in gpu.processes],
             )
     return None
+
+
+def _joined_measurement(request: ProbeRequest) -> Measurement | None:
+    """Other processes that compute on the GPU after a probe: seen twice, as a driver may list one
+    that has just ended."""
+    if _busy_measurement(request) is None:
+        return None
+    time.sleep(ENDED_S)
+    return _busy_measurement(request)
 
 
 def describe_processes(gpu: devices.DeviceFacts) -> str:
