@@ -270,7 +270,7 @@ def test_configs_that_cannot_be_laid_out_are_refused(
 def test_a_config_loses_what_would_load_code(served: Served) -> None:
     code = {
         "auto_map": {"AutoConfig": "evil.Config"},
-        "attn_implementation": "someone/kernel",
+        "attn_implementation": "sdpa",
         "_name_or_path": "/etc/passwd",
         "vision_config": {"auto_map": {"AutoModel": "evil"}, "hidden_size": 8},
     }
@@ -279,6 +279,9 @@ def test_a_config_loses_what_would_load_code(served: Served) -> None:
         work = served.submit(job, model_config_json=config).json()
         kept = json.loads(str(served.service.works.model_config_json(work["id"])))
         assert kept == {**CONFIG, "vision_config": {"hidden_size": 8}}
+    kernel = {**CONFIG, "attn_implementation": "someone/kernel"}
+    answer = served.submit(job, model_config_json=kernel)
+    assert answer.status_code == 422 and "names code of a hub" in answer.text
 
 
 def test_columns_and_splits_are_names(served: Served, tmp_path: Path) -> None:
