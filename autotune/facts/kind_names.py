@@ -169,6 +169,7 @@ def _of_figures(text: str) -> DeviceKind:
         aliases=(),
         memory_bytes=memory,
         memory_source="asked for",
+        cuda_total_bytes=memory - min(KEPT_BY_CUDA, memory // 16),
         capability=GENERIC_CAPABILITY,
         matrix_flops_per_s=rates,
         bandwidth_bytes_per_s=None if bandwidth is None else bandwidth * 1e9,
