@@ -35,7 +35,7 @@ STACK = {
 OWNERS = {
     "click": ("cli",),
     "optuna": ("search",),
-    "numpy": ("search",),
+    "numpy": ("search", "estimate/speed"),
     "sqlalchemy": ("search/storage.py", "server/store", "server/access/tokens.py"),
     "alembic": ("server/store",),
     **dict.fromkeys(

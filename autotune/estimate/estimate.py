@@ -18,6 +18,7 @@ from autotune.estimate.records.events import (
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.step_time import TimeParts
 from autotune.estimate.variant import AT_MOST, UNTRACEABLE
+from autotune.facts.devices import DeviceFacts
 from autotune.space.vllm.memory import ServerNeeds, server_needs_from_plain
 
 FRAGMENTATION, CONTEXT = "fragmentation", "context"
@@ -25,8 +26,11 @@ MIB = 2**20
 CUDA_PRIOR = Residual(
     offset_bytes=550 * MIB, sigma_bytes=120 * MIB, relative_sigma=0.02, bias_sigma=0.02
 )
-"""The prior before any probe on a GPU: published logs show contexts of 380 to 720 MiB. Known error:
-18 probes on an H200 had 742 to 762 (benchmarks/recorded/gpu-memory-h200-2026-11-26)."""
+"""The prior before any probe on a GPU: published logs show contexts of 380 to 720 MiB."""
+HOPPER_PRIOR = dataclasses.replace(CUDA_PRIOR, offset_bytes=750 * MIB, sigma_bytes=60 * MIB)
+"""The same of an H100 or H200: their probes had 742 to 762 MiB
+(`benchmarks/recorded/gpu-memory-h100-2026-11-26`, `gpu-memory-h200-2026-11-26`)."""
+_HOPPER = (9, 0)
 UNTESTED_PRIOR = dataclasses.replace(
     CUDA_PRIOR, sigma_bytes=400 * MIB, relative_sigma=0.05, bias_sigma=0.05
 )
@@ -167,12 +171,17 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
     return Estimate(**values)
 
 
-def prior_residual(
-    device_kind: str, process_bytes: int, devices: int = 1, maker: str = "NVIDIA"
-) -> Residual:
-    """What is assumed of a device's processes before any was measured."""
-    if device_kind == "cuda":
-        prior = CUDA_PRIOR if maker == "NVIDIA" else UNTESTED_PRIOR
+def prior_residual(device: DeviceFacts, process_bytes: int, devices: int = 1) -> Residual:
+    """What is assumed of a device's processes before any was measured.
+
+    Args:
+        process_bytes: of the host's memory, what an empty training process takes.
+        devices: how many train; NCCL takes its part of each.
+    """
+    if device.kind == "cuda":
+        prior = CUDA_PRIOR if device.maker == "NVIDIA" else UNTESTED_PRIOR
+        if device.capability == _HOPPER:
+            prior = HOPPER_PRIOR
         if devices == 1:
             return prior
         return dataclasses.replace(

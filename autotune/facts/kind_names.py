@@ -54,14 +54,14 @@ def find_kind(text: str) -> DeviceKind:
     named = _named(name) or _of_size(text)
     if named is not None:
         return named
-    sizes = [kind for kind in more_kinds() if re.fullmatch(rf"(rtx|gtx)?{name}\d+gb", _first(kind))]
-    if len(sizes) == 1:
-        return sizes[0]
-    if sizes:
+    alike = _with_words(text)
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
         raise user_error(
-            f"`{text}` is sold with several sizes of memory",
+            f"`{text}` may be one of several GPUs",
             where="device",
-            hint=f"name one of {', '.join(kind.name for kind in sizes)}",
+            hint=f"name one of {', '.join(kind.name for kind in alike)}",
         )
     raise _unknown_kind(text)
 
@@ -77,6 +77,23 @@ def _named(name: str) -> DeviceKind | None:
                 if spelling in _names(kind):
                     return kind
     return None
+
+
+def _with_words(text: str) -> list[DeviceKind]:
+    """The GPUs that have all words of a text in their names, one of them with a digit, in any
+    order: `RTX 6000 Pro`, `H800`. Those for desktops and servers, where there are any."""
+    words = _words(text)
+    if all(re.fullmatch(r"[a-z]+|\d+gb", word) for word in words):
+        return []
+    kinds = (*device_kinds(), *kinds_of_other_makers(), *more_kinds())
+    alike = [kind for kind in kinds if words <= _words(kind.name)]
+    small = re.compile("Mobile|Max-Q|Embedded")
+    return [kind for kind in alike if not small.search(kind.name)] or alike
+
+
+def _words(text: str) -> set[str]:
+    spaced = _MAKERS.sub(" ", re.sub("laptop( gpu)?", "mobile", text.lower()))
+    return set(re.findall("[a-z0-9]+", re.sub(r"(\d) ?g(i?b)?\b", r"\1gb", spaced)))
 
 
 def _of_size(text: str) -> DeviceKind | None:

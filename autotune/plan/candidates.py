@@ -89,7 +89,7 @@ def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
     """What one process takes on its device: from the member's point, or by formula."""
     reply, settings = answer.reply, member.settings
     device, devices = settings.facts.device, settings.job.devices.total
-    residual = prior_residual(device.kind, reply.process_bytes, devices, device.maker)
+    residual = prior_residual(device, reply.process_bytes, devices)
     if reply.problem is not None:
         return by_formula(settings, residual, limit, reply.problem)
     adjusted = member.replaced + formulas_of(settings, by_formula=reply.by_formula)

@@ -79,4 +79,4 @@ def allocator_limit(job: Job, facts: Facts, limit: int) -> int:
     """What the caching allocator may reserve where the process may take `limit`."""
     if facts.device.kind != "cuda":
         return limit
-    return max(limit - round(prior_residual("cuda", 0, job.devices.total).offset_bytes), 1)
+    return max(limit - round(prior_residual(facts.device, 0, job.devices.total).offset_bytes), 1)

@@ -144,4 +144,4 @@ def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
 def prior_of(replies: Collection[EstimateReply], facts: Facts, devices: int) -> Residual:
     """What is assumed of a process before any was measured."""
     process_bytes = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
-    return prior_residual(facts.device.kind, process_bytes, devices)
+    return prior_residual(facts.device, process_bytes, devices)

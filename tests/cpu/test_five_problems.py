@@ -1,70 +1,47 @@
-"""The five problems as their authors write them, nothing pinned: the answer is the README's."""
+"""The five problems as their authors write them, nothing pinned: the answers are the README's."""
 
-import json
 import os
-from typing import Any
+import re
+import shlex
+from typing import NamedTuple
 
 import pytest
 
 from tests.cpu.conftest import Command
 from tests.cpu.stand_ins import EXAMPLES
 
-PROBLEMS = EXAMPLES / "five-problems"
-LONG = pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes: AUTOTUNE_LONG_TESTS=1"
-)
+PAGE = (EXAMPLES / "five-problems" / "README.md").read_text(encoding="utf-8")
+LONG = ("ppo-7b", "lora-7b-8-gpus", "sft-0.5b.yaml --device cpu")
+"""Minutes on two cores."""
 
 
-def answer(autotune: Command, job: str, device: str) -> dict[str, Any]:
-    out = autotune("plan", str(PROBLEMS / job), "--device", device, "--json")
-    plan: dict[str, Any] = json.loads(out)
-    told: dict[str, Any] = plan["answer"]
-    return told
+class Quote(NamedTuple):
+    """What the page quotes of a plan."""
+
+    command: str
+    exit_code: int
+    lines: tuple[str, ...]
 
 
-@pytest.mark.parametrize(
-    ("job", "device", "knobs"),
-    [
-        (
-            "sft-0.5b.yaml",
-            "GeForce RTX 3060 12 GB",
-            {"per_device_train_batch_size": 16, "gradient_checkpointing": True},
-        ),
-        (
-            "sft-small-llama.yaml",
-            "rtx-4090",
-            {"per_device_train_batch_size": 6, "gradient_checkpointing": False},
-        ),
-        (
-            "reward-gemma3-4b.yaml",
-            "a100-40gb",
-            {"per_device_train_batch_size": 1, "gradient_checkpointing": True},
-        ),
-    ],
-)
-def test_the_answer_is_that_of_the_readme(autotune: Command, job, device, knobs) -> None:
-    told = answer(autotune, job, device)
-    assert told["safe"] and {name: told["knobs"][name] for name in knobs} == knobs
-    page = (PROBLEMS / "README.md").read_text(encoding="utf-8").replace("\n> ", " ")
-    assert told["text"] in page
+def quotes() -> list[Quote]:
+    found = re.findall(
+        r"^`autotune (plan .+?)`(?: \(exit code (\d)\))?:?\n\n((?:>.*\n)+)", PAGE, re.M
+    )
+    return [
+        Quote(command, int(code or 0), tuple(quote.replace("> ", "", 1).split("\n> ")))
+        for command, code, quote in found
+    ]
 
 
-@LONG
-@pytest.mark.parametrize(
-    ("job", "device"), [("ppo-0.5b.yaml", "rtx-4090"), ("ppo-7b.yaml", "a100-80gb")]
-)
-def test_ppo_with_float32_weights_does_not_fit_and_what_would_is_traced(
-    autotune: Command, job, device
-) -> None:
-    plan = json.loads(autotune("plan", str(PROBLEMS / job), "--device", device, "--json", expect=1))
-    assert plan["answer"] is None
-    methods = {way["estimate"]["method"] for way in plan["advice"]["ways"]}
-    assert "closed form" not in methods
+def test_the_page_quotes_a_plan_of_each_problem() -> None:
+    jobs = {path.name for path in (EXAMPLES / "five-problems").glob("*.yaml")}
+    assert {quote.command.split()[1].rpartition("/")[2] for quote in quotes()} == jobs
 
 
-@LONG
-def test_the_answer_for_eight_gpus_is_that_of_the_readme(autotune: Command) -> None:
-    told = answer(autotune, "lora-7b-8-gpus.yaml", "h100")
-    assert told["safe"]
-    page = (PROBLEMS / "README.md").read_text(encoding="utf-8").replace("\n> ", " ")
-    assert told["text"] in page
+@pytest.mark.parametrize("quote", quotes(), ids=lambda quote: quote.command)
+def test_a_plan_prints_what_the_page_quotes(autotune: Command, quote: Quote) -> None:
+    if any(name in quote.command for name in LONG) and not os.environ.get("AUTOTUNE_LONG_TESTS"):
+        pytest.skip("minutes: AUTOTUNE_LONG_TESTS=1")
+    _, job, *flags = shlex.split(quote.command)
+    printed = autotune("plan", str(EXAMPLES.parent / job), *flags, expect=quote.exit_code)
+    assert " ".join(" ".join(quote.lines).split()) in " ".join(printed.split())

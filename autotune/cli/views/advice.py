@@ -93,7 +93,9 @@ def _price(way: Way) -> str:
         parts.append(f"{format_bytes(host)} of the host's memory")
     if way.speed and way.estimate.tokens_per_s:
         unchanged = format_speed(way.estimate.tokens_per_s / way.speed)
-        parts.append(f"{100 * way.speed:.0f}% of the {unchanged} of the unchanged job, if it fitted")
+        parts.append(
+            f"{100 * way.speed:.0f}% of the {unchanged} of the unchanged job, if it fitted"
+        )
     if way.learns_the_same:
         parts.append("what is learned stays the same")
     else:

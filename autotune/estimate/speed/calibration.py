@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.estimate.speed.linear import dot, inverse, solve
+import numpy as np
+from numpy.typing import NDArray
+
 from autotune.estimate.speed.step_time import TERMS, TimeParts
 
 SHARED_SD = 1.0
@@ -15,6 +17,7 @@ RESIDUAL_SD = 0.07
 """Relative error of one estimate that no factor on a term takes away; the first guess, worth
 `RESIDUAL_WORTH` measurements. A prototype's 144 candidates had 4 to 7% in the median."""
 RESIDUAL_WORTH = 4.0
+_Array = NDArray[np.float64]
 _SD_95 = 1.96
 _STEPS, _REFITS, _LONGEST = 40, 4, 0.5
 
@@ -42,12 +45,12 @@ class Coefficients:
 
     def time_s(self, parts: TimeParts) -> float:
         """The corrected time."""
-        return sum(_terms(parts, self.logs))
+        return float(_terms(parts, self.logs).sum())
 
     def relative_uncertainty(self, parts: TimeParts) -> float:
         """Half-width of a 95% interval around the corrected time, relative."""
         shares = _shares(_terms(parts, self.logs))
-        variance = sum(a * dot(row, shares) for a, row in zip(shares, self.covariance, strict=True))
+        variance = float(shares @ np.array(self.covariance) @ shares)
         return _SD_95 * math.sqrt(variance + self.residual**2)
 
 
@@ -66,15 +69,15 @@ def calibrated(estimates: Sequence[TimeParts], measured_s: Sequence[float]) -> C
     logs, covariance = _fit(estimates, measured_s, residual)
     for _ in range(_REFITS):
         squares = sum(
-            math.log(seconds / sum(_terms(parts, logs))) ** 2
+            math.log(seconds / _terms(parts, logs).sum()) ** 2
             for parts, seconds in zip(estimates, measured_s, strict=True)
         )
         weight = RESIDUAL_WORTH + len(measured_s)
         residual = math.sqrt((RESIDUAL_WORTH * RESIDUAL_SD**2 + squares) / weight)
         logs, covariance = _fit(estimates, measured_s, residual)
     return Coefficients(
-        logs=tuple(logs),
-        covariance=tuple(tuple(row) for row in covariance),
+        logs=tuple(logs.tolist()),
+        covariance=tuple(map(tuple, covariance.tolist())),
         residual=residual,
         measurements=len(measured_s),
     )
@@ -82,44 +85,32 @@ def calibrated(estimates: Sequence[TimeParts], measured_s: Sequence[float]) -> C
 
 def _fit(
     estimates: Sequence[TimeParts], measured_s: Sequence[float], residual: float
-) -> tuple[list[float], list[list[float]]]:
+) -> tuple[_Array, _Array]:
     """The log factors at this relative error, and their covariance; Gauss-Newton."""
-    prior = _prior()
-    logs = [0.0] * len(TERMS)
+    size = len(TERMS)
+    prior = np.linalg.inv(TERM_SD**2 * np.eye(size) + SHARED_SD**2)
+    logs = np.zeros(size)
     for _ in range(_STEPS):
-        curvature = [list(row) for row in prior]
-        slope = [-dot(row, logs) for row in prior]
+        curvature, slope = prior.copy(), -prior @ logs
         for parts, seconds in zip(estimates, measured_s, strict=True):
             terms = _terms(parts, logs)
-            shares, off = _shares(terms), math.log(seconds / sum(terms))
-            for i, share in enumerate(shares):
-                slope[i] += share * off / residual**2
-                for j, other_share in enumerate(shares):
-                    curvature[i][j] += share * other_share / residual**2
-        step = solve(curvature, slope)
-        assert step is not None  # the prior alone is positive definite
-        step = [max(-_LONGEST, min(_LONGEST, change)) for change in step]
-        logs = [log + change for log, change in zip(logs, step, strict=True)]
-        if max(map(abs, step)) < 1e-9:
+            shares, off = _shares(terms), math.log(seconds / terms.sum())
+            slope += shares * off / residual**2
+            curvature += np.outer(shares, shares) / residual**2
+        step = np.linalg.solve(curvature, slope).clip(-_LONGEST, _LONGEST)
+        logs = logs + step
+        if np.abs(step).max() < 1e-9:
             break
-    return logs, inverse(curvature)
+    return logs, np.linalg.inv(curvature)
 
 
-def _prior() -> list[list[float]]:
-    """The inverse of `TERM_SD^2 I + SHARED_SD^2 1 1'` (Sherman and Morrison)."""
-    size = len(TERMS)
-    common = SHARED_SD**2 / (TERM_SD**2 + size * SHARED_SD**2)
-    return [[(float(i == j) - common) / TERM_SD**2 for j in range(size)] for i in range(size)]
-
-
-def _terms(parts: TimeParts, logs: Sequence[float]) -> list[float]:
+def _terms(parts: TimeParts, logs: Sequence[float] | _Array) -> _Array:
     exposed = parts.exposed()
-    return [math.exp(log) * getattr(exposed, term) for term, log in zip(TERMS, logs, strict=True)]
+    return np.exp(logs) * np.array([getattr(exposed, term) for term in TERMS])
 
 
-def _shares(terms: Sequence[float]) -> list[float]:
-    total = sum(terms)
-    return [term / total for term in terms]
+def _shares(terms: _Array) -> _Array:
+    return terms / terms.sum()
 
 
 # -- how well estimates rank
@@ -127,28 +118,17 @@ def _shares(terms: Sequence[float]) -> list[float]:
 
 def rank_correlation(estimated: Sequence[float], measured: Sequence[float]) -> float:
     """Spearman's: that of the ranks, equal values sharing theirs; 0 where all are equal."""
-    estimated_ranks, measured_ranks = _ranks(estimated), _ranks(measured)
-    middle = (len(estimated_ranks) - 1) / 2
-    estimated_ranks, measured_ranks = (
-        [rank - middle for rank in estimated_ranks],
-        [rank - middle for rank in measured_ranks],
-    )
-    size = math.sqrt(dot(estimated_ranks, estimated_ranks) * dot(measured_ranks, measured_ranks))
-    return dot(estimated_ranks, measured_ranks) / size if size else 0.0
+    ranks = np.array([_ranks(estimated), _ranks(measured)])
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    size = math.sqrt(np.prod((ranks**2).sum(axis=1)))
+    return float(ranks[0] @ ranks[1]) / size if size else 0.0
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for index in order[start:end]:
-            ranks[index] = (start + end - 1) / 2
-        start = end
-    return ranks
+def _ranks(values: Sequence[float]) -> _Array:
+    """The place of each value among them, the mean of their places for equal ones."""
+    _, group, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
+    places: _Array = (np.cumsum(counts) - (counts + 1) / 2)[group]
+    return places
 
 
 def top_k_regret(estimated_s: Sequence[float], measured_s: Sequence[float], k: int) -> float:

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from operator import mul
 from statistics import mean
 from typing import Self
 
-from autotune.estimate.speed.linear import dot, least_squares
+import numpy as np
+
 from autotune.estimate.speed.step_time import TERMS, TimeParts
 
 Shape = tuple[int, int]
@@ -63,7 +65,8 @@ class ShapeTimes:
     def _part(self, term: str, shape: Shape) -> float:
         off, scores = self._log_ratios[term], term in self.scores
         correction = _weighted(off, shape) if scores else _interpolated(off, shape)
-        return dot(self.curves[term], _basis(shape, scores=scores)) * math.exp(correction)
+        curve = sum(map(mul, self.curves[term], _basis(shape, scores=scores)))
+        return curve * math.exp(correction)
 
     @cached_property
     def _log_ratios(self) -> dict[str, dict[Shape, float]]:
@@ -73,7 +76,7 @@ class ShapeTimes:
             pairs = {
                 point: (
                     getattr(time, term),
-                    dot(curve, _basis(point, scores=term in self.scores)),
+                    sum(map(mul, curve, _basis(point, scores=term in self.scores))),
                 )
                 for point, time in self.points.items()
             }
@@ -127,23 +130,30 @@ def nonnegative_fit(
     """
     width = len(values[0][0])
     order = sorted(range(width), key=lambda n: n != first)
-    scaled = [([x / y for x in xs], 1.0) for xs, y in values if y > 0]
+    scaled = np.array([[x / y for x in xs] for xs, y in values if y > _NOTHING])
     best, least_error = (0.0,) * width, math.inf
-    if not scaled:
+    if not len(scaled):
         return best
+    lengths = np.abs(scaled).max(axis=0)
     for count in range(1, width + 1):
-        for columns in combinations(order, count):
-            solution = least_squares([([xs[n] for n in columns], y) for xs, y in scaled])
-            if solution is None or min(solution) < 0:
+        for columns in map(list, combinations(order, count)):
+            if not lengths[columns].all():
                 continue
-            full = [0.0] * width
-            for index, value in zip(columns, solution, strict=True):
-                full[index] = value
-            error = sum((dot(full, xs) - y) ** 2 for xs, y in scaled)
+            parts, ones = scaled[:, columns] / lengths[columns], np.ones(len(scaled))
+            solution, _, rank, _ = np.linalg.lstsq(parts, ones, rcond=_SINGULAR)
+            if rank < count or solution.min() < 0:
+                continue
+            error = float(((parts @ solution - ones) ** 2).sum())
             if error < least_error - _TIE:
-                best, least_error = tuple(full), error
+                full = np.zeros(width)
+                full[columns] = solution / lengths[columns]
+                best, least_error = tuple(full.tolist()), error
     return best
 
 
+_NOTHING = 1e-200
+"""Seconds; what is less is nothing, and dividing by it would be too much."""
+_SINGULAR = 1e-6
+"""Smallest over largest singular value, below which a curve is not determined."""
 _TIE = 1e-12
 """Squared relative error by which a curve with more terms has to be better."""

@@ -88,8 +88,8 @@ class ProposalEstimates:
 
     def _should_fit(self, proposal: Proposal) -> bool:
         """Whether the leanest candidate of a list fits by the closed form."""
-        device, job = self._facts.device, proposal.job
-        residual = prior_residual(device.kind, TYPICAL_PROCESS, job.devices.total, device.maker)
+        job = proposal.job
+        residual = prior_residual(self._facts.device, TYPICAL_PROCESS, job.devices.total)
         chosen = settings(job, self._facts, proposal.candidates[0])
         return by_formula(chosen, residual, self._estimator.limit, "").fits
 

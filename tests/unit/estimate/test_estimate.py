@@ -13,6 +13,7 @@ from autotune.estimate.estimate import (
     CUDA_PRIOR,
     FRAGMENTATION,
     GUESSED_SIGMA,
+    HOPPER_PRIOR,
     Estimate,
     estimate_from_plain,
     estimated,
@@ -22,6 +23,9 @@ from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import ACTIVATIONS, LOGITS, PARTS
 from autotune.estimate.residual import Residual
 from autotune.estimate.variant import UNTRACEABLE
+from autotune.facts.device_kinds import facts_of
+from autotune.facts.devices import cpu
+from autotune.facts.kind_names import find_kind
 
 MIB = 2**20
 GIB = 2**30
@@ -205,7 +209,8 @@ def test_an_estimate_in_plain_data_has_every_figure(reply, residual, limit):
 
 
 def test_the_prior_of_a_cpu_starts_from_what_a_process_holds():
-    assert prior_residual("cuda", 5) == CUDA_PRIOR
-    prior = prior_residual("cpu", 700 * MIB)
+    assert prior_residual(facts_of(find_kind("a100"), 1), 5) == CUDA_PRIOR
+    assert prior_residual(facts_of(find_kind("h100"), 1), 5) == HOPPER_PRIOR
+    prior = prior_residual(cpu(), 700 * MIB)
     assert (prior.offset_bytes, prior.relative_sigma) == (700 * MIB + CPU_TRAINING, CPU_SIGMA)
     assert prior.measurements == CUDA_PRIOR.measurements == 0

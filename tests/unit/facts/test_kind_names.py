@@ -72,7 +72,7 @@ def test_a_name_of_several_sizes_is_answered_with_them():
     with pytest.raises(UserError) as caught:
         find_kind("RTX 3060")
     message = str(caught.value)
-    assert "is sold with several sizes of memory" in message
+    assert "may be one of several GPUs" in message
     assert "GeForce RTX 3060 12 GB" in message and "GeForce RTX 3060 8 GB" in message
     assert find_kind("rtx 3060 12gb").memory_bytes == 12 * GIB
 
@@ -118,6 +118,7 @@ def test_wrong_figures_are_answered_with_an_example(text, said):
     ("text", "name"),
     [
         ("RTX 3070 8GB", "GeForce RTX 3070"),
+        ("a800 sxm4 80gb", "NVIDIA A800-SXM4-80GB"),
         ("4090 24GB", "NVIDIA GeForce RTX 4090"),
         ("a100-80g", "NVIDIA A100-SXM4-80GB"),
         ("RTX 3060 (12 GB)", "GeForce RTX 3060 12 GB"),
@@ -130,7 +131,27 @@ def test_usual_spellings_are_found(text, name):
     assert find_kind(text).name == name
 
 
-@pytest.mark.parametrize("text", ["RTX 3070 16GB", "4000", "24GB"])
+@pytest.mark.parametrize("text", ["RTX 3070 16GB", "24GB", "RTX", "RTX 16 GB"])
 def test_what_fits_no_gpu_is_not_guessed(text):
     with pytest.raises(UserError, match="not a known kind"):
         find_kind(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("H800", "H800 PCIe 80 GB, H800 SXM5"),
+        ("4000", "Quadro RTX 4000, RTX 4000 Ada Generation"),
+        ("RTX 6000 Pro", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+    ],
+)
+def test_a_part_of_several_names_is_answered_with_them(text, names):
+    with pytest.raises(UserError, match="may be one of several GPUs") as caught:
+        find_kind(text)
+    assert names in str(caught.value) and "Mobile" not in str(caught.value)
+
+
+def test_of_a_memory_cuda_keeps_its_part_as_of_a_named_gpu():
+    assert find_kind("memory=8GiB").cuda_total_bytes == 8 * 2**30 - KEPT_BY_CUDA
+    small = find_kind("memory=1GiB")
+    assert small.cuda_total_bytes == 2**30 - 2**26

@@ -68,8 +68,9 @@ def test_a_gpu_of_nvidia_has_no_such_note():
 
 
 def test_memory_outside_the_allocator_is_less_sure_there():
-    untested = prior_residual("cuda", 0, maker="AMD")
+    device = facts_of(find_kind("mi300x"), 1)
+    untested = prior_residual(device, 0)
     assert untested.offset_bytes == CUDA_PRIOR.offset_bytes
     assert untested.sigma(20 * GIB) > 2 * CUDA_PRIOR.sigma(20 * GIB)
-    two = prior_residual("cuda", 0, 2, maker="AMD")
+    two = prior_residual(device, 0, 2)
     assert two.sigma_bytes > untested.sigma_bytes

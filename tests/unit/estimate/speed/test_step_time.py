@@ -16,7 +16,6 @@ from autotune.estimate.speed.ceilings import (
     MatmulRate,
     OperatorRate,
 )
-from autotune.estimate.speed.linear import inverse, least_squares, solve
 from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
 from autotune.estimate.speed.step_time import (
     FORWARD_SHARE,
@@ -382,29 +381,3 @@ def test_regret_is_how_much_slower_the_best_of_the_first_k_is():
     ]
     with pytest.raises(ValueError, match="k >= 1"):
         top_k_regret(estimated, measured_times, 0)
-
-
-# -- equations
-
-
-@given(st.integers(1, 5), st.integers(0, 100))
-def test_equations_are_solved_and_symmetric_matrices_inverted(size, seed):
-    draw = random.Random(seed)
-    rows = [[draw.uniform(-1, 1) for _ in range(size)] for _ in range(size)]
-    matrix = [
-        [sum(a * b for a, b in zip(x, y, strict=True)) + (x is y) for y in rows] for x in rows
-    ]
-    solution = [draw.uniform(-1, 1) for _ in range(size)]
-    products = [sum(a * b for a, b in zip(row, solution, strict=True)) for row in matrix]
-    assert solve(matrix, products) == pytest.approx(solution)
-    inverse_matrix = inverse(matrix)
-    for i, j in itertools.product(range(size), repeat=2):
-        entry = sum(matrix[i][k] * inverse_matrix[k][j] for k in range(size))
-        assert entry == pytest.approx(float(i == j), abs=1e-9)
-
-
-def test_singular_equations_have_no_solution():
-    assert solve([[1.0, 2.0], [2.0, 4.0]], [1.0, 1.0]) is None
-    assert least_squares([((1.0, 2.0), 1.0), ((2.0, 4.0), 2.0)]) is None
-    with pytest.raises(ValueError, match="singular"):
-        inverse([[0.0]])
