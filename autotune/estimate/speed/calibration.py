@@ -106,11 +106,13 @@ def _fit(
 
 def _terms(parts: TimeParts, logs: Sequence[float] | _Array) -> _Array:
     exposed = parts.exposed()
-    return np.exp(logs) * np.array([getattr(exposed, term) for term in TERMS])
+    terms: _Array = np.exp(logs) * np.array([getattr(exposed, term) for term in TERMS])
+    return terms
 
 
 def _shares(terms: _Array) -> _Array:
-    return terms / terms.sum()
+    shares: _Array = terms / terms.sum()
+    return shares
 
 
 # -- how well estimates rank

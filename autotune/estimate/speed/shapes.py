@@ -65,7 +65,7 @@ class ShapeTimes:
     def _part(self, term: str, shape: Shape) -> float:
         off, scores = self._log_ratios[term], term in self.scores
         correction = _weighted(off, shape) if scores else _interpolated(off, shape)
-        curve = sum(map(mul, self.curves[term], _basis(shape, scores=scores)))
+        curve: float = sum(map(mul, self.curves[term], _basis(shape, scores=scores)))
         return curve * math.exp(correction)
 
     @cached_property
