@@ -7,7 +7,7 @@ from typing import Any
 from autotune.errors import Problem, nearest
 from autotune.facts.stack import canonical_name, training_fields
 from autotune.job.job import Job, as_budget
-from autotune.job.methods import SFT
+from autotune.job.methods import METHODS, SFT
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.homes import home_of
@@ -92,7 +92,9 @@ class Draft:
     def _home(self, path: tuple[str | int, ...], value: Any, definition: SpaceDefinition) -> Any:
         """Where the field at `path` belongs, in the form in which it came; None: not known."""
         by_flag = self._where(path) == "--set"
-        return home_of(str(path[-1]), value, definition, self._fields, by_flag=by_flag)
+        name = str(path[-1])
+        home = home_of(name, value, definition, self._fields, by_flag=by_flag)
+        return home or _of_other_methods(name)
 
     def apply(self, text: str, definition: SpaceDefinition) -> None:
         """One `name=value`: a job field (dotted for its parts), a knob or a training field."""
@@ -123,7 +125,7 @@ class Draft:
             names = {*Job.model_fields, *(k.name for k in definition.knobs), *self._fields}
             home = home_of(name, value, definition, self._fields, by_flag=True)
             what = f"no job field, knob or training field is called `{name}`"
-            hint = home or self._nearest(name, names)
+            hint = home or _of_other_methods(name) or self._nearest(name, names)
             self._problems.append(Problem(where="--set", what=what, hint=hint))
 
     def _set_field(self, path: list[str], value: Any) -> None:
@@ -192,6 +194,14 @@ class Draft:
                 self._set.add(("fixed", knob))
             elif ("training", name) in self._lines:
                 self._lines[("fixed", knob)] = self._lines[("training", name)]
+
+
+def _of_other_methods(name: str) -> str | None:
+    """What a training field is that the method of the job lacks; None: no method has it."""
+    methods = [method for method in METHODS if name in training_fields(method)]
+    if not methods:
+        return None
+    return f"leave it out: it is for {' and '.join(f'`method: {method}`' for method in methods)}"
 
 
 def _flag_value(name: str, text: str) -> Any:

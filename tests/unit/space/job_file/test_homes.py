@@ -54,6 +54,7 @@ def _model_and_data(tmp_path):
         ("flash_attention: true", "`fixed: {attn_implementation: flash_attention_2}` pins it"),
         ("flash_attention: false", "leave it out"),
         ("use_vllm: true", "it is for `method: grpo` and `method: rloo`"),
+        ("beta: 0.1", "it is for `method: dpo` and `method: kto`"),
         ("device: cuda:0", "write `devices: {kind: cuda}`"),
         ("device: h200", "`autotune plan --device h200` says"),
         ("memory: 20GiB", "write `devices: {memory: 20GiB}`"),
