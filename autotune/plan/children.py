@@ -26,6 +26,10 @@ AT_ONCE = 2
 """So many import the stack beside each other where a space is planned: few spaces are one trace."""
 
 
+NO_ANSWER = "the trace ended without an answer"
+"""Begins the problem of a trace that may go through another time."""
+
+
 class Servers:
     """Processes that children are forked from, started as they are needed. A context manager.
 
@@ -144,7 +148,7 @@ def _in_child(
     reply = read_json(folder.reply)
     if not isinstance(reply, dict):
         return untraced(
-            f"the trace ended without an answer: exit code {ending.exit_code}, signal "
+            f"{NO_ANSWER}: exit code {ending.exit_code}, signal "
             f"{ending.signal}, {ending.why}{_last_words(folder)}"
         )
     return reply_from_plain(reply)

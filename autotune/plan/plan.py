@@ -18,7 +18,7 @@ from autotune.job.job import Job, NoData
 from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
-from autotune.plan.children import AT_ONCE, Servers
+from autotune.plan.children import AT_ONCE, NO_ANSWER, Servers
 from autotune.plan.choices import Choice, order
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft, with_candidate
@@ -127,7 +127,7 @@ def plan(
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress, memory)
         draft = drafted(space, estimator, whole=whole_space)
         draft, answer, advice = _concluded(draft, estimator, kind, alone=only_default)
-    if not stored and key and not draft.stopped and not any(map(_failed, memory.kept)):
+    if not stored and key and not draft.stopped and not any(map(_was_ended, memory.kept)):
         cache.write(key, facts, memory.kept)
     return Plan(
         facts=facts,
@@ -244,8 +244,9 @@ def _estimator(
     )
 
 
-def _failed(reply: EstimateReply) -> bool:
-    return bool(reply.problem or reply.engine_problem)
+def _was_ended(reply: EstimateReply) -> bool:
+    """Whether it may be another one the next time: its trace was ended."""
+    return NO_ANSWER in (reply.problem or reply.engine_problem or "")
 
 
 def _assumed_rows(job: Job) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """The time of a micro-step of any shape, from a few shapes that were traced. Pure."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from operator import mul
-from statistics import mean
 from typing import Self
 
 import numpy as np
@@ -63,10 +63,17 @@ class ShapeTimes:
         return TimeParts(**parts, overlapped=overlapped)
 
     def _part(self, term: str, shape: Shape) -> float:
-        off, scores = self._log_ratios[term], term in self.scores
-        correction = _weighted(off, shape) if scores else _interpolated(off, shape)
+        scores = term in self.scores
+        if scores:
+            correction = _weighted(self._log_ratios[term], shape)
+        else:
+            correction = _interpolated(*self._ratios_by_tokens[term], shape)
         curve: float = sum(map(mul, self.curves[term], _basis(shape, scores=scores)))
         return curve * math.exp(correction)
+
+    @cached_property
+    def _ratios_by_tokens(self) -> dict[str, tuple[list[float], list[float]]]:
+        return {term: _by_tokens(ratios) for term, ratios in self._log_ratios.items()}
 
     @cached_property
     def _log_ratios(self) -> dict[str, dict[Shape, float]]:
@@ -95,19 +102,27 @@ def _weighted(values: Mapping[Shape, float], shape: Shape) -> float:
     return sum(weights[point] * values[point] for point in values) / total if total else 0.0
 
 
-def _interpolated(values: Mapping[Shape, float], shape: Shape) -> float:
-    """What values at some shapes come to at as many tokens as another has: linear in the tokens'
-    logarithm, as at the nearest beyond them; 0 without any."""
-    by_tokens: dict[float, list[float]] = {}
+def _by_tokens(values: Mapping[Shape, float]) -> tuple[list[float], list[float]]:
+    """The logarithms of the tokens of some shapes, ascending, and the mean of the values at each."""
+    at_place: dict[float, list[float]] = {}
     for (rows, length), value in values.items():
-        by_tokens.setdefault(math.log(rows * length), []).append(value)
-    if not by_tokens:
+        at_place.setdefault(math.log(rows * length), []).append(value)
+    places = sorted(at_place)
+    return places, [sum(at_place[place]) / len(at_place[place]) for place in places]
+
+
+def _interpolated(places: Sequence[float], values: Sequence[float], shape: Shape) -> float:
+    """What values at some places come to at as many tokens as a shape has: linear in the tokens'
+    logarithm, as at the nearest beyond them; 0 without any."""
+    if not places:
         return 0.0
     at = math.log(shape[0] * shape[1])
-    below = max((place for place in by_tokens if place <= at), default=min(by_tokens))
-    above = min((place for place in by_tokens if place >= at), default=max(by_tokens))
-    low, high = mean(by_tokens[below]), mean(by_tokens[above])
-    return low if below >= above else low + (high - low) * (at - below) / (above - below)
+    above = bisect_left(places, at)
+    if above == 0 or above == len(places):
+        return values[min(above, len(places) - 1)]
+    low, high = values[above - 1], values[above]
+    share = (at - places[above - 1]) / (places[above] - places[above - 1])
+    return low + (high - low) * share
 
 
 def _basis(shape: Shape, *, scores: bool) -> tuple[float, ...]:
