@@ -103,7 +103,7 @@ def _weighted(values: Mapping[Shape, float], shape: Shape) -> float:
 
 
 def _by_tokens(values: Mapping[Shape, float]) -> tuple[list[float], list[float]]:
-    """The logarithms of the tokens of some shapes, ascending, and the mean of the values at each."""
+    """Logarithms of the tokens of some shapes, ascending, and the mean of the values at each."""
     at_place: dict[float, list[float]] = {}
     for (rows, length), value in values.items():
         at_place.setdefault(math.log(rows * length), []).append(value)

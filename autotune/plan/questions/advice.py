@@ -60,7 +60,7 @@ def advise_in_run(
     server: ChildServer,
     tried: Collection[str],
 ) -> Advice:
-    """The same for a job of which probes found that it does not fit in `limit` bytes.
+    """The shortest lists for a job of which probes found that it does not fit in `limit` bytes.
 
     Args:
         tried: single changes, by their texts, that probes found not to be enough.
@@ -76,4 +76,4 @@ def advise_in_run(
             rows=run.rows,
             effort=FASTEST,
         )
-        return Advisor(estimator, tried=tried).advice(space, seen_to_fail=True)
+        return Advisor(estimator, tried=tried).advice(space, seen_to_fail=True, briefly=True)

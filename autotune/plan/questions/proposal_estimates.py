@@ -66,7 +66,8 @@ class ProposalEstimates:
     def of_lists(self, proposals: Sequence[Proposal]) -> list[dict[str, Estimate]]:
         """Estimates of the candidates of each list, by their keys, all traces of a stage beside
         each other: the leanest first, with all the others where the closed form says it fits."""
-        bisects = self.is_by_formula and METHODS[self._job.method].online
+        each_is_a_trace = METHODS[self._job.method].online or self._facts.device.kind == "cpu"
+        bisects = self.is_by_formula and each_is_a_trace
         firsts = [
             p.candidates if not bisects and self._should_fit(p) else p.candidates[:1]
             for p in proposals

@@ -11,7 +11,6 @@ A plan of a job that does not fit asks for the shortest lists; `autotune advise`
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
 
 from autotune.errors import UserError
 from autotune.estimate.estimate import Estimate
@@ -48,8 +47,9 @@ from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
 FASTEST = Effort(first=2)
 """Only the fastest that fits is shown; two are traced beside each other."""
-MOST_LISTS = 12
-"""Lists of one length that a plan traces at most; `autotune advise` has no such bound."""
+MOST_LISTS, MOST_LISTS_ON_A_CPU = 12, 4
+"""Lists of one length that a plan or a run estimates at most; `autotune advise` has no such bound.
+On a CPU each estimate is a trace: of a job with eight candidates 12 lists of two took minutes."""
 
 
 class Advisor:
@@ -69,33 +69,44 @@ class Advisor:
         self._lists = self._ruled_out = 0
         self._estimates: ProposalEstimates
 
-    def advice(self, space: SearchSpace, *, seen_to_fail: bool = False) -> Advice:
-        """All ways out of a job whose space this is."""
+    def advice(
+        self, space: SearchSpace, *, seen_to_fail: bool = False, briefly: bool = False
+    ) -> Advice:
+        """The ways out of a job whose space this is.
+
+        Args:
+            briefly: the shortest ways alone, of as many lists as a plan looks at.
+        """
         nearest = leanest(space)
-        self._estimates = ProposalEstimates(self._estimator, self._kind, FASTEST, space)
+        effort = BY_FORMULA if briefly else FASTEST
+        self._estimates = ProposalEstimates(self._estimator, self._kind, effort, space)
         estimate = self._estimates.of_job(nearest)
         ways: list[Way] = []
         if seen_to_fail or not is_safe(estimate):
-            ways = [way for level in self._levels(nearest) for way in level]
+            levels = self._levels(nearest, self._most_lists if briefly else None)
+            if briefly:
+                ways = next((level for level in levels if level), [])
+            else:
+                ways = [way for level in levels for way in level]
         fits = estimate.fits and not seen_to_fail
         return self._advice(nearest, estimate, ways, fits=fits)
 
     def shortest(self, estimates: Mapping[str, Estimate], space: SearchSpace) -> Advice:
         """The shortest ways out of a job of which a plan found that no candidate is safe.
 
-        On a CPU each estimate is a trace, and lists of several changes are left to `advise`: of a
-        job with eight candidates they took eight minutes.
-
         Args:
             estimates: of all candidates of the space, by their keys.
         """
         nearest = min(space.candidates, key=lambda one: leanness((one, estimates[one.key])))
         self._estimates = ProposalEstimates(self._estimator, self._kind, BY_FORMULA, space)
-        most_changes = 1 if self._facts.device.kind == "cpu" else MOST_CHANGES
-        levels = islice(self._levels(leanest(space), MOST_LISTS), most_changes)
+        levels = self._levels(leanest(space), self._most_lists)
         ways = next((level for level in levels if level), [])
         estimate = estimates[nearest.key]
         return self._advice(nearest, estimate, ways, fits=estimate.fits)
+
+    @property
+    def _most_lists(self) -> int:
+        return MOST_LISTS_ON_A_CPU if self._facts.device.kind == "cpu" else MOST_LISTS
 
     def _advice(
         self, nearest: Candidate, estimate: Estimate, ways: Sequence[Way], *, fits: bool

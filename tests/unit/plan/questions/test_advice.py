@@ -193,7 +193,7 @@ def test_what_a_single_gpu_may_keep_on_the_host_is_a_way_with_its_price(advised)
     assert away.candidate["offload_param_device"] == "cpu" and away.speed == pytest.approx(1 / 3)
     lines = "\n".join(advice_lines(advice))
     assert "1. optimizer and weights in the host's memory (`fixed: {distributed_type" in lines
-    assert "33% of the speed" in lines
+    assert "33% of the 100 tokens/s of the unchanged job" in lines
     assert lines.count("70 GiB of the host's memory") == 1, "what stays on the GPU takes none"
 
 
