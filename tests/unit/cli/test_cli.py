@@ -24,7 +24,7 @@ COMMANDS = [
     "init",
     *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
     *("space", "validate", "serve", "worker", "env"),
-    "completion",
+    *("doctor", "completion"),
 ]
 
 
