@@ -4,14 +4,23 @@
 
     import autotune
 
-    job, space = autotune.load_job("job.yaml")
+    job, space = autotune.load_job(Path("job.yaml"))
     result = autotune.tune(job, space, autotune.RunFolder(path=Path("runs/mine")))
 
 Importing this package loads nothing heavy: the names below are resolved on first use.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.job.job import Job
+    from autotune.plan.plan import plan
+    from autotune.process.run_folder import RunFolder
+    from autotune.run.session import Result
+    from autotune.run.tuning import tune
+    from autotune.search.recommend import Recommendation
+    from autotune.space.job_file.load import load_job
 
 __version__ = "0.1.0"
 

@@ -1,9 +1,10 @@
 """What can go wrong for a user, and how it is said.
 
 A message names the rule, what came, the choices and the next step. All problems of one file are
-collected and raised once. The exit codes are part of the interface: 0 done, 1 nothing fits or a
-bundle failed its verification, 2 the user's file or flags, 3 the machine, 4 no probe told whether
-anything fits or the machine was too busy to tell what is fastest, 130 interrupted.
+collected and raised once. The exit codes are part of the interface: 0 done, 1 nothing fits, or a
+bundle failed its verification or a machine a check, 2 the user's file or flags, 3 the machine, 4 no
+probe told whether anything fits or the machine was too busy to tell what is fastest, 130
+interrupted.
 """
 
 import difflib
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 EXIT_DONE = 0
 EXIT_NOTHING_FITS = 1
 EXIT_NOT_VERIFIED = 1
+EXIT_CHECK_FAILED = 1
 EXIT_USER = 2
 EXIT_MACHINE = 3
 EXIT_NOTHING_MEASURED = 4

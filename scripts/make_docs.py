@@ -114,10 +114,10 @@ def cli_page() -> str:
     """The help page of every command."""
     text = "# The command line\n\n" + NOTE
     text += (
-        "stdout is data, stderr is talk. Exit codes: 0 done, 1 nothing fits (or a probe or a\n"
-        "verification that failed), 2 the user's file or flags, 3 the machine, 4 no probe of\n"
-        "a run came to its end (time-outs: the message names what to raise), or the machine was\n"
-        "too busy to tell what is fastest, 130 interrupted.\n"
+        "stdout is data, stderr is talk. Exit codes: 0 done, 1 nothing fits (or a probe, a\n"
+        "verification or a check failed), 2 the user's file or flags, 3 the machine, 4 no probe\n"
+        "of a run came to its end (time-outs: the message names what to raise), or the machine\n"
+        "was too busy to tell what is fastest, 130 interrupted.\n"
     )
     for path, command in _commands(cli, "autotune"):
         context = click.Context(command, info_name=path, terminal_width=90, max_content_width=90)

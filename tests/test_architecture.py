@@ -19,7 +19,7 @@ TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in FIL
 # A folder imports from those to its left, and from none beside it.
 ORDER = (
     "errors units value_types < client < job < facts < space process < training < probe estimate"
-    " < plan search < bundle < run < server < cli"
+    " < plan search < bundle < run < server doctor < cli"
 )
 CHILD = ("training", "estimate/tracing", "estimate/variants", "estimate/speed/measuring")
 """What a child runs, besides the files that are named below and the `*worker.py` everywhere: only

@@ -27,6 +27,8 @@ COMMANDS = {
     "serve": "Serve plans, runs and history to browsers and programs.",
     "worker": "Do the plans and runs of a service, on this machine's devices.",
     "env": "Show the machine and the stack, as a bug report needs it.",
+    "doctor": "Say what of this machine and its stack stops trainings or slows them down.",
+    "completion": "Print a script that makes a shell complete commands and options.",
 }
 
 

@@ -46,6 +46,7 @@ def command(
     """
     from autotune.cli.views.log import log_to_stderr
     from autotune.errors import user_error
+    from autotune.facts.stack import DISTRIBUTION
 
     try:
         from autotune.server.serve import serve
@@ -55,7 +56,7 @@ def command(
         raise user_error(
             f"the package `{error.name}` is missing",
             where="autotune serve",
-            hint="pip install 'autotune[server]'",
+            hint=f"pip install '{DISTRIBUTION}[server]'",
         ) from None
     given = {"host": host, "port": port}
     changes = {name: value for name, value in given.items() if value is not None}

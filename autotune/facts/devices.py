@@ -122,7 +122,7 @@ def _cpu_name() -> str:
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
+def nvml_open() -> Iterator[Any]:
     """An open NVML, or None where there is no driver."""
     import pynvml
 
@@ -139,7 +139,7 @@ def _nvml() -> Iterator[Any]:
 
 def gpu_count() -> int:
     """How many GPUs NVML sees; 0 without a driver."""
-    with _nvml() as nvml:
+    with nvml_open() as nvml:
         return 0 if nvml is None else int(nvml.nvmlDeviceGetCount())
 
 
@@ -150,7 +150,7 @@ def visible_gpus() -> tuple[int, ...]:
         MachineError: CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG).
     """
     environment = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with _nvml() as nvml:
+    with nvml_open() as nvml:
         if nvml is None:
             return ()
         handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
@@ -196,7 +196,7 @@ def read_visible(environment: str, uuids: Sequence[str]) -> tuple[int, ...]:
 def gpu(index: int) -> DeviceFacts:
     """GPU `index` (NVML's number) with its free memory and the processes that compute on it, this
     one left out."""
-    with _nvml() as nvml:
+    with nvml_open() as nvml:
         if nvml is None:
             raise machine_error("NVML no longer finds a driver", where="devices")
         try:
@@ -254,7 +254,7 @@ def gpu_process_bytes(index: int, pid: int) -> int | None:
     In a container NVML may list pids of another namespace: then nothing matches, and the figure
     is unknown rather than somebody else's.
     """
-    with _nvml() as nvml:
+    with nvml_open() as nvml:
         if nvml is None:
             return None
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -266,7 +266,7 @@ def gpu_process_bytes(index: int, pid: int) -> int | None:
 
 def gpu_uuid(index: int) -> str:
     """What NVML calls GPU `index`, whoever asks and whatever is visible there."""
-    with _nvml() as nvml:
+    with nvml_open() as nvml:
         if nvml is None:
             raise machine_error("NVML no longer finds a driver", where="devices")
         return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
@@ -274,7 +274,7 @@ def gpu_uuid(index: int) -> str:
 
 def gpu_used_bytes(index: int) -> int | None:
     """Memory in use on GPU `index` by everybody; None without NVML."""
-    with _nvml() as nvml:
+    with nvml_open() as nvml:
         if nvml is None:
             return None
         return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index)).used)

@@ -29,6 +29,11 @@ def host() -> HostFacts:
     return HostFacts(total_bytes=total, free_bytes=free)
 
 
+def machine_bytes() -> int:
+    """Memory of the whole machine, whatever control groups allow of it."""
+    return dict(_meminfo())["MemTotal"]
+
+
 def host_limit(job: Job, device_kind: str, host: HostFacts | None) -> int | None:
     """What all processes of a job may take of the host together; None: there is no such limit.
 

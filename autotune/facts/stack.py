@@ -15,6 +15,9 @@ from pathlib import Path
 
 from autotune.job.methods import METHODS, SFT
 
+DISTRIBUTION = "autotune-finetune"
+"""What pip calls this package."""
+
 LIBRARIES = (
     "torch",
     "transformers",
@@ -81,10 +84,15 @@ def installed(method: str = SFT.name) -> StackFacts:
     return StackFacts(
         python=platform.python_version(),
         versions={name: version(name) for name in LIBRARIES},
-        absent=tuple(name for name, module in OPTIONAL.items() if not _has(module)),
+        absent=absent(),
         fused_head=fused_head(),
         training_fields=tuple(sorted(training_fields(method))),
     )
+
+
+def absent() -> tuple[str, ...]:
+    """Of `OPTIONAL` what is not installed, as pip calls it."""
+    return tuple(name for name, module in OPTIONAL.items() if not module_found(module))
 
 
 def version(library: str) -> str | None:
@@ -95,7 +103,8 @@ def version(library: str) -> str | None:
         return None
 
 
-def _has(module: str) -> bool:
+def module_found(module: str) -> bool:
+    """Whether a module is installed; it is not imported."""
     return importlib.util.find_spec(module) is not None
 
 
@@ -166,7 +175,7 @@ def field_types(method: str | None = None) -> Mapping[str, str]:
 
 def missing(method: str) -> str | None:
     """Why the installed TRL cannot train by a method; None: it can."""
-    if not _has("trl"):
+    if not module_found("trl"):
         return "TRL is not installed"
     if source_of("trl", METHODS[method].source):
         return None

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from autotune.probe import measure
 from autotune.process.device_lock import devices_locked
 from autotune.process.server import ChildServer
 from tests.unit.builders import make_candidate, make_facts, make_job
+from tests.unit.calling import call
 
 JOB = {
     "model": "qwen2.5-0.5b",
@@ -105,3 +107,18 @@ def test_devices_are_used_where_no_lock_can_be_written(
     monkeypatch.setenv("AUTOTUNE_CACHE", str(small_disk))
     with devices_locked(Devices(kind="cpu"), small_disk, waits=pytest.fail):
         pass
+
+
+def test_a_doctor_on_a_full_disk_says_so_and_goes_on(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(small_disk)
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    done = call("doctor", "--json")
+    found = {f["name"]: f for f in json.loads(done.stdout)["findings"]}
+    assert done.exit_code == 1
+    assert found["temporary files"]["state"] == "fail"
+    assert found["temporary files"]["found"] == f"0 B free in {small_disk}"
+    assert found["temporary files"]["remedy"].endswith("export TMPDIR=/path")
+    assert "before it began: [Errno 28] No space left" in found["imports"]["found"]
+    assert found["host memory"]["state"] in ("ok", "warn")

@@ -1,7 +1,9 @@
 """The names that users import."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,19 @@ import autotune
 def test_every_public_name_resolves_and_stays_what_it_is(name: str) -> None:
     first = getattr(autotune, name)
     assert getattr(autotune, name) is first
+
+
+def test_a_type_checker_finds_each_name_where_it_is_found_at_run_time() -> None:
+    tree = ast.parse(Path(autotune.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    imported = {
+        name.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert imported == autotune._HOMES
 
 
 def test_the_tune_function_is_callable_whatever_was_imported_before() -> None:

@@ -24,6 +24,7 @@ COMMANDS = [
     "init",
     *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
     *("space", "validate", "serve", "worker", "env"),
+    *("doctor", "completion"),
 ]
 
 
@@ -42,6 +43,22 @@ def test_every_command_has_a_page_of_help(command):
     result = call(*command.split(), "--help")
     assert result.exit_code == 0
     assert result.stdout.startswith(f"Usage: autotune {command} ")
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [
+        ("bash", "complete -o nosort -F _autotune_completion autotune"),
+        ("zsh", "compdef _autotune_completion autotune"),
+        ("fish", "complete --no-files --command autotune"),
+    ],
+)
+def test_a_shell_gets_the_script_that_completes(shell, line):
+    result = call("completion", shell)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert line in result.stdout
+    assert f"_AUTOTUNE_COMPLETE={shell}_complete" in result.stdout
+    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in refused("completion", "tcsh")
 
 
 def test_help_loads_nothing_heavy():
