@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from autotune.errors import user_error
+from autotune.errors import Problem
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import problem
 from autotune.server.live import Live
@@ -39,13 +39,15 @@ def submit(service: Service, kind: Kind, submission: Submission, submitter: str)
         UserError: all that is wrong with it.
         Refusal: the queue is full.
     """
+    known = []
     if submission.parent is not None and service.works.state(submission.parent) is None:
         hint = "leave it out, or give the id of a plan or a run"
-        raise user_error(f"no work has the id `{submission.parent}`", where="parent", hint=hint)
+        what = f"no work has the id `{submission.parent}`"
+        known.append(Problem(where="parent", what=what, hint=hint))
     room = _room(service)
     with _said_when_full():
         service.works.check_room(room, submitter)  # before it is judged, which takes long
-        new = accepted(kind, submission, service.settings.allowed, submitter)
+        new = accepted(kind, submission, service.settings.allowed, submitter, known)
         return service.works.add(new, room)
 
 
