@@ -122,7 +122,7 @@ class Client:
         return self._json("POST", f"{_path(work)}/cancel", json={})
 
     def resume(self, work: Work) -> Work:
-        """Go on with a run that was cancelled or failed."""
+        """Go on with a run that was cancelled, failed or measured nothing."""
         return self._json("POST", f"{_path(work)}/resume", json={})
 
     def delete(self, work: Work) -> None:

@@ -67,3 +67,16 @@ def test_nothing_that_is_refused_is_looked_at(served: Served, tmp_path: Any) -> 
     assert set(said) == {"model", "search_space", "reward_funcs.0", "max_length"}
     assert "cannot read" not in str(said) and "there is no" not in str(said)
     heard.close()
+
+
+def test_forms_tell_all_problems_of_their_fields_and_of_the_job(served: Served) -> None:
+    headers = {"x-csrf-token": served.service.local_csrf, "hx-request": "true"}
+    form = {"text": "/etc", "count": "two", "max_length": "long", "device": "rtx-0000"}
+    page = served.client.post("/plan", data=form, headers=headers)
+    assert page.status_code == 422
+    for place in ("model", "devices", "device", "max_length", "dataset.lengths.max"):
+        assert f"<code>{place}</code>" in page.text
+    form = {"job": "model: /etc\nbatch: 1\n", "priority": "high"}
+    page = served.client.post("/runs", data=form, headers=headers)
+    for place in ("job:1", "job:2", "priority"):
+        assert f"<code>{place}</code>" in page.text
