@@ -220,7 +220,7 @@ def file_response(service: Service, id: str, name: str) -> Response:
     content = service.works.file(id, name)
     if content is None:
         ended = service.works.state(id) in ENDED
-        raise problem(404, f"there is no {name} of it", None if ended else "it has not ended yet")
+        raise problem(404, f"there is no {name} of it", None if ended else "it waits or runs still")
     kind = "application/zip" if name.endswith(".zip") else "text/plain; charset=utf-8"
     headers = {"Content-Disposition": f'attachment; filename="{id}-{name}"'}
     return Response(content, media_type=kind, headers=headers)
