@@ -229,4 +229,7 @@ def _refusal(answer: requests.Response, url: str) -> UserError | MachineError:
     if status < 500 and status not in _OF_THE_SERVICE:
         return UserError(*found)
     named = [replace(one, where=one.where or url) for one in found]
+    if status == 401:
+        hint = f"a user's token is taken from the variable {TOKEN}"
+        named = [replace(one, hint=hint) for one in named]
     return (_Away if status >= 500 or status == 429 else MachineError)(*named)
