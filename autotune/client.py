@@ -92,7 +92,7 @@ class Client:
     def follow(self, work: Work, after: int = 0) -> Iterator[Event]:
         """The events after a number as they come, to the end of the work: each once, in order,
         however often the connection is lost."""
-        heard, pauses = time.monotonic(), _pauses()
+        patience = _Patience(self._patience_s)
         while True:
             try:
                 for event in self._stream(work, after):
@@ -101,31 +101,28 @@ class Client:
                     if event is not None and event["number"] == after + 1:
                         after += 1
                         yield event
-                    heard, pauses = time.monotonic(), _pauses()
+                    patience = _Patience(self._patience_s)
                 return
             except _Away as away:
-                self._bear(away, heard)
-            time.sleep(next(pauses))
+                patience.bear(away)
 
     def wait(self, work: Work, after: int = 0) -> Work:
         """A work when it has ended, `after` events that are known."""
         for _ in self.follow(work, after):
             pass
-        began = time.monotonic()
-        for pause_s in _pauses():
+        patience = _Patience(self._patience_s)
+        while True:
             try:
                 return self.get(work["kind"], work["id"])
             except _Away as away:
-                self._bear(away, began)
-            time.sleep(pause_s)
-        raise AssertionError("pauses do not end")
+                patience.bear(away)
 
     def cancel(self, work: Work) -> Work:
         """End a work: at once where it waits, else as Ctrl-C does."""
         return self._json("POST", f"{_path(work)}/cancel", json={})
 
     def resume(self, work: Work) -> Work:
-        """Go on with a run that was cancelled or failed."""
+        """Go on with a run that was cancelled, failed or measured nothing."""
         return self._json("POST", f"{_path(work)}/resume", json={})
 
     def delete(self, work: Work) -> None:
@@ -150,20 +147,13 @@ class Client:
         with self._answer("GET", f"{_path(work)}/events", headers=headers, stream=True) as answer:
             if not answer.headers.get("Content-Type", "").startswith(_STREAM):
                 raise _not_ours(self.url, answer)
-            kind, data = "", ""
             try:
                 for line in answer.iter_lines(chunk_size=None):
-                    name, _, value = line.decode().partition(":")
-                    if name == "event":
-                        kind = value.strip()
-                    elif name == "data":
-                        data += value
-                    elif not line and kind == "end":
+                    if line == b"event: end":
                         return
-                    elif not line:
-                        yield json.loads(data) if data else None
-                        kind, data = "", ""
-            except requests.RequestException as error:
+                    is_data = line.startswith(b"data:")
+                    yield json.loads(line.removeprefix(b"data:")) if is_data else None
+            except (requests.RequestException, ValueError) as error:  # in the middle of a line
                 raise self._away(type(error).__name__) from None
         raise self._away("the connection was lost")
 
@@ -194,10 +184,6 @@ class Client:
             Problem(where=self.url, what=f"the service does not answer: {what}", hint=hint)
         )
 
-    def _bear(self, away: _Away, since: float) -> None:
-        if time.monotonic() - since > self._patience_s:
-            raise MachineError(*away.problems) from None
-
     def _authorized(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         if self._token:
             request.headers["Authorization"] = f"Bearer {self._token}"
@@ -208,27 +194,31 @@ def _path(work: Work) -> str:
     return f"{work['kind']}s/{work['id']}"
 
 
-def _pauses() -> Iterator[float]:
-    """Seconds to wait after each attempt."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+class _Patience:
+    """Bears that the service is away for so many seconds, and waits ever longer between tries."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until, self._pause_s = time.monotonic() + seconds, _FIRST_PAUSE_S
+
+    def bear(self, away: _Away) -> None:
+        if time.monotonic() > self._until:
+            raise MachineError(*away.problems) from None
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
 def _not_ours(url: str, answer: requests.Response) -> MachineError:
+    to = answer.headers.get("Location")
     what = f"it answered {answer.status_code}, and not as the service does"
-    return machine_error(what, where=url, hint="look whether this is the URL of `autotune serve`")
+    hint = "look whether this is the URL of `autotune serve`"
+    if to is not None:
+        what, hint = f"it sends on to {to}", "give that URL, if it is right"
+    return machine_error(what, where=url, hint=hint)
 
 
 def _refusal(answer: requests.Response, url: str) -> UserError | MachineError:
     """What the service has against a request."""
     status = answer.status_code
-    if status < 400:
-        to = answer.headers.get("Location", "another place")
-        return machine_error(
-            f"it sends on to {to}", where=url, hint="give that URL, if it is right"
-        )
     try:
         told = answer.json()
         found = [Problem(**one) for one in told["errors"]]
@@ -239,4 +229,7 @@ def _refusal(answer: requests.Response, url: str) -> UserError | MachineError:
     if status < 500 and status not in _OF_THE_SERVICE:
         return UserError(*found)
     named = [replace(one, where=one.where or url) for one in found]
+    if status == 401:
+        hint = f"a user's token is taken from the variable {TOKEN}"
+        named = [replace(one, hint=hint) for one in named]
     return (_Away if status >= 500 or status == 429 else MachineError)(*named)

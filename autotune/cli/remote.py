@@ -203,7 +203,6 @@ def refuse_used_folder(folder: Path | None) -> None:
 def _job(path: Path | None, sets: Sequence[str]) -> dict[str, Any]:
     """The job as it is sent: as its file and flags have it, judged here, paths absolute; a bare
     config goes along where nothing beside it is needed."""
-    from autotune.job.yaml_file import to_yaml
     from autotune.space.job_file.load import load_job
 
     if path is None and not sets:
@@ -218,7 +217,7 @@ def _job(path: Path | None, sets: Sequence[str]) -> dict[str, Any]:
         except (OSError, ValueError) as error:
             raise user_error(f"cannot read the model's config: {error}", where=str(model)) from None
         data["model"] = _CONFIG
-    return {"job": to_yaml(data), "model_config_json": config}
+    return {"job": data, "model_config_json": config}
 
 
 def _say_where(client: Any, work: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """`autotune run`."""
 
-import shlex
 import time
 from contextlib import closing
 from pathlib import Path
@@ -91,8 +90,8 @@ def command(
 
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
-    --attach comes back to it; --resume ID goes on with one that was cancelled or failed. The
-    bundle comes to --out.
+    --attach comes back to it; --resume ID goes on with one that was cancelled, failed or measured
+    nothing. The bundle comes to --out.
     """
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
@@ -125,8 +124,7 @@ def command(
     else:
         echo("\n".join(result_lines(result, str(run.bundle))))
     if result.outcome == "interrupted":
-        folder = shlex.quote(str(run.path))
-        echo(f"interrupted; go on with: autotune run --resume {folder}", err=True)
+        echo(f"interrupted; go on with: {run.resumption}", err=True)
     return _code(result)
 
 

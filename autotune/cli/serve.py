@@ -49,7 +49,8 @@ def command(
     from autotune.facts.stack import DISTRIBUTION
 
     try:
-        from autotune.server.serve import serve
+        from autotune.server.access.tokens import LOCAL_WORKER
+        from autotune.server.serve import WORKER_TOKEN, serve
         from autotune.server.service import open_service
         from autotune.server.settings import load_settings
     except ModuleNotFoundError as error:
@@ -63,6 +64,13 @@ def command(
     settings = load_settings(config, changes)
     folder = folder.absolute()
     if add_token or remove_token:
+        used = folder / WORKER_TOKEN
+        if remove_token == LOCAL_WORKER and used.is_file():
+            raise user_error(
+                f"`{LOCAL_WORKER}` is the worker that the service starts here",
+                where="--remove-token",
+                hint=f"to give it another token, end the service and remove {used} first",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         tokens = open_service(settings, folder, "").tokens
         if remove_token:

@@ -34,7 +34,7 @@ from autotune.units import format_bytes
 WORKER = "autotune.probe.ranks.group:probe"
 ENDED_S = 1.0
 """Seconds after which a process that has ended is on no driver's list. Chosen, not measured."""
-MAKE_ROOM = "make room; what was measured is kept, and a run goes on with --resume"
+MAKE_ROOM = "make room; what was measured is kept, and a run that is resumed goes on"
 
 
 def probe_request(

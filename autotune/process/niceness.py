@@ -21,6 +21,14 @@ def stand_back(pid: int, niceness: int) -> None:
     _set_session_niceness(pid, niceness)
 
 
+def keep_to_last_core(beside: int = 2) -> None:
+    """Let this thread, and those that it starts, compute on the last core alone, where there are
+    more than `beside`: the others are left to whom it stands back for."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > beside:
+        os.sched_setaffinity(0, cores[-1:])
+
+
 @contextlib.contextmanager
 def session_standing_back(niceness: int) -> Iterator[None]:
     """Within this block our whole session stands back: a terminal has it back at the end."""

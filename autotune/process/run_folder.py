@@ -32,6 +32,8 @@ LOCK = ".lock"
 OUTPUT = "AUTOTUNE_OUTPUT"
 """Variable with the folder that bundles train into, where they are handed out: a service's are not
 to train into the service's own folders."""
+RESUMPTION = "AUTOTUNE_RESUMPTION"
+"""Variable with what takes up a run again, where its folder is nobody's to name: a service's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,12 @@ class RunFolder:
     """One run on disk."""
 
     path: Path
+
+    @property
+    def resumption(self) -> str:
+        """What takes the run up again, for a message."""
+        own = f"autotune run --resume {shlex.quote(str(self.path))}"
+        return os.environ.get(RESUMPTION) or own
 
     @property
     def database(self) -> Path:

@@ -51,7 +51,9 @@ def search(session: Session) -> str:
             time.sleep(PAUSES_S[pauses])
             pauses += 1
         elif measurement.processes:
-            raise machine_error(measurement.reason, where="devices", hint="end them and --resume")
+            raise machine_error(
+                measurement.reason, where="devices", hint="end them and resume the run"
+            )
         else:
             return f"{measurement.reason}, in {pauses + 1} probes one after another"
 

@@ -1,7 +1,6 @@
 """A run of which no probe told whether anything fits: its time-outs or crashes, with the log to
 read and the setting to raise. Nothing is said about memory."""
 
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -49,8 +48,7 @@ def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
         where="",
         what=f"{busy_text(statistics.median(waited))} (threads waited for a core, in {count}); "
         "what is fastest cannot be measured so",
-        hint=f"end what else computes here{of_others}, and go on with "
-        f"`autotune run --resume {shlex.quote(str(run.path))}`",
+        hint=f"end what else computes here{of_others}, and go on with: {run.resumption}",
     )
 
 

@@ -69,7 +69,7 @@ def faults_of_storage(where: str) -> Iterator[None]:
         raise machine_error(
             f"the storage of the study failed: {_said(error)}",
             where=where,
-            hint="what was measured is kept: go on with --resume when the storage is there again",
+            hint="what was measured is kept: resume the run when the storage is there again",
         ) from error
 
 

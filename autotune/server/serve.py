@@ -17,9 +17,10 @@ import uvicorn
 
 from autotune.errors import machine_error, user_error
 from autotune.process.command import Command
-from autotune.process.niceness import session_standing_back
+from autotune.process.niceness import keep_to_last_core, session_standing_back
 from autotune.process.proc import start_ticks
 from autotune.server.access.connections import SPARE, Connection
+from autotune.server.access.tokens import LOCAL_WORKER
 from autotune.server.app import create_app
 from autotune.server.private_folder import private_folder
 from autotune.server.service import Service, open_service
@@ -96,6 +97,7 @@ class _Server(uvicorn.Server):
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
         # Of this thread, not of that one, which starts the worker.
         os.nice(self._service.settings.niceness)
+        keep_to_last_core()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End the worker first: it has to say what became of its works. A second one ends now."""
@@ -129,6 +131,7 @@ class _Server(uvicorn.Server):
 def delete_old(service: Service) -> None:
     """Delete what ended longer ago than is kept, and what is too much."""
     keep, works = service.settings.keep, service.works
+    works.forget_deleted(time.time() - keep.age)
     for why, ids in (
         ("age", works.ended_before(time.time() - keep.age)),
         ("size", works.ended_beyond(keep.works, keep.database)),
@@ -141,10 +144,7 @@ def start_local_worker(service: Service, folder: Path) -> None:
     """Start the worker of this machine, unless it lives: it outlives a service that is killed."""
     if local_worker(folder) is not None:
         return
-    token = folder / WORKER_TOKEN
-    if not token.is_file():
-        _write_private(token, service.tokens.add("local worker", "worker"))
-    settings = service.settings
+    token, settings = worker_token(service, folder), service.settings
     command = Command(
         [
             "worker",
@@ -163,6 +163,17 @@ def start_local_worker(service: Service, folder: Path) -> None:
         guarded=False,
     )
     _write_private(folder / PID, f"{command.pid} {start_ticks(command.pid)}")
+
+
+def worker_token(service: Service, folder: Path) -> Path:
+    """The file with the local worker's token; one that the service does not know is made anew."""
+    file, known = folder / WORKER_TOKEN, None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        known = service.tokens.holder(file.read_text(encoding="ascii").strip())
+    if known is None or known.role != "worker":
+        _write_private(file, service.tokens.add(LOCAL_WORKER, "worker"))
+        log.info(json.dumps({"event": "the local worker has a new token", "file": str(file)}))
+    return file
 
 
 def local_worker(folder: Path) -> int | None:

@@ -1,10 +1,12 @@
 """A job that somebody asks for: judged by the job's own rules and by the operator's, all problems
 at once, and made a work of."""
 
+import copy
 import dataclasses
 import json
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,26 @@ from autotune.errors import AutotuneError, Problem, UserError
 from autotune.facts.kind_names import find_kind
 from autotune.job.job import Job
 from autotune.job.yaml_file import parse_yaml, to_yaml
-from autotune.server.access.job_rules import CONFIG, beyond, refused
+from autotune.server.access.job_rules import CONFIG, PLACES, beyond, refused
 from autotune.server.access.model_config import model_config
 from autotune.server.access.plain import MOST_TEXT, check_data, check_text, check_yaml
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind, NewWork, Value
 from autotune.space.job_file.foreign import refuse_foreign
-from autotune.space.job_file.load import load_job
+from autotune.space.job_file.load import Judged, judge_job
+from autotune.space.job_file.positions import (
+    Path_,
+    Positions,
+    field_positions,
+    line_positions,
+    position_of,
+)
 from autotune.units import format_bytes
 
 _NAME = "job"
 _MOST_PROBLEMS = 100
+_REWARD = "accuracy_reward"
+"""A function of TRL that stands for one that is refused."""
 _MOST_MEMORY = 4 * 2**40
 """Bytes that a GPU may have: several times what the largest has."""
 
@@ -51,28 +62,42 @@ class Submission(Value):
     """The work that this is a variation of."""
 
 
-def accepted(kind: Kind, submission: Submission, allowed: Allowed, submitter: str) -> NewWork:
+def accepted(
+    kind: Kind,
+    submission: Submission,
+    allowed: Allowed,
+    submitter: str,
+    known: Sequence[Problem] = (),
+) -> NewWork:
     """The work that a submission asks for.
 
+    Args:
+        known: what is known to be wrong with it already.
+
     Raises:
-        UserError: everything that is wrong with it. What the operator does not allow comes first
-            and alone: whether files are there is not told to those who may not name them.
+        UserError: everything that is wrong with it. What the operator does not allow is not looked
+            at: whether files are there is not told to those who may not name them.
     """
-    data, text = _parsed(submission.job)
-    _refuse_foreign(data)
+    problems = [*_option_problems(kind, submission), *known]
     config = None
     if submission.model_config_json is not None:
-        config = model_config(submission.model_config_json, CONFIG)
-    options = _option_problems(kind, submission)
-    problems = [*refused(data, allowed, plan=kind == "plan", config=config is not None)]
-    if problems:
-        raise UserError(*[*problems, *options][:_MOST_PROBLEMS])
+        try:
+            config = model_config(submission.model_config_json, CONFIG)
+        except UserError as error:
+            config, problems = "{}", [*error.problems, *problems]
     try:
-        job = _judged(text, config)
+        data, text, positions = _parsed(submission.job)
+        _refuse_foreign(data)
     except UserError as error:
-        raise UserError(*error.problems, *options) from None
-    if problems := [*beyond(job, allowed, kind), *options]:
-        raise UserError(*problems)
+        raise UserError(*error.problems, *problems) from None
+    rules = list(refused(data, allowed, plan=kind == "plan", config=config is not None))
+    judged = _judged(_without(data, [path for path, _ in rules]), positions, rules, config)
+    job = judged.job
+    if job is not None:
+        rules += beyond(job, allowed, kind, judged.unsound)
+    placed = [_placed(path, problem, positions) for path, problem in rules]
+    if job is None or placed or judged.problems or problems:
+        raise UserError(*[*placed, *judged.problems, *problems][:_MOST_PROBLEMS])
     return NewWork(
         kind=kind,
         job=text,
@@ -89,20 +114,42 @@ def accepted(kind: Kind, submission: Submission, allowed: Allowed, submitter: st
     )
 
 
-def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The job as data and as text.
+def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str, Positions]:
+    """The job as data and as text, and where each part of it stands: in a line of the text that
+    came, or by its field.
 
     Raises:
         UserError: it is too large, or not plain.
     """
     if isinstance(job, str):
         check_yaml(job, _NAME)
-        data, text = parse_yaml(job, _NAME)[0], job
+        data, lines = parse_yaml(job, _NAME)
         check_data(data, _NAME)
-        return data, text
+        return data, job, line_positions(lines, _NAME)
     check_data(job, _NAME)
     check_text(json.dumps(job), _NAME, MOST_TEXT)
-    return job, to_yaml(job)
+    return job, to_yaml(job), field_positions(dict.fromkeys(Job.model_fields) | job)
+
+
+def _placed(path: Path_, problem: Problem, positions: Positions) -> Problem:
+    return dataclasses.replace(problem, where=position_of(path, positions) or problem.where)
+
+
+def _without(data: dict[str, Any], paths: Sequence[Path_]) -> dict[str, Any]:
+    """A job with what is harmless in place of what is refused, so that the rest can be judged."""
+    left = copy.deepcopy(data)
+    for path in paths:
+        if path[0] in PLACES:
+            left[str(path[0])] = "unknown"
+            continue
+        parent: Any = left
+        for part in path[:-1]:
+            parent = parent[part]
+        if path[0] == "reward_funcs":
+            parent[path[-1]] = _REWARD if len(path) > 1 else [_REWARD]
+        else:
+            del parent[path[-1]]
+    return left
 
 
 def _refuse_foreign(data: dict[str, Any]) -> None:
@@ -122,23 +169,21 @@ def _refuse_foreign(data: dict[str, Any]) -> None:
         raise UserError(dataclasses.replace(first, hint=hint)) from None
 
 
-def _judged(text: str, config: str | None) -> Job:
-    """The job, by its own rules.
-
-    Raises:
-        UserError: all that they have against it.
-    """
+def _judged(
+    data: dict[str, Any],
+    positions: Positions,
+    rules: Sequence[tuple[Path_, Problem]],
+    config: str | None,
+) -> Judged:
+    """The job by its own rules, in a folder where nothing lies but the config that came with it."""
     with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
         folder = Path(scratch)
-        file = folder / f"{_NAME}.yaml"
-        file.write_text(text, encoding="utf-8")
         if config is not None:
             (folder / CONFIG).write_text(config, encoding="utf-8")
-        try:
-            return load_job(file)[0]
-        except UserError as error:
-            shown = error.problems[:_MOST_PROBLEMS]
-            raise UserError(*(_without_folder(problem, scratch) for problem in shown)) from None
+        unsound = {str(path[0]) for path, _ in rules}
+        judged = judge_job(data, positions, _NAME, folder, unsound)
+    shown = [_without_folder(problem, scratch) for problem in judged.problems]
+    return dataclasses.replace(judged, problems=shown)
 
 
 def _option_problems(kind: Kind, submission: Submission) -> list[Problem]:
@@ -197,5 +242,4 @@ def _without_folder(problem: Problem, folder: str) -> Problem:
     def clean(text: str | None) -> str | None:
         return None if text is None else re.sub(re.escape(folder) + "/?", "", text)
 
-    what, where = clean(problem.what) or "", clean(problem.where) or ""
-    return Problem(where=where.replace(f"{_NAME}.yaml", _NAME), what=what, hint=clean(problem.hint))
+    return Problem(where=problem.where, what=clean(problem.what) or "", hint=clean(problem.hint))

@@ -68,7 +68,7 @@ def test_a_crash_on_a_full_disk_says_nothing_of_its_candidate(
         )
     (problem,) = raised.value.problems
     assert (problem.where, problem.what) == (str(small_disk / "probe"), "the disk is full")
-    assert "--resume" in (problem.hint or "")
+    assert "resumed" in (problem.hint or "")
     assert not stage.folder.reply.exists()
     assert not stage.folder.measurement.exists()
 

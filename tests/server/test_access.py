@@ -223,6 +223,17 @@ def test_the_log_is_a_json_object_a_line_with_an_id_each(
     assert not [one for one in often if one["status"] < 400]
 
 
+def test_the_service_leaves_cores_to_what_its_worker_runs(
+    service: tuple[Served, dict[str, str]],
+) -> None:
+    running, _ = service
+    cores = os.sched_getaffinity(0)
+    left = {max(cores)} if len(cores) > 2 else cores
+    assert os.sched_getaffinity(running.process.pid) == left
+    assert os.sched_getaffinity(local_worker(running.folder) or 0) == cores
+    assert os.getpriority(os.PRIO_PROCESS, running.process.pid) == 15
+
+
 def test_the_steps_of_the_image_install_a_service_that_runs() -> None:
     """And the unit is verified, where systemd-analyze is here."""
     check = ROOT / "scripts" / "service" / "check"

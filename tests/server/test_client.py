@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.cli.remote import unpack
-from autotune.client import Client
+from autotune.client import TOKEN, Client
 from autotune.errors import MachineError, UserError
 
 WORK = {"kind": "run", "id": "0" * 16}
@@ -136,7 +136,7 @@ def test_all_problems_of_a_job_arrive_with_their_places_and_hints(fake: Fake) ->
 @pytest.mark.parametrize(
     ("status", "body", "error", "says_"),
     [
-        (401, {"detail": "a token is needed", "errors": []}, MachineError, "a token is needed"),
+        (401, {"detail": "a token is needed", "errors": []}, MachineError, TOKEN),
         (404, {"detail": "there is no run", "errors": []}, UserError, "there is no run"),
         (409, {"detail": "it has ended", "errors": []}, UserError, "it has ended"),
         (500, {"detail": "a mistake", "errors": []}, MachineError, "a mistake"),

@@ -11,6 +11,7 @@ from autotune.server.pages.memory import WIDTH, memory_bar, slides_of
 from autotune.server.pages.plan_form import form_of
 from autotune.server.pages.plan_input import (
     PlanForm,
+    count_problems,
     device_of,
     device_text,
     is_config,
@@ -98,10 +99,12 @@ def test_methods_that_generate_have_no_max_length() -> None:
     assert job["dataset"] == {"lengths": {"max": 2048}}
 
 
-@pytest.mark.parametrize("changed", [{"text": "  "}, {"text": "a", "count": "many"}])
-def test_what_cannot_be_asked_for_is_refused(changed: dict[str, Any]) -> None:
+def test_what_cannot_be_asked_for_is_refused() -> None:
     with pytest.raises(UserError):
-        submission_of(PlanForm(**changed))
+        submission_of(PlanForm(text="  "))
+    (problem,) = count_problems("many")
+    assert problem.where == "devices" and "many" in problem.what
+    assert count_problems("2") == count_problems("") == []
 
 
 @given(

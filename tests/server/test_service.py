@@ -20,6 +20,7 @@ import pytest
 
 from autotune.client import Event, Work
 from autotune.errors import UserError
+from autotune.server.worker.shown import Shown
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.server.restarts import LONG_S, Keeper, Processes, heard, small_job, until
 
@@ -51,10 +52,11 @@ def on_disk(folder: Path) -> list[Any]:
 
 
 def assert_complete(events: list[Event], folder: Path) -> None:
-    """Each once, in their order, as the commands wrote them."""
+    """Each once, in their order, as the commands wrote them, but for the folder of the work."""
     assert [event["number"] for event in events] == list(range(1, len(events) + 1))
     told = [event for event in events if event["kind"] != "line"]
-    assert [{k: v for k, v in one.items() if k != "number"} for one in told] == on_disk(folder)
+    written = Shown(folder.parent, folder.name).text(json.dumps(on_disk(folder)))
+    assert [{k: v for k, v in one.items() if k != "number"} for one in told] == json.loads(written)
 
 
 def test_the_documented_program_gets_a_verified_bundle_whatever_dies_meanwhile(

@@ -5,7 +5,7 @@ operator did not say so, run code, reach a host, or take the machine down.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ from autotune.server.access import training_fields as fields
 from autotune.server.access.places import refused_place
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind
+from autotune.space.job_file.positions import Path_
 
 CONFIG = "config.json"
 """What a job calls the config that came with it."""
@@ -48,8 +49,8 @@ _MOST_MADE_TOKENS = 2**17
 
 def refused(
     job: dict[str, Any], allowed: Allowed, *, plan: bool, config: bool
-) -> Iterator[Problem]:
-    """What the rules have against a job, before anything of it is looked at.
+) -> Iterator[tuple[Path_, Problem]]:
+    """What the rules have against a job, before anything of it is looked at: each with its field.
 
     Args:
         job: as its file has it, plain data.
@@ -59,13 +60,14 @@ def refused(
     for field in PLACES:
         own = field == "model" and config and job.get(field) in (CONFIG, f"./{CONFIG}")
         if not own and not (field == "dataset" and isinstance(job.get(field), dict)):
-            yield from refused_place(job.get(field), field, allowed, plan=plan)
+            found = refused_place(job.get(field), field, allowed, plan=plan)
+            yield from (((field,), problem) for problem in found)
     for field in WORDS:
         if isinstance(value := job.get(field), str) and not _is_word(value):
-            yield Problem(where=field, what=f"`{field}: {value[:80]}` must be a word")
+            yield _found(f"`{field}: {value[:80]}` must be a word", field)
     if job.get("search_space"):
         hint = "a search space of one's own is a file; pin or list knobs in the job"
-        yield Problem(where="search_space", what=_not_taken("search_space"), hint=hint)
+        yield _found(_not_taken("search_space"), "search_space", hint=hint)
     yield from _rewards(job.get("reward_funcs"), allowed)
     yield from _knobs(job, allowed)
     training = job.get("training")
@@ -77,14 +79,36 @@ def refused(
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
         if isinstance(value, int | float) and value > most:
-            name = ".".join(path)
-            yield Problem(where=name, what=f"`{name}: {value}` is more than {most}")
+            yield _found(f"`{'.'.join(path)}: {value}` is more than {most}", *path)
     if _rows(job.get("global_batch_size")) > _MOST_BATCH * 2**11:
         yield _too_large_a_batch()
 
 
-def beyond(job: Job, allowed: Allowed, kind: Kind) -> Iterator[Problem]:
-    """What a job that is sound asks for beyond what it may have."""
+def beyond(
+    job: Job, allowed: Allowed, kind: Kind, unsound: Collection[str]
+) -> Iterator[tuple[Path_, Problem]]:
+    """What a job asks for beyond what it may have: each with its field.
+
+    Args:
+        unsound: fields of which nothing is to be said.
+    """
+    if not {"global_batch_size", "max_length", "recipe"} & set(unsound):
+        yield from _batches(job)
+    if kind == "plan":
+        return
+    for name in ("minutes", "probe_minutes") if "budget" not in unsound else ():
+        minutes = getattr(job.budget, name)
+        if minutes > allowed.minutes:
+            what = f"a run may probe for {allowed.minutes:g} minutes here, and `{name}` is"
+            hint = f"write `budget: {{{name}: {allowed.minutes:g}}}`, or ask the operator"
+            yield _found(f"{what} {minutes:g}", "budget", name, hint=hint)
+    made = None if isinstance(job.dataset, str) or "dataset" in unsound else job.dataset.lengths
+    if made is not None and made.max > _MOST_MADE_TOKENS:
+        what = f"a run makes rows of at most {_MOST_MADE_TOKENS} tokens, and `max` is {made.max}"
+        yield _found(what, "dataset", "lengths", "max", hint="plan it, or give real data")
+
+
+def _batches(job: Job) -> Iterator[tuple[Path_, Problem]]:
     for batch in job.batches:
         sequences = (
             batch
@@ -93,22 +117,14 @@ def beyond(job: Job, allowed: Allowed, kind: Kind) -> Iterator[Problem]:
         )
         if isinstance(sequences, int) and sequences > _MOST_BATCH:
             yield _too_large_a_batch()
-    if kind == "plan":
-        return
-    for name in ("minutes", "probe_minutes"):
-        minutes = getattr(job.budget, name)
-        if minutes > allowed.minutes:
-            what = f"a run may probe for {allowed.minutes:g} minutes here, and `{name}` is"
-            hint = f"write `budget: {{{name}: {allowed.minutes:g}}}`, or ask the operator"
-            yield Problem(where="budget", what=f"{what} {minutes:g}", hint=hint)
-    if not isinstance(job.dataset, str) and job.dataset.lengths.max > _MOST_MADE_TOKENS:
-        what = f"a run makes rows of at most {_MOST_MADE_TOKENS} tokens"
-        yield Problem(where="dataset.lengths.max", what=what, hint="plan it, or give real data")
 
 
-def _too_large_a_batch() -> Problem:
-    what = f"a batch of more than {_MOST_BATCH} sequences is not taken"
-    return Problem(where="global_batch_size", what=what)
+def _found(what: str, *path: str | int, hint: str | None = None) -> tuple[Path_, Problem]:
+    return path, Problem(where=".".join(map(str, path)), what=what, hint=hint)
+
+
+def _too_large_a_batch() -> tuple[Path_, Problem]:
+    return _found(f"a batch of more than {_MOST_BATCH} sequences is not taken", "global_batch_size")
 
 
 def _rows(batch: Any) -> int:
@@ -116,16 +132,17 @@ def _rows(batch: Any) -> int:
     return int(digits[1]) if digits else 0
 
 
-def _rewards(names: Any, allowed: Allowed) -> Iterator[Problem]:
-    for name in names if isinstance(names, list) else [names] if names else []:
+def _rewards(names: Any, allowed: Allowed) -> Iterator[tuple[Path_, Problem]]:
+    listed = isinstance(names, list)
+    for index, name in enumerate(names if listed else [names] if names else []):
         trls = isinstance(name, str) and _TRL_REWARDS.fullmatch(name)
         if not trls and name not in allowed.reward_functions:
             hint = "reward functions are code; name TRL's own, or use a `reward_model_path`"
             what = f"`{str(name)[:80]}` is not taken over HTTP"
-            yield Problem(where="reward_funcs", what=what, hint=hint)
+            yield _found(what, "reward_funcs", *([index] if listed else []), hint=hint)
 
 
-def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[Problem]:
+def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[tuple[Path_, Problem]]:
     sizes = []
     for section in KNOBS:
         knobs = job.get(section)
@@ -133,18 +150,18 @@ def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[Problem]:
             if name in allowed.training:
                 continue
             if name in _NO_KNOB:
-                yield Problem(where=section, what=_not_taken(name), hint=_NO_KNOB[name])
+                yield _found(_not_taken(name), section, name, hint=_NO_KNOB[name])
             elif not _are_words(value) and not _are_lists_of_words(value):
                 what = f"`{str(name)[:80]}` takes numbers and words over HTTP"
-                yield Problem(where=section, what=what)
+                yield _found(what, section, name)
             elif section == "recipe" and isinstance(value, list):
                 sizes.append(len(value))
     if prod(sizes) > _MOST_TOGETHER or max(sizes, default=0) > _MOST_VALUES:
         what = f"more than {_MOST_TOGETHER} combinations, or {_MOST_VALUES} values, are not taken"
-        yield Problem(where="recipe", what=what)
+        yield _found(what, "recipe")
 
 
-def _training(name: str, value: Any) -> Iterator[Problem]:
+def _training(name: str, value: Any) -> Iterator[tuple[Path_, Problem]]:
     if name in fields.NUMBERS:
         fits = _is_number(value) and not (_real(value) > fields.MOST.get(name, float("inf")))
         kind = f"a number up to {fields.MOST[name]}" if name in fields.MOST else "a number"
@@ -160,10 +177,10 @@ def _training(name: str, value: Any) -> Iterator[Problem]:
         kind = "a word with a number each"
     else:
         hint = "add it to the bundle later, or ask the operator: `allowed: {training: [...]}`"
-        yield Problem(where="training", what=_not_taken(name), hint=hint)
+        yield _found(_not_taken(name), "training", name, hint=hint)
         return
     if not fits:
-        yield Problem(where="training", what=f"`{name}` must be {kind}")
+        yield _found(f"`{name}` must be {kind}", "training", name)
 
 
 def _not_taken(name: Any) -> str:

@@ -22,6 +22,7 @@ from autotune.server.access.connections import BODY_S
 from autotune.server.api.problems import problem_response
 from autotune.server.metrics import Metrics
 from autotune.server.service import Service
+from autotune.server.store.values import MOST_UPLOAD
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -40,8 +41,6 @@ _READS = {"GET", "HEAD", "OPTIONS"}
 _ADDRESSES = 4096
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::\d{1,5})?", re.ASCII)
 API, WORKERS = "/api/v1", "/api/v1/worker/"
-UPLOAD = 64 * 2**20
-"""Bytes of a worker's request: a bundle and a report."""
 UNKNOWN = 16 * 2**10
 """Bytes of a request by nobody that is known, where a token is needed: of signing in."""
 _OFTEN = ("/worker/lease", "/worker/beat", "/health", "/metrics")
@@ -129,7 +128,7 @@ class Gate:
             return UNKNOWN
         role = await run_in_threadpool(self._role, request)
         if role == "worker" and scope_path(request).startswith(WORKERS):
-            return UPLOAD
+            return MOST_UPLOAD
         return self._settings.limits.body if role else UNKNOWN
 
     def _role(self, request: Request) -> str | None:

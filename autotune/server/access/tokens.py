@@ -13,6 +13,8 @@ from autotune.server.store.tables import TokenRow
 from autotune.server.store.values import Value
 
 Role = Literal["user", "worker", "session"]
+LOCAL_WORKER = "local worker"
+"""Whose token the service makes itself, for the worker that it starts."""
 SESSION_S = 12 * 3600.0
 """How long a browser stays signed in."""
 

@@ -1,19 +1,19 @@
 """Plans and runs over HTTP: asked for, looked at, followed, cancelled, taken up again, deleted."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from autotune.errors import user_error
+from autotune.errors import Problem
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import problem
 from autotune.server.live import Live
 from autotune.server.service import Service
-from autotune.server.store.values import Details, Kind, State, Value, Work
+from autotune.server.store.values import ENDED, Details, Kind, State, Value, Work
 from autotune.server.store.works import PER_PAGE, Filter, Full, Room
 from autotune.server.submission import Submission, accepted
 
@@ -32,20 +32,31 @@ class Page(Value):
     total: int
 
 
-def submit(service: Service, kind: Kind, submission: Submission, submitter: str) -> Work:
+def submit(
+    service: Service,
+    kind: Kind,
+    submission: Submission,
+    submitter: str,
+    known: Sequence[Problem] = (),
+) -> Work:
     """Put a job into the queue.
+
+    Args:
+        known: what is known to be wrong with it already.
 
     Raises:
         UserError: all that is wrong with it.
         Refusal: the queue is full.
     """
+    known = list(known)
     if submission.parent is not None and service.works.state(submission.parent) is None:
         hint = "leave it out, or give the id of a plan or a run"
-        raise user_error(f"no work has the id `{submission.parent}`", where="parent", hint=hint)
+        what = f"no work has the id `{submission.parent}`"
+        known.append(Problem(where="parent", what=what, hint=hint))
     room = _room(service)
     with _said_when_full():
         service.works.check_room(room, submitter)  # before it is judged, which takes long
-        new = accepted(kind, submission, service.settings.allowed, submitter)
+        new = accepted(kind, submission, service.settings.allowed, submitter, known)
         return service.works.add(new, room)
 
 
@@ -186,7 +197,7 @@ def cancel(service: Service, work: Details) -> Details:
 
 
 def resume(service: Service, work: Details) -> Details:
-    """Put a work that was cancelled or failed into the queue again.
+    """Put a work that was cancelled, failed or measured nothing into the queue again.
 
     Raises:
         Refusal: it was not, or the queue is full.
@@ -194,7 +205,8 @@ def resume(service: Service, work: Details) -> Details:
     with _said_when_full():
         resumed = service.works.resume(work.id, _room(service))
     if not resumed:
-        raise problem(409, f"only what was cancelled or failed is taken up again: {work.state}")
+        what = "only what was cancelled, failed or measured nothing is taken up again"
+        raise problem(409, f"{what}: {work.state}")
     service.live.changed(work.id)
     return details(service, work.id)
 
@@ -207,7 +219,8 @@ def file_response(service: Service, id: str, name: str) -> Response:
     """
     content = service.works.file(id, name)
     if content is None:
-        raise problem(404, f"there is no {name} of it", "it may still be running")
+        ended = service.works.state(id) in ENDED
+        raise problem(404, f"there is no {name} of it", None if ended else "it waits or runs still")
     kind = "application/zip" if name.endswith(".zip") else "text/plain; charset=utf-8"
     headers = {"Content-Disposition": f'attachment; filename="{id}-{name}"'}
     return Response(content, media_type=kind, headers=headers)
@@ -219,7 +232,7 @@ runs = router_of("run")
 
 @runs.post("/{id}/resume", name="resume_run")
 def _resume(service: ServiceOf, _: Caller, id: Id) -> Details:
-    """Go on with a run that was cancelled or has failed, where it was."""
+    """Go on with a run that was cancelled, has failed or measured nothing, where it was."""
     return resume(service, details(service, id, "run"))
 
 

@@ -16,6 +16,7 @@ from autotune.server.api.work import submit
 from autotune.server.pages.plan_input import (
     PlanForm,
     changed_job,
+    count_problems,
     device_text,
     submission_of,
 )
@@ -84,7 +85,7 @@ async def ask(service: ServiceOf, holder: Caller, form: Annotated[PlanForm, Form
 def _ask(service: Service, form: PlanForm, submitter: str) -> Response:
     parent = known_parent(service, form.parent)
     submission = submission_of(form.model_copy(update={"parent": parent or ""}))
-    work = submit(service, "plan", submission, submitter)
+    work = submit(service, "plan", submission, submitter, count_problems(form.count))
     return redirect(f"/plans/{work.id}")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from autotune.errors import Problem, UserError, user_error
+from autotune.errors import Problem, user_error
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_yaml, to_yaml
 from autotune.server.access.job_rules import CONFIG
@@ -164,9 +164,15 @@ def _number(text: str) -> int | str | None:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
+def count_problems(text: str) -> list[Problem]:
+    """What is wrong with a number of devices, as far as a submission cannot say it."""
+    number = _number(text)
+    if not isinstance(number, str):
+        return []
+    what = f"must be a number of devices, but got `{number[:40]}`"
+    return [Problem(where="devices", what=what)]
+
+
 def _count(text: str) -> int | None:
     number = _number(text)
-    if isinstance(number, str):
-        what = f"must be a number of devices, but got `{number[:40]}`"
-        raise UserError(Problem(where="devices", what=what))
-    return None if number in (None, 1) else number
+    return number if isinstance(number, int) and number != 1 else None

@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from autotune.errors import user_error
+from autotune.errors import Problem, user_error
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import details, submit
 from autotune.server.pages.plan_form import FromWork, known_parent
@@ -65,14 +65,16 @@ def _ask(service: Service, form: RunForm, submitter: str) -> Response:
         config = service.works.model_config_json(form.parent) or ""
     if not job.strip():
         raise user_error("a job is missing", where="job", hint="paste a job file")
+    priority, known = 0, []
     try:
         priority = int(form.priority or 0)
     except ValueError:
-        raise user_error(f"must be a number, but got `{form.priority}`", where="priority") from None
+        what = f"must be a number, but got `{form.priority}`"
+        known.append(Problem(where="priority", what=what))
     submission = Submission(
         job=job,
         model_config_json=config.strip() or None,
         priority=priority,
         parent=known_parent(service, form.parent),
     )
-    return redirect(f"/runs/{submit(service, 'run', submission, submitter).id}")
+    return redirect(f"/runs/{submit(service, 'run', submission, submitter, known).id}")

@@ -21,6 +21,7 @@ from autotune.server.pages.render import fragment, page, refresh
 from autotune.server.pages.run_progress import RunProgress
 from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event
+from autotune.server.worker.shown import Shown
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 WORKS = "works"
@@ -91,12 +92,14 @@ def report_page(request: Request, service: ServiceOf, holder: Caller, id: Id) ->
 def probe_log(service: ServiceOf, _: Caller, id: Id, number: _Number) -> Response:
     """The end of what a probe said, where the worker is on this machine."""
     details(service, id, "run")
-    folder = RunFolder(path=service.folder / WORKS / id / "run").probe(number).path
+    works = service.folder / WORKS
+    folder, shown = RunFolder(path=works / id / "run").probe(number).path, Shown(works, id)
     texts = []
     for name in ("stdout.log", "stderr.log"):
         file = folder / name
         if file.is_file() and not file.is_symlink():
-            texts.append(file.read_text(encoding="utf-8", errors="replace")[-_MOST_LOG:].strip())
+            text = file.read_text(encoding="utf-8", errors="replace")[-_MOST_LOG:].strip()
+            texts.append(shown.text(text))
     return HTMLResponse(fragment("log.html", there=folder.is_dir(), text="\n".join(texts).strip()))
 
 

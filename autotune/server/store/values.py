@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from autotune.errors import EXIT_NOTHING_MEASURED
+
 Kind = Literal["plan", "run"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -13,8 +15,8 @@ ENDS = (0, 1, 4)
 """Exit codes of commands that came to their end: done, nothing fits, nothing was measured."""
 STOPS = (130, 137, 143)
 """Of commands that were asked to end, and did: as Ctrl-C does, by force, before they could hear."""
-
-
+MOST_UPLOAD = 64 * 2**20
+"""Bytes of a worker's request: a bundle and a report."""
 ALIVE_S = 30.0
 """A worker that was not heard of for so long is not there."""
 
@@ -98,6 +100,12 @@ class Work(Value):
     """Why it failed."""
     events: int
     """The number of the last event."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it can be taken up again: it was cancelled, failed, or measured nothing."""
+        nothing = self.state == "done" and self.exit_code == EXIT_NOTHING_MEASURED
+        return self.state in ("cancelled", "failed") or nothing
 
 
 class Details(Work):

@@ -127,6 +127,12 @@ class Works:
         with self._database.reading() as session:
             return list(session.scalars(select(DeletedRow.id).where(DeletedRow.id.in_(ids))))
 
+    def forget_deleted(self, before: float) -> None:
+        """Forget works that were deleted before a time: a worker that was not there since then
+        keeps its folders within their size, and is not told."""
+        with self._database.writing() as session:
+            session.execute(delete(DeletedRow).where(DeletedRow.time < before))
+
     def model_config_json(self, id: str) -> str | None:
         """The config.json that came with a work."""
         with self._database.reading() as session:
@@ -194,19 +200,19 @@ class Works:
             return bool(session.execute(running.values(stop_wanted=True)).rowcount)  # type: ignore[attr-defined]
 
     def resume(self, id: str, room: Room | None = None) -> bool:
-        """Put a work that was cancelled or failed into the queue again; False: it is not so.
+        """Put a work into the queue again; False: it is not `resumable`.
 
         Raises:
             Full: there is no room for it.
         """
         with self._database.writing() as session:
             row = session.get(WorkRow, id)
-            if room is not None and row is not None and row.state in ("cancelled", "failed"):
+            if row is None or not work_of(row).resumable:
+                return False
+            if room is not None:
                 _take_turn(session)
                 _check_room(session, room, row.submitter)
-            again = update(WorkRow).where(
-                WorkRow.id == id, WorkRow.state.in_(("cancelled", "failed"))
-            )
+            again = update(WorkRow).where(WorkRow.id == id, WorkRow.state == row.state)
             values: dict[str, Any] = {
                 "state": "queued",
                 "stop_wanted": False,

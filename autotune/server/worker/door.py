@@ -6,7 +6,7 @@ from typing import Any
 import requests
 
 from autotune.errors import machine_error
-from autotune.server.store.values import Beat, Ending, Kind, Lease, WorkerInfo
+from autotune.server.store.values import MOST_UPLOAD, Beat, Ending, Kind, Lease, WorkerInfo
 
 TIMEOUT_S = 20.0
 
@@ -21,6 +21,10 @@ class Taken(Exception):
 
 class Lost(Exception):
     """The work belongs to another worker now, or was deleted."""
+
+
+class Refused(Exception):
+    """What is said of a work is not taken, however often it is said: it is too large."""
 
 
 class Door:
@@ -77,6 +81,7 @@ class Door:
         Raises:
             Away: the service does not answer.
             Lost: the work is not ours.
+            Refused: the service does not take it.
         """
         body = {
             "worker": name,
@@ -93,6 +98,7 @@ class Door:
         Raises:
             Away: the service does not answer.
             Lost: the work is not ours.
+            Refused: the service does not take it.
         """
         body = {"worker": name, "ending": ending.model_dump()}
         self._call("POST", f"works/{id}/ending", json=body)
@@ -103,7 +109,10 @@ class Door:
         Raises:
             Away: the service does not answer.
             Lost: the work is not ours.
+            Refused: it is too large.
         """
+        if len(content) > MOST_UPLOAD:
+            raise Refused(f"it has more than {MOST_UPLOAD} bytes")
         self._call("PUT", f"works/{id}/files/{file}", data=content, params={"worker": name})
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
@@ -120,6 +129,8 @@ class Door:
             raise Taken(_detail(answer))
         if answer.status_code >= 500 or answer.status_code == 429:
             raise Away(f"{answer.status_code} of {path}")
+        if answer.status_code in (400, 413, 422) and path.startswith("works/"):
+            raise Refused(_detail(answer))
         if answer.status_code >= 400:
             raise machine_error(_detail(answer), where=url, hint=_HINTS.get(answer.status_code))
         return answer.json() if answer.content else None

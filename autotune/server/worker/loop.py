@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.errors import EXIT_MACHINE, machine_error
 from autotune.server.store.values import Ending, Kind, WorkerInfo
-from autotune.server.worker.door import Away, Door, Lost, Taken
+from autotune.server.worker.door import Away, Door, Lost, Refused, Taken
 from autotune.server.worker.lengths_task import LengthsTask
 from autotune.server.worker.task import Task
 
@@ -120,6 +120,14 @@ class WorkerLoop:
             except Lost:
                 task.end()
                 self._drop(id, "is another's now")
+            except Refused as refused:
+                self._fail(id, task, f"the service does not take what was said: {refused}")
+
+    def _fail(self, id: str, task: Task, why: str) -> None:
+        """End a work that the service does not take; the others go on."""
+        with contextlib.suppress(Lost, Refused):
+            task.fail(self.door, self.info.name, why)
+        self._drop(id, why)
 
     def _ask_for_lengths(self, task: Task) -> None:
         """Let the answer of a plan be planned at other lengths, if that is wanted."""
@@ -137,7 +145,9 @@ class WorkerLoop:
         """Go on with what nobody waits for, unless a plan does."""
         if not self._lengths or any(task.lease.kind == "plan" for task in self._tasks.values()):
             return
-        with contextlib.suppress(Lost, OSError):  # its folder is being deleted, or the disk is full
+        with contextlib.suppress(
+            Lost, Refused, OSError
+        ):  # its folder is being deleted, the disk is full
             if not self._lengths[0].turn(self.door, self.info.name):
                 return
         self._lengths.popleft().end()

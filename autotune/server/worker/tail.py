@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ class Tail:
     Args:
         source: what the service calls the file.
         plain: whether its lines are text, not JSON events.
+        shown: a line as it may be sent.
     """
 
-    def __init__(self, path: Path, source: str, *, plain: bool) -> None:
-        self.source, self._path, self._plain = source, path, plain
+    def __init__(
+        self, path: Path, source: str, *, plain: bool, shown: Callable[[str], str]
+    ) -> None:
+        self.source, self._path, self._plain, self._shown = source, path, plain, shown
         self._place, self._lines = 0, 0
         self._read: list[dict[str, Any]] = []
 
@@ -47,7 +51,7 @@ class Tail:
 
     def _line(self, line: str) -> dict[str, Any]:
         if not self._plain:
-            event: dict[str, Any] = json.loads(line)
+            event: dict[str, Any] = json.loads(self._shown(line))
             return event
-        text = _CONTROL.sub("", line.rpartition("\r")[2])
+        text = self._shown(_CONTROL.sub("", line.rpartition("\r")[2]))
         return {"utc": round(time.time(), 3), "kind": "line", "data": {"text": text[:4000]}}

@@ -8,13 +8,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import EXIT_MACHINE
 from autotune.process.command import Command
 from autotune.process.messages import read_json
-from autotune.process.run_folder import OUTPUT, RunFolder
+from autotune.process.run_folder import OUTPUT, RESUMPTION, RunFolder
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.store.values import ENDS, STOPS, Ending, Lease
-from autotune.server.worker.door import Door
+from autotune.server.worker.door import Door, Refused
 from autotune.server.worker.limited_command import END_S, LimitedCommand
+from autotune.server.worker.shown import Shown
 from autotune.server.worker.tail import Tail
 
 PLAN_NICENESS = 15
@@ -41,7 +43,13 @@ class Task:
         self._record = self.folder / f"attempt-{lease.attempt}"
         shutil.rmtree(self._record, ignore_errors=True)
         self._record.mkdir(parents=True)
-        self._environment = {**environment, "AUTOTUNE_STORAGE": lease.study, OUTPUT: "output"}
+        self._shown = Shown(root, lease.id)
+        self._environment = {
+            **environment,
+            "AUTOTUNE_STORAGE": lease.study,
+            OUTPUT: "output",
+            RESUMPTION: f"the button Resume, or POST /api/v1/runs/{lease.id}/resume",
+        }
         self._write_job()
         is_plan = lease.kind == "plan"
         command = Command(
@@ -56,12 +64,13 @@ class Task:
             command, memory_bytes=memory_bytes if is_plan else None, limit_s=lease.limit_s
         )
         self._tails = [
-            Tail(self._record / _EVENTS, "events", plain=False),
-            Tail(self._record / _ERRORS, "errors", plain=True),
+            Tail(self._record / _EVENTS, "events", plain=False, shown=self._shown.text),
+            Tail(self._record / _ERRORS, "errors", plain=True, shown=self._shown.text),
         ]
         self._stopped = self._stopped_with_worker = False
         self._report: Command | None = None
         self._report_until = 0.0
+        self._refused: dict[str, str] = {}
 
     @property
     def run(self) -> RunFolder:
@@ -108,6 +117,7 @@ class Task:
         Raises:
             Away: the service does not answer.
             Lost: the work is not ours.
+            Refused: the service does not take it.
         """
         for tail in self._tails:
             while lines := tail.waiting():
@@ -119,14 +129,25 @@ class Task:
         Raises:
             Away: the service does not answer.
             Lost: the work is not ours.
+            Refused: the service does not take how it ended.
         """
         code = self._command.exit_code
         assert code is not None
-        ending = self._ending(code)
-        if not ending.interrupted and not self._sent_files(door, name):
+        if not self._is_interrupted(code) and not self._sent_files(door, name):
             return False
-        door.finish(name, self.lease.id, ending)
+        door.finish(name, self.lease.id, self._ending(code))
         return True
+
+    def fail(self, door: Door, name: str, why: str) -> None:
+        """End the command now, and say why.
+
+        Raises:
+            Away: the service does not answer.
+            Lost: the work is not ours.
+        """
+        self.end()
+        ending = Ending(attempt=self.lease.attempt, exit_code=EXIT_MACHINE, error=f"error: {why}")
+        door.finish(name, self.lease.id, ending)
 
     def _sent_files(self, door: Door, name: str) -> bool:
         if self.lease.kind == "run" and self.run.facts.is_file():
@@ -135,25 +156,38 @@ class Task:
                 return False
             self._report.end()
             if self._report.exit_code == 0:
-                door.keep_file(name, self.lease.id, REPORT, (self._record / REPORT).read_bytes())
+                report = (self._record / REPORT).read_text(encoding="utf-8", errors="replace")
+                self._send_file(door, name, REPORT, self._shown.text(report).encode())
         bundle = self._bundle()
         if bundle is not None:
-            door.keep_file(name, self.lease.id, "bundle.zip", bundle)
+            self._send_file(door, name, "bundle.zip", bundle)
         return True
+
+    def _send_file(self, door: Door, name: str, file: str, content: bytes) -> None:
+        """Send a file; what is not taken is a problem of the work."""
+        try:
+            door.keep_file(name, self.lease.id, file, content)
+        except Refused as refused:
+            self._refused[file] = f"error: {file} did not arrive: {refused}"
+
+    def _is_interrupted(self, code: int) -> bool:
+        return self._stopped_with_worker and code in STOPS
 
     def _ending(self, code: int) -> Ending:
         errors = (self._record / _ERRORS).read_text(encoding="utf-8", errors="replace")
         problem = errors[errors.rfind("error: ") :] if "error: " in errors else errors[-2000:]
-        failed = code not in ENDS
+        problem = (self._command.problem or problem) if code not in ENDS else ""
+        problem = "\n".join(filter(None, [problem[-4000:], *self._refused.values()]))
         output = (self._record / _OUTPUT).read_text(encoding="utf-8", errors="replace")
         result = read_json(self._record / _RESULT)
+        is_result = isinstance(result, dict)
         return Ending(
             attempt=self.lease.attempt,
             exit_code=code,
-            result=result if isinstance(result, dict) else None,
-            text=output[-_MOST_TEXT:],
-            error=(self._command.problem or problem)[-4000:] if failed else "",
-            interrupted=self._stopped_with_worker and code in STOPS,
+            result=json.loads(self._shown.text(json.dumps(result))) if is_result else None,
+            text=self._shown.text(output[-_MOST_TEXT:]),
+            error=self._shown.text(problem),
+            interrupted=self._is_interrupted(code),
         )
 
     def _bundle(self) -> bytes | None:
@@ -163,10 +197,12 @@ class Task:
         if not folder.is_dir():
             return None
         memory = BytesIO()
-        with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(memory, "w") as archive:
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and not path.is_symlink():
-                    archive.write(path, f"bundle/{path.relative_to(folder)}")
+                    entry = zipfile.ZipInfo.from_file(path, f"bundle/{path.relative_to(folder)}")
+                    entry.compress_type = zipfile.ZIP_DEFLATED
+                    archive.writestr(entry, self._shown.file(path.read_bytes()))
         return memory.getvalue()
 
     def _reporting(self) -> Command:

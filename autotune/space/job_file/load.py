@@ -1,7 +1,8 @@
 """Makes a Job of a job file and flags: strictly, with every problem and its line at once."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from autotune.space.job_file.knob_values import impossible, uncounted
 from autotune.space.job_file.online import online_problems
 from autotune.space.job_file.overrides import OWNERS, SECRETS, Draft
 from autotune.space.job_file.places import missing_places, with_places
+from autotune.space.job_file.positions import Positions, line_positions
 from autotune.space.job_file.problems import UNKNOWN, as_yaml, details_by_path, explain, shown
 from autotune.space.job_file.training_values import wrong_value
 from autotune.space.job_file.unused_pins import pin_problems
@@ -45,21 +47,73 @@ def load_job(
         UserError: every problem at once, each with where it stands.
     """
     data: dict[str, Any] = {}
-    lines: dict[tuple[str | int, ...], int] = {}
+    positions: Positions = {}
     name, base = "flags", Path.cwd()
     if path is not None:
         name, base = str(path), path.parent
         data, lines = parse_yaml(text_of(path, "job file", MOST_BYTES, hint=_WRITE), name)
         refuse_foreign(data, name)
-    return _Loading(data, lines, name, base).load(sets, elsewhere)
+        positions = line_positions(lines, name)
+    loading = _Loading(data, positions, name, base)
+    definition = loading.definition(sets)
+    job = loading.judge(definition, sets, elsewhere)
+    if loading.problems or job is None:
+        raise UserError(*loading.problems)
+    return job, definition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What can be said of a job.
+
+    Attributes:
+        job: as far as its fields are sound; None: they are not enough to make one.
+        problems: all that is wrong.
+        unsound: fields that the job does not have as they came.
+    """
+
+    job: Job | None
+    problems: list[Problem]
+    unsound: frozenset[str]
+
+
+def judge_job(
+    data: Mapping[str, Any], positions: Positions, name: str, base: Path, unsound: Collection[str]
+) -> Judged:
+    """A job of data that may be wrong.
+
+    Args:
+        positions: where each part stands.
+        name: what the whole is called.
+        base: what its paths are relative to.
+        unsound: fields that are known to be wrong, and stand for something else here: what depends
+            on them is not judged.
+
+    Raises:
+        UserError: its search space cannot be read.
+    """
+    loading = _Loading(dict(data), dict(positions), name, base)
+    loading.unsound |= set(unsound)
+    job = loading.judge(loading.definition(()), (), elsewhere=False)
+    return Judged(job=job, problems=loading.problems, unsound=frozenset(loading.unsound))
 
 
 class _Loading(Draft):
     """Judges a draft."""
 
-    def load(self, sets: Sequence[str], elsewhere: bool) -> tuple[Job, SpaceDefinition]:
-        self._unsound: set[str] = set()
-        definition = self._definition(sets)
+    def __init__(self, data: dict[str, Any], positions: Positions, name: str, base: Path) -> None:
+        super().__init__(data, positions, name, base)
+        self.unsound: set[str] = set()
+
+    @property
+    def problems(self) -> list[Problem]:
+        """All that is wrong, as a user can read it."""
+        return shown(self._problems, self._name)
+
+    def judge(
+        self, definition: SpaceDefinition, sets: Sequence[str], elsewhere: bool
+    ) -> Job | None:
+        """The job, as far as it is sound; what is wrong with it is among `problems`."""
         for section in ("fixed", "recipe"):
             self.canonical_names(section)
         for text in sets:
@@ -73,11 +127,9 @@ class _Loading(Draft):
         if job is not None:
             self._check_values(job, definition)
             job = self._with_paths(job, elsewhere)
-        if self._problems or job is None:
-            raise UserError(*shown(self._problems, self._name))
-        return job, definition
+        return job
 
-    def _definition(self, sets: Sequence[str]) -> SpaceDefinition:
+    def definition(self, sets: Sequence[str]) -> SpaceDefinition:
         """The space must be known before names can be judged, whatever else is wrong."""
         data, base = dict(self._data), self._base
         for text in sets:
@@ -154,13 +206,13 @@ class _Loading(Draft):
             return Job.model_validate(self._data)
         except ValidationError as error:
             for index, (path, detail) in enumerate(details_by_path(error)):
-                self._unsound.add(str(path[0]))
+                self.unsound.add(str(path[0]))
                 if index < _MOST_EXPLAINED:
                     self._report(path, *explain(detail, path, self._way(path, detail, definition)))
                 else:
                     self._report(path, detail["msg"])
-        sound = {k: v for k, v in self._data.items() if str(k) not in self._unsound}
-        for field in {"model", "dataset"} & self._unsound:
+        sound = {k: v for k, v in self._data.items() if str(k) not in self.unsound}
+        for field in {"model", "dataset"} & self.unsound:
             sound[field] = "unknown"
         try:
             return Job.model_validate(sound)
@@ -185,13 +237,13 @@ class _Loading(Draft):
             self._report((section, name), what, hint)
         if not miscounted:
             self._check_batch(job, definition)
-        if "tuning" not in self._unsound:
+        if "tuning" not in self.unsound:
             for section, name, what, hint in pin_problems(job, definition):
                 self._report((section, name), what, hint)
 
     def _check_batch(self, job: Job, definition: SpaceDefinition) -> None:
         """The global batch is exact at every length that is asked for."""
-        if self._unsound & {"global_batch_size", "max_length", "recipe", "fixed", "devices"}:
+        if self.unsound & {"global_batch_size", "max_length", "recipe", "fixed", "devices"}:
             return
         knob = definition.knob(GROUP)
         groups = job.recipe.get(GROUP) or [job.fixed.get(GROUP, knob.default if knob else 1)]

@@ -11,6 +11,7 @@ from autotune.job.methods import METHODS, SFT
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.homes import home_of
+from autotune.space.job_file.positions import Positions, position_of
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import ACCUMULATION
 
@@ -50,11 +51,11 @@ class Draft:
     def __init__(
         self,
         data: dict[str, Any],
-        lines: dict[tuple[str | int, ...], int],
+        positions: Positions,
         name: str,
         base: Path,
     ):
-        self._data, self._lines, self._name, self._base = data, lines, name, base
+        self._data, self._positions, self._name, self._base = data, positions, name, base
         self._problems: list[Problem] = []
         self._set: set[tuple[str | int, ...]] = set()
         self._method = SFT
@@ -68,9 +69,9 @@ class Draft:
     def _where(self, path: tuple[str | int, ...]) -> str:
         if self._is_set(path):
             return "--set"
-        for length in range(len(path), 0, -1):
-            if path[:length] in self._lines:
-                return f"{self._name}:{self._lines[path[:length]]}"
+        position = position_of(path, self._positions)
+        if position is not None:
+            return position
         return "--set" if any(prefix[: len(path)] == path for prefix in self._set) else self._name
 
     def _base_of(self, path: tuple[str, ...]) -> Path:
@@ -172,8 +173,8 @@ class Draft:
             elif knob in entries:
                 self._report((section, name), f"`{name}` is `{knob}`, which is given too; keep one")
             entries[knob] = value
-            if (section, name) in self._lines:
-                self._lines.setdefault((section, knob), self._lines[(section, name)])
+            if (section, name) in self._positions:
+                self._positions.setdefault((section, knob), self._positions[(section, name)])
 
     def pins_from_training(self, definition: SpaceDefinition) -> None:
         """A knob given among the training fields is pinned: it passes through untouched."""
@@ -192,8 +193,8 @@ class Draft:
             pins[knob] = self._section("training").pop(name)
             if ("training", name) in self._set:
                 self._set.add(("fixed", knob))
-            elif ("training", name) in self._lines:
-                self._lines[("fixed", knob)] = self._lines[("training", name)]
+            elif ("training", name) in self._positions:
+                self._positions[("fixed", knob)] = self._positions[("training", name)]
 
 
 def _of_other_methods(name: str) -> str | None:

@@ -56,7 +56,7 @@ def test_the_job_is_sent_as_its_flags_have_it_with_its_bare_config(
     assert sent["kind"] == "run" and sent["model_config_json"] == {"model_type": "llama"}
     (nasty_dir / "there").mkdir()
     (nasty_dir / "there" / "config.json").write_text("{}", encoding="utf-8")
-    (nasty_dir / "there" / "job.yaml").write_text(sent["job"], encoding="utf-8")
+    (nasty_dir / "there" / "job.yaml").write_text(json.dumps(sent["job"]), encoding="utf-8")
     there = load_job(nasty_dir / "there" / "job.yaml")[0]
     here = load_job(file, ["devices.memory=4GiB", "optim=sgd", "tuning=lora"])[0]
     assert there.model_copy(update={"model": here.model}) == here
@@ -68,13 +68,13 @@ def test_what_lies_where_the_service_is_need_not_be_here(
 ) -> None:
     file = write_job(tmp_path, dataset="/srv/data.jsonl")
     call("plan", file, "--device", "h200", "--server", "http://127.0.0.1:1")
-    assert "dataset: /srv/data.jsonl" in sent["job"]
+    assert sent["job"]["dataset"] == "/srv/data.jsonl"
     # Its tokenizer lies beside the config, so that stays what it is: a path.
-    assert f"model: {tmp_path}/model/config.json" in sent["job"]
+    assert sent["job"]["model"] == f"{tmp_path}/model/config.json"
     assert sent["model_config_json"] is None
     assert (sent["device"], sent["stack"]) == ("h200", "any")
     call("plan", "--model", "qwen2.5-7b", "--max-length", "64", "--server", "http://127.0.0.1:1")
-    assert "model: Qwen/Qwen2.5-7B" in sent["job"]
+    assert sent["job"]["model"] == "Qwen/Qwen2.5-7B"
 
 
 def test_what_the_service_cannot_be_told_is_refused_at_once(tmp_path: Path) -> None:

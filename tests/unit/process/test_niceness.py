@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from autotune.process.niceness import session_standing_back, stand_back
+from autotune.process.niceness import keep_to_last_core, session_standing_back, stand_back
 
 GROUP = Path("/proc/self/autogroup")
 grouped = pytest.mark.skipif(not GROUP.exists(), reason="this kernel does not group by session")
@@ -32,6 +33,22 @@ def test_so_does_its_session() -> None:
         assert group_of(process.pid).endswith("nice 7\n")
         process.kill()
     assert group_of(os.getpid()) == ours
+
+
+def test_a_thread_keeps_to_the_last_core_with_those_that_it_starts_and_no_others() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+
+    def affinities(beside: int) -> tuple[list[int], list[int]]:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(keep_to_last_core, beside).result()
+            started = [sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))"]
+            child = threads.submit(subprocess.check_output, started, text=True).result()
+            own = sorted(threads.submit(os.sched_getaffinity, 0).result())
+            return own, [int(core) for core in child.split()]
+
+    assert affinities(len(cores)) == (cores, cores)
+    assert affinities(len(cores) - 1) == (cores[-1:], cores[-1:])
+    assert sorted(os.sched_getaffinity(0)) == cores
 
 
 @grouped

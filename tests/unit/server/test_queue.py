@@ -252,3 +252,15 @@ def test_search_finds_by_parts_of_names_and_takes_signs_as_they_are(database: Da
     assert works.count(Filter(text="_")) == 1
     assert works.count(Filter(kind="run", text="llama")) == 0
     assert [work.model for work in works.search(Filter())] == ["llama_100%", "Qwen/Qwen2.5-7B"]
+
+
+def test_what_measured_nothing_can_go_on_and_what_has_an_answer_cannot(database: Database) -> None:
+    works, queue = Works(database), Queue(database)
+    for exit_code, resumable in ((4, True), (0, False), (1, False), (3, True)):
+        work = works.add(new())
+        assert not works.resume(work.id), "it waits"
+        lease = queue.lease(HERE, ["run"])
+        assert lease is not None
+        assert queue.finish(HERE.name, work.id, Ending(attempt=1, exit_code=exit_code))
+        assert works.resume(work.id) is resumable
+        works.cancel(work.id)

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.server.serve import delete_old, serve
+from autotune.server.access.tokens import LOCAL_WORKER
+from autotune.server.serve import delete_old, serve, worker_token
 from autotune.server.settings import load_settings
-from autotune.server.store.tables import FileRow, WorkRow
+from autotune.server.store.tables import DeletedRow, FileRow, WorkRow
+from tests.unit.calling import refused
 from tests.unit.server.conftest import JOB, Served
 
 Serve = Callable[..., Served]
@@ -37,6 +39,39 @@ def test_what_ended_long_ago_goes(served: Served) -> None:
     delete_old(served.service)
     assert left(served, old + waiting) == [old[1], *waiting]
     assert served.service.works.deleted(old) == [old[0]], "workers are told to forget its folder"
+
+
+def test_what_was_deleted_is_forgotten_in_its_time(serve: Serve) -> None:
+    served = serve(keep={"age": "1h"})
+    old, new = works(served, 2)
+    end(served, [old, new])
+    assert served.service.works.delete([old, new]) == 2
+    with served.service.database.writing() as session:
+        row = session.get(DeletedRow, old)
+        assert row is not None
+        row.time -= 3601.0
+    delete_old(served.service)
+    assert served.service.works.deleted([old, new]) == [new]
+
+
+def test_the_local_workers_token_is_made_anew_where_it_is_not_known(served: Served) -> None:
+    service = served.service
+    file = worker_token(service, service.folder)
+    first = file.read_text(encoding="ascii")
+    assert worker_token(service, service.folder).read_text(encoding="ascii") == first
+    assert service.tokens.remove_named(LOCAL_WORKER) == 1
+    second = worker_token(service, service.folder).read_text(encoding="ascii")
+    holder = service.tokens.holder(second)
+    assert second != first and holder is not None and holder.role == "worker"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_local_workers_token_cannot_be_removed_by_name(served: Served) -> None:
+    service = served.service
+    file = worker_token(service, service.folder)
+    arguments = ("serve", "--runs", service.folder, "--remove-token", LOCAL_WORKER)
+    assert str(file) in refused(*arguments)
+    assert service.tokens.holder(file.read_text(encoding="ascii")) is not None
 
 
 def test_beyond_a_number_the_oldest_that_have_ended_go(serve: Serve) -> None:

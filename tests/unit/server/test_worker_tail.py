@@ -10,6 +10,7 @@ from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, NewWork, WorkerInfo
 from autotune.server.store.works import Works
 from autotune.server.worker.door import Away, Door
+from autotune.server.worker.shown import Shown
 from autotune.server.worker.tail import Tail
 
 HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
@@ -22,7 +23,7 @@ def test_a_line_is_a_line_whatever_is_in_it(tmp_path: Path) -> None:
         json.dumps({"utc": 1.0, "kind": "k", "data": {"t": t}}, ensure_ascii=False) for t in texts
     ]
     file.write_text("\n".join(lines) + "\nnot yet whole", encoding="utf-8")
-    tail = Tail(file, "events", plain=False)
+    tail = Tail(file, "events", plain=False, shown=str)
     assert [line["data"]["t"] for line in tail.waiting()] == texts
 
 
@@ -71,3 +72,24 @@ def test_studies_go_to_postgresql_by_the_driver_that_is_installed() -> None:
     url = "postgresql://somebody:secret@host/name?host=/tmp"
     assert study_url(url) == "postgresql+psycopg://somebody:secret@host/name?host=%2Ftmp"
     assert study_url("sqlite:////folder/service.db") is None
+
+
+def test_lines_and_texts_do_not_tell_where_the_worker_has_its_folders(tmp_path: Path) -> None:
+    root, id = tmp_path / "the ü works", "0123456789abcdef"
+    shown = Shown(root, id).text
+    folder = root / id
+    for text, expected in (
+        (f"in {folder}/run/probes/0000, {folder}: here", "in run/probes/0000, .: here"),
+        (f"'{folder}/job.yaml'", "'job.yaml'"),
+        (f"{root}/fedcba9876543210/run", "fedcba9876543210/run"),
+        (f"{root}", "."),
+        (f"{root}-2/x and /else{root}", f"{root}-2/x and /else{root}"),
+    ):
+        assert shown(text) == expected
+    for ascii_only in (True, False):
+        text = json.dumps({"at": f"{folder}/run", "in": [str(folder)]}, ensure_ascii=ascii_only)
+        assert json.loads(shown(text)) == {"at": "run", "in": ["."]}
+    file = tmp_path / "errors.txt"
+    file.write_text(f"error: {folder}/run: no\n", encoding="utf-8")
+    (line,) = Tail(file, "errors", plain=True, shown=shown).waiting()
+    assert line["data"]["text"] == "error: run: no"
