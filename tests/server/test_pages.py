@@ -123,7 +123,7 @@ def test_a_plan_answers_with_numbers_choices_and_files(
 ) -> None:
     page.goto(planned)
     expect(page.locator("#answer")).to_have_text("It fits")
-    expect(page.locator(".card.good")).to_contain_text("of 24 GiB")
+    expect(page.locator(".card.good")).to_contain_text("of 23.5 GiB")
     assert page.locator("tr.chosen").count() == 1
     assert page.locator(".bar rect").count() > 2
     link = page.get_attribute("text=Download the bundle", "href")
