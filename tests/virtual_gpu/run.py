@@ -39,7 +39,7 @@ def device_environment(kind: DeviceKind, devices: int, libraries: Path) -> dict[
         "VIRTUAL_GPU_MAJOR": str(major),
         "VIRTUAL_GPU_MINOR": str(minor),
         "VIRTUAL_GPU_MULTIPROCESSORS": str(kind.multiprocessors or 100),
-        "VIRTUAL_GPU_TOTAL": str(kind.cuda_total_bytes or kind.memory_bytes),
+        "VIRTUAL_GPU_TOTAL": str(kind.usable_bytes),
         "VIRTUAL_GPU_NVML_TOTAL": str(kind.memory_bytes),
         "VIRTUAL_GPU_FLOPS": str(flops or USUAL_FLOPS),
         "VIRTUAL_GPU_BANDWIDTH": str(kind.bandwidth_bytes_per_s or USUAL_BANDWIDTH),

@@ -136,7 +136,7 @@ def limit_of(work: Details) -> int | None:
         kind = find_kind(work.device) if work.device not in ("", "cpu") else None
     except (AutotuneError, ValueError):
         return None
-    return None if kind is None else kind.cuda_total_bytes or kind.memory_bytes
+    return None if kind is None else kind.usable_bytes
 
 
 def _is_new(work: Details) -> bool:

@@ -4,9 +4,8 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.estimate.speed.datasheet import ceilings_of_kind
-from autotune.facts.device_kinds import HOST_SHARE, device_kinds
+from autotune.facts.device_kinds import HOST_SHARE, KEPT_BY_CUDA, device_kinds
 from autotune.facts.kind_names import (
-    KEPT_BY_CUDA,
     find_kind,
     known_kind,
     more_kinds,
@@ -37,7 +36,7 @@ def test_each_has_a_name_of_its_own_and_a_page_it_is_from():
 def test_figures_are_those_of_gpus():
     for kind in more_kinds():
         assert 4 * GIB * 15 / 16 <= kind.memory_bytes <= 300 * GIB
-        assert kind.cuda_total_bytes == kind.memory_bytes - KEPT_BY_CUDA
+        assert kind.usable_bytes == kind.memory_bytes - min(KEPT_BY_CUDA, kind.memory_bytes // 16)
         assert 50e9 < kind.bandwidth_bytes_per_s < 9e12
         assert 1e12 < kind.matrix_flops_per_s["float16"] < 3e15
         assert kind.matrix_flops_per_s["float16"] >= kind.matrix_flops_per_s["float32"]
@@ -152,6 +151,6 @@ def test_a_part_of_several_names_is_answered_with_them(text, names):
 
 
 def test_of_a_memory_cuda_keeps_its_part_as_of_a_named_gpu():
-    assert find_kind("memory=8GiB").cuda_total_bytes == 8 * 2**30 - KEPT_BY_CUDA
+    assert find_kind("memory=8GiB").usable_bytes == 8 * 2**30 - KEPT_BY_CUDA
     small = find_kind("memory=1GiB")
-    assert small.cuda_total_bytes == 2**30 - 2**26
+    assert small.usable_bytes == 2**30 - 2**26
