@@ -26,6 +26,7 @@ from typing import Any
 
 from autotune.errors import user_error
 from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.opener import opener
 from autotune.process.whole_folder import finish_replacement, put_in_place, write_whole
 
 LOCK = ".lock"
@@ -224,7 +225,7 @@ class RunFolder:
             UserError: another process does.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = opener(str(self.path / LOCK), os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
