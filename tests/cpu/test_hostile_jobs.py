@@ -65,6 +65,16 @@ ROWS = 3 * [{"input_ids": [3, 4, 5]}]
         ({"num_labels": 2**63}, ROWS, "config.json: `num_labels: 9223372036854775808` must be"),
         ({}, [*ROWS, {"input_ids": []}], "dataset: row 3 (counted from 0) has no tokens"),
         ({}, [*ROWS, {"input_ids": [1, 8192]}], "`input_ids` of row 3 (counted from 0) has the"),
+        (
+            {},
+            [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1, 2], "labels": [1]}],
+            "dataset: row 1 (counted from 0) has 2 `input_ids` and 1 `labels`",
+        ),
+        (
+            {},
+            [{"input_ids": [1, 2], "labels": [1, 2]}, *ROWS],
+            "dataset: `labels` of row 1 is null",
+        ),
         ({}, [{"input_ids": [1, -7]}], "has the token -7, and the model knows 0 to 8191"),
         ({"vocab_size": 64}, [{"text": "the sea and the land"}], "and the model knows 0 to 63"),
         ({"model_type": "evil", "auto_map": REMOTE}, ROWS, "trust_remote_code"),
