@@ -75,7 +75,8 @@ def verify(
         soak_s: how long a bundle that holds is trained once more, in seconds.
 
     Raises:
-        MachineError: it does not hold, and others compute on its GPU: that says nothing of it.
+        MachineError: it does not hold, and others compute on its GPU, or somebody else ended it
+            twice: that says nothing of it.
     """
     stages = Stages(heard)
     if run.verification.exists():
@@ -154,7 +155,7 @@ def _soak(
             heard(SOAK, seconds)
 
     launch = dataclasses.replace(brief, rehearsal=longer, stages=Stages(hear))
-    report, state = launch.run_once(ranked)
+    report, state = launch.undisturbed(ranked)
     parts = timed_parts(report, state, longer, PARTS)
     stages_s = {**verified.stages_s, SOAK: launch.stages.seconds.get(TIMED_STEPS, 0.0)}
     soaked = judge_soak(verified, report, parts, ranked, launch.launched)
