@@ -4,13 +4,13 @@ Nothing of the probe's code runs in that process. Times are read off its log lin
 second step), token counts off the checkpoint it saved, memory off the kernel's accounting or NVML.
 """
 
+import contextlib
 import dataclasses
 import math
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import machine_error
 from autotune.facts import Facts, devices
@@ -38,6 +38,7 @@ from autotune.space.settings import (
     settings,
 )
 from autotune.training.rehearsal import UNTIMED_STEPS, RehearsalReply, RehearsalRequest
+from autotune.value_types import NONSENSE, checked
 
 PAUSES_S = (5.0, 15.0)
 """What others disturbed, a probe or a launch, is repeated after these pauses, in seconds; then the
@@ -90,7 +91,7 @@ def verify(
     launch = BundleLaunch(
         run=run,
         launched=launched,
-        rehearsal=RehearsalReply.from_plain(reply),
+        rehearsal=reply,
         deadline=deadline,
         stages=stages,
     )
@@ -208,7 +209,7 @@ def steps_to_time(ranked: Ranked) -> int:
 
 def _prepare_data(
     run: RunFolder, launched: Settings, ranked: Ranked, server: ChildServer, deadline: Deadline
-) -> Any | None:
+) -> RehearsalReply | None:
     job, facts = launched.job, launched.facts
     folder = ChildFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
@@ -234,7 +235,9 @@ def _prepare_data(
         ending = server.run(folder, REHEARSAL, limits)
         if not ending.by_another:
             break
-    return read_json(folder.reply)
+    with contextlib.suppress(*NONSENSE):
+        return checked(RehearsalReply.from_plain(read_json(folder.reply) or {}), RehearsalReply)
+    return None
 
 
 def _eval_batch(job: Job, ranked: Ranked) -> int:

@@ -101,6 +101,14 @@ def write_rows(folder: Path, rows: list[dict[str, Any]], **config: Any) -> None:
     give_tokenizer(folder / "model")
 
 
+def test_data_at_which_their_reader_crashes_are_refused(autotune: Command) -> None:
+    """pyarrow's reader of JSON (26.0) follows a pointer to nowhere."""
+    write_rows(autotune.folder, ROWS)
+    (autotune.folder / "data" / "train.jsonl").write_text("null", encoding="utf-8")
+    told = autotune.refused("space", "show", "job.yaml")
+    assert told.startswith("error: dataset: looking at it ended in SIGSEGV")
+
+
 ENDLESS = "".join(f"{{% for {name} in range(9999) %}}" for name in "abcdef")
 
 
