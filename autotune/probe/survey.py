@@ -117,7 +117,7 @@ def _survey_in_child(
     ending = server.run(folder, WORKER, limits, host=HostMeter(most, ranks=False))
     whole = None if planned else f"the whole message is in {folder.stderr}"
     try:
-        model, data = found_in(read_json(folder.reply), whole)
+        model, data = read_survey_reply(read_json(folder.reply), whole)
     except NONSENSE:
         raise _without_answer(ending, folder, most, keeps_log=not planned) from None
     if job.training.get("eval_strategy", "no") != "no" and data.source:
@@ -125,7 +125,7 @@ def _survey_in_child(
     return model, data
 
 
-def found_in(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFacts]:
+def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFacts]:
     """What a survey's child replied.
 
     Args:
@@ -136,8 +136,10 @@ def found_in(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFacts]:
         NONSENSE: it is no such reply.
     """
     problems = [
-        Problem(where=checked(where, str), what=checked(what, str), hint=checked(own, str | None))
-        for where, what, own in reply["problems"]
+        Problem(
+            where=checked(where, str), what=checked(what, str), hint=checked(advice, str | None)
+        )
+        for where, what, advice in reply["problems"]
     ]
     if problems:
         raise UserError(*(dataclasses.replace(p, hint=p.hint or hint) for p in problems))

@@ -29,10 +29,8 @@ _PHASES = {
     "forward pass": {"forward", "compute_loss"},
 }
 """The first whose calls are there."""
-_TRACEBACK, _FRAME = (
-    "Traceback (most recent call last)",
-    re.compile(r'File "(.+)", line \d+, in (\w+)'),
-)
+_TRACEBACK = "Traceback (most recent call last)"
+_FRAME = re.compile(r'File "(.+)", line \d+, in (\w+)')
 _PINNING = "pin_memory"
 _INNERMOST = 2
 """Frames in which a call that pins memory is looked for: its own, and torch's around it."""
@@ -57,7 +55,7 @@ def phase_of(error: BaseException) -> str | None:
     return _phase_of_calls([(frame.filename, frame.name) for frame in frames])
 
 
-def told_in(lines: Sequence[str]) -> tuple[str, str | None] | None:
+def read_memory_error(lines: Sequence[str]) -> tuple[str, str | None] | None:
     """What a program that ended by such an error says of it: its last line, and in which part of a
     training it came, by the traceback above it. None: it does not say so."""
     ends = [n for n, line in enumerate(lines) if "Error: " in line and _says_memory(line)]
@@ -73,9 +71,11 @@ def _says_memory(line: str) -> bool:
 
 
 def _phase_of_calls(calls: Sequence[tuple[str, ...]]) -> str | None:
-    """Args:
-    calls: (file, function) from the outermost in. What a backward pass computes again is a part
-        of it, and so is DeepSpeed's step of its call `backward`.
+    """The part of a training by its calls: what a backward pass computes again is a part of it, and
+    DeepSpeed's step is one of its call `backward`.
+
+    Args:
+        calls: (file, function) from the outermost in.
     """
     names = {name for _, name in calls}
     if any(name == "step" and _OPTIMIZERS.search(file) for file, name in calls):

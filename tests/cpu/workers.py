@@ -242,11 +242,11 @@ def a_data_worker_ends(path: Path) -> None:
 
     from autotune.probe.ranks import group
 
-    own = os.getpid()
+    trainer = os.getpid()
     collate = DataCollatorForLanguageModeling.torch_call
 
     def torch_call(self: Any, rows: Any) -> Any:
-        if os.getpid() != own:
+        if os.getpid() != trainer:
             os._exit(3)
         return collate(self, rows)
 

@@ -30,7 +30,7 @@ from autotune.plan.children import untraced
 from autotune.probe import survey_worker
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import SurveyRequest
-from autotune.probe.survey import found_in, survey
+from autotune.probe.survey import read_survey_reply, survey
 from autotune.process.limits import Ending
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
@@ -122,7 +122,7 @@ def look_at(model: Path, data: Path, place: Path) -> None:
     write_json(folder.request, request.plain())
     survey_worker.survey(folder.path)
     with contextlib.suppress(UserError):
-        found_in(read_json(folder.reply), None)
+        read_survey_reply(read_json(folder.reply), None)
 
 
 def assert_survived(

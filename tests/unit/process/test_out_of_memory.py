@@ -14,7 +14,7 @@ from autotune.process.out_of_memory import (
     is_out_of_memory,
     missing_on_host,
     phase_of,
-    told_in,
+    read_memory_error,
 )
 
 CUDA_SAYS = (
@@ -153,6 +153,6 @@ def test_where_memory_ran_out_is_told_by_its_calls(calls: list[str], phase: str 
     prefixed = [f"[rank1]: {line}" for line in text]
     other = ["Traceback (most recent call last):", "ValueError: out", "bye"]
     for lines in ([*other, *text, *other], [*other, *prefixed, *other]):
-        line, found = told_in(lines) or ("", None)
+        line, found = read_memory_error(lines) or ("", None)
         assert "DefaultCPUAllocator: can't allocate memory" in line and found == phase
-    assert told_in([*other, "ran out of memory, perhaps"]) is None
+    assert read_memory_error([*other, "ran out of memory, perhaps"]) is None
