@@ -4,14 +4,20 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.process.limits import LaunchReport
+from autotune.process.run_folder import RunFolder
+from autotune.run.deadline import Deadline
+from autotune.run.launch_stages import Stages
+from autotune.run.rehearse import BundleLaunch
 from autotune.run.soak import PARTS, Memory, creep_problems, decay_problems, judge_soak, soak_steps
 from autotune.run.timed_steps import TimedSteps, timed_parts
 from autotune.run.verdict import Verification
+from autotune.run.verify import _soak
 from autotune.search.recommend import Ranked
 from autotune.space.settings import settings
 from autotune.training.rehearsal import RehearsalReply
@@ -140,6 +146,37 @@ def test_a_soak_that_fails_or_says_nothing_is_no_verification() -> None:
     ):
         found = verdict(report, parts)
         assert (found.verified, found.reason, found.soaked_s) == (False, said, None)
+
+
+class Launches(BundleLaunch):
+    """Stands for launches that take a tenth of a second a step."""
+
+    def undisturbed(self, ranked: Ranked) -> tuple[LaunchReport, Any]:
+        done.append(self.rehearsal.timed)
+        steps = range(2, self.rehearsal.steps + 2, 2)
+        lines = tuple((step / 10, "{'loss': '2.0'}") for step in steps)
+        history = [{"step": step, "loss": 2.0, "num_tokens": 10.0 * step} for step in steps]
+        return replace(launched([]), lines=lines), {"log_history": history}
+
+
+done: list[int] = []
+
+
+def test_a_soak_that_is_over_much_too_early_is_launched_again(tmp_path: Path) -> None:
+    """It is planned by steps, and the machine was busy when those were timed."""
+    launch = Launches(
+        run=RunFolder(path=tmp_path),
+        launched=settings(make_job(), make_facts(), make_candidate()),
+        rehearsal=RehearsalReply(untimed=2, timed=4, sizes=None),
+        deadline=Deadline(),
+        stages=Stages(lambda *_: None),
+    )
+    verified = Verification(verified=True, reason="kept", speed_against_promise=1.0)
+    for step_s, steps in ((0.1, [360]), (0.15, [240]), (2.0, [24, 360])):
+        done.clear()
+        slow = replace(CHOSEN, measurement=replace(CHOSEN.measurement, step_time_s=step_s))
+        soaked = _soak(launch, slow, lambda *_: None, verified, 30.0)
+        assert done == steps and soaked.soaked_s == pytest.approx(steps[-1] / 10)
 
 
 def test_a_soak_is_rather_too_long_than_too_short() -> None:
