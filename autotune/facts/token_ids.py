@@ -1,4 +1,5 @@
-"""Whether tokenized rows can be trained on: none of them empty, every id one of the model's.
+"""Whether tokenized rows can be trained on: none of them empty, a label for each token, every id
+one of the model's.
 
 A probe would crash on them, on a GPU with no word of the row. Runs in a child only.
 """
@@ -21,7 +22,8 @@ def check_tokens(method: str, rows: Any, vocabulary: int | None, *, sampled: boo
         sampled: whether they are in another order than the data's, so that numbers say nothing.
 
     Raises:
-        UserError: a row that is empty, or that has an id beyond the vocabulary.
+        UserError: a row that is empty, that has more or fewer labels than tokens, or that has an
+            id beyond the vocabulary.
     """
     table = rows.with_format("arrow")[:]
     for number, lengths in enumerate(table.column("lengths").to_pylist()):
@@ -31,11 +33,27 @@ def check_tokens(method: str, rows: Any, vocabulary: int | None, *, sampled: boo
                 where="dataset",
                 hint="take it out, or write something into it",
             )
+    if "labels" in METHODS[method].columns:
+        _check_labels(table.column("input_ids"), table.column("labels"), sampled)
     if vocabulary is None:
         return
     for name in METHODS[method].columns:
         if name == "labels" or name.endswith("_ids"):
             _check_ids(name, table.column(name), vocabulary, sampled)
+
+
+def _check_labels(ids: Any, labels: Any, sampled: bool) -> None:
+    import pyarrow.compute
+
+    tokens, labelled = (pyarrow.compute.list_value_length(column) for column in (ids, labels))
+    number = pyarrow.compute.index(pyarrow.compute.not_equal(tokens, labelled), True).as_py()
+    if number >= 0:
+        raise user_error(
+            f"{_named(number, sampled)} has {tokens[number]} `input_ids` and {labelled[number]} "
+            "`labels`",
+            where="dataset",
+            hint=f"give each token a label, {_IGNORED} where it does not count",
+        )
 
 
 def _named(number: int, sampled: bool) -> str:

@@ -119,7 +119,7 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
         column_sets = ({"chosen", "rejected"},)
     if not any(names <= columns for names in column_sets):
         raise ValueError(_what_is_missing(method, rows.column_names, text_field))
-    text_columns = {text_field, "prompt", "completion"}
+    text_columns = {text_field, "prompt", "completion", "input_ids", "labels"}
     if method != "sft":
         text_columns = {"prompt", "completion", "chosen", "rejected", "label"}
     if METHODS[method].online:

@@ -27,13 +27,13 @@ from autotune.job.text_file import is_readable
 from autotune.process.messages import read_json, write_json
 from autotune.process.user_cache import user_cache
 from autotune.space.definition import SpaceDefinition
+from autotune.value_types import NONSENSE
 
 SCHEMA = 4
 _SHARED = ("shapes", "copied_shapes", "optimizer_work")
 """Fields of a reply that engines by formula have from one and the same trace."""
 _TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
 _WORDS = ("added_tokens", "chat_template", "merges", "special_tokens", "tokenizer", "vocab")
-_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading JSON raises that is not what was written."""
 
 
@@ -104,7 +104,7 @@ class PlanCache:
     def read(self, key: str) -> tuple[Facts, list[EstimateReply]] | None:
         """A plan that was made before; None where there is none that can be read."""
         data: Any = read_json(self.path / "plans" / f"{key}.json")
-        with contextlib.suppress(*_MALFORMED):
+        with contextlib.suppress(*NONSENSE):
             shared = data["shared"]
             replies = [
                 reply_from_plain({**fields, **{name: shared[fields[name]] for name in _SHARED}})
@@ -123,7 +123,7 @@ class PlanCache:
     def ceilings(self, device: str) -> Ceilings | None:
         """What was measured of a device of this machine."""
         data: Any = read_json(self._ceilings_file(device))
-        with contextlib.suppress(*_MALFORMED):
+        with contextlib.suppress(*NONSENSE):
             return Ceilings.from_plain(data)
         return None
 

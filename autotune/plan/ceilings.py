@@ -1,6 +1,7 @@
 """The rates of a device: tabled for one that is not here, measured once on one that is."""
 
 from pathlib import Path
+from typing import Any
 
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.datasheet import ceilings_of_kind
@@ -12,6 +13,7 @@ from autotune.plan.progress import Progress
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
 from autotune.space.settings import threads
+from autotune.value_types import NONSENSE, checked
 
 CEILINGS_WORKER = "autotune.estimate.speed.measuring.worker:measure"
 BUSY = 0.05
@@ -56,10 +58,12 @@ def _measured(
     }
     write_json(folder.request, request)
     server.run(folder, CEILINGS_WORKER, LIMITS)
-    reply = read_json(folder.reply)
-    if not isinstance(reply, dict):
+    reply: Any = read_json(folder.reply)
+    try:
+        ceilings = checked(Ceilings.from_plain(reply["ceilings"]), Ceilings)
+        is_quiet = (reply["processor_wait_share"] or 0.0) <= BUSY
+    except NONSENSE:
         return None
-    ceilings = Ceilings.from_plain(reply["ceilings"])
-    if (reply["processor_wait_share"] or 0.0) <= BUSY:  # others' load is not to be remembered
+    if is_quiet:  # others' load is not to be remembered
         cache.keep_ceilings(facts.device.name, ceilings)
     return ceilings

@@ -16,6 +16,7 @@ from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import PRELOAD, PRELOAD_OF_TRACES, ChildServer
+from autotune.value_types import NONSENSE
 
 WORKER = "autotune.estimate.worker:estimate"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
@@ -145,13 +146,13 @@ def _in_child(
     if ending.by_another and not folder.reply.exists() and not stopped.is_set():
         ending = server.run(folder, WORKER, LIMITS)
     count.ended()
-    reply = read_json(folder.reply)
-    if not isinstance(reply, dict):
+    try:
+        return reply_from_plain(read_json(folder.reply) or {})
+    except NONSENSE:
         return untraced(
             f"{NO_ANSWER}: exit code {ending.exit_code}, signal "
             f"{ending.signal}, {ending.why}{_last_words(folder)}"
         )
-    return reply_from_plain(reply)
 
 
 def _last_words(folder: ChildFolder) -> str:

@@ -15,7 +15,7 @@ from autotune.job.methods import METHODS
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.host_memory import HostMeter
-from autotune.process.limits import Ending, Limits
+from autotune.process.limits import Ending, Limits, signal_name
 from autotune.process.logs import ending_of
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
@@ -23,6 +23,7 @@ from autotune.process.server import ChildServer
 from autotune.space.knobs import ACCUMULATION, GROUP
 from autotune.space.settings import device_environment
 from autotune.units import format_bytes
+from autotune.value_types import NONSENSE, checked
 
 USUAL_GROUP = 8
 """TRL's `num_generations` unless told otherwise."""
@@ -114,23 +115,36 @@ def _survey_in_child(
     limits = Limits(wall_s=WALL_S, stall_s=STALL_S if is_local else HUB_S, busy_s=STALL_S)
     most = int(host().free_bytes * (1 - KEPT_FREE))
     ending = server.run(folder, WORKER, limits, host=HostMeter(most, ranks=False))
-    reply = read_json(folder.reply)
-    if not isinstance(reply, dict):
-        raise _without_answer(ending, folder, most, keeps_log=not planned)
-    if reply["problems"]:
-        raise UserError(
-            *(
-                Problem(
-                    where=where,
-                    what=what,
-                    hint=hint or (None if planned else f"the whole message is in {folder.stderr}"),
-                )
-                for where, what, hint in reply["problems"]
-            )
+    whole = None if planned else f"the whole message is in {folder.stderr}"
+    try:
+        model, data = read_survey_reply(read_json(folder.reply), whole)
+    except NONSENSE:
+        raise _without_answer(ending, folder, most, keeps_log=not planned) from None
+    if job.training.get("eval_strategy", "no") != "no" and data.source:
+        _check_test_split(job, data.test_rows)
+    return model, data
+
+
+def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFacts]:
+    """What a survey's child replied.
+
+    Args:
+        hint: what to do about a problem that says nothing of that.
+
+    Raises:
+        UserError: it found problems.
+        NONSENSE: it is no such reply.
+    """
+    problems = [
+        Problem(
+            where=checked(where, str), what=checked(what, str), hint=checked(advice, str | None)
         )
-    if job.training.get("eval_strategy", "no") != "no" and reply["data"]["source"]:
-        _check_test_split(job, reply["data"]["test_rows"])
-    return model_from_plain(reply["model"]), DataFacts(**reply["data"])
+        for where, what, advice in reply["problems"]
+    ]
+    if problems:
+        raise UserError(*(dataclasses.replace(p, hint=p.hint or hint) for p in problems))
+    model = checked(model_from_plain(reply["model"]), ModelFacts)
+    return model, checked(DataFacts(**reply["data"]), DataFacts)
 
 
 def _without_answer(
@@ -143,10 +157,14 @@ def _without_answer(
         "stall": f"no progress for {STALL_S:.0f} s of looking at it: it was given up",
         "host": f"looking at it took more than {format_bytes(most)} of the host's memory",
     }
+    log = f"; its log is {folder.stderr}" if keeps_log else ""
     if stage and ending.why in what:
-        hint = "what it holds may have no end, or be too large"
-        hint += f"; its log is {folder.stderr}" if keeps_log else ""
+        hint = f"what it holds may have no end, or be too large{log}"
         return user_error(what[ending.why], where=stage, hint=hint)
+    if stage and ending.why == "exited" and ending.signal is not None and not ending.by_another:
+        hint = f"it may be damaged, such as a JSON file whose first row is null{log}"
+        name = signal_name(ending.signal)
+        return user_error(f"looking at it ended in {name}", where=stage, hint=hint)
     return machine_error(
         f"looking at the model and the data failed (exit code {ending.exit_code}, signal "
         f"{ending.signal}, {ending.why}){ending_of(folder.stderr)}",

@@ -17,7 +17,7 @@ from autotune.probe.online import train_online
 from autotune.probe.outcome import beyond_limit, outcome_and_remark, outcome_of
 from autotune.probe.protocol import Failure, Measurement, ProbeRequest
 from autotune.process.messages import ChildFolder, write_json
-from autotune.process.out_of_memory import missing_on_host
+from autotune.process.out_of_memory import missing_on_host, phase_of
 from autotune.process.rank import Place
 
 
@@ -130,10 +130,13 @@ def _failed_measurement(
     missing = memory.missing_bytes(error) if memory is not None and outcome == "oom" else None
     if outcome == "host_oom":
         missing = missing_on_host(error)
+    where = f"stage {failure.stage}"
+    if failure.stage == "train" and outcome in ("oom", "host_oom") and (phase := phase_of(error)):
+        where = f"the {phase}"
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return Measurement(
         outcome=outcome,
-        reason=f"{failure.type} in stage {failure.stage}: {first_line[:300]}",
+        reason=f"{failure.type} in {where}: {first_line[:300]}",
         memory_limit_bytes=request.memory_limit_bytes,
         missing_bytes=missing,
         failure=failure.plain(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.process.descendants import tree
 from autotune.process.launch import GUARD
 from autotune.process.niceness import stand_back
+from autotune.process.opener import opener
 from autotune.process.proc import resident_bytes
 
 
@@ -39,7 +40,10 @@ class Command:
         variables = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
         command = [sys.executable, "-P", "-m", "autotune", *arguments]
         guard = [sys.executable, "-P", "-m", GUARD] if guarded else []
-        with output.open("ab") as out, errors.open("ab") as err:
+        with (
+            open(output, "ab", opener=opener) as out,
+            open(errors, "ab", opener=opener) as err,
+        ):
             self._process = subprocess.Popen(
                 [*guard, *command],
                 stdin=subprocess.PIPE if guarded else subprocess.DEVNULL,

@@ -36,6 +36,7 @@ from typing import Any
 
 from autotune.process.descendants import adopt_orphans, die_with_parent, end_children
 from autotune.process.importing import import_without_cuda
+from autotune.process.opener import opener
 from autotune.process.run_worker import run_worker
 from autotune.process.template import name_template
 
@@ -194,8 +195,8 @@ def _become_worker(server: int, folder: Path, private: tuple[int, ...]) -> None:
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for source, target in (
         (os.open(os.devnull, os.O_RDONLY), 0),
-        (os.open(folder / "stdout.log", append, 0o644), 1),
-        (os.open(folder / "stderr.log", append, 0o644), 2),
+        (opener(str(folder / "stdout.log"), append), 1),
+        (opener(str(folder / "stderr.log"), append), 2),
     ):
         os.dup2(source, target)
         os.close(source)

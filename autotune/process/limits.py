@@ -1,5 +1,6 @@
 """How long a child may take, and how it ended. Plain values."""
 
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,11 @@ from autotune.process.host_memory import HostUse
 from autotune.process.processor_waits import Waits
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""Which no fault of a program raises."""
+_LAUNCHER_SAYS = re.compile(r"died with <Signals|^ *exitcode +:|SignalException: .* got signal:")
+"""How accelerate, torch's elastic launcher of a rank and of itself tell how that ended. The first
+rank that failed comes last. Their own exit code is 1."""
+_SIGNAL = re.compile(r"(?:Signals\.\w+: |exitcode +: -|got signal: )(\d+)")
 Samples = Sequence[tuple[float, int]]
 """(seconds since the start, bytes that were held then)."""
 Watcher = Callable[[dict[str, Any]], str | None]
@@ -45,8 +51,8 @@ class Ending:
 
     @property
     def by_another(self) -> bool:
-        """Whether neither it nor its parent ended it: its server is gone, or a signal came that no
-        fault of a program raises. The kernel sends such a one too, where memory runs out."""
+        """Whether neither it nor its parent ended it: its server is gone, or a signal came from
+        outside. The kernel sends such a one too, where memory runs out."""
         lost = self.why == "lost" and self.stop_reason is None
         return lost or (self.why == "exited" and self.signal in _FROM_OUTSIDE)
 
@@ -68,6 +74,22 @@ class LaunchReport:
     """Of the fullest GPU."""
     host_memory: Samples = ()
     """Of the fullest process: what is no file's."""
+
+    @property
+    def foreign_signal(self) -> int | None:
+        """The signal by which somebody else ended it, or one of its processes; None: nobody did.
+        The kernel, where memory runs out, is nobody else."""
+        if self.exit_code == 0 or self.timed_out or self.memory_kills:
+            return None
+        number = -self.exit_code if self.exit_code < 0 else self._launcher_signal()
+        return number if number in _FROM_OUTSIDE else None
+
+    def _launcher_signal(self) -> int | None:
+        for _, line in reversed(self.lines):
+            if _LAUNCHER_SAYS.search(line):
+                found = _SIGNAL.search(line)
+                return int(found[1]) if found else None
+        return None
 
 
 def lost_ending(seconds: float, stop_reason: str | None = None) -> Ending:

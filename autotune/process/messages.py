@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from autotune.job.text_file import is_readable
+from autotune.process.opener import private_opener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +79,12 @@ def write_json(path: Path, data: Any) -> None:
     """Write JSON so that a reader sees all of it or none of it, whatever kills us; for its owner
     alone."""
     draft = path.with_name(path.name + ".draft")
-    with open(draft, "w", encoding="utf-8", opener=_for_its_owner) as file:
+    with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
         json.dump(data, file, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=True)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def read_json(path: Path) -> Any | None:

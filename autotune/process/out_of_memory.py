@@ -3,6 +3,7 @@
 import linecache
 import re
 import traceback
+from collections.abc import Sequence
 
 from autotune.facts.host import host
 
@@ -18,6 +19,18 @@ _LIBRARIES_SAY = "STATUS_ALLOC_FAILED"
 """cuBLAS and cuDNN, which allocate for themselves."""
 _DEVICE_SAYS = ("Tried to allocate", _LIBRARIES_SAY)
 """The first is torch's caching allocator."""
+_OPTIMIZERS = re.compile(r"/(?:optim/\w+|optimizer|optimization|deepspeed/runtime/.*)\.py$")
+"""Files of optimizers, of torch and of what wraps them."""
+_PHASES = {
+    "evaluation": {"evaluate"},
+    "save": {"_save_checkpoint", "save_model"},
+    "backward pass": {"backward", "_engine_run_backward"},
+    "generation": {"generate"},
+    "forward pass": {"forward", "compute_loss"},
+}
+"""The first whose calls are there."""
+_TRACEBACK = "Traceback (most recent call last)"
+_FRAME = re.compile(r'File "(.+)", line \d+, in (\w+)')
 _PINNING = "pin_memory"
 _INNERMOST = 2
 """Frames in which a call that pins memory is looked for: its own, and torch's around it."""
@@ -34,6 +47,40 @@ def is_out_of_memory(error: BaseException) -> bool:
         return _UNMAPPED in text or _ENOMEM in text
     phrases = (*_CPU_SAYS, "out of memory", _LIBRARIES_SAY)
     return isinstance(error, RuntimeError | OSError) and any(phrase in text for phrase in phrases)
+
+
+def phase_of(error: BaseException) -> str | None:
+    """In which part of a training an error came; None: not known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return _phase_of_calls([(frame.filename, frame.name) for frame in frames])
+
+
+def read_memory_error(lines: Sequence[str]) -> tuple[str, str | None] | None:
+    """What a program that ended by such an error says of it: its last line, and in which part of a
+    training it came, by the traceback above it. None: it does not say so."""
+    ends = [n for n, line in enumerate(lines) if "Error: " in line and _says_memory(line)]
+    if not ends:
+        return None
+    began = max((n for n in range(ends[-1]) if _TRACEBACK in lines[n]), default=0)
+    calls = [found.groups() for line in lines[began : ends[-1]] if (found := _FRAME.search(line))]
+    return lines[ends[-1]].strip(), _phase_of_calls(calls)
+
+
+def _says_memory(line: str) -> bool:
+    return any(text in line for text in (*_HOST_SAYS, *_DEVICE_SAYS, "out of memory"))
+
+
+def _phase_of_calls(calls: Sequence[tuple[str, ...]]) -> str | None:
+    """The part of a training by its calls: what a backward pass computes again is a part of it, and
+    DeepSpeed's step is one of its call `backward`.
+
+    Args:
+        calls: (file, function) from the outermost in.
+    """
+    names = {name for _, name in calls}
+    if any(name == "step" and _OPTIMIZERS.search(file) for file, name in calls):
+        return "optimizer step"
+    return next((phase for phase, called in _PHASES.items() if names & called), None)
 
 
 def is_of_the_host(error: BaseException) -> bool:

@@ -26,9 +26,13 @@ from typing import Any
 
 from autotune.errors import user_error
 from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.opener import opener
 from autotune.process.whole_folder import finish_replacement, put_in_place, write_whole
 
 LOCK = ".lock"
+_BEGUN = "run.begun.json"
+_DRAFTS = ("job.yaml.draft", f"{_BEGUN}.draft", _BEGUN)
+"""What a run that was killed while it began may have left: beside the last of them a job, too."""
 OUTPUT = "AUTOTUNE_OUTPUT"
 """Variable with the folder that bundles train into, where they are handed out: a service's are not
 to train into the service's own folders."""
@@ -184,9 +188,10 @@ class RunFolder:
         self.refuse_used()
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)  # what a job names, and what its data hold, is its owner's
+        write_json(self.path / _BEGUN, dict(info))
         self.write_text(self.job, job_yaml)
         self.job.chmod(0o600)
-        write_json(self.run, dict(info))
+        (self.path / _BEGUN).replace(self.run)
 
     def refuse_used(self) -> None:
         """A run begins in a folder that is new or empty.
@@ -196,8 +201,10 @@ class RunFolder:
         """
         if not self.path.exists():
             return
-        if self.path.is_dir() and all(entry.name == LOCK for entry in self.path.iterdir()):
-            return
+        if self.path.is_dir():
+            names = {entry.name for entry in self.path.iterdir()} - {LOCK}
+            if names <= {*_DRAFTS, *([self.job.name] if _BEGUN in names else [])}:
+                return
         hint = "choose another folder"
         if self.exists():
             path = shlex.quote(str(self.path))
@@ -232,7 +239,7 @@ class RunFolder:
             UserError: another process does.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = opener(str(self.path / LOCK), os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

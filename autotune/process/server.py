@@ -22,6 +22,7 @@ from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher, lost_ending
 from autotune.process.logs import ending_of
 from autotune.process.messages import ChildFolder
+from autotune.process.opener import opener
 from autotune.process.watch import ChildWatch
 
 PRELOAD = (
@@ -83,7 +84,7 @@ class ChildServer:
             self._process, self.fresh, self.import_s = kept.process, kept.fresh, kept.import_s
             return
         # -P: the folder that the user stands in may hold a `datasets.py`.
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=opener) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autotune.process.forkserver", *self._preload],
                 stdin=subprocess.PIPE,
@@ -149,6 +150,9 @@ class ChildServer:
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.reply.unlink(missing_ok=True)
         folder.progress.unlink(missing_ok=True)
+        for log in (folder.stdout, folder.stderr):  # the child does not follow links
+            if log.is_symlink():
+                log.unlink()
         importing = self._importing_since is not None
         if self._process is None or (not importing and self._process.poll() is not None):
             self.close()

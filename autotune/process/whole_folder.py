@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.process.opener import opener
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -45,7 +47,7 @@ def finish_replacement(target: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text, and see it on disk."""
-    with path.open("w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", opener=opener) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

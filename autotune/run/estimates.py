@@ -16,9 +16,8 @@ from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.expectations import Expectations, expectations_from_plain, prior_of
-from autotune.run.stored import NONSENSE
 from autotune.space.bind import SearchSpace
-from autotune.value_types import checked
+from autotune.value_types import NONSENSE, checked
 
 
 def expected(

@@ -26,7 +26,6 @@ from autotune.run.launch_stages import Heard
 from autotune.run.loop import reasons_against
 from autotune.run.recipe_values import UnprobedValue, unprobed_values
 from autotune.run.stored import (
-    NONSENSE,
     StoredChoice,
     StoredEnding,
     StoredFiles,
@@ -44,7 +43,7 @@ from autotune.search.study import Study
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
-from autotune.value_types import matches
+from autotune.value_types import NONSENSE, matches
 
 RESUME = "`autotune run --resume` looks at everything anew"
 

@@ -31,7 +31,6 @@ from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
 from autotune.run.launch_stages import Heard
 from autotune.run.opening import facts_of
-from autotune.run.stored import NONSENSE
 from autotune.run.verdict import Verification
 from autotune.run.verify import AGAIN, verify
 from autotune.search.recommend import Ranked
@@ -41,7 +40,7 @@ from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
-from autotune.value_types import checked
+from autotune.value_types import NONSENSE, checked
 
 
 def refuse_used(folder: Path) -> None:

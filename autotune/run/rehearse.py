@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import machine_error
 from autotune.job.methods import METHODS
 from autotune.probe.extensions import compiled_folder
 from autotune.process.launch import launch
-from autotune.process.limits import LaunchReport
+from autotune.process.limits import LaunchReport, signal_name
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
@@ -24,6 +25,7 @@ from autotune.space.settings import Settings, device_environment
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
 
 TIMEOUT_S = 1800.0
+AGAIN = "find out what ends it, then verify it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +50,15 @@ class BundleLaunch:
         return self.run.verification / "launch.log"
 
     def verdict(self, ranked: Ranked) -> Verification:
-        """Launch once, and judge.
+        """Launch, and judge.
 
         Args:
             ranked: what it is held against.
+
+        Raises:
+            MachineError: somebody else ended it, twice.
         """
-        report, state = self.run_once(ranked)
+        report, state = self.undisturbed(ranked)
         timed = timed_steps_of(report, state, self.rehearsal)
         verification = judge(report, state, timed, ranked, self.launched, str(self.log))
         verification = dataclasses.replace(verification, stages_s=dict(self.stages.seconds))
@@ -61,6 +66,21 @@ class BundleLaunch:
             reason = f"{self.deadline.words} ended {report.seconds:.0f} s after it was launched"
             verification = dataclasses.replace(verification, reason=reason)
         return verification
+
+    def undisturbed(self, ranked: Ranked) -> tuple[LaunchReport, Any | None]:
+        """Launch; once more where somebody else ended that, which says nothing of the bundle.
+
+        Raises:
+            MachineError: somebody else ended both.
+        """
+        report, state = self.run_once(ranked)
+        if report.foreign_signal is not None:
+            report, state = self.run_once(ranked)
+        if report.foreign_signal is None:
+            return report, state
+        name = signal_name(report.foreign_signal)
+        what = f"somebody else ended the launch by {name}, twice: that says nothing of the bundle"
+        raise machine_error(what, where=str(self.log), hint=AGAIN)
 
     def run_once(self, ranked: Ranked) -> tuple[LaunchReport, Any | None]:
         """Launch once: how that went, and the Trainer's own state from its checkpoint; None: it

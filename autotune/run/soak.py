@@ -4,6 +4,7 @@
 """
 
 import itertools
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,17 +21,21 @@ from autotune.units import format_bytes, format_seconds
 
 LEAST_S, MOST_S = 30.0, 86400.0
 """How long a soak may be."""
-PARTS = 6
+PARTS = 12
 """Into which the steps of a soak are divided."""
-WARM_PARTS = 2
-"""What the first show of memory does not count: caches fill then."""
-CREEP_BYTES = 8 * 2**20
-"""What is held least in a part has to be so much above that of the part before. Chosen, not
-measured: no healthy launch was soaked for minutes yet."""
+WARM = 1 / 3
+"""The share of a soak whose memory does not count: caches fill then."""
+WINDOWS = 12
+"""Into which the rest of its time is divided. What is held least in each is compared: batches
+differ, and a leak stays."""
+CREEP_BYTES = 24 * 2**20
+"""Memory that creeps grows by so much in the rest of a soak. Chosen, not measured: no healthy
+launch was soaked for minutes yet."""
 LASTING = 0.5
-"""The last such growth is at least this share of the first one: what fills up grows ever less."""
+"""It grows in the second half of that at least by this share of all of it, a second or a step: what
+fills up grows ever less."""
 DECAY = 0.2
-"""By this share the last part is slower than the first, against the promise for its tokens."""
+"""By this share the last third is slower than the first, against the promise for its tokens."""
 _UNKNOWN_S = 86400.0
 """A job of which nobody knows how long it takes is taken to take a day."""
 
@@ -46,30 +51,29 @@ class Memory:
 
 def soak_steps(soak_s: float, step_s: float) -> int:
     """How many steps a soak has: rather too long than too short, and enough for its parts."""
-    steps = max(round(1.2 * soak_s / step_s), 2 * PARTS * LOGGING_STEPS)
+    steps = max(round(1.2 * soak_s / step_s), PARTS * LOGGING_STEPS)
     return steps + steps % LOGGING_STEPS
 
 
 def creep_problems(memory: Memory, parts: Sequence[TimedSteps], job_s: float | None) -> list[str]:
     """That memory grows on and on, and would pass its limit before the job ends.
 
-    What is held least in each part is compared: batches differ, and a leak stays.
+    Whether it grows as fast to the end is looked at by the second and by the step: where others
+    take the cores for a while, a leak of each step is slower by the second, and one by the second
+    is faster by the step.
 
     Args:
         job_s: how long the job takes; None: not known.
     """
-    least = [
-        min((held for when, held in memory.samples if p.begin_s <= when <= p.end_s), default=None)
-        for p in parts[WARM_PARTS:]
-    ]
-    held = [size for size in least if size is not None]
-    growth = [after - before for before, after in itertools.pairwise(held)]
-    if len(growth) < PARTS - WARM_PARTS - 1 or min(growth) < CREEP_BYTES:
+    least = _least_held(memory.samples, parts)
+    if len(least) < WINDOWS // 2:
         return []
-    if growth[-1] < LASTING * growth[0]:
+    rate = slope(least)
+    if rate * (least[-1][0] - least[0][0]) < CREEP_BYTES:
         return []
-    middles = [(part.begin_s + part.end_s) / 2 for part in (parts[WARM_PARTS], parts[-1])]
-    rate = sum(growth) / (middles[1] - middles[0])
+    by_step = [(_parts_until(when, parts), held) for when, held in least]
+    if not (_lasts(least) or _lasts(by_step)):
+        return []
     room = memory.limit_bytes - max(held for _, held in memory.samples)
     full_s, lasts_s = max(room, 0) / rate, _UNKNOWN_S if job_s is None else job_s
     if full_s > lasts_s:
@@ -82,9 +86,52 @@ def creep_problems(memory: Memory, parts: Sequence[TimedSteps], job_s: float | N
     ]
 
 
-def decay_problems(parts: Sequence[TimedSteps], chosen: Ranked) -> list[str]:
-    """That a launch gets slower."""
-    first, last = (part.against_promise(chosen) for part in (parts[0], parts[-1]))
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """The median of the slopes between any two points (Theil and Sen): a few that lie elsewhere, or
+    one step up that stays, do not move it."""
+    pairs = itertools.combinations(points, 2)
+    return statistics.median((y - y0) / (x - x0) for (x0, y0), (x, y) in pairs)
+
+
+def _least_held(samples: Samples, parts: Sequence[TimedSteps]) -> list[tuple[float, float]]:
+    """(the middle of each window of time, what is held least in it), once it is warm."""
+    began, ended = parts[0].begin_s, parts[-1].end_s
+    began += WARM * (ended - began)
+    width, least = (ended - began) / WINDOWS, []
+    for window in range(WINDOWS):
+        begin_s = began + window * width
+        held = [size for when, size in samples if begin_s <= when < begin_s + width]
+        if held:
+            least.append((begin_s + width / 2, float(min(held))))
+    return least
+
+
+def _parts_until(when_s: float, parts: Sequence[TimedSteps]) -> float:
+    """How many parts were over at a time."""
+    return sum(min(max((when_s - p.begin_s) / p.seconds, 0.0), 1.0) for p in parts)
+
+
+def _lasts(points: Sequence[tuple[float, float]]) -> bool:
+    """Whether what grows does so to the end."""
+    return slope(points[len(points) // 2 :]) >= LASTING * slope(points)
+
+
+def decay_problems(
+    parts: Sequence[TimedSteps], quiet: Sequence[bool], chosen: Ranked
+) -> list[str] | None:
+    """That a launch gets slower; None: others took the cores, so nothing is known.
+
+    Args:
+        quiet: of each part, whether others left it the cores; the rest does not count.
+    """
+    speeds = [
+        part.against_promise(chosen) if q else None for part, q in zip(parts, quiet, strict=True)
+    ]
+    third = len(parts) // 3
+    ends = [[s for s in end if s is not None] for end in (speeds[:third], speeds[-third:])]
+    if min(map(len, ends)) < third / 2:
+        return None
+    first, last = map(statistics.median, ends)
     if last > (1 - DECAY) * first:
         return []
     took_s = parts[-1].end_s - parts[0].begin_s
@@ -113,12 +160,12 @@ def judge_soak(
     job_s = work_of(launched.config).seconds(chosen.measurement)
     for memory in memories(report, launched):
         problems += creep_problems(memory, parts, job_s)
-    slower = decay_problems(parts, chosen)
-    quiet = _was_quiet(report, (parts[0], parts[-1]), launched)
-    problems += slower if quiet else []
+    slower = decay_problems(parts, _quiet_parts(report, parts, launched), chosen)
+    problems += slower or []
     took_s = parts[-1].end_s - parts[0].begin_s
-    speed = "of speed nothing is known, as others took the cores"
-    speed = speed if slower and not quiet else "no speed decays"
+    speed = "no speed decays"
+    if slower is None:
+        speed = "of speed nothing is known, as others took the cores"
     remark = f"soaked for {format_seconds(took_s)}: no memory creeps, {speed}"
     return replace(
         verified,
@@ -143,8 +190,10 @@ def memories(report: LaunchReport, launched: Settings) -> list[Memory]:
     return found
 
 
-def _was_quiet(report: LaunchReport, parts: Sequence[TimedSteps], launched: Settings) -> bool:
-    """Whether nobody else can have slowed these down: on a CPU it has to be known."""
+def _quiet_parts(
+    report: LaunchReport, parts: Sequence[TimedSteps], launched: Settings
+) -> list[bool]:
+    """Whether nobody else can have slowed each of these down: on a CPU it has to be known."""
     shares = [share_waited(report, part, launched) for part in parts]
     on_gpu = launched.facts.device.kind == "cuda"
-    return all(is_quiet(share) if share is not None else on_gpu for share in shares)
+    return [is_quiet(share) if share is not None else on_gpu for share in shares]

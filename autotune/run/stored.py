@@ -17,11 +17,9 @@ from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations, expectations_from_plain
 from autotune.run.verdict import Verification
 from autotune.search.job_time import Saving
-from autotune.value_types import checked, matches
+from autotune.value_types import NONSENSE, checked, matches
 
 _T = TypeVar("_T")
-NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""What code raises that is given data of another make."""
 
 
 @dataclass(frozen=True, kw_only=True)

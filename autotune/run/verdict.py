@@ -8,6 +8,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.outcome import busy_text, is_quiet
 from autotune.process.limits import LaunchReport
+from autotune.process.out_of_memory import read_memory_error
 from autotune.process.processor_waits import is_crowded, wait_share
 from autotune.run.timed_steps import TimedSteps
 from autotune.search.recommend import Ranked
@@ -174,6 +175,9 @@ def launch_problems(
         ]
     if report.timed_out:
         return [f"the launch did not end within {report.seconds:.0f} s"]
+    if report.exit_code != 0 and (found := read_memory_error([line for _, line in report.lines])):
+        line, phase = found
+        return [f"the launch ran out of memory{f' in its {phase}' if phase else ''}: {line[:300]}"]
     if report.exit_code != 0:
         return [f"the launch ended with exit code {report.exit_code}"]
     if not (evaluated and saved):

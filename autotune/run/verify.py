@@ -4,13 +4,13 @@ Nothing of the probe's code runs in that process. Times are read off its log lin
 second step), token counts off the checkpoint it saved, memory off the kernel's accounting or NVML.
 """
 
+import contextlib
 import dataclasses
 import math
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import machine_error
 from autotune.facts import Facts, devices
@@ -38,6 +38,7 @@ from autotune.space.settings import (
     settings,
 )
 from autotune.training.rehearsal import UNTIMED_STEPS, RehearsalReply, RehearsalRequest
+from autotune.value_types import NONSENSE, checked
 
 PAUSES_S = (5.0, 15.0)
 """What others disturbed, a probe or a launch, is repeated after these pauses, in seconds; then the
@@ -75,7 +76,8 @@ def verify(
         soak_s: how long a bundle that holds is trained once more, in seconds.
 
     Raises:
-        MachineError: it does not hold, and others compute on its GPU: that says nothing of it.
+        MachineError: it does not hold, and others compute on its GPU, or somebody else ended it
+            twice: that says nothing of it.
     """
     stages = Stages(heard)
     if run.verification.exists():
@@ -89,7 +91,7 @@ def verify(
     launch = BundleLaunch(
         run=run,
         launched=launched,
-        rehearsal=RehearsalReply.from_plain(reply),
+        rehearsal=reply,
         deadline=deadline,
         stages=stages,
     )
@@ -143,22 +145,32 @@ def _soak(
     brief: BundleLaunch, ranked: Ranked, heard: Heard, verified: Verification, soak_s: float
 ) -> Verification:
     """Launch a bundle that was verified once more, for so long. It trains on the same rows, again
-    and again."""
+    and again. Where that was over in less than half of the time, because others had taken the cores
+    before, it is launched again with more steps."""
     step_s = (ranked.measurement.step_time_s or 1.0) / (verified.speed_against_promise or 1.0)
-    steps, rehearsal = soak_steps(soak_s, step_s), brief.rehearsal
-    tokens = rehearsal.tokens and round(rehearsal.tokens * steps / rehearsal.timed)
-    longer = dataclasses.replace(rehearsal, timed=steps, sizes=None, tokens=tokens)
 
     def hear(stage: str, seconds: float) -> None:
         if stage == TIMED_STEPS:
             heard(SOAK, seconds)
 
-    launch = dataclasses.replace(brief, rehearsal=longer, stages=Stages(hear))
-    report, state = launch.run_once(ranked)
-    parts = timed_parts(report, state, longer, PARTS)
+    for _ in range(2):
+        longer = _longer(brief.rehearsal, soak_steps(soak_s, step_s))
+        launch = dataclasses.replace(brief, rehearsal=longer, stages=Stages(hear))
+        report, state = launch.undisturbed(ranked)
+        parts = timed_parts(report, state, longer, PARTS)
+        took_s = parts[-1].end_s - parts[0].begin_s if parts else soak_s
+        if took_s >= soak_s / 2:
+            break
+        step_s = took_s / longer.timed
     stages_s = {**verified.stages_s, SOAK: launch.stages.seconds.get(TIMED_STEPS, 0.0)}
     soaked = judge_soak(verified, report, parts, ranked, launch.launched)
     return dataclasses.replace(soaked, stages_s=stages_s)
+
+
+def _longer(rehearsal: RehearsalReply, steps: int) -> RehearsalReply:
+    """The same rows again and again, for so many timed steps."""
+    tokens = rehearsal.tokens and round(rehearsal.tokens * steps / rehearsal.timed)
+    return dataclasses.replace(rehearsal, timed=steps, sizes=None, tokens=tokens)
 
 
 def _without_data(run: RunFolder, deadline: Deadline) -> Verification:
@@ -207,7 +219,7 @@ def steps_to_time(ranked: Ranked) -> int:
 
 def _prepare_data(
     run: RunFolder, launched: Settings, ranked: Ranked, server: ChildServer, deadline: Deadline
-) -> Any | None:
+) -> RehearsalReply | None:
     job, facts = launched.job, launched.facts
     folder = ChildFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
@@ -233,7 +245,9 @@ def _prepare_data(
         ending = server.run(folder, REHEARSAL, limits)
         if not ending.by_another:
             break
-    return read_json(folder.reply)
+    with contextlib.suppress(*NONSENSE):
+        return checked(RehearsalReply.from_plain(read_json(folder.reply) or {}), RehearsalReply)
+    return None
 
 
 def _eval_batch(job: Job, ranked: Ranked) -> int:

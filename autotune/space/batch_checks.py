@@ -120,10 +120,11 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
         batches = " or ".join(str(n) for n in (smaller, smaller + multiple) if n)
         sizes = nearest_values(group, [n for n in divisors(sequences) if n > 1])
         nearest = " or ".join(str(n) for n in sizes)
+        hint = f"the nearest possible batches: {batches}"
         return Problem(
             where=where,
             what=f"{sequences} completions cannot be split into groups of {group}",
-            hint=f"the nearest possible batches: {batches}; the nearest {GROUP}: {nearest}",
+            hint=f"{hint}; the nearest {GROUP}: {nearest}" if sizes else hint,
         )
     return _generation_problem(job, sequences, group)
 

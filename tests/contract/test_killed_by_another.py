@@ -1,23 +1,36 @@
-"""A probe whose process somebody else ends: tried again once, then named."""
+"""A probe or a launch that somebody else ends: tried again once, then named."""
 
 import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from staging import Stage
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from autotune.errors import MachineError
 from autotune.plan import children
 from autotune.plan.children import untraced
 from autotune.probe import measure
 from autotune.probe.protocol import Measurement
-from tests.unit.builders import make_candidate, make_facts, make_job
+from autotune.process.limits import LaunchReport
+from autotune.process.run_folder import RunFolder
+from autotune.run.deadline import Deadline
+from autotune.run.launch_stages import Stages
+from autotune.run.rehearse import BundleLaunch
+from autotune.search.recommend import Ranked
+from autotune.space.settings import settings
+from autotune.training.rehearsal import RehearsalReply
+from tests.unit.builders import make_candidate, make_facts, make_job, ok
 
 WORKER = "stubs:waits_to_be_killed"
 OK = {"outcome": "ok", "reason": "fine", "tokens_per_s": 12.0, "peak_memory_bytes": 9}
@@ -107,3 +120,83 @@ def test_a_trace_is_tried_again_too(
         reply = children._in_child(task, stage.server, stage.folder.path, count, threading.Event())
     assert (reply.problem or "").startswith(said)
     assert len(stage.pids()) == 2
+
+
+def launched(folder: Path, times: int, number: int) -> LaunchReport:
+    """How a launch goes whose command is ended so many times; then it ends well."""
+    run = RunFolder(path=folder)
+    run.bundle.mkdir()
+    run.verification.mkdir()
+    script = f'echo $$ >> "{folder}/pids"; (( $(wc -l < "{folder}/pids") > {times} )) || sleep 60\n'
+    run.launch.write_text(script, encoding="utf-8")
+    launch = BundleLaunch(
+        run=run,
+        launched=settings(make_job(), make_facts(), make_candidate()),
+        rehearsal=RehearsalReply(untimed=2, timed=4, sizes=None),
+        deadline=Deadline(),
+        stages=Stages(lambda *_: None),
+    )
+    chosen = Ranked(number=0, candidate=make_candidate(), measurement=ok(100.0, 2**30))
+    stage: Any = SimpleNamespace(folder=SimpleNamespace(path=folder), pids=lambda: pids(folder))
+    killer = threading.Thread(target=killing, args=(stage, times, number, "child"))
+    killer.start()
+    try:
+        return launch.undisturbed(chosen)[0]
+    finally:
+        killer.join()
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "pids").read_text(encoding="ascii").split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_launch_is_tried_again(tmp_path: Path, number: int) -> None:
+    report = launched(tmp_path, 1, number)
+    assert (report.exit_code, report.foreign_signal, len(pids(tmp_path))) == (0, None, 2)
+
+
+def test_a_launch_that_is_ended_twice_says_nothing_of_its_bundle(tmp_path: Path) -> None:
+    said = "ended the launch by SIGTERM, twice: that says nothing of the bundle"
+    with pytest.raises(MachineError, match=said):
+        launched(tmp_path, 2, signal.SIGTERM)
+    assert len(pids(tmp_path)) == 2
+
+
+def failed(local_rank: int, exit_code: int, when: int) -> ProcessFailure:
+    failure = ProcessFailure(local_rank, pid=7, exitcode=exit_code, error_file="<none>")
+    failure.timestamp = when
+    return failure
+
+
+def ranks_failed(*exit_codes: int) -> str:
+    failures = {n: failed(n, code, n) for n, code in enumerate(exit_codes)}
+    return str(ChildFailedError("train", failures))
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        (str(subprocess.CalledProcessError(-9, ["python"])), signal.SIGKILL),
+        (str(subprocess.CalledProcessError(-11, ["python"])), None),
+        (str(subprocess.CalledProcessError(1, ["python"])), None),
+        (ranks_failed(-15, 1), signal.SIGTERM),
+        (ranks_failed(1, -15), None),
+        (ranks_failed(-6, -15), None),
+        ("api.SignalException: Process 7 got signal: 15", signal.SIGTERM),
+        ("Killed", None),
+    ],
+)
+def test_launchers_tell_how_their_process_ended(said: str, number: int | None) -> None:
+    lines = tuple((1.0, line) for line in [*said.splitlines(), "", "the last line"])
+    report = LaunchReport(
+        exit_code=1,
+        timed_out=False,
+        seconds=1.0,
+        peak_resident_bytes=1,
+        peak_gpu_bytes=None,
+        lines=lines,
+    )
+    assert report.foreign_signal == number
+    assert replace(report, memory_kills=1).foreign_signal is None
+    assert replace(report, timed_out=True).foreign_signal is None

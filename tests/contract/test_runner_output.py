@@ -57,3 +57,12 @@ def test_stdin_is_empty_and_the_servers_pipes_are_out_of_reach(stage: Stage) -> 
     assert Path(reply["1"]) == stage.folder.stdout
     assert Path(reply["2"]) == stage.folder.stderr
     assert [path for path in reply.values() if path.startswith("pipe:")] == []
+
+
+def test_links_in_place_of_a_childs_logs_lead_nowhere(stage: Stage, tmp_path: Path) -> None:
+    stage.folder.path.mkdir(parents=True)
+    for log in (stage.folder.stdout, stage.folder.stderr, stage.folder.progress):
+        log.symlink_to(tmp_path / "other")
+    assert stage.run("garbled_output").exit_code == 0
+    assert stage.folder.stderr.read_bytes() == b"\xc3\x28\n"
+    assert not (tmp_path / "other").exists()

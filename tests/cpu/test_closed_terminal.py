@@ -1,4 +1,5 @@
-"""The terminal of a run is closed: it ends as by Ctrl-C, and can be resumed."""
+"""The terminal of a run is closed: it ends as by SIGTERM (which `autotune` sends itself then), with
+what it has, and can be resumed."""
 
 import fcntl
 import json

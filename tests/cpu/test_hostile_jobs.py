@@ -65,6 +65,16 @@ ROWS = 3 * [{"input_ids": [3, 4, 5]}]
         ({"num_labels": 2**63}, ROWS, "config.json: `num_labels: 9223372036854775808` must be"),
         ({}, [*ROWS, {"input_ids": []}], "dataset: row 3 (counted from 0) has no tokens"),
         ({}, [*ROWS, {"input_ids": [1, 8192]}], "`input_ids` of row 3 (counted from 0) has the"),
+        (
+            {},
+            [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1, 2], "labels": [1]}],
+            "dataset: row 1 (counted from 0) has 2 `input_ids` and 1 `labels`",
+        ),
+        (
+            {},
+            [{"input_ids": [1, 2], "labels": [1, 2]}, *ROWS],
+            "dataset: `labels` of row 1 is null",
+        ),
         ({}, [{"input_ids": [1, -7]}], "has the token -7, and the model knows 0 to 8191"),
         ({"vocab_size": 64}, [{"text": "the sea and the land"}], "and the model knows 0 to 63"),
         ({"model_type": "evil", "auto_map": REMOTE}, ROWS, "trust_remote_code"),
@@ -89,6 +99,14 @@ def write_rows(folder: Path, rows: list[dict[str, Any]], **config: Any) -> None:
     text = json.dumps({**LLAMA, "vocab_size": 8192, **config})
     (folder / "model" / "config.json").write_text(text, encoding="utf-8")
     give_tokenizer(folder / "model")
+
+
+def test_data_at_which_their_reader_crashes_are_refused(autotune: Command) -> None:
+    """pyarrow's reader of JSON (26.0) follows a pointer to nowhere."""
+    write_rows(autotune.folder, ROWS)
+    (autotune.folder / "data" / "train.jsonl").write_text("null", encoding="utf-8")
+    told = autotune.refused("space", "show", "job.yaml")
+    assert told.startswith("error: dataset: looking at it ended in SIGSEGV")
 
 
 ENDLESS = "".join(f"{{% for {name} in range(9999) %}}" for name in "abcdef")

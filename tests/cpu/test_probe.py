@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.process.messages import ChildFolder
+from autotune.process.progress import ProgressReader
 from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, MAMBA, Bench, open_bench
 
@@ -75,6 +76,9 @@ def test_a_loss_that_is_no_number_is_unstable(bench: Bench) -> None:
     m = measure(bench.server, folder, request, Limits(wall_s=120, stall_s=15))
     assert m.outcome == "unstable", m.reason
     assert "loss" in m.reason or "gradient" in m.reason
+    events = ProgressReader(folder.progress).new_events()
+    losses = [event["loss"] for event in events if event["event"] == "micro_step"]
+    assert losses and all(map(math.isfinite, losses)), "it explodes once it trains"
 
 
 def test_what_the_stack_refuses_is_unsupported_with_its_reason(bench: Bench) -> None:

@@ -188,14 +188,14 @@ def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command) -> None:
     assert "Not verified." in readme
 
 
-def test_ctrl_c_before_the_search_ends_as_cleanly(autotune: Command) -> None:
+def test_sigterm_before_the_search_ends_as_cleanly(autotune: Command) -> None:
     write_job(autotune.folder, fixed=FEW)
     process = autotune.start("run", "job.yaml", "--out", "run", "--json")
     deadline = time.monotonic() + 120
     while not (autotune.folder / "run" / "facts.json").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err and "--resume" in err

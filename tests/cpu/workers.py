@@ -205,3 +205,72 @@ def notes_growth(path: Path) -> None:
     StepMeter.on_train_begin = on_train_begin  # type: ignore[method-assign]
     StepMeter.on_step_end = on_step_end  # type: ignore[method-assign]
     group.probe(path)
+
+
+def _no_room(*_: Any) -> None:
+    """An allocation that really fails."""
+    import torch
+
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def no_room_in_the_forward_pass(path: Path) -> None:
+    """A probe whose model's forward pass finds no memory, once it has trained a step."""
+    _after_a_step(path, lambda trainer: trainer.model.register_forward_pre_hook(_no_room))
+
+
+def no_room_in_the_backward_pass(path: Path) -> None:
+    """The same of the backward pass."""
+
+    def fault(trainer: Any) -> None:
+        layer = trainer.model.model.layers[0].mlp
+        layer.register_forward_hook(lambda _, __, output: output.register_hook(_no_room) and None)
+
+    _after_a_step(path, fault)
+
+
+def no_room_in_the_optimizer_step(path: Path) -> None:
+    """The same of the optimizer."""
+    _after_a_step(
+        path, lambda trainer: trainer.optimizer.optimizer.register_step_pre_hook(_no_room)
+    )
+
+
+def a_data_worker_ends(path: Path) -> None:
+    """A probe in which a process that loads data ends by itself, with no word."""
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    from autotune.probe.ranks import group
+
+    trainer = os.getpid()
+    collate = DataCollatorForLanguageModeling.torch_call
+
+    def torch_call(self: Any, rows: Any) -> Any:
+        if os.getpid() != trainer:
+            os._exit(3)
+        return collate(self, rows)
+
+    DataCollatorForLanguageModeling.torch_call = torch_call  # type: ignore[method-assign]
+    group.probe(path)
+
+
+def _after_a_step(path: Path, fault: Callable[[Any], Any]) -> None:
+    """A probe with a fault that is put in after its first optimizer step."""
+    from autotune.probe.ranks import group
+    from autotune.probe.step_meter import StepMeter
+
+    attach, end = StepMeter.attach, StepMeter.on_step_end
+    trainers: list[Any] = []
+
+    def attach_and_keep(self: Any, trainer: Any) -> None:
+        trainers.append(trainer)
+        attach(self, trainer)
+
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            fault(trainers[0])
+        end(self, args, state, control, **kwargs)
+
+    StepMeter.attach = attach_and_keep  # type: ignore[method-assign]
+    StepMeter.on_step_end = on_step_end  # type: ignore[method-assign]
+    group.probe(path)

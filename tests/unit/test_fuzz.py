@@ -1,6 +1,7 @@
 """Files of a user that are damaged at random: words, never a traceback, a hang or a wrong code.
 
-Run folders: `run/test_damaged_runs.py`. `scripts/nightly` does both for longer.
+Run folders: `run/test_damaged_runs.py`; models, data, replies: `test_fuzz_readers.py`.
+`scripts/nightly` does all for longer.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from tests.unit.past_run import write_job
 from tests.unit.run.damage import damage
 
 ROOT = Path(__file__).parents[2]
-EXECUTIONS = int(os.environ.get("AUTOTUNE_FUZZ", "100"))
+EXECUTIONS = int(os.environ.get("AUTOTUNE_FUZZ", "50"))
 MOST_S = 20
 """Of one execution."""
 

@@ -1,12 +1,21 @@
 """What counts as memory that ran out."""
 
+import traceback
+from typing import Any
+
 import pytest
 import torch
 from torch._utils import ExceptionWrapper
 
 from autotune.facts.host import host
 from autotune.probe.outcome import outcome_of
-from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory, missing_on_host
+from autotune.process.out_of_memory import (
+    is_of_the_host,
+    is_out_of_memory,
+    missing_on_host,
+    phase_of,
+    read_memory_error,
+)
 
 CUDA_SAYS = (
     "CUDA error: out of memory\n"
@@ -113,3 +122,37 @@ def test_what_the_host_lacks_is_what_was_wanted_less_what_is_free():
     missing = missing_on_host(RuntimeError(CPU_SAYS))
     assert abs(missing - (2**50 - host().free_bytes)) < 2**32
     assert missing_on_host(RuntimeError(CUDA_SAYS)) is None
+
+
+def without_room(*calls: str) -> BaseException:
+    """What torch raises of an allocation that fails, within calls of these names."""
+    names: dict[str, Any] = {"torch": torch}
+    inner = "torch.empty(2**60, dtype=torch.uint8)"
+    for name in reversed(calls):
+        code = compile(f"def {name}():\n    {inner}\n", "torch/optim/adam.py", "exec")
+        exec(code, names)
+        inner = f"{name}()"
+    return raised_by(names[calls[0]])
+
+
+@pytest.mark.parametrize(
+    ("calls", "phase"),
+    [
+        (["training_step", "forward"], "forward pass"),
+        (["training_step", "backward", "forward"], "backward pass"),
+        (["backward", "step"], "optimizer step"),
+        (["evaluate", "forward"], "evaluation"),
+        (["_save_checkpoint"], "save"),
+        (["collate"], None),
+    ],
+)
+def test_where_memory_ran_out_is_told_by_its_calls(calls: list[str], phase: str | None) -> None:
+    error = without_room(*calls)
+    assert phase_of(error) == phase
+    text = "".join(traceback.format_exception(error)).splitlines()
+    prefixed = [f"[rank1]: {line}" for line in text]
+    other = ["Traceback (most recent call last):", "ValueError: out", "bye"]
+    for lines in ([*other, *text, *other], [*other, *prefixed, *other]):
+        line, found = read_memory_error(lines) or ("", None)
+        assert "DefaultCPUAllocator: can't allocate memory" in line and found == phase
+    assert read_memory_error([*other, "ran out of memory, perhaps"]) is None

@@ -42,7 +42,7 @@ def damage(file: Path, rng: random.Random) -> str:
     """Damage a file of a run; how, for who has to repeat it."""
     if file.name == "study.db" and rng.random() < 0.6:
         return _damage_rows(file, rng)
-    if file.suffix in (".json", ".yaml") and rng.random() < 0.6:
+    if file.suffix in (".json", ".jsonl", ".yaml") and rng.random() < 0.6:
         return _damage_values(file, rng)
     return _damage_bytes(file, rng)
 
@@ -67,9 +67,7 @@ def _damage_bytes(file: Path, rng: random.Random) -> str:
 
 
 def _damage_values(file: Path, rng: random.Random) -> str:
-    plain = file.suffix == ".json"
-    text = file.read_text(encoding="utf-8")
-    data = json.loads(text) if plain else yaml.safe_load(text)
+    data = _read(file)
     holder, key = rng.choice(list(_places(data)))
     if rng.random() < 0.2:
         del holder[key]
@@ -78,9 +76,21 @@ def _damage_values(file: Path, rng: random.Random) -> str:
         value = rng.choice(JUNK)
         holder[key] = value
         said = f"{key!r}: {str(value)[:40]!r}"
-    text = json.dumps(data) if plain else yaml.safe_dump(data, allow_unicode=False)
+    if file.suffix == ".jsonl":
+        text = "\n".join(map(json.dumps, data))
+    elif file.suffix == ".json":
+        text = json.dumps(data)
+    else:
+        text = yaml.safe_dump(data, allow_unicode=False)
     file.write_text(text, encoding="utf-8")
     return said
+
+
+def _read(file: Path) -> Any:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    return json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
 
 
 def _places(data: Any) -> Iterator[tuple[Any, Any]]:

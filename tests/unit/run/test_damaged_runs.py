@@ -21,7 +21,7 @@ from tests.unit.run.damage import damage
 
 FILES = ("facts.json", "estimates.json", "ending.json", "bundle/recommendation.json", "study.db")
 FILES += ("run.json", "job.yaml")
-EXECUTIONS = int(os.environ.get("AUTOTUNE_FUZZ", "100"))
+EXECUTIONS = int(os.environ.get("AUTOTUNE_FUZZ", "50"))
 SAVING = {"probing_s": 9.0, "job_s": 100.0, "default_s": 200.0, "measured": True}
 
 

@@ -1,13 +1,17 @@
 """Runs that are killed at any moment go on to the recommendation of an undisturbed one."""
 
 import multiprocessing
+import os
 import random
 import signal
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from autotune.errors import UserError
+from autotune.process.run_folder import RunFolder
 from tests.unit.run.replayed import play
 
 KILLS = 20
@@ -28,6 +32,40 @@ def killed(folder: Path, after_s: float) -> bool:
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
+
+
+def begin_and_die(folder: Path, moment: int) -> None:
+    """Begin a run, and be killed before one of its changes of names."""
+    replace, left = Path.replace, moment
+
+    def replace_or_die(self: Path, target: Path) -> Path:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return replace(self, target)
+
+    with mock.patch.object(Path, "replace", replace_or_die):
+        RunFolder(path=folder).begin("model: m\n", {"schema": 1})
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_run_that_is_killed_while_it_begins_can_begin_again(tmp_path: Path, moment: int) -> None:
+    run = RunFolder(path=tmp_path / "run")
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=begin_and_die, args=(run.path, moment))
+    process.start()
+    process.join()
+    assert (process.exitcode, run.exists()) == ((0, True) if moment == 3 else (-9, False))
+    if moment < 3:
+        run.begin("model: m\n", {"schema": 2})
+    assert sorted(file.name for file in run.path.iterdir()) == ["job.yaml", "run.json"]
+
+
+def test_a_job_that_is_not_its_own_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: mine\n", encoding="utf-8")
+    with pytest.raises(UserError, match="the folder is not empty"):
+        RunFolder(path=tmp_path).begin("model: m\n", {})
 
 
 def measured(folder: Path) -> dict[str, str]:

@@ -71,6 +71,7 @@ def test_fewer_prompts_than_a_generation_wants_are_no_data_for_it():
 @pytest.mark.parametrize(
     ("text", "where", "hint"),
     [
+        ("global_batch_size: 1\n", "global_batch_size", "the nearest possible batches: 8"),
         ("global_batch_size: 20\n", "global_batch_size", "16 or 24"),
         ("global_batch_size: 20\n", "global_batch_size", "nearest num_generations: 5 or 10"),
         ("fixed: {num_generations: 3}\n", "fixed", "nearest num_generations: 2 or 4"),
@@ -88,7 +89,7 @@ def test_fewer_prompts_than_a_generation_wants_are_no_data_for_it():
 def test_an_impossible_batch_names_the_nearest_possible_ones(folder, text, where, hint):
     reported = problems(folder, "method: grpo\n" + REWARD + text)
     assert len(reported) == 1
-    assert hint in reported[0][2]
+    assert hint in reported[0][2] and not reported[0][2].endswith(": ")
 
 
 def test_a_generation_may_be_larger_than_the_batch_by_request(folder):
