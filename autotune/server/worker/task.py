@@ -19,7 +19,7 @@ from autotune.server.worker.tail import Tail
 
 PLAN_NICENESS = 15
 """Plans stand back for probes, whose times count."""
-REPORT = "report.txt"
+REPORT, REPORT_PAGE = "report.txt", "report.html"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"
 _MOST_TEXT = 200_000
 
@@ -135,7 +135,8 @@ class Task:
                 return False
             self._report.end()
             if self._report.exit_code == 0:
-                door.keep_file(name, self.lease.id, REPORT, (self._record / REPORT).read_bytes())
+                for file in (REPORT, REPORT_PAGE):
+                    door.keep_file(name, self.lease.id, file, (self._record / file).read_bytes())
         bundle = self._bundle()
         if bundle is not None:
             door.keep_file(name, self.lease.id, "bundle.zip", bundle)
@@ -170,10 +171,10 @@ class Task:
         return memory.getvalue()
 
     def _reporting(self) -> Command:
-        """The command that prints what `autotune report` does."""
+        """The command that prints the report, and writes its page."""
         self._report_until = time.monotonic() + END_S
         return Command(
-            ["report", str(self.run.path)],
+            ["report", str(self.run.path), "--html", str(self._record / REPORT_PAGE)],
             folder=self.folder,
             output=self._record / REPORT,
             errors=self._record / "report-errors.txt",
