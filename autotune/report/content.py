@@ -25,7 +25,8 @@ class Probe:
 
     Attributes:
         outcome: as it was measured; `running` where there is none yet.
-        least_bytes: what it needs at least, where it ran out of memory and that is known.
+        least_bytes: what it needs at least, where it ran out of memory on the way: its peak is that
+            of a part of it.
         began_s: seconds that the probes before it took together.
     """
 
@@ -94,6 +95,7 @@ class Memory:
     Attributes:
         what: `recommended`, `runner-up` or `default`.
         parts: as they stand in the estimate; they add up to `estimated_bytes`.
+        at_least: whether more is needed, which was not traced.
         measured_bytes: its peak, where it was probed.
     """
 
@@ -101,6 +103,7 @@ class Memory:
     candidate: str
     parts: Mapping[str, int]
     estimated_bytes: int
+    at_least: bool
     measured_bytes: int | None
 
 

@@ -40,16 +40,18 @@ def _by_standing(probes: Sequence[Probe]) -> Iterator[tuple[Standing, list[Probe
 
 
 def _hover(probe: Probe) -> str:
-    figures_of = [
-        f"{speed_text(probe.tokens_per_s, probe.uncertainty)} tokens/s, measured"
-        if probe.tokens_per_s is not None
-        else f"{probe.outcome}: {probe.reason}"
-    ]
-    if probe.peak_memory_bytes:
-        figures_of.append(f"peak {format_bytes(probe.peak_memory_bytes)}")
-    elif probe.least_bytes:
-        figures_of.append(f"needs at least {format_bytes(probe.least_bytes)}")
-    texts = (f"probe {probe.number}: {probe.candidate}", *figures_of)
+    texts = [f"probe {probe.number}: {probe.candidate}"]
+    if probe.tokens_per_s is not None:
+        speed = speed_text(probe.tokens_per_s, probe.uncertainty)
+        texts.append(f"{speed} tokens/s, measured")
+    if probe.standing == "over headroom":
+        texts.append("over the headroom")
+    elif probe.outcome != "ok":
+        texts.append(f"{probe.outcome}: {probe.reason}")
+    if probe.least_bytes:
+        texts.append(f"needs at least {format_bytes(probe.least_bytes)}")
+    elif probe.peak_memory_bytes:
+        texts.append(f"peak {format_bytes(probe.peak_memory_bytes)}, measured")
     return "<br>".join(shown(text) for text in texts)
 
 
@@ -60,7 +62,7 @@ def _speed_and_memory(content: Content) -> Figure | None:
     data = []
     for standing, group in _by_standing(placed):
         name, color, symbol = _STANDINGS[standing]
-        x = [(p.peak_memory_bytes or p.least_bytes or 0) / GIB for p in group]
+        x = [(p.least_bytes or p.peak_memory_bytes or 0) / GIB for p in group]
         y = [p.tokens_per_s or 0.0 for p in group]
         texts = [_hover(p) for p in group]
         data.append(marks(name, color, symbol, x=x, y=y, hovertext=texts))

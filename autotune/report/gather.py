@@ -236,6 +236,7 @@ def _memory(gathered: _Gathered) -> Iterator[Memory]:
                 candidate=describe(candidate, gathered.names or free),
                 parts=dict(estimate.parts),
                 estimated_bytes=estimate.peak_memory_bytes,
+                at_least=estimate.at_least,
                 measured_bytes=peaks.get(key),
             )
 
@@ -250,10 +251,10 @@ def _absent(gathered: _Gathered) -> Iterator[str]:
     if not past.records:
         yield "Nothing was probed."
     if past.expectations is None:
-        yield "There are no estimates: the run did not get that far, or its file is damaged."
+        yield "Estimates are missing: the run did not get that far, or their file is damaged."
         return
     for what, candidate in _compared_candidates(gathered).values():
         if candidate.key not in gathered.estimates:
             yield f"The memory of the {what} by part is not known: it was not estimated."
     if ranking is not None and runner_up(past, ranking) is None:
-        yield "There is no runner-up: no other choice was measured within memory."
+        yield "A runner-up is missing: no other choice was measured within memory."

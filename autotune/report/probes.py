@@ -122,10 +122,13 @@ def _standing(
 
 
 def least_bytes(m: Measurement | None) -> int | None:
-    """What a probe that ran out of its device's memory needs at least; None: not known."""
-    if m is None or m.outcome != "oom" or m.missing_bytes is None or m.memory_limit_bytes is None:
+    """What a probe needs at least that ran out of its device's memory on the way; None: it did not,
+    or nothing is known of that."""
+    if m is None or m.outcome != "oom" or m.tokens_per_s is not None:
         return None
-    return m.memory_limit_bytes + m.missing_bytes
+    limit, missing = m.memory_limit_bytes, m.missing_bytes
+    needed = 0 if limit is None or missing is None else limit + missing
+    return max(needed, m.peak_memory_bytes or 0) or None
 
 
 def _expected(estimate: Estimate | None) -> Expected | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.report.content import Content, Expected, KnobWorth, Line, Probe, Worth
+from autotune.report.content import Content, Expected, KnobWorth, Line, Memory, Probe, Worth
 from autotune.report.parts import ordered
 from autotune.units import format_bytes, format_seconds
 
@@ -112,7 +112,7 @@ def size_text(size: int | None) -> str:
 
 
 def _peak(line: Line) -> str:
-    if line.peak_memory_bytes is None and line.least_bytes is not None:
+    if line.least_bytes is not None:
         return f"at least {format_bytes(line.least_bytes)}"
     return size_text(line.peak_memory_bytes)
 
@@ -123,7 +123,7 @@ def _memory(content: Content) -> Section:
     heads = ["part", *(f"{candidate.what}: {candidate.candidate}#" for candidate in memory)]
     rows = [[name, *(size_text(c.parts.get(name, 0)) for c in memory)] for name in names]
     if memory:
-        rows.append(["all, estimated", *(size_text(c.estimated_bytes) for c in memory)])
+        rows.append(["all, estimated", *(_sum(candidate) for candidate in memory)])
         rows.append(["peak, measured", *(size_text(c.measured_bytes) for c in memory)])
     text = "The parts are estimated: a probe measures their sum alone."
     return Section(
@@ -134,14 +134,19 @@ def _memory(content: Content) -> Section:
     )
 
 
+def _sum(memory: Memory) -> str:
+    size = format_bytes(memory.estimated_bytes)
+    return f"at least {size}" if memory.at_least else size
+
+
 def _expected(content: Content) -> Section:
     rows = [
         (str(line.numbers[0]), line.candidate, *_beside(line, line.expected))
         for line in content.lines
         if line.expected is not None
     ]
-    heads = ("probe", "candidate", "tokens/s#", "estimated#", "off#")
-    heads += ("peak#", "estimated peak#", "peak off#")
+    heads = ["probe", "candidate", "tokens/s#", "estimated#", "off#"]
+    heads += ["peak#", "estimated peak#", "peak off#"]
     nothing = "There is nothing to compare: no candidate was both estimated and probed."
     return Section(
         name="expected",
@@ -170,8 +175,8 @@ def _off(estimated: float | None, measured: float | None) -> str:
 
 
 def _worth(name: str, title: str, text: str, nothing: str, knobs: Sequence[KnobWorth]) -> Section:
-    heads = ("knob", "value", "tokens/s, measured#", "of the best#", "from")
-    heads += ("tokens/s, estimated#", "of the best estimated#", "of estimates#")
+    heads = ["knob", "value", "tokens/s, measured#", "of the best#", "from"]
+    heads += ["tokens/s, estimated#", "of the best estimated#", "of estimates#"]
     rows = [row for knob in knobs for row in _worth_rows(knob)]
     return Section(
         name=name,

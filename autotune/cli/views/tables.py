@@ -34,7 +34,7 @@ def lines_table(lines: Sequence[Line], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in heads:
         right = name in ("probe", "tokens/s", "peak")
-        room = max(width - taken - 2 * len(heads), LEAST) if name == "candidate" else None
+        room = max(width - taken - 2 * (len(heads) - 1), LEAST) if name == "candidate" else None
         table.add_column(
             name,
             justify="right" if right else "left",
@@ -54,7 +54,7 @@ def _numbers(line: Line) -> str:
 def _cells(line: Line) -> tuple[str, str]:
     """The speed and the peak of a candidate."""
     peak, least = line.peak_memory_bytes, line.least_bytes
-    size = format_bytes(peak) if peak else f">{format_bytes(least)}" if least else ""
+    size = f">{format_bytes(least)}" if least else format_bytes(peak) if peak else ""
     if line.tokens_per_s is not None:
         noise = line.uncertainty
         error = "" if noise is None else f" +-{100 * noise:.1f}%"

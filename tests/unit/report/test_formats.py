@@ -179,3 +179,18 @@ def test_what_is_over_the_headroom_says_so(content):
     changed = replace(content, probes=(passed,))
     ruled = next(section for section in sections(changed) if section.name == "ruled-out")
     assert ruled.tables[0].rows[0][3] == "its bundle failed verification: it diverged"
+
+
+def test_a_peak_that_is_a_bound_says_so(content):
+    bound = replace(content.memory[2], at_least=True)
+    changed = replace(content, memory=(*content.memory[:2], bound))
+    memory = next(section for section in sections(changed) if section.name == "memory")
+    sums = next(row for row in memory.tables[0].rows if row[0] == "all, estimated")
+    assert [text.startswith("at least ") for text in sums[1:]] == [False, False, True]
+    (oom,) = [
+        trace for trace in figures(content)["candidates"]["data"] if trace["name"] == "failed"
+    ]
+    assert oom["x"] == [75.0]
+    assert oom["hovertext"] == [
+        f"probe 2: {content.probes[2].candidate}<br>oom: it was oom<br>needs at least 75 GiB"
+    ]

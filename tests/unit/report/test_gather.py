@@ -125,7 +125,7 @@ def test_before_there_is_a_recommendation_the_best_so_far_is_shown(tmp_path):
     assert content.headline.startswith("No recommendation yet. Best so far: Use ")
     assert (content.chosen.probe, content.chosen.recommended) == (1, False)
     assert not content.memory and content.compared == ()
-    assert "There are no estimates" in " ".join(content.absent)
+    assert "Estimates are missing" in " ".join(content.absent)
     assert "the run was cut short" in " ".join(content.absent)
     assert "recommended" not in {line.standing for line in content.lines}
     assert ("go on where it stopped" in dict(content.commands)) is True
