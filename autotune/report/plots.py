@@ -35,6 +35,7 @@ def marks(name: str, color: str, symbol: str, **fields: Any) -> Figure:
     """A trace of marks."""
     marker = {"color": color, "symbol": symbol, "size": 15 if symbol == "star" else 10}
     trace = {"type": "scatter", "mode": "markers", "name": name, "hoverinfo": "text"}
+    trace |= {"cliponaxis": False}  # those at 0 are seen whole
     return {**trace, "marker": marker, **fields}
 
 

@@ -28,6 +28,7 @@
       ...given,
       width,
       autosize: false,
+      showlegend: true,
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 10 : 12, color: seen("--text") },
       paper_bgcolor: "rgba(0,0,0,0)",
