@@ -34,9 +34,15 @@ def figure(data: Sequence[Figure], height: int, **layout: Any) -> Figure:
 def marks(name: str, color: str, symbol: str, **fields: Any) -> Figure:
     """A trace of marks."""
     marker = {"color": color, "symbol": symbol, "size": 15 if symbol == "star" else 10}
-    trace = {"type": "scatter", "mode": "markers", "name": name, "hoverinfo": "text"}
-    trace |= {"cliponaxis": False}  # those at 0 are seen whole
-    return {**trace, "marker": marker, **fields}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "marker": marker,
+        "hoverinfo": "text",
+        "cliponaxis": False,  # those at 0 are seen whole
+        **fields,
+    }
 
 
 def uprights(sizes: Sequence[tuple[int, str, str, str]]) -> dict[str, Any]:

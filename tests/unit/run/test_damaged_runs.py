@@ -68,8 +68,8 @@ def test_what_is_damaged_is_named_and_the_rest_is_shown(
     result, name = call("report", run.path), Path(file).name
     assert result.exit_code == 0
     assert result.stderr.startswith(f"damaged: {name} is left out: ")
-    rows = [line.split() for line in result.stdout.splitlines()]
-    assert [row[0] for row in rows if row and row[0].isdigit()] == ["0", "1", "2", "3", "4", "5"]
+    rows = [line.split() for line in result.stdout.partition("\n\n")[0].splitlines()]
+    assert [row[0] for row in rows if row[0].isdigit()] == ["0", "1", "2", "3", "4", "5"]
     plain = json.loads(call("report", run.path, "--json").stdout)
     assert len(plain["damaged"]) == 1 and len(plain["probes"]) == 6
     assert call("emit", run.path).exit_code == 0
