@@ -19,7 +19,7 @@ TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in FIL
 # A folder imports from those to its left, and from none beside it.
 ORDER = (
     "errors units value_types < client < job < facts < space process < training < probe estimate"
-    " < plan search < bundle < run < server doctor < cli"
+    " < plan search < bundle < run < report < server doctor < cli"
 )
 CHILD = ("training", "estimate/tracing", "estimate/variants", "estimate/speed/measuring")
 """What a child runs, besides the files that are named below and the `*worker.py` everywhere: only
@@ -38,9 +38,8 @@ OWNERS = {
     "numpy": ("search", "estimate/speed"),
     "sqlalchemy": ("search/storage.py", "server/store", "server/access/tokens.py"),
     "alembic": ("server/store",),
-    **dict.fromkeys(
-        ("fastapi", "starlette", "uvicorn", "jinja2", "prometheus_client"), ("server",)
-    ),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ("server",)),
+    "jinja2": ("report", "server"),
     "requests": ("client.py", "server/worker/door.py"),
     "pynvml": ("facts/devices.py",),
     "rich": ("cli",),

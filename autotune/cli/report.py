@@ -13,61 +13,67 @@ from autotune.cli.job_options import (
     storage_of,
     storage_option,
 )
+from autotune.errors import user_error
 
 
 @click.command("report")
 @click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it as one HTML file as well, with plots; it needs no network.",
+)
+@click.option(
+    "--markdown",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it as one Markdown file as well.",
+)
 @storage_option("Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded
-def command(run: Path, storage: str | None, as_json: bool) -> int:
-    """Show every probe of RUN, what is recommended and why."""
+def command(
+    run: Path, html: Path | None, markdown: Path | None, storage: str | None, as_json: bool
+) -> int:
+    """Show what RUN probed, a line for each candidate, what is recommended and why."""
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import report_plain
-    from autotune.cli.views.results import (
-        cost_lines,
-        ending_lines,
-        repeat_lines,
-        skipped_lines,
-        verification_line,
-    )
-    from autotune.cli.views.tables import records_table
-    from autotune.run.comparison import compared
+    from autotune.cli.views.report import print_report
+    from autotune.report.gather import content_of
+    from autotune.report.html import html_report
+    from autotune.report.markdown import markdown_report
     from autotune.run.past_run import reopen
 
+    _refuse_used(html, markdown)
     past = reopen(run, storage_of(storage))
-    stored, ending = past.stored, past.ending
     print_notes(past.notes)
+    content = content_of(past)
+    for file, render in ((html, html_report), (markdown, markdown_report)):
+        if file is not None:
+            past.run.write_text(file, render(content))
     if as_json:
+        stored, ending = past.stored, past.ending
         recommended = None if stored is None else stored.plain
         plain = report_plain(list(past.records), recommended, past.expectations, past.skipped)
         unprobed = [asdict(value) for value in past.unprobed]
         ended = None if ending is None else ending.plain
         print_json({**plain, "unprobed": unprobed, "ending": ended, "damaged": list(past.notes)})
         return 0
-    free = [knob.name for knob in past.space.free_knobs]
-    console = PlainConsole(width=None if PlainConsole().is_terminal else 160)
-    expectations = past.expectations
-    estimates = {} if expectations is None else expectations.estimates
-    console.print(records_table(past.records, free, estimates))
-    for line in [] if expectations is None else compared(expectations, past.records).lines():
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for line in [
-        *(value.sentence() for value in past.unprobed),
-        *skipped_lines(past.skipped),
-        *repeat_lines(past.records),
-        *cost_lines(past.records),
-        *ending_lines(ending),
-        *(f"note: {note}" for note in past.space.notes),
-    ]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if stored is None:
-        console.print("\nno recommendation yet", highlight=False)
-        return 0
-    console.print(f"\nrecommended: probe {stored.probe}", highlight=False, markup=False)
-    for reason in stored.reasons:
-        console.print(f"- {reason}", highlight=False, markup=False)
-    text = verification_line(stored.verification)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    echo(f"bundle: {past.run.bundle}")
+    print_report(content, PlainConsole(width=None if PlainConsole().is_terminal else 160))
+    for file in (html, markdown):
+        if file is not None:
+            echo(f"report: {file}")
     return 0
+
+
+def _refuse_used(html: Path | None, markdown: Path | None) -> None:
+    """A report takes no other file's place.
+
+    Raises:
+        UserError: something is there already, or both are to have one name.
+    """
+    hint = "name another, or move it"
+    for option, file in (("--html", html), ("--markdown", markdown)):
+        if file is not None and (file.exists() or file.is_symlink()):
+            raise user_error("there is such a file", where=f"{option} {file}", hint=hint)
+    if html is not None and markdown is not None and html.absolute() == markdown.absolute():
+        raise user_error("--html has the same name", where=f"--markdown {markdown}", hint=hint)

@@ -86,15 +86,9 @@ def choices(
         pairs: the candidates with their estimates.
         devices: how many the job has.
     """
-    names = [*_ALWAYS, *_OF_VLLM]
-    names += [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
     groups: dict[tuple[str, ...], list[tuple[Candidate, Estimate]]] = {}
     for candidate, estimate in pairs:
-        knobs = candidate.knobs
-        key = (
-            engine_name(sharding_of(candidate.values, devices)),
-            *(value_label(knobs.get(name)) for name in dict.fromkeys(names)),
-        )
+        key = choice_key(candidate, space, devices)
         groups.setdefault(key, []).append((candidate, estimate))
     default = space.default()
     folded = [_choice(group, default) for group in groups.values()]
@@ -104,6 +98,16 @@ def choices(
         return order(choice.estimate, offloads=offloads)
 
     return sorted(folded, key=place)
+
+
+def choice_key(candidate: Candidate, space: SearchSpace, devices: int) -> tuple[str, ...]:
+    """What a person tells candidates apart by: those of one key are one choice."""
+    names = [*_ALWAYS, *_OF_VLLM]
+    names += [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
+    return (
+        engine_name(sharding_of(candidate.values, devices)),
+        *(value_label(candidate.knobs.get(name)) for name in dict.fromkeys(names)),
+    )
 
 
 def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> Choice:

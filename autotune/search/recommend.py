@@ -91,7 +91,7 @@ def recommend(
     passed_over = passed_over or {}
     rejected = _rejected(records, allowed_bytes, passed_over)
     rejected_numbers = {number for numbers in rejected.values() for number in numbers}
-    ranked = _standings([record for record in records if record.number not in rejected_numbers])
+    ranked = standings([record for record in records if record.number not in rejected_numbers])
     if not ranked:
         return _nothing_fits(records, allowed_bytes, rejected)
     fastest = ranked[0]
@@ -114,7 +114,7 @@ def recommend(
     )
 
 
-def _standings(records: Sequence[Record]) -> list[Ranked]:
+def standings(records: Sequence[Record]) -> list[Ranked]:
     """The candidates that were measured, each once, the fastest first."""
     readings: dict[str, list[Record]] = {}
     for record in records:

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 from autotune import __version__
 from autotune.server.access.requests import Gate
-from autotune.server.api import facts, work, workers
+from autotune.server.api import facts, reports, work, workers
 from autotune.server.api.problems import RESPONSES, handle_problems
 from autotune.server.metrics import Metrics
 from autotune.server.pages.routes import add_pages
@@ -46,7 +46,7 @@ def create_routes(service: Service) -> FastAPI:
     app.state.service, app.state.metrics = service, metrics
     handle_problems(app)
     api = APIRouter(prefix="/api/v1", responses=RESPONSES)
-    for router in (work.plans, work.runs, facts.router, workers.router):
+    for router in (work.plans, work.runs, reports.router, facts.router, workers.router):
         api.include_router(router)
     app.include_router(api)
     add_pages(app)

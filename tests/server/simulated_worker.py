@@ -82,6 +82,11 @@ class SimulatedWorker:
         body = {"worker": GPU["name"], "ending": {**ending, "result": result}}
         self._call("POST", f"works/{self.work['id']}/ending", json=body)
 
+    def keep_file(self, name: str, content: bytes) -> None:
+        """A file comes out of it."""
+        place = f"works/{self.work['id']}/files/{name}"
+        self._call("PUT", place, data=content, params={"worker": GPU["name"]})
+
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
         token = (self.service.folder / "worker.token").read_text(encoding="ascii")
         answer = requests.request(

@@ -227,7 +227,8 @@ def test_a_run_is_followed_to_its_bundle(page: Page, tuned: str, service_url: Se
     page.click("text=What it says")
     expect(page.locator("#lines")).to_contain_text("probe")
     page.click("a:has-text('Report')")
-    expect(page.locator("pre.report")).to_contain_text("tokens/s")
+    expect(page.locator("#candidates .plot .points path").first).to_be_visible()
+    expect(page.locator("#recommendation")).to_contain_text("tokens/s")
 
 
 def test_a_run_is_cancelled_and_taken_up_again(page: Page, tuned: str) -> None:

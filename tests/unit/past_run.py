@@ -4,17 +4,22 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.estimate.residual import Residual
+from autotune.estimate.speed.step_time import TimeParts
 from autotune.facts import Facts
 from autotune.job.yaml_file import to_yaml
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import allowed_memory
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from autotune.search.sampler.params import compared_sampler
+from autotune.run.expectations import Expectations
+from autotune.run.past_run import reopen
+from autotune.run.verdict import Verification
+from autotune.search.sampler.params import Sampler, compared_sampler
 from autotune.search.study import Study
-from autotune.space.bind import bind
+from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
-from tests.unit.builders import GIB, bad, make_facts, ok
+from tests.unit.builders import GIB, bad, make_estimate, make_facts, ok
 
 STUDY = "autotune-test"
 MEASUREMENTS = (
@@ -70,9 +75,46 @@ def make_run(
     write_json(run.facts, facts.plain())
     space = bind(definition, job, facts)
     allowed = allowed_memory(job, facts.device)
-    sampler = compared_sampler("tpe", space, (), seed=0)
-    study = Study(space, run.database, STUDY, allowed_bytes=allowed, sampler=sampler)
+    study = Study(space, run.database, STUDY, allowed_bytes=allowed, sampler=_sampler(space))
     for measurement in measurements:
         trial, _ = study.ask()
         study.tell(trial, measurement)
     return run
+
+
+def make_whole_run(folder: Path, **fields) -> RunFolder:
+    """A run as it ends: with a recipe that varied, estimates, repeats, a bundle and an ending."""
+    measurements = (
+        *MEASUREMENTS[:2],
+        replace(bad("oom", missing_bytes=5 * GIB, seconds=2.0), memory_limit_bytes=70 * GIB),
+        *MEASUREMENTS[3:],
+        replace(ok(150.0, 4 * GIB, 0.02), step_time_s=0.3, seconds=4.0),
+    )
+    run = make_run(folder, measurements, recipe={"max_length": [512, 1024]}, **fields)
+    past = reopen(run.path)
+    again = Study(past.space, run.database, STUDY, allowed_bytes=None, sampler=_sampler(past.space))
+    trial, _ = again.ask_for(past.records[1].candidate)
+    again.tell(trial, replace(MEASUREMENTS[1], tokens_per_s=204.0))
+    estimates = {}
+    for number, candidate in enumerate(past.space.candidates):
+        size = (2 + number % 7) * GIB // 4
+        parts = {"weights": size, "gradients": size, "activations": 2 * size, "context": size}
+        estimates[candidate.key] = replace(
+            make_estimate(5 * size, tokens_per_s=90.0 + number % 50),
+            parts=parts,
+            time_parts=TimeParts(matmul_s=0.2 + number % 5 / 10),
+        )
+    prior = Residual(offset_bytes=GIB, sigma_bytes=0.1 * GIB)
+    expected = Expectations(estimates=estimates, prior=prior, limit_bytes=past.allowed_bytes)
+    write_json(run.estimates, expected.plain())
+    saving = {"probing_s": 20.0, "job_s": 900.0, "default_s": 1800.0, "measured": False}
+    ending = {"outcome": "recommended", "stop_reason": "all probed", "saving": saving}
+    write_json(run.ending, ending)
+    past = reopen(run.path)
+    verified = Verification(verified=True, reason="launched: 198 tokens/s of 200 promised")
+    run.write_bundle(run.bundle, past.files(past.recommendation(), verified))
+    return run
+
+
+def _sampler(space: SearchSpace) -> Sampler:
+    return compared_sampler("tpe", space, (), seed=0)

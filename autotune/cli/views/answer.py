@@ -7,17 +7,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.cli.views.advice import looked_at, way_lines
-from autotune.cli.views.words import (
-    batch_text,
-    candidate_text,
-    install_text,
-    other_words,
-)
 from autotune.estimate.estimate import Estimate
 from autotune.plan.answer import Answer, speed_error
 from autotune.plan.choices import CHECKPOINTING, Choice, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
+from autotune.report.words import (
+    batch_text,
+    candidate_text,
+    install_text,
+    other_words,
+)
 from autotune.space.knobs import Candidate
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from autotune.units import format_bytes, format_seconds, format_speed

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.views.json import record_plain
-from autotune.cli.views.words import candidate_text
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
+from autotune.report.words import candidate_text
 from autotune.run.session import Listener
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation

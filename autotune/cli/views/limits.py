@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.cli.views.tables import describe
-from autotune.cli.views.words import install_text
 from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import leanness
 from autotune.plan.questions.fewest_devices import Tried
 from autotune.plan.questions.largest import Largest
+from autotune.report.candidate_lines import describe
+from autotune.report.words import install_text
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes
 

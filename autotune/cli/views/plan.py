@@ -25,11 +25,11 @@ from autotune.cli.views.answer import (
     ways_out_lines,
 )
 from autotune.cli.views.splits import divisions, divisions_table
-from autotune.cli.views.tables import describe
-from autotune.cli.views.words import install_text
 from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import shortened
 from autotune.plan.plan import Plan
+from autotune.report.candidate_lines import describe
+from autotune.report.words import install_text
 from autotune.space.knobs import Candidate
 from autotune.space.packages import NOT_ESTIMATED
 from autotune.units import format_bytes, format_seconds

@@ -6,9 +6,9 @@ from rich.control import Control
 from rich.segment import ControlType
 
 from autotune.cli.views.console import PlainConsole
-from autotune.cli.views.words import candidate_text
 from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
+from autotune.report.words import candidate_text
 from autotune.space.bind import SearchSpace
 from autotune.units import format_bytes, format_seconds, format_speed
 

@@ -1,130 +1,100 @@
-"""Tables of candidates and probes, for people. Pure: records in, rich renderables out."""
+"""Tables of candidates and probes, for people. Pure: values in, rich renderables out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.estimate.estimate import Estimate
 from autotune.probe.protocol import Measurement
-from autotune.search.record import Record
+from autotune.report.content import Line
 from autotune.space.bind import SearchSpace
-from autotune.space.knobs import (
-    MICRO_BATCH,
-    NUM_PROCESSES,
-    TENSOR_PARALLEL,
-    Candidate,
-    value_label,
-)
-from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
+from autotune.space.knobs import Candidate, value_label
 from autotune.units import format_bytes, format_seconds
 
-_SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS)
-"""Knobs that `_spread` has words of its own for."""
-
-
-def describe(candidate: Candidate, free: Sequence[str]) -> str:
-    """A candidate in a few words: its batch, then the knobs that vary."""
-    batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
-    names = [name for name in free if name not in (MICRO_BATCH, *_SPREAD)]
-    words = [word for name in names if (word := _word(name, candidate[name]))]
-    return " ".join([batch, *_spread(candidate, free), *words])
-
-
-def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
-    """How a candidate is spread, and over how many devices, where that varies."""
-    if not any(name in _SPREAD for name in free):
-        return []
-    sharding = sharding_of(candidate.values, 2)
-    if NUM_PROCESSES in free and not sharding.in_group:
-        return ["on 1"]
-    groups = sharding.zero_hpz_partition_size
-    return [
-        *([f"on {candidate[NUM_PROCESSES]}"] if NUM_PROCESSES in free else []),
-        engine_name(sharding),
-        *([f"in groups of {groups}"] if groups > 1 else []),
-    ]
-
-
-_FLAGS = {
-    "gradient_checkpointing": "checkpointing",
-    "padding_free": "padding-free",
-    "use_liger_kernel": "liger",
-    "activation_offloading": "offloading",
-    "expandable_segments": "expandable",
-    "torch_compile": "compile",
+LEAST = 16
+"""Columns that a candidate's words have at least."""
+SIGNS = {
+    "~": "~: estimated; the other speeds are measured",
+    ">": ">: at least; it ran out of memory before its peak",
+    ",": "of several probes of one candidate: their mean speed, the highest peak",
 }
 
 
-def _word(name: str, value: object) -> str:
-    if name in _FLAGS:
-        return _FLAGS[name] if value else ""
-    label = value_label(value)  # type: ignore[arg-type]
-    if name == TENSOR_PARALLEL:
-        return f"vllm on {label}"
-    numbered = isinstance(value, int | float) or value is None or name == "lora_target_modules"
-    return f"{name}={label}" if numbered else label
+def lines_table(lines: Sequence[Line], width: int) -> Table:
+    """A row for each candidate that was probed: one speed, measured or, with `~`, estimated.
 
-
-def describe_measurement(measurement: Measurement) -> str:
-    """How a probe ended, in a line."""
-    if measurement.outcome == "oom" and measurement.missing_bytes is not None:
-        return f"oom: at least {format_bytes(measurement.missing_bytes)} short"
-    if measurement.outcome == "host_oom" and measurement.missing_bytes is not None:
-        shortfall = format_bytes(measurement.missing_bytes)
-        return f"host_oom: at least {shortfall} of the host's memory short"
-    if measurement.outcome != "ok":
-        return f"{measurement.outcome}: {measurement.reason}"
-    noise = measurement.relative_uncertainty
-    return (
-        f"{measurement.tokens_per_s:.0f} tokens/s"
-        + (f" +-{100 * noise:.1f}%" if noise is not None else "")
-        + (
-            f", peak {format_bytes(measurement.peak_memory_bytes)}"
-            if measurement.peak_memory_bytes
-            else ""
-        )
+    Args:
+        width: columns there are; the candidate's words are cut to fit.
+    """
+    heads = ("probe", "candidate", "tokens/s", "peak", "outcome")
+    rows = [(_numbers(line), line.candidate, *_cells(line), line.outcome) for line in lines]
+    taken = sum(max(map(len, column)) for column in zip(heads, *rows, strict=True)) - max(
+        (len(line.candidate) for line in lines), default=len("candidate")
     )
-
-
-def records_table(
-    records: Sequence[Record], free: Sequence[str], estimates: Mapping[str, Estimate]
-) -> Table:
-    """Every probe, in order; what was expected of it beside it, where there are estimates."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("probe", "right"), ("candidate", "left"), ("outcome", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for name in ("tokens/s", "+-", "padding", "peak", "took"):
-        table.add_column(name, justify="right")
-    for name in ("expected tokens/s", "expected peak") if estimates else ():
-        table.add_column(name, justify="right")
-    for record in records:
-        expected = _expected(estimates.get(record.candidate.key)) if estimates else []
-        table.add_row(*_row(record, free), *expected)
+    for name in heads:
+        right = name in ("probe", "tokens/s", "peak")
+        room = max(width - taken - 2 * (len(heads) - 1), LEAST) if name == "candidate" else None
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=room,
+        )
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 
-def _expected(estimate: Estimate | None) -> list[str]:
-    if estimate is None:
-        return ["", ""]
-    speed = "" if estimate.tokens_per_s is None else f"{estimate.tokens_per_s:.0f}"
-    return [speed, format_bytes(estimate.peak_memory_bytes)]
+def _numbers(line: Line) -> str:
+    return ",".join(map(str, line.numbers))
 
 
-def _row(record: Record, free: Sequence[str]) -> list[str]:
-    m = record.measurement
-    head = [str(record.number), escape(describe(record.candidate, free))]
-    if m is None:
-        return [*head, "running", "", "", "", "", ""]
-    return [
-        *head,
-        m.outcome,
-        f"{m.tokens_per_s:.0f}" if m.tokens_per_s is not None else "",
-        f"{100 * m.relative_uncertainty:.1f}%" if m.relative_uncertainty is not None else "",
-        f"{100 * m.padding_share:.0f}%" if m.padding_share is not None else "",
-        format_bytes(m.peak_memory_bytes) if m.peak_memory_bytes is not None else "",
-        format_seconds(m.seconds),
+def _cells(line: Line) -> tuple[str, str]:
+    """The speed and the peak of a candidate."""
+    peak, least = line.peak_memory_bytes, line.least_bytes
+    size = f">{format_bytes(least)}" if least else format_bytes(peak) if peak else ""
+    if line.tokens_per_s is not None:
+        noise = line.uncertainty
+        error = "" if noise is None else f" +-{100 * noise:.1f}%"
+        return f"{line.tokens_per_s:.0f}{error}", size
+    speed = None if line.expected is None else line.expected.tokens_per_s
+    return "" if speed is None else f"~{speed:.0f}", size
+
+
+def signs(lines: Sequence[Line]) -> list[str]:
+    """What the signs of that table mean, of those that it has."""
+    cells = [(*_cells(line), _numbers(line)) for line in lines]
+    texts = {
+        "~": any(speed.startswith("~") for speed, _, _ in cells),
+        ">": any(size.startswith(">") for _, size, _ in cells),
+        ",": any("," in numbers for _, _, numbers in cells),
+    }
+    return [SIGNS[sign] for sign, is_there in texts.items() if is_there]
+
+
+def expected_table(lines: Sequence[Line]) -> Table | None:
+    """What was expected beside what was measured; None: there is nothing to compare."""
+    rows = [
+        [
+            str(line.numbers[0]),
+            "" if line.tokens_per_s is None else f"{line.tokens_per_s:.0f}",
+            "" if expected.tokens_per_s is None else f"{expected.tokens_per_s:.0f}",
+            "" if line.peak_memory_bytes is None else format_bytes(line.peak_memory_bytes),
+            format_bytes(expected.peak_memory_bytes),
+        ]
+        for line in lines
+        if (expected := line.expected) is not None
     ]
+    if not rows:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("probe", "tokens/s", "expected tokens/s", "peak", "expected peak"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def measurement_table(candidate: Candidate, measurement: Measurement) -> Table:

@@ -7,9 +7,9 @@ from rich.markup import escape
 
 from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.progress import EstimatesShown
-from autotune.cli.views.tables import describe, describe_measurement
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.report.candidate_lines import describe, describe_measurement
 from autotune.run.launch_stages import STAGE_TEXTS
 from autotune.run.session import Listener
 from autotune.run.verdict import Verification

@@ -248,10 +248,3 @@ def _plan_bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
     """The bundle of a plan's answer, marked as not verified."""
     details(service, id, "plan")
     return file_response(service, id, "bundle.zip")
-
-
-@runs.get("/{id}/report", name="get_run_report", response_class=Response)
-def _report(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """What `autotune report` prints of a run."""
-    details(service, id, "run")
-    return file_response(service, id, "report.txt")

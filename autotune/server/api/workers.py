@@ -6,14 +6,16 @@ from fastapi import APIRouter, Path, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from autotune.report.html import without_plotly
 from autotune.server.access.callers import ServiceOf, Worker
 from autotune.server.api.problems import problem
+from autotune.server.api.reports import PAGE
 from autotune.server.store.events import Line
 from autotune.server.store.values import Beat, Ending, Kind, Lease, Value, WorkerInfo
 
 router = APIRouter(prefix="/worker", tags=["workers"])
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
-FileName = Literal["bundle.zip", "report.txt", "lengths.json"]
+FileName = Literal["bundle.zip", "report.txt", "report.html", "lengths.json"]
 _LOST = "this work is another worker's now"
 
 
@@ -130,6 +132,8 @@ async def take_file(
 ) -> None:
     """Take a file that came out of a work."""
     content = await request.body()
+    if name == PAGE:
+        content = await run_in_threadpool(without_plotly, content)
     if not await run_in_threadpool(service.queue.keep_file, worker, id, name, content):
         raise problem(410, _LOST)
     service.live.changed(id)

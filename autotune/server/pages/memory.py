@@ -4,18 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PARTS = (
-    *("weights", "cast weights", "reference", "reward model", "value model", "gradients"),
-    *("optimizer", "activations", "logits", "exchange", "temporaries", "workspaces"),
-    *("fragmentation", "context"),
-)
-"""In the order of a bar; others come behind them."""
-TONES = 10
-"""Colours of parts."""
-_TONES = {
-    **{"weights": 0, "cast weights": 1, "gradients": 2, "optimizer": 3, "activations": 4},
-    **{"logits": 5, "temporaries": 6, "workspaces": 8, "fragmentation": 7, "context": 9},
-}
+from autotune.report.parts import ordered, tone_of
+
 WIDTH = 1000.0
 MICRO_BATCH, MAX_LENGTH = "per_device_train_batch_size", "max_length"
 
@@ -83,16 +73,6 @@ def memory_bar(
     return Bar(
         segments=tuple(segments), total_bytes=total, limit_bytes=limit, scale_bytes=scale, mark=mark
     )
-
-
-def ordered(names: Iterable[str]) -> list[str]:
-    """Names of parts in the order of a bar."""
-    return sorted(names, key=lambda name: (PARTS.index(name) if name in PARTS else 99, name))
-
-
-def tone_of(name: str) -> int:
-    """The colour of a part."""
-    return _TONES.get(name, sum(map(ord, name)) % TONES)
 
 
 @dataclass(frozen=True, kw_only=True)

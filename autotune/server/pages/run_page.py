@@ -13,6 +13,7 @@ from autotune.job.job import Budget, as_budget
 from autotune.job.yaml_file import parse_yaml
 from autotune.process.run_folder import RunFolder
 from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.api.reports import TEXT, page_response
 from autotune.server.api.work import After, Id, cancel, details, resume, room_for
 from autotune.server.pages.bundle_files import bundle_files, launch_command
 from autotune.server.pages.follow import FromEvent, fold, updates
@@ -83,7 +84,10 @@ def resume_run(service: ServiceOf, _: Caller, id: Id) -> Response:
 def report_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> Response:
     """What was measured, and why this one."""
     work = details(service, id, "run")
-    report = service.works.file(id, "report.txt")
+    drawn = page_response(service, id)
+    if drawn is not None:
+        return drawn
+    report = service.works.file(id, TEXT)
     text = None if report is None else report.decode("utf-8", errors="replace")
     return page(request, holder, "report.html", work=work, text=text)
 

@@ -21,7 +21,7 @@ from autotune.server.worker.tail import Tail
 
 PLAN_NICENESS = 15
 """Plans stand back for probes, whose times count."""
-REPORT = "report.txt"
+REPORT, REPORT_PAGE = "report.txt", "report.html"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"
 _MOST_TEXT = 200_000
 
@@ -156,8 +156,9 @@ class Task:
                 return False
             self._report.end()
             if self._report.exit_code == 0:
-                report = (self._record / REPORT).read_text(encoding="utf-8", errors="replace")
-                self._send_file(door, name, REPORT, self._shown.text(report).encode())
+                for file in (REPORT, REPORT_PAGE):
+                    report = (self._record / file).read_text(encoding="utf-8", errors="replace")
+                    self._send_file(door, name, file, self._shown.text(report).encode())
         bundle = self._bundle()
         if bundle is not None:
             self._send_file(door, name, "bundle.zip", bundle)
@@ -206,10 +207,10 @@ class Task:
         return memory.getvalue()
 
     def _reporting(self) -> Command:
-        """The command that prints what `autotune report` does."""
+        """The command that prints the report, and writes its page."""
         self._report_until = time.monotonic() + END_S
         return Command(
-            ["report", str(self.run.path)],
+            ["report", str(self.run.path), "--html", str(self._record / REPORT_PAGE)],
             folder=self.folder,
             output=self._record / REPORT,
             errors=self._record / "report-errors.txt",

@@ -28,16 +28,44 @@ def emitted(past, folder, *arguments):
     return contents(folder)
 
 
-def test_report_shows_every_probe(past):
+def test_report_shows_every_candidate(past):
     result = call("report", past.path)
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     shown = [row for row in rows if row and row[0].isdigit()]
     assert [row[0] for row in shown] == ["0", "1", "2", "3", "4", "5"]
     outcomes = [m.outcome for m in MEASUREMENTS]
+    outcomes[4] = "headroom"  # it ran, and takes too much
     assert [o for row, o in zip(shown, outcomes, strict=True) if o in row] == outcomes
     assert "200" in shown[1] and "3 GiB" in " ".join(shown[1])
     assert rows[-1] == ["no", "recommendation", "yet"]
+
+
+def test_report_is_written_as_html_and_markdown_beside_what_is_printed(past, tmp_path):
+    page, text = tmp_path / "new" / "r.html", tmp_path / "r.md"
+    plain = call("report", past.path).stdout
+    shown = call("report", past.path, "--html", page, "--markdown", text).stdout
+    assert shown == f"{plain}report: {page}\nreport: {text}\n"
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert text.read_text(encoding="utf-8").startswith("# some/model")
+    assert [file.name for file in page.parent.iterdir()] == ["r.html"]
+    again = call("report", past.path, "--json", "--html", tmp_path / "j.html").stdout
+    assert json.loads(again) == json.loads(call("report", past.path, "--json").stdout)
+    assert (tmp_path / "j.html").read_bytes() == page.read_bytes()
+
+
+def test_a_report_takes_no_other_files_place(past, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for option in ("--html", "--markdown"):
+        for name in ("mine", "link"):
+            stderr = refused("report", past.path, option, tmp_path / name)
+            assert f"{option} {tmp_path / name}: there is such a file" in stderr
+        assert "is a directory" in refused("report", past.path, option, tmp_path)
+    both = refused("report", past.path, "--html", tmp_path / "r", "--markdown", tmp_path / "r")
+    assert "--html has the same name" in both
+    assert not (tmp_path / "r").exists() and not (tmp_path / "nowhere").exists()
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_report_as_json_has_every_measurement_whole(past):

@@ -48,7 +48,9 @@ def test_damage_at_random_is_answered_in_words(whole: RunFolder, tmp_path: Path)
         shutil.copytree(whole.path, folder)
         name = rng.choice(FILES)
         said = f"{number}: {name} {damage(folder / name, rng)}"
-        command = rng.choice((["report"], ["report", "--json"], ["emit"]))
+        page, text = tmp_path / f"{number}.html", tmp_path / f"{number}.md"
+        formats = ["report", "--html", str(page), "--markdown", str(text)]
+        command = rng.choice((formats, ["report", "--json"], ["emit"]))
         result = call(*command, folder)
         if result.exit_code not in (0, 2, 3) or "Traceback" in result.stderr:
             last = result.stderr.strip().splitlines()[-2:]
@@ -66,8 +68,8 @@ def test_what_is_damaged_is_named_and_the_rest_is_shown(
     result, name = call("report", run.path), Path(file).name
     assert result.exit_code == 0
     assert result.stderr.startswith(f"damaged: {name} is left out: ")
-    rows = [line.split() for line in result.stdout.splitlines()]
-    assert [row[0] for row in rows if row and row[0].isdigit()] == ["0", "1", "2", "3", "4", "5"]
+    rows = [line.split() for line in result.stdout.partition("\n\n")[0].splitlines()]
+    assert [row[0] for row in rows if row[0].isdigit()] == ["0", "1", "2", "3", "4", "5"]
     plain = json.loads(call("report", run.path, "--json").stdout)
     assert len(plain["damaged"]) == 1 and len(plain["probes"]) == 6
     assert call("emit", run.path).exit_code == 0

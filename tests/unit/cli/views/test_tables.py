@@ -1,5 +1,6 @@
 """Tables and lines of measurements, for people."""
 
+import re
 from dataclasses import replace
 from io import StringIO
 
@@ -7,13 +8,15 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.views.tables import (
-    describe,
-    describe_measurement,
+    expected_table,
+    lines_table,
     measurement_table,
-    records_table,
+    signs,
     space_table,
 )
 from autotune.cli.views.terminal import TerminalListener
+from autotune.report.candidate_lines import describe, describe_measurement
+from autotune.report.probes import lines_of, probe_list
 from autotune.run.verdict import Verification
 from tests.unit.builders import (
     GIB,
@@ -29,8 +32,14 @@ from tests.unit.builders import (
 GOOD = replace(ok(200.0, GIB, 0.01), step_time_s=0.5, seconds=3.0)
 
 
-def printed(renderable) -> str:
-    console = Console(file=StringIO(), width=200, color_system=None)
+def lines(records, names=(), estimates=None, recommended=()):
+    """The candidates of some probes, of which 10 GiB may be recommended."""
+    probes = probe_list(records, list(names), estimates or {}, 10 * GIB, recommended, {})
+    return lines_of(records, probes)
+
+
+def printed(renderable, width=200) -> str:
+    console = Console(file=StringIO(), width=width, color_system=None)
     console.print(renderable)
     return console.file.getvalue()
 
@@ -61,8 +70,8 @@ def test_a_candidate_is_described_by_its_batch_and_what_varies():
 
 def test_names_that_look_like_markup_are_shown_as_they_are():
     record = make_record(0, bad("crash"), loss_type="[bold]x", lora_target_modules=["[/red]", "y"])
-    table = printed(records_table([record], ["loss_type", "lora_target_modules"], {}))
-    assert "4x4 [bold]x lora_target_modules=[/red],y" in table
+    named = lines([record], ["loss_type", "lora_target_modules"])
+    assert "4x4 [bold]x lora_target_modules=[/red],y" in printed(lines_table(named, 200))
     whole = printed(measurement_table(record.candidate, replace(GOOD, reason="see [/log]")))
     assert "loss_type=[bold]x" in whole
     assert "ok: see [/log]" in whole
@@ -89,27 +98,63 @@ def test_the_progress_of_a_run_is_told_literally():
     ]
 
 
-def test_every_probe_has_a_row_and_what_is_missing_is_blank():
+def test_every_candidate_has_one_line_and_what_is_missing_is_blank():
     records = [make_record(n, m) for n, m in enumerate((GOOD, bad("crash"), None))]
-    lines = printed(records_table(records, [], {})).splitlines()
-    assert len(lines) == 1 + len(records)
-    assert lines[1].split() == ["0", "4x4", "ok", "200", "1.0%", "1", "GiB", "3.0", "s"]
-    assert lines[2].split() == ["1", "4x4", "crash", "0", "ms"]
-    assert lines[3].split() == ["2", "4x4", "running"]
+    records.append(make_record(3, replace(GOOD, peak_memory_bytes=11 * GIB)))
+    again = replace(records[0], number=4)
+    rows = printed(lines_table(lines([*records, again]), 200)).splitlines()
+    assert rows[0].split() == ["probe", "candidate", "tokens/s", "peak", "outcome"]
+    assert rows[1].split()[0] == "0,4" and rows[1].split()[-1] == "ok"
+    assert rows[2].split() == ["1", "4x4", "crash"]
+    assert rows[3].split() == ["2", "4x4", "running"]
+    assert rows[4].split() == ["3", "4x4", "200", "+-1.0%", "11", "GiB", "over", "headroom"]
+    assert len(rows) == 5
 
 
-def test_what_was_expected_stands_beside_each_probe_where_it_is_known():
+def test_one_speed_a_candidate_and_its_sign_says_where_it_is_from():
+    short = replace(bad("oom", missing_bytes=3 * GIB), memory_limit_bytes=12 * GIB)
+    records = [make_record(0, GOOD), make_record(1, short), make_record(2, bad("crash"))]
+    estimates = {
+        record.candidate.key: make_estimate(3 * GIB, tokens_per_s=150.0) for record in records[:2]
+    }
+    shown = lines(records, estimates=estimates, recommended=(0,))
+    rows = printed(lines_table(shown, 200)).splitlines()
+    assert rows[1].split() == ["0", "4x4", "200", "+-1.0%", "1", "GiB", "recommended"]
+    assert rows[2].split() == ["1", "4x4", "~150", ">15", "GiB", "oom"]
+    assert rows[3].split() == ["2", "4x4", "crash"]
+    assert [text[0] for text in signs(shown)] == ["~", ">"]
+    assert signs(shown[:1]) == []
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_is_legible_at_eighty_columns(width):
+    names = ["loss_type", "attn_implementation", "lora_target_modules", "max_length"]
+    varied = {"attn_implementation": "flash_attention_3", "lora_target_modules": ["q_proj"] * 3}
+    records = [
+        make_record(number, replace(GOOD, tokens_per_s=123456.0, peak_memory_bytes=size * GIB),
+                    max_length=1024 + number % 11, **varied)
+        for number, size in enumerate([9] * 11 + [70, 9])
+    ]  # fmt: skip
+    rows = printed(lines_table(lines(records, names), width), width).splitlines()
+    assert len(rows) == 1 + 11 and max(map(len, rows)) <= width
+    for row in rows[1:]:
+        assert "\N{HORIZONTAL ELLIPSIS}" in row
+        assert re.search(r"123456 \+-\d\.\d% +(9|70) GiB +(ok|over headroom) *$", row), row
+    assert rows[1].startswith(" 0,11") and rows[1].rstrip().endswith("over headroom")
+
+
+def test_what_was_expected_stands_beside_each_candidate_where_it_is_known():
     records = [make_record(number, GOOD) for number in range(3)]
     estimates = {
         records[0].candidate.key: make_estimate(3 * GIB, tokens_per_s=150.0),
         records[1].candidate.key: make_estimate(2 * GIB),
     }
-    header, *lines = printed(records_table(records, [], estimates)).splitlines()
-    assert header.endswith("expected tokens/s  expected peak")
-    assert lines[0].split()[-3:] == ["150", "3", "GiB"]
-    assert lines[1].split()[-4:] == ["3.0", "s", "2", "GiB"]
-    assert lines[2].split()[-2:] == ["3.0", "s"]
-    assert "expected" not in printed(records_table(records, [], {}))
+    header, *rows = printed(expected_table(lines(records, estimates=estimates)), 80).splitlines()
+    assert header.endswith("expected tokens/s   peak  expected peak")
+    assert rows[0].split() == ["0", "200", "150", "1", "GiB", "3", "GiB"]
+    assert rows[1].split() == ["1", "200", "1", "GiB", "2", "GiB"]
+    assert len(rows) == 2
+    assert expected_table(lines(records)) is None
 
 
 def test_one_probe_in_full_leaves_out_what_is_not_known():

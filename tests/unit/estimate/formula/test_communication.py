@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from autotune.cli.views.tables import describe
 from autotune.estimate.formula.communication import (
     ADAM_BYTES,
     BACKWARD_SHARE,
@@ -22,6 +21,7 @@ from autotune.estimate.formula.communication import (
     sent_bytes,
 )
 from autotune.plan.exchange import UNKNOWN_LINK, exchanged, with_exchange
+from autotune.report.candidate_lines import describe
 from autotune.space.settings import settings
 from autotune.space.sharding.sharding import Sharding
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job

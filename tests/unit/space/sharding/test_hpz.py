@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from autotune.cli.views.tables import describe
 from autotune.errors import UserError
 from autotune.plan.exchange import exchanged, with_exchange
+from autotune.report.candidate_lines import describe
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.settings import settings

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.cli.views.tables import describe
 from autotune.errors import UserError
 from autotune.plan.exchange import NOT_MOVED, exchanged, with_exchange
 from autotune.plan.host_memory import kept_on_host
@@ -12,6 +11,7 @@ from autotune.plan.questions.changes import offloading, single_changes
 from autotune.plan.questions.ways import leanest
 from autotune.plan.variants import variant_tasks
 from autotune.probe.measure import probe_request
+from autotune.report.candidate_lines import describe
 from autotune.search.rules.dominance_sharding import saves_more
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.cli.views.tables import describe
 from autotune.errors import UserError
+from autotune.report.candidate_lines import describe
 from autotune.space.bind import bind
 from autotune.space.definition import parse_definition, shipped_space
 from autotune.space.sharding.buckets import and_larger, as_transformers

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.views.splits import divisions, divisions_table
-from autotune.cli.views.tables import describe
 from autotune.errors import UserError
 from autotune.estimate.estimate import estimate_from_plain
 from autotune.estimate.residual import Residual
 from autotune.plan.exchange import with_server
 from autotune.probe.survey import refuse_untried
+from autotune.report.candidate_lines import describe
 from autotune.run.expectations import Expectations
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition

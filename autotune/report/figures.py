@@ -1,0 +1,171 @@
+"""The plots of a report, by the name of the section that they stand in. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from autotune.report.content import Content, Memory, Probe, Standing
+from autotune.report.estimate_figures import expected_figure, worth_figure
+from autotune.report.parts import ordered, tone_of
+from autotune.report.plots import GIB, ROW, Figure, axis, figure, marks, shown, uprights
+from autotune.report.sections import speed_text
+from autotune.units import format_bytes, format_seconds
+
+_STANDINGS: Mapping[Standing, tuple[str, str, str]] = {
+    "ok": ("measured", "--accent", "circle"),
+    "recommended": ("recommended", "--good", "star"),
+    "over headroom": ("over the headroom", "--warn", "diamond"),
+    "failed": ("failed", "--bad", "x"),
+    "cut short": ("cut short", "--muted", "triangle-up"),
+}
+"""What a kind of probe is called in a legend, its colour and its mark."""
+
+
+def figures(content: Content) -> dict[str, Figure]:
+    """The figures by the name of their section; those without data are left out."""
+    found = {
+        "candidates": _speed_and_memory(content),
+        "memory": _memory(content.memory, content.limit_bytes),
+        "expected": expected_figure(content.probes),
+        "knobs": worth_figure(content.speed_knobs),
+        "recipe": worth_figure(content.recipe_knobs),
+        "time": _time(content.probes),
+    }
+    return {name: plot for name, plot in found.items() if plot is not None}
+
+
+def _by_standing(probes: Sequence[Probe]) -> Iterator[tuple[Standing, list[Probe]]]:
+    for standing in _STANDINGS:
+        group = [probe for probe in probes if probe.standing == standing]
+        if group:
+            yield standing, group
+
+
+def _hover(probe: Probe) -> str:
+    texts = [f"probe {probe.number}: {probe.candidate}"]
+    if probe.tokens_per_s is not None:
+        speed = speed_text(probe.tokens_per_s, probe.uncertainty)
+        texts.append(f"{speed} tokens/s, measured")
+    if probe.standing == "over headroom":
+        texts.append("over the headroom")
+    elif probe.outcome != "ok":
+        texts.append(f"{probe.outcome}: {probe.reason}")
+    if probe.least_bytes:
+        texts.append(f"needs at least {format_bytes(probe.least_bytes)}")
+    elif probe.peak_memory_bytes:
+        texts.append(f"peak {format_bytes(probe.peak_memory_bytes)}, measured")
+    return "<br>".join(shown(text) for text in texts)
+
+
+def _speed_and_memory(content: Content) -> Figure | None:
+    placed = [p for p in content.probes if p.peak_memory_bytes or p.least_bytes]
+    if not placed:
+        return None
+    data = []
+    for standing, group in _by_standing(placed):
+        name, color, symbol = _STANDINGS[standing]
+        x = [(p.least_bytes or p.peak_memory_bytes or 0) / GIB for p in group]
+        y = [p.tokens_per_s or 0.0 for p in group]
+        texts = [_hover(p) for p in group]
+        data.append(marks(name, color, symbol, x=x, y=y, hovertext=texts))
+    sizes = [(content.allowed_bytes, "headroom", "--warn", "dash")]
+    if content.limit_bytes != content.allowed_bytes:
+        sizes.append((content.limit_bytes, "limit", "--bad", "dot"))
+    return figure(
+        data,
+        420,
+        xaxis=axis("peak memory, GiB", rangemode="normal"),
+        yaxis=axis("tokens/s", rangemode="tozero"),
+        **uprights(sizes),
+    )
+
+
+def _memory(memory: Sequence[Memory], limit_bytes: int) -> Figure | None:
+    if not memory:
+        return None
+    names = ordered({name for candidate in memory for name in candidate.parts})
+    places = list(range(len(memory)))
+    data: list[Figure] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": shown(name),
+            "x": [c.parts.get(name, 0) / GIB for c in memory],
+            "y": places,
+            "marker": {"color": f"--tone-{tone_of(name)}"},
+            "hoverinfo": "text",
+            "hovertext": [
+                shown(f"{c.what}, {name}: {format_bytes(c.parts.get(name, 0))}, estimated")
+                for c in memory
+            ],
+        }
+        for name in names
+    ]
+    measured = [(place, c) for place, c in zip(places, memory, strict=True) if c.measured_bytes]
+    if measured:
+        data.append(
+            marks(
+                "peak, measured",
+                "--surface",
+                "diamond",
+                x=[(c.measured_bytes or 0) / GIB for _, c in measured],
+                y=[place for place, _ in measured],
+                hovertext=[
+                    shown(f"{c.what}: peak {format_bytes(c.measured_bytes or 0)}, measured")
+                    for _, c in measured
+                ],
+            )
+        )
+        data[-1]["marker"] |= {"size": 13, "line": {"color": "--text", "width": 2}}
+    names_of = [shown(c.what) for c in memory]
+    return figure(
+        data,
+        190 + 2 * ROW * len(memory),
+        barmode="relative",
+        xaxis=axis("GiB"),
+        yaxis=axis("", tickvals=places, ticktext=names_of, autorange="reversed"),
+        **uprights([(limit_bytes, "limit", "--bad", "dot")]),
+    )
+
+
+def _time(probes: Sequence[Probe]) -> Figure | None:
+    if not probes:
+        return None
+    data = []
+    for standing, group in _by_standing(probes):
+        name, color, symbol = _STANDINGS[standing]
+        ends = [(p.began_s + p.seconds) / 60 for p in group]
+        texts = [f"{_hover(p)}<br>{format_seconds(p.seconds)}" for p in group]
+        y = [p.tokens_per_s or 0.0 for p in group]
+        data.append(marks(name, color, symbol, x=ends, y=y, hovertext=texts))
+    best = _best_so_far(probes)
+    if best:
+        data.insert(
+            0,
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "best so far",
+                "x": [time for time, _ in best],
+                "y": [speed for _, speed in best],
+                "line": {"color": "--good", "width": 2, "shape": "hv"},
+                "hoverinfo": "skip",
+            },
+        )
+    return figure(
+        data,
+        400,
+        xaxis=axis("minutes of probing", rangemode="tozero"),
+        yaxis=axis("tokens/s", rangemode="tozero"),
+    )
+
+
+def _best_so_far(probes: Sequence[Probe]) -> list[tuple[float, float]]:
+    """(minutes, tokens/s) of the fastest within memory until then."""
+    best: list[tuple[float, float]] = []
+    for probe in probes:
+        minutes = (probe.began_s + probe.seconds) / 60
+        top = best[-1][1] if best else 0.0
+        if probe.standing in ("recommended", "ok") and (probe.tokens_per_s or 0.0) > top:
+            best.append((minutes, probe.tokens_per_s or 0.0))
+        elif best:
+            best.append((minutes, top))
+    return best

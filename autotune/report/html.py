@@ -1,0 +1,99 @@
+"""A report as one HTML file: plots, styles and scripts are in it, and it asks no host for anything.
+
+What the run's folder says is escaped by the template. Were something to slip through, the page's
+own policy lets no script run but the two that come with this package, and nothing reach a host.
+"""
+
+import base64
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from autotune import __version__
+from autotune.errors import visible
+from autotune.report.content import Content
+from autotune.report.figures import figures
+from autotune.report.sections import sections, size_text, speed_text
+from autotune.units import format_seconds
+
+_HERE = Path(__file__).parent
+_PLACE = b"/* plotly.js */"
+_SCRIPTS = ("vendor/plotly-basic.min.js", "report.js")
+
+
+def html_report(content: Content) -> str:
+    """The whole report."""
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            content=content,
+            sections=list(sections(content)),
+            figures=figures(content),
+            style=Markup(_static("report.css")),
+            scripts=[Markup(script) for script in scripts()],
+            policy=policy(),
+            version=__version__,
+        )
+    )
+
+
+@functools.cache
+def scripts() -> tuple[str, ...]:
+    """The scripts of a page, in order: plotly, and what draws with it."""
+    return tuple(_static(name) for name in _SCRIPTS)
+
+
+@functools.cache
+def policy() -> str:
+    """The Content-Security-Policy of a page. Plotly styles what it draws, so inline styles are
+    allowed; without a host to reach they can tell nobody anything."""
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts())
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def without_plotly(page: bytes) -> bytes:
+    """A page to be kept where there are many: without the megabyte that is the same in all."""
+    return page.replace(scripts()[0].encode(), _PLACE, 1)
+
+
+def with_plotly(page: bytes) -> bytes:
+    """The page again."""
+    return page.replace(_PLACE, scripts()[0].encode(), 1)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+
+
+def _static(name: str) -> str:
+    return (_HERE / "static" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_as_seen,
+    )
+    filters = {"speed": speed_text, "size": size_text, "seconds": format_seconds}
+    environment.filters.update(filters)
+    return environment
+
+
+def _as_seen(value: Any) -> Any:
+    """What is put into the page: control characters of a text are shown."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value)
+    return value

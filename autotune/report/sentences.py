@@ -1,0 +1,80 @@
+"""What a run was like, in sentences. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from autotune.report.words import candidate_text
+from autotune.run.stored import StoredEnding
+from autotune.run.verdict import Verification
+from autotune.search.recommend import Ranked
+from autotune.search.record import Record
+from autotune.search.repeats import repeatability
+from autotune.space.bind import SearchSpace
+from autotune.units import format_bytes, format_seconds, format_speed
+
+
+def use_sentence(
+    chosen: Ranked, allowed_bytes: int | None, space: SearchSpace, devices: int
+) -> str:
+    """What to use, with what was measured of it."""
+    noise, tokens = chosen.measurement.relative_uncertainty, chosen.measurement.tokens_per_epoch
+    error = "" if noise is None else f", +-{100 * noise:.1f}%"
+    limit = "" if allowed_bytes is None else f" of {format_bytes(allowed_bytes)}"
+    epoch = f"; an epoch takes {format_seconds(tokens / chosen.tokens_per_s)}" if tokens else ""
+    text = candidate_text(chosen.candidate, space, devices)
+    return (
+        f"Use {text}: {format_speed(chosen.tokens_per_s)} (measured{error}), "
+        f"{format_bytes(chosen.peak_memory_bytes)}{limit}{epoch}."
+    )
+
+
+def verification_line(verification: Verification | None) -> str:
+    """Whether a bundle has been launched, and what came of it; None: it has not."""
+    if verification is None:
+        return "NOT verified: it was not launched yet; `autotune verify` launches it"
+    return f"{'verified' if verification.verified else 'NOT verified'}: {verification.reason}"
+
+
+def skipped_lines(skipped: Mapping[str, str]) -> list[str]:
+    """Why candidates needed no probe."""
+    counts = Counter(skipped.values())
+    return [f"no probe needed for {n} candidate(s): {reason}" for reason, n in counts.items()]
+
+
+def repeat_lines(records: Sequence[Record]) -> list[str]:
+    """How far probes of the same candidate were apart."""
+    repeats = repeatability(records)
+    if repeats.measured_sd is None:
+        return []
+    return [
+        f"probes of one candidate differ by {100 * repeats.measured_sd:.1f}% (standard deviation, "
+        f"{repeats.repeats} repeated)"
+    ]
+
+
+def cost_lines(records: Sequence[Record]) -> list[str]:
+    """Where the time of a probe goes: medians over those that ended ok."""
+    ended = (m for r in records if (m := r.measurement) is not None and m.outcome == "ok")
+    measurements = [m for m in ended if m.stages_s]
+    if not measurements:
+        return []
+    names = ("build", "train")
+    seconds = {name: median(m.stages_s.get(name, 0.0) for m in measurements) for name in names}
+    rest = median(m.seconds - sum(m.stages_s.get(n, 0.0) for n in names) for m in measurements)
+    return [
+        f"a probe took {median(m.seconds for m in measurements):.1f} s (median): "
+        f"{seconds['build']:.2f} s to build the model and the trainer, {seconds['train']:.1f} s of "
+        f"training steps, {rest:.2f} s for everything else"
+    ]
+
+
+def ending_lines(ending: StoredEnding | None) -> list[str]:
+    """Why the search ended, and what it saved."""
+    if ending is None:
+        return []
+    saving = ending.saving
+    return [
+        f"the search ended: {ending.stop_reason}",
+        *([] if saving is None else [saving.sentence()]),
+    ]
