@@ -1,7 +1,9 @@
 """Makes a Job of a job file and flags: strictly, with every problem and its line at once."""
 
+import contextlib
+import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,17 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError
 from autotune.facts.stack import field_types, missing
+from autotune.job.fields import MOST_DEVICES, MOST_NODES
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
 from autotune.job.paths import absolute_path
 from autotune.job.text_file import text_of
-from autotune.job.yaml_file import parse_yaml
+from autotune.job.yaml_file import Path_, parse_scalar, parse_yaml
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, load_definition
-from autotune.space.job_file.foreign import refuse_foreign
+from autotune.space.foreign.fields import Imported
+from autotune.space.foreign.importing import GivenFile, Wishes, import_job
+from autotune.space.foreign.owner import refuse_part, tool_of
 from autotune.space.job_file.homes import of_devices
 from autotune.space.job_file.knob_values import impossible, uncounted
 from autotune.space.job_file.online import online_problems
@@ -34,24 +39,87 @@ _WRITE = "`autotune init` writes a job"
 
 
 def load_job(
-    path: Path | None, sets: Sequence[str] = (), *, elsewhere: bool = False
+    path: Path | None,
+    sets: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
+    imported: Callable[[Imported], None] = lambda _: None,
 ) -> tuple[Job, SpaceDefinition]:
     """The job of a file (or of flags alone) with `--set` values over it, and its search space.
 
+    The configuration of another tool's training is read as a job (`autotune.space.foreign`).
+
     Args:
         elsewhere: whether it is for another machine: what it names need not be on this one.
+        imported: is told what became of another tool's fields.
 
     Raises:
         UserError: every problem at once, each with where it stands.
     """
     data: dict[str, Any] = {}
-    lines: dict[tuple[str | int, ...], int] = {}
+    lines: dict[Path_, int] = {}
     name, base = "flags", Path.cwd()
     if path is not None:
         name, base = str(path), path.parent
-        data, lines = parse_yaml(text_of(path, "job file", MOST_BYTES, hint=_WRITE), name)
-        refuse_foreign(data, name)
+        data, lines = read_mapping(path)
+        if tool_of(data) is not None:
+            found = import_job([GivenFile(name=name, data=data)], _wishes(sets))
+            imported(found)
+            data, lines = found.job, _lines_of(found, lines)
+        else:
+            refuse_part(data, name)
     return _Loading(data, lines, name, base).load(sets, elsewhere)
+
+
+def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """What a job file, or one of another tool, holds: YAML or JSON, and its lines.
+
+    Raises:
+        UserError: it cannot be read, or is no mapping.
+    """
+    text = text_of(path, "job file", MOST_BYTES, hint=_WRITE)
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON may be indented so, and YAML may not
+    return parse_yaml(text, str(path))
+
+
+def judge(data: Mapping[str, Any], name: str, base: Path) -> Job:
+    """The job that was made of another tool's files, judged as a job file is.
+
+    Args:
+        base: the folder that its paths are relative to; what they name need not be there.
+
+    Raises:
+        UserError: every problem at once.
+    """
+    return _Loading(copy.deepcopy(dict(data)), {}, name, base).load((), elsewhere=True)[0]
+
+
+def _wishes(sets: Sequence[str]) -> Wishes:
+    """What flags say that another tool's file may leave open."""
+    given: dict[str, Any] = {}
+    for text in sets:
+        key, _, value = text.partition("=")
+        with contextlib.suppress(Exception):  # it is judged, and refused, as a flag
+            read = parse_scalar(value)
+            given |= (
+                {f"devices.{k}": v for k, v in read.items()} if key == "devices" else {key: read}
+            )
+    count, nodes = (given.get(f"devices.{name}") for name in ("count", "nodes"))
+    count = count if isinstance(count, int) and 0 < count < MOST_DEVICES else None
+    nodes = nodes if isinstance(nodes, int) and 0 < nodes < MOST_NODES else None
+    processes = None if count is None and nodes is None else (count or 1) * (nodes or 1)
+    return Wishes(method=str(given.get("method") or ""), processes=processes, nodes=nodes)
+
+
+def _lines_of(found: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:
+    """The lines of a job's fields, as those have them that they came from."""
+    known = {path: tuple(field.split(".")) for path, field in found.origins.items()}
+    return {
+        path: lines.get(theirs, lines.get((".".join(theirs),), 0))
+        for path, theirs in known.items()
+        if theirs in lines or (".".join(theirs),) in lines
+    }
 
 
 class _Loading(Draft):
