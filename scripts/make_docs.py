@@ -45,9 +45,9 @@ default until the job lists values for it under `recipe:`. `fixed: {knob: value}
 """
 FORMATS_HEAD = """`autotune import FILE...` makes a job of another tool's files; every command takes
 such a file where it takes a job, and says in a line on stderr that it did. Beside the trainer's
-file there may be accelerate's YAML, DeepSpeed's JSON and LLaMA-Factory's `dataset_info.json`. `autotune import --
-COMMAND` reads the flags of a command (`trl sft ...`, `accelerate launch train.py ...`,
-`llamafactory-cli train my.yaml`, `tune run ...`), and runs nothing.
+file there may be accelerate's YAML, DeepSpeed's JSON and LLaMA-Factory's `dataset_info.json`.
+`autotune import -- COMMAND` reads the flags of a command (`trl sft ...`, `accelerate launch
+train.py ...`, `llamafactory-cli train my.yaml`, `tune run ...`), and runs nothing.
 
 ```bash
 autotune import llama3_lora_sft.yaml ds_z3.json --devices 4 --out job.yaml
@@ -68,6 +68,21 @@ autotune plan mine.yaml --device rtx-4090
 - **Data** are carried where TRL reads the same rows: a hub id or file in its own form, or one whose
   columns only have other names. Else the job has `dataset: {lengths: {max: ...}}`.
 - `trust_remote_code` is never carried.
+
+`autotune emit RUN --format FORM` (RUN: a run, or the folder of a bundle) goes the other way, and
+says on stderr what the other form cannot. How each is checked:
+
+| form | read back by |
+|---|---|
+| `trl` | TRL's parser: it is the bundle's own file |
+| `accelerate`, `deepspeed` | accelerate's loader, and DeepSpeed: they are the bundle's own files |
+| `training-arguments` | transformers' HfArgumentParser |
+| `python`, `notebook` | Python, and TRL's parser for what they hold |
+| `slurm`, `env` | bash, which parses them; no cluster has run them |
+| `llamafactory`, `axolotl` | `autotune import`, which must find the same training |
+
+LLaMA-Factory and Axolotl do not install beside this stack: their own parsers (0.9.5 and 0.19.0)
+have read such files, in no test of ours.
 
 The fields are those of LLaMA-Factory 0.9.5, Axolotl 0.19, torchtune 0.6 and the installed TRL.
 Other fields with the name of one of TRL's training arguments are passed through under `training:`.

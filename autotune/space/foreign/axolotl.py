@@ -50,7 +50,9 @@ _RULES = {
     "dataset_processes": to("dataset_num_proc"),
     "tf32": to("tf32", {"auto": None}),
     "liger_fused_linear_cross_entropy": to("use_liger_kernel"),
+    "chunked_cross_entropy": to("loss_type", {True: "chunked_nll", False: "nll"}),
     "trust_remote_code": leave(REMOTE_CODE),
+    "remove_unused_columns": leave("TRL's trainers choose it themselves"),
     **leave_all("fsdp_version ddp dp_shard_size dp_replicate_size deepcompile "
                 "fsdp_final_state_dict_type", SHARDING),
     **leave_all("val_set_size test_datasets eval_sample_packing evals_per_epoch eval_steps "
@@ -96,6 +98,7 @@ _HIDDEN = dict.fromkeys(
     ),
     _OWN,
 ) | dict.fromkeys(("qgalore_", "dion_"), "another optimizer's")
+_HIDDEN["liger_"] = "Liger's kernels come together: `use_liger_kernel`"
 
 
 def _method(data: Mapping[str, Any]) -> str | None:

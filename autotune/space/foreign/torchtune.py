@@ -109,11 +109,11 @@ def _read(reading: Reading) -> None:
     reading.end(f"loss.{COMPONENT}", "carried", f"method: {reading.method.name}")
     _read_model(reading)
     _read_modules(reading)
-    dtype = reading.given("dtype")
+    dtype = str(reading.given("dtype"))
     if dtype in _DTYPES:
         reading.carry("dtype", "precision", dtype, detail="precision and fixed.dtype")
-        reading.write("fixed.dtype", _DTYPES[str(dtype)])
-    elif dtype is not None:
+        reading.write("fixed.dtype", _DTYPES[dtype])
+    elif reading.given("dtype") is not None:
         refuse(reading, "dtype", f"`{dtype}` is not bf16 or fp32")
     _read_optimizer(reading)
     length = "tokenizer.max_seq_len"
