@@ -4,6 +4,7 @@ import json
 import pprint
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from autotune.bundle.formats.launched import Formatted, Launched
 from autotune.bundle.formats.renamed import not_said
@@ -78,7 +79,7 @@ def notebook(bundle: Launched) -> Formatted:
         what = f"a notebook trains on one device, and this bundle has {bundle.processes}"
         raise user_error(what, where="--format", hint="use `--format python`")
     program = _program(bundle).partition('\n\nif __name__ == "__main__":')[0]
-    cells = [
+    cells: list[dict[str, Any]] = [
         {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
         | {"id": f"cell-{number}", "source": text.splitlines(keepends=True)}
         for number, text in enumerate([program, "train()"])

@@ -30,6 +30,12 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
         if value is not None:
             fixed[knob.name] = value
     pins = _sharding(launch.pins, processes)
+    if reading.job.get("tuning") == "qlora" and pins.get(DISTRIBUTED_TYPE) in (DEEPSPEED, FSDP):
+        reading.assumed.append(
+            f"fixed.{DISTRIBUTED_TYPE}: MULTI_GPU (a quantised base is not divided here, so "
+            f"{pins[DISTRIBUTED_TYPE]} would divide no more than the adapter)"
+        )
+        pins = _sharding({}, processes)
     fixed.update(pins)
     names = [name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.given(name)]
     for name in names:

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.space.foreign.fields import leave, leave_all, to
+from autotune.space.foreign.axolotl_fields import HIDDEN, RULES
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import (
     ALL_LINEAR,
-    EVALUATION,
-    REMOTE_CODE,
-    SHARDING,
     Tool,
     read_model,
     read_precision,
@@ -24,84 +21,11 @@ _KERNELS = {
     "eager_attention": "eager",
 }
 """Switches of a kernel each."""
-_OWN = "a setting of Axolotl's own"
-_RULES = {
-    "sequence_len": to("max_length"),
-    "micro_batch_size": to("per_device_train_batch_size"),
-    "eval_batch_size": to("per_device_eval_batch_size"),
-    "num_epochs": to("num_train_epochs"),
-    "optimizer": to("optim"),
-    "lr_scheduler": to("lr_scheduler_type"),
-    "warmup_ratio": to("warmup_steps"),
-    "sample_packing": to("packing"),
-    "peft_use_dora": to("use_dora"),
-    "peft_use_rslora": to("use_rslora"),
-    "lora_modules_to_save": to("lora_modules_to_save"),
-    "batch_flattening": to("padding_free"),
-    "rl_beta": to("beta"),
-    "dpo_loss_type": to("loss_type"),
-    "dpo_label_smoothing": to("label_smoothing"),
-    "dpo_use_weighting": to("use_weighting"),
-    "kto_desirable_weight": to("desirable_weight"),
-    "kto_undesirable_weight": to("undesirable_weight"),
-    "group_by_length": to(
-        "train_sampling_strategy", {True: "group_by_length", False: "random"}
-    ),
-    "dataset_processes": to("dataset_num_proc"),
-    "tf32": to("tf32", {"auto": None}),
-    "liger_fused_linear_cross_entropy": to("use_liger_kernel"),
-    "chunked_cross_entropy": to("loss_type", {True: "chunked_nll", False: "nll"}),
-    "trust_remote_code": leave(REMOTE_CODE),
-    "remove_unused_columns": leave("TRL's trainers choose it themselves"),
-    **leave_all("fsdp_version ddp dp_shard_size dp_replicate_size deepcompile "
-                "fsdp_final_state_dict_type", SHARDING),
-    **leave_all("val_set_size test_datasets eval_sample_packing evals_per_epoch eval_steps "
-                "eval_strategy do_causal_lm_eval do_bench_eval eval_table_size "
-                "eval_max_new_tokens early_stopping_patience", EVALUATION),
-    **leave_all("sequence_parallel_degree context_parallel_size tensor_parallel_size",
-                "a job spreads rows only; the global batch counts what is left"),
-    **leave_all("lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel "
-                "tiled_mlp unsloth_cross_entropy_loss flash_attn_cross_entropy "
-                "flash_attn_rms_norm flash_attn_fuse_mlp layer_offloading",
-                "TRL trains without that kernel"),
-    **leave_all("plugins strict dataset_prepared_path shuffle_merged_datasets debug "
-                "saves_per_epoch is_llama_derived_model is_mistral_derived_model "
-                "is_qwen_derived_model is_falcon_derived_model hub_model_id save_safetensors "
-                "tokenizer_type model_type tokenizer_use_fast resume_from_checkpoint "
-                "auto_resume_from_checkpoints local_rank xformers_attention loraplus_lr_ratio "
-                "s2_attention flash_optimum include_tkps use_tensorboard lora_model_dir "
-                "dataset_exact_deduplication lora_fan_in_fan_out peft_layers_to_transform",
-                _OWN),
-    **leave_all("special_tokens tokens chat_template chat_template_jinja default_system_message "
-                "eot_tokens train_on_inputs roles_to_train",
-                "TRL formats rows by the tokenizer's chat template (`chat_template_path` is "
-                "another one)"),
-    **leave_all("pad_to_sequence_len pad_to_multiple_of sample_packing_group_size "
-                "sample_packing_bin_size multipack_real_batches excess_length_strategy "
-                "min_sample_len curriculum_sampling",
-                "TRL pads a batch to its longest row, and truncates longer ones"),
-    **leave_all("unfrozen_parameters relora cosine_min_lr_ratio cosine_constant_lr_ratio "
-                "lr_groups embedding_lr loftq lora_target_parameters",
-                "TRL's command cannot do it; what is trained differs"),
-}  # fmt: skip
-_HIDDEN = dict.fromkeys(
-    (
-        "wandb_",
-        "loss_watchdog_",
-        "mlflow_",
-        "comet_",
-        "swanlab_",
-        "profiler_",
-        "tokenizer_",
-        "lora_on_",
-        "vllm",
-    ),
-    _OWN,
-) | dict.fromkeys(("qgalore_", "dion_"), "another optimizer's")
-_HIDDEN["liger_"] = "Liger's kernels come together: `use_liger_kernel`"
 
 
 def _method(data: Mapping[str, Any]) -> str | None:
+    if data.get("process_reward_model") is True:
+        return None
     if data.get("reward_model") is True:
         return "reward"
     rl = data.get("rl")
@@ -242,7 +166,7 @@ TOOL = Tool(
     marks=frozenset(
         {"base_model", "datasets", "adapter", "sequence_len", "micro_batch_size", "sample_packing"}
     ),
-    rules=_RULES,
+    rules=RULES,
     method=_method,
     read=_read,
     micro="micro_batch_size",
@@ -254,6 +178,6 @@ TOOL = Tool(
         "lora_dropout": 0.0,
     },
     as_is={"loss_type": "nll", "gradient_checkpointing": False},
-    hidden=_HIDDEN,
+    hidden=HIDDEN,
     says_method="rl",
 )

@@ -194,7 +194,7 @@ def _read_table(reading: Reading, tool: Tool) -> None:
     defaults = field_defaults(reading.method.name) if tool.dumps_defaults else {}
     dumped = bool(defaults) and len(reading.data) > len(defaults) // 2
     for name, value in list(reading.data.items()):
-        if name in reading.fates:
+        if name in reading.fates or name in _LAUNCHES:
             continue
         rule = tool.rule(name)
         if dumped and (value is None or (name in defaults and _same(value, defaults[name]))):
@@ -203,6 +203,8 @@ def _read_table(reading: Reading, tool: Tool) -> None:
             reading.leave(name, "nothing is said")
         elif name == "warmup_ratio" and (not value or reading.given("warmup_steps")):
             reading.leave(name, "`warmup_steps` goes before it")
+        elif rule is not None and not rule.ours and value is False:
+            reading.leave(name, "off")
         elif rule is not None:
             reading.apply(name, rule)
         elif tool.takes_trainer_fields:

@@ -67,13 +67,18 @@ _RULES = {
         "adapter_name_or_path resize_vocab add_tokens loraplus_lr_ratio loraplus_lr_embedding "
         "pissa_init pissa_iter pref_ftx pref_bco_weight simpo_gamma ppo_buffer_size "
         "ppo_score_norm ppo_target ref_model ref_model_adapters reward_model_adapters fp8 "
-        "use_asft_loss use_eaft_loss disable_shuffling create_new_adapter",
+        "use_asft_loss use_eaft_loss asft_alpha eaft_alpha disable_shuffling create_new_adapter "
+        "pissa_convert use_dft_loss use_mca use_kt use_hyper_parallel hyper_parallel_args "
+        "add_special_tokens new_special_tokens_config init_special_tokens "
+        "ref_model_quantization_bit reward_model_quantization_bit ignore_pad_token_for_loss",
         "TRL's command cannot do it; what is trained differs",
     ),
     **leave_all(
         "use_fast_tokenizer low_cpu_mem_usage cache_dir use_reentrant_gc split_special_tokens "
         "infer_backend infer_dtype offload_folder use_kv_cache hf_hub_token ms_hub_token "
-        "om_hub_token ray_run_name",
+        "om_hub_token ray_run_name neat_packing adapter_folder use_v1_kernels device_map "
+        "quantization_device_map compute_dtype master_addr master_port enable_torch_profiler "
+        "eval_num_beams do_sample num_beams max_new_tokens length_penalty skip_special_tokens",
         "it changes neither speed nor memory of the training, or is LLaMA-Factory's own",
     ),
     "reward_model_type": leave("a job's reward model is a whole model"),
@@ -84,8 +89,9 @@ _HIDDEN = {
     **dict.fromkeys(("freeze_", "oft_"), "not trained so by a job"),
     **dict.fromkeys(("swanlab_", "use_swanlab", "ray_", "export_", "profiler_"),
                     "a setting of LLaMA-Factory's own"),
+    **dict.fromkeys(("kt_", "fp8_"), "TRL's command cannot do it; what is trained differs"),
     **dict.fromkeys(("vllm_", "sglang_", "infer_"), "for its inference"),
-    **dict.fromkeys(("image_", "video_", "audio_"), "a job trains on text"),
+    **dict.fromkeys(("image_", "video_", "audio_", "crop_", "use_audio"), "a job trains on text"),
 }  # fmt: skip
 
 

@@ -81,6 +81,7 @@ TRAINER_RULES: Mapping[str, Rule] = {
     "do_eval": leave(EVALUATION),
     "do_predict": leave("a job trains only"),
     "trust_remote_code": leave(REMOTE_CODE),
+    "resume_from_checkpoint": leave("a job starts from the model"),
     "auto_find_batch_size": leave("the batch size is searched"),
     "local_rank": leave("the launcher says it"),
     "logging_dir": leave("transformers has dropped it"),

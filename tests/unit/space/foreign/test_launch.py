@@ -1,6 +1,7 @@
 """The global batch is kept, whoever says how many devices there are; what shares is searched."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import UserError
+from autotune.space.job_file.load import judge
 from tests.unit.space.foreign.files import (
     ACCELERATE,
     DEEPSPEED,
@@ -83,6 +85,8 @@ def test_a_deepspeed_file_that_is_only_named_is_searched_or_known_by_its_name() 
     assert as_is.job["fixed"]["zero_stage"] == 3
     assert as_is.job["fixed"]["offload_param_device"] == "cpu"
     assert any("by the file's name" in text for text in as_is.assumed)
+    for job in (found.job, as_is.job):
+        assert judge(job, "theirs.yaml", Path("/")).global_batch_size == 32
 
 
 def test_fsdp_as_it_is() -> None:
