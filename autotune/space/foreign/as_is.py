@@ -43,8 +43,8 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
             reading.end(name, "carried", f"fixed: {', '.join(f'{k} {v}' for k, v in pins.items())}")
         else:
             reading.leave(name, "one process shares nothing with others")
-    if names and pins and isinstance(reading.given("deepspeed"), str):
-        reading.assumed.append(f"zero_stage: {pins.get('zero_stage')} (by the file's name)")
+    if "zero_stage" in pins and isinstance(reading.given("deepspeed"), str):
+        reading.assumed.append(f"fixed.zero_stage: {pins['zero_stage']} (by the file's name)")
 
 
 def _is_open(knob: Knob, reading: Reading) -> bool:
@@ -73,7 +73,8 @@ def _sharding(pins: Mapping[str, Any], processes: int) -> dict[str, Any]:
     zero = {name: pins[name] for name in _OF_ZERO if name in pins}
     offloads = any(zero.get(name) in ("cpu", "nvme") for name in _OF_ZERO[1:])
     if kind == DEEPSPEED and zero.get("zero_stage") and (processes > 1 or offloads):
-        return {DISTRIBUTED_TYPE: kind, **zero}
+        nowhere = dict.fromkeys((OPTIMIZER_OFFLOAD, PARAM_OFFLOAD), "none")
+        return {DISTRIBUTED_TYPE: kind, **nowhere, **zero}
     if processes == 1:
         return {}
     if kind == FSDP:
