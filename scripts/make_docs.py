@@ -3,7 +3,8 @@
     python scripts/make_docs.py [--check]
 
 `docs/job.md` comes from the docstrings of the job's fields, `docs/cli.md` from the help pages,
-`docs/knobs.md` from the search spaces, `docs/server/settings.md` from the docstrings of the
+`docs/knobs.md` from the search spaces, `docs/formats.md` from the tables of other tools' fields,
+`docs/server/settings.md` from the docstrings of the
 service's settings, `docs/plan.schema.json` from the types of a plan's JSON,
 `docs/server/openapi.json` from the routes of the service's API.
 `--check` writes nothing and fails where a page is old.
@@ -30,6 +31,8 @@ from autotune.server.app import create_routes
 from autotune.server.service import open_service
 from autotune.server.settings import Allowed, Limits, Retention, Settings
 from autotune.space.definition import INCLUDES, SpaceDefinition, load_definition, shared_part
+from autotune.space.foreign.owner import TOOLS
+from autotune.space.foreign.tool import Tool
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes
 
@@ -39,6 +42,50 @@ KNOBS_HEAD = """What is searched, from `search_spaces/*.yaml`; what several meth
 A *speed* knob changes time and memory only. A *recipe* knob changes what is learned: it keeps its
 default until the job lists values for it under `recipe:`. `fixed: {knob: value}` pins any knob.
 `autotune space show job.yaml` prints what is left of the space for a job.
+"""
+FORMATS_HEAD = """`autotune import FILE...` makes a job of another tool's files; every command takes
+such a file where it takes a job, and says in a line on stderr that it did. Beside the trainer's
+file there may be accelerate's YAML, DeepSpeed's JSON and LLaMA-Factory's `dataset_info.json`.
+`autotune import -- COMMAND` reads the flags of a command (`trl sft ...`, `accelerate launch
+train.py ...`, `llamafactory-cli train my.yaml`, `tune run ...`), and runs nothing.
+
+```bash
+autotune import llama3_lora_sft.yaml ds_z3.json --devices 4 --out job.yaml
+autotune import --as-is llama3_lora_sft.yaml --out mine.yaml
+autotune plan mine.yaml --device rtx-4090
+```
+
+- **The global batch is kept**: micro-batch x accumulation x devices. Where nothing says how many
+  devices there are, it is one, and that is said; `--devices` says another number.
+- **What a file pins and the search tries is searched**: the micro-batch, checkpointing, the
+  attention kernel, AdamW's kernel, ZeRO, FSDP. With `--as-is` all of it is pinned: a plan of that
+  job says whether the configuration fits, and how fast it is.
+- **What is learned stays**: rank and modules of adapters, packing, the optimizer (where it is not
+  AdamW), the data type of weights. Where the tool does something else than TRL unless told
+  otherwise, its default is written into the job.
+- **Every field ends somewhere**: carried, searched instead, left out for a reason, or unknown.
+  `--json` lists them.
+- **Data** are carried where TRL reads the same rows: a hub id or file in its own form, or one whose
+  columns only have other names. Else the job has `dataset: {lengths: {max: ...}}`.
+- `trust_remote_code` is never carried.
+
+`autotune emit RUN --format FORM` (RUN: a run, or the folder of a bundle) goes the other way, and
+says on stderr what the other form cannot. How each is checked:
+
+| form | read back by |
+|---|---|
+| `trl` | TRL's parser: it is the bundle's own file |
+| `accelerate`, `deepspeed` | accelerate's loader, and DeepSpeed: they are the bundle's own files |
+| `training-arguments` | transformers' HfArgumentParser |
+| `python`, `notebook` | Python, and TRL's parser for what they hold |
+| `slurm`, `env` | bash, which parses them; no cluster has run them |
+| `llamafactory`, `axolotl` | `autotune import`, which must find the same training |
+
+LLaMA-Factory and Axolotl do not install beside this stack: their own parsers (0.9.5 and 0.19.0)
+have read such files, in no test of ours.
+
+The fields are those of LLaMA-Factory 0.9.5, Axolotl 0.19, torchtune 0.6 and the installed TRL.
+Other fields with the name of one of TRL's training arguments are passed through under `training:`.
 """
 PATHS = "What a job file names is relative to the file; what a flag names, to the shell.\n\n"
 MODELS = """
@@ -222,6 +269,35 @@ def _condition(condition: Any) -> str:
     return value_label(condition)
 
 
+def formats_page() -> str:
+    """What fields of other tools are in a job."""
+    text = "# Configurations of other tools\n\n" + NOTE + FORMATS_HEAD
+    for tool in TOOLS.values():
+        text += f"\n## {tool.name}\n\n{_defaults_of(tool)}"
+        text += "| theirs | in a job |\n|---|---|\n"
+        carried = {name: rule.ours for name, rule in tool.rules.items() if rule.ours}
+        text += "".join(f"| `{name}` | `{ours}` |\n" for name, ours in sorted(carried.items()))
+        reasons: dict[str, list[str]] = {}
+        for name, rule in tool.rules.items():
+            if rule.reason:
+                reasons.setdefault(rule.reason, []).append(f"`{name}`")
+        for start, reason in tool.hidden.items():
+            reasons.setdefault(reason, []).append(f"`{start}...`")
+        text += "\nLeft out:\n\n"
+        for reason, names in reasons.items():
+            line = f"- {reason}: {', '.join(names)}"
+            text += textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+    return text
+
+
+def _defaults_of(tool: Tool) -> str:
+    """What is taken where a file says nothing."""
+    values = {tool.micro: tool.rows, tool.accumulation: tool.steps, **tool.defaults}
+    told = ", ".join(f"`{name}: {value_label(value)}`" for name, value in values.items())
+    line = f"Where a file says nothing: {told}."
+    return textwrap.fill(line, 120, break_on_hyphens=False) + "\n\n"
+
+
 def plan_schema() -> str:
     """The JSON Schema of `autotune plan --json`."""
     return json.dumps(PlanJson.model_json_schema(), indent=2) + "\n"
@@ -240,6 +316,7 @@ PAGES = {
     "job.md": job_page,
     "cli.md": cli_page,
     "knobs.md": knobs_page,
+    "formats.md": formats_page,
     "server/settings.md": settings_page,
     "plan.schema.json": plan_schema,
     "server/openapi.json": openapi,

@@ -13,6 +13,7 @@ from autotune import __version__
 
 COMMANDS = {
     "init": "Ask four questions and write a commented job.",
+    "import": "Make a job of a configuration of TRL, Axolotl, LLaMA-Factory and others.",
     "run": "Find the fastest stable configuration of a job and write its verified bundle.",
     "plan": "Say what every candidate of a job will take, before anything runs.",
     "limits": "Say how far a job can go: largest micro-batch, longest rows, fewest devices.",
@@ -41,7 +42,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"autotune.cli.{cmd_name}")
+        # `import` is a word of Python's, and no name of a module.
+        name = "import_job" if cmd_name == "import" else cmd_name
+        module = importlib.import_module(f"autotune.cli.{name}")
         command: click.Command = module.command
         return command
 

@@ -28,8 +28,10 @@ def command(
     """Say whether the trainer's YAML, accelerate's YAML and DeepSpeed's JSON in BUNDLE agree.
 
     It may be a folder that was written by hand: the files are told apart by what
-    they hold, or by their names in it. Shell scripts, and the flags in them, are not read. The exit
-    code is 0 where the files agree, 1 where not, 2 where a file is missing or unreadable."""
+    they hold, or by their names in it. Without accelerate's YAML the trainer reads DeepSpeed's
+    JSON itself, as `torchrun` and `deepspeed` start it. Shell scripts, and the flags in them, are
+    not read. The exit code is 0 where the files agree, 1 where not, 2 where a file is missing or
+    unreadable."""
     from autotune.bundle.check.check import disagreements
     from autotune.bundle.check.read import read_launch
     from autotune.errors import nearest, user_error
@@ -43,7 +45,7 @@ def command(
         bundle, trainer=trainer, accelerate=accelerate, deepspeed=deepspeed, method=method
     )
     problems = disagreements(files)
-    named_files = [files.trainer_file, files.accelerate_file]
+    named_files = [files.trainer_file, *([] if files.alone else [files.accelerate_file])]
     if files.deepspeed is not None:
         named_files.append(files.deepspeed_file)
     if as_json:

@@ -13,6 +13,13 @@ from autotune.cli.job_options import (
     storage_of,
     storage_option,
 )
+from autotune.errors import user_error
+
+_MOST_BYTES = 2**22
+FORMATS = (
+    *("trl", "training-arguments", "accelerate", "deepspeed", "axolotl", "llamafactory"),
+    *("python", "notebook", "slurm", "env"),
+)
 
 
 @click.command("emit")
@@ -27,6 +34,13 @@ from autotune.cli.job_options import (
     help="Write deepspeed_auto.json, too: DeepSpeed's file with `auto` values, for those who keep "
     "TrainingArguments of their own.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Print the bundle in another form (with --out: write its files there), and say what that "
+    "cannot express. RUN may be the folder of a bundle, too.",
+)
 @storage_option("Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded
@@ -35,27 +49,69 @@ def command(
     probe: int | None,
     out: Path | None,
     auto: bool,
+    form: str | None,
     storage: str | None,
     as_json: bool,
 ) -> int:
     """Write the bundle of RUN again, or that of one of its probes. Only the bundle that was
     verified before is called verified: see `autotune verify`."""
-    from autotune.errors import user_error
     from autotune.run.past_run import reopen
 
+    if form is not None and _is_bundle(run):
+        return _write_form(_texts_of(run), form, out, as_json)
     past = reopen(run, storage_of(storage))
     print_notes(past.notes)
     target = (out or past.run.bundle).absolute()
-    if out is not None and target.exists():
+    if form is None and out is not None and target.exists():
         raise user_error("the folder is there already", where=str(out), hint="choose another one")
     recommendation = past.recommendation(probe)
     verification = past.kept_verification(recommendation)
     files = past.files_with_auto if auto else past.files
     rendered = files(recommendation, verification)
+    if form is not None:
+        return _write_form(rendered, form, out, as_json)
     with past.run.locked() if out is None else contextlib.nullcontext():
         past.run.write_bundle(target, rendered)
     if as_json:
         print_json({"schema": 1, "bundle": str(target), "probe": recommendation.chosen.number})
     else:
         echo(str(target))
+    return 0
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Whether a folder is a bundle itself, as `autotune plan --emit` writes one."""
+    return (folder / "accelerate.yaml").is_file() and (folder / "recommendation.json").is_file()
+
+
+def _texts_of(folder: Path) -> dict[str, str]:
+    """The files of a bundle."""
+    from autotune.job.text_file import readable_text
+
+    texts = {file.name: readable_text(file, _MOST_BYTES) for file in sorted(folder.iterdir())}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _write_form(texts: dict[str, str], form: str, out: Path | None, as_json: bool) -> int:
+    """Print or write a bundle in another form, and say what is lost."""
+    from autotune.bundle.formats.format import formatted
+
+    found = formatted(texts, form)
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise user_error("the folder is not empty", where=str(out), hint="choose another one")
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in found.files.items():
+            (out / name).write_text(text, encoding="utf-8")
+    if as_json:
+        files = dict(found.files)
+        print_json({"schema": 1, "format": form, "files": files, "lost": dict(found.lost)})
+        return 0
+    if out is None:
+        first, *rest = found.files.items()
+        echo(first[1], nl=False)
+        for name, _ in rest:
+            echo(f"it needs {name} beside it: `--out DIR` writes both", err=True)
+    for name, reason in found.lost.items():
+        echo(f"not in it: {name}: {reason}", err=True)
     return 0

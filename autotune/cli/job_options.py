@@ -136,7 +136,7 @@ def load(
         raise user_error(
             "a job is needed", hint="name a job file, or give --model, --dataset and so on"
         )
-    loaded_job, definition = load_job(job, overrides)
+    loaded_job, definition = load_job(job, overrides, imported=say_imported(job))
     reason = missing(loaded_job.method)
     if reason is not None:
         from autotune.plan.questions.missing_trainer import ways_out
@@ -146,6 +146,18 @@ def load(
     for assumption in loaded_job.assumed:
         echo(f"assumed: {assumption}", err=True)
     return loaded_job, definition
+
+
+def say_imported(file: Path | None) -> Callable[[Any], None]:
+    """What tells in a line that another tool's file was read as a job."""
+
+    def say(found: Any) -> None:
+        batch = found.job.get("global_batch_size")
+        devices = found.job.get("devices", {}).get("count", 1)
+        more = f"; global batch {batch}, {devices} device{'s' if devices != 1 else ''}"
+        echo(f"{found.summary}{more}; `autotune import {file}` lists them", err=True)
+
+    return say
 
 
 def print_notes(notes: Sequence[str]) -> None:

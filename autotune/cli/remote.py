@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from autotune.cli.echo import echo, print_json
-from autotune.cli.job_options import FLAG_NAMES
+from autotune.cli.job_options import FLAG_NAMES, say_imported
 from autotune.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -208,7 +208,7 @@ def _job(path: Path | None, sets: Sequence[str]) -> dict[str, Any]:
     if path is None and not sets:
         hint = "name a job file, or give --model, --dataset and so on"
         raise user_error("a job is needed", hint=hint)
-    job, _ = load_job(path, sets, elsewhere=True)
+    job, _ = load_job(path, sets, elsewhere=True, imported=say_imported(path))
     data, config = job.model_dump(mode="json", exclude_unset=True), None
     model = Path(job.model)
     if model.suffix == ".json" and model.is_file() and isinstance(data["dataset"], dict):

@@ -5,6 +5,7 @@ from their source. That keeps `autotune validate` fast and right for the version
 """
 
 import ast
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -12,6 +13,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.job.methods import METHODS, SFT
 
@@ -140,16 +142,27 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
 
 def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
     """The fields of a class, each with its type as its source has it."""
-    tree = ast.parse(source_of(package, file))
     return {
         statement.target.id: ast.unparse(statement.annotation)
-        for node in tree.body
+        for statement in _annotated(package, file, class_name)
+        if isinstance(statement.target, ast.Name) and not statement.target.id.startswith("_")
+    }
+
+
+def _annotated(package: str, file: str, class_name: str) -> list[ast.AnnAssign]:
+    return [
+        statement
+        for node in ast.parse(source_of(package, file)).body
         if isinstance(node, ast.ClassDef) and node.name == class_name
         for statement in node.body
         if isinstance(statement, ast.AnnAssign)
-        and isinstance(statement.target, ast.Name)
-        and not statement.target.id.startswith("_")
-    }
+    ]
+
+
+@functools.cache
+def transformers_fields() -> frozenset[str]:
+    """The fields of transformers' own TrainingArguments."""
+    return frozenset(_fields_of("transformers", "training_args.py", "TrainingArguments"))
 
 
 @functools.cache
@@ -171,6 +184,32 @@ def field_types(method: str | None = None) -> Mapping[str, str]:
     for source in sources:  # a later class narrows what an earlier one says
         types |= _fields_of(*source)
     return types
+
+
+@functools.cache
+def field_defaults(method: str) -> Mapping[str, Any]:
+    """What fields of a method's training arguments and of ModelConfig are where nobody sets them:
+    those whose source says it in a plain value."""
+    sources = [(package, *file) for package, files in _CONFIG_SOURCES.items() for file in files]
+    sources.append(("trl", METHODS[method].source, METHODS[method].config))
+    defaults: dict[str, Any] = {}
+    for source in sources:  # a later class narrows what an earlier one says
+        for name, value in _values_of(*source).items():
+            with contextlib.suppress(ValueError):
+                defaults[name] = ast.literal_eval(value)
+    return defaults
+
+
+def _values_of(package: str, file: str, class_name: str) -> dict[str, ast.expr]:
+    """The fields of a class, each with its default as its source has it."""
+    found = {}
+    for statement in _annotated(package, file, class_name):
+        value = statement.value
+        if isinstance(value, ast.Call):
+            value = next((k.value for k in value.keywords if k.arg == "default"), None)
+        if value is not None and isinstance(statement.target, ast.Name):
+            found[statement.target.id] = value
+    return found
 
 
 def missing(method: str) -> str | None:

@@ -21,7 +21,7 @@ from autotune.server.access.model_config import model_config
 from autotune.server.access.plain import MOST_TEXT, check_data, check_text, check_yaml
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind, NewWork, Value
-from autotune.space.job_file.foreign import refuse_foreign
+from autotune.space.foreign.owner import refuse_foreign
 from autotune.space.job_file.load import Judged, judge_job
 from autotune.space.job_file.positions import (
     Path_,

@@ -109,6 +109,13 @@ def who_reads_deepspeeds_file(files: LaunchFiles) -> Iterator[Problem]:
     """One file of DeepSpeed's, and somebody who reads it."""
     own = section(files.accelerate, "deepspeed_config")
     named, trainers = own.get("deepspeed_config_file"), files.trainer.get("deepspeed")
+    if files.alone and not trainers:
+        yield files.at_trainer(
+            "deepspeed",
+            f"is missing: without it {files.deepspeed_file} is never read",
+            f"set it to {files.deepspeed_file}, or start with `--deepspeed {files.deepspeed_file}`",
+        )
+        return
     if named is not None and trainers:
         yield files.at_trainer(
             "deepspeed",
@@ -252,9 +259,10 @@ def groups(files: LaunchFiles) -> Iterator[Problem]:
         yield files.at_trainer(GROUP, made, hint)
 
 
+OF_THE_FILE = (names, processes)
+"""Of accelerate's file by itself."""
 CHECKS = (
-    names,
-    processes,
+    *OF_THE_FILE,
     deepspeeds_section,
     who_reads_deepspeeds_file,
     one_engine,

@@ -17,7 +17,8 @@ from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
     """Everything that is wrong: where, what each file says, what to do."""
     wrong = [problem for check in types.CHECKS for problem in check(files)]
-    checks = (*accelerate.CHECKS, *deepspeed_checks.CHECKS)
+    without = accelerate.OF_THE_FILE if files.alone else ()
+    checks = (*(c for c in accelerate.CHECKS if c not in without), *deepspeed_checks.CHECKS)
     found = [problem for check in checks for problem in check(files)]
     # Of a value that cannot be, and what is in it, nothing else is worth saying.
     known = {problem.where for problem in wrong}

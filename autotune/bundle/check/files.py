@@ -36,6 +36,8 @@ class LaunchFiles:
         trainer: what the trainer reads.
         accelerate: what `accelerate launch` reads.
         deepspeed: what DeepSpeed reads; None where there is no such file.
+        alone: whether accelerate has no file: `torchrun` or `deepspeed` starts the training, and
+            the trainer reads DeepSpeed's file.
         method: of the training, where it is known.
         types: fields of the trainer, and their types as its source has them (`int | None`).
         fields: what the installed packages declare of the other two; empty: neither names nor
@@ -45,6 +47,7 @@ class LaunchFiles:
     trainer: Mapping[str, Any]
     accelerate: Mapping[str, Any]
     deepspeed: Mapping[str, Any] | None
+    alone: bool = False
     method: Method | None = None
     trainer_file: str = "the trainer's file"
     accelerate_file: str = "accelerate.yaml"

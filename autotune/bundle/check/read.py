@@ -46,12 +46,16 @@ def read_launch(
     if not folder.is_dir():
         raise user_error("there is no such folder", where=str(folder))
     found, problems = _read_all(folder, [trainer, accelerate, deepspeed])
-    launch = _one(found, folder, _ACCELERATES, accelerate, "accelerate", problems)
+    alone = accelerate is None and _is_alone(found, folder, deepspeed)
+    launch = (
+        None if alone else _one(found, folder, _ACCELERATES, accelerate, "accelerate", problems)
+    )
     rest = {path: data for path, data in found.items() if path != launch}
     trains = _one(rest, folder, _TRAINERS, trainer, "trainer", problems)
-    if problems or launch is None or trains is None:
+    if problems or (launch is None and not alone) or trains is None:
         raise UserError(*problems)
-    named = section(found[launch], "deepspeed_config").get("deepspeed_config_file")
+    launches = {} if launch is None else found[launch]
+    named = section(launches, "deepspeed_config").get("deepspeed_config_file")
     named = named or found[trains].get("deepspeed")
     inside = named if isinstance(named, Mapping) else None
     theirs = None if inside is not None else _deepspeeds(found, folder, deepspeed, named)
@@ -61,15 +65,26 @@ def read_launch(
     own = _method(method, trains)
     return LaunchFiles(
         trainer=found[trains],
-        accelerate=found[launch],
+        accelerate=launches,
+        alone=alone,
         deepspeed=found[theirs] if theirs else inside,
         method=own,
         trainer_file=trains.name,
-        accelerate_file=launch.name,
+        accelerate_file="accelerate" if launch is None else launch.name,
         deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
         types=field_types(own.name if own else None),
         fields=launch_fields(),
     )
+
+
+def _is_alone(
+    found: Mapping[Path, Mapping[str, Any]], folder: Path, deepspeed: Path | None
+) -> bool:
+    """Whether DeepSpeed's file lies beside the trainer's, and none of accelerate's."""
+    if any(_marked(found, _ACCELERATES)):
+        return False
+    named = any(data.get("deepspeed") for data in found.values())
+    return named or _deepspeeds(found, folder, deepspeed, None) is not None
 
 
 def _read(path: Path) -> dict[str, Any]:

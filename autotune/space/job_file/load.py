@@ -1,7 +1,8 @@
 """Makes a Job of a job file and flags: strictly, with every problem and its line at once."""
 
+import copy
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,10 @@ from autotune.facts.stack import field_types, missing
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
 from autotune.job.paths import absolute_path
-from autotune.job.text_file import text_of
-from autotune.job.yaml_file import parse_yaml
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, load_definition
-from autotune.space.job_file.foreign import refuse_foreign
+from autotune.space.foreign.fields import Imported
+from autotune.space.job_file.given_file import given_data
 from autotune.space.job_file.homes import of_devices
 from autotune.space.job_file.knob_values import impossible, uncounted
 from autotune.space.job_file.online import online_problems
@@ -29,19 +29,23 @@ from autotune.space.job_file.training_values import wrong_value
 from autotune.space.job_file.unused_pins import pin_problems
 from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
 
-MOST_BYTES = 2**20
-"""Of a job file: a real one has a few thousand."""
 _MOST_EXPLAINED = 200
-_WRITE = "`autotune init` writes a job"
 
 
 def load_job(
-    path: Path | None, sets: Sequence[str] = (), *, elsewhere: bool = False
+    path: Path | None,
+    sets: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
+    imported: Callable[[Imported], None] = lambda _: None,
 ) -> tuple[Job, SpaceDefinition]:
     """The job of a file (or of flags alone) with `--set` values over it, and its search space.
 
+    The configuration of another tool's training is read as a job (`autotune.space.foreign`).
+
     Args:
         elsewhere: whether it is for another machine: what it names need not be on this one.
+        imported: is told what became of another tool's fields.
 
     Raises:
         UserError: every problem at once, each with where it stands.
@@ -51,15 +55,21 @@ def load_job(
     name, base = "flags", Path.cwd()
     if path is not None:
         name, base = str(path), path.parent
-        data, lines = parse_yaml(text_of(path, "job file", MOST_BYTES, hint=_WRITE), name)
-        refuse_foreign(data, name)
+        data, lines = given_data(path, sets, imported)
         positions = line_positions(lines, name)
-    loading = _Loading(data, positions, name, base)
-    definition = loading.definition(sets)
-    job = loading.judge(definition, sets, elsewhere)
-    if loading.problems or job is None:
-        raise UserError(*loading.problems)
-    return job, definition
+    return _Loading(data, positions, name, base).load(sets, elsewhere)
+
+
+def judge(data: Mapping[str, Any], name: str, base: Path) -> Job:
+    """The job that was made of another tool's files, judged as a job file is.
+
+    Args:
+        base: the folder that its paths are relative to; what they name need not be there.
+
+    Raises:
+        UserError: every problem at once.
+    """
+    return _Loading(copy.deepcopy(dict(data)), {}, name, base).load((), elsewhere=True)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +119,18 @@ class _Loading(Draft):
     def problems(self) -> list[Problem]:
         """All that is wrong, as a user can read it."""
         return shown(self._problems, self._name)
+
+    def load(self, sets: Sequence[str], elsewhere: bool) -> tuple[Job, SpaceDefinition]:
+        """The job, and its search space.
+
+        Raises:
+            UserError: every problem at once.
+        """
+        definition = self.definition(sets)
+        job = self.judge(definition, sets, elsewhere)
+        if self.problems or job is None:
+            raise UserError(*self.problems)
+        return job, definition
 
     def judge(
         self, definition: SpaceDefinition, sets: Sequence[str], elsewhere: bool

@@ -21,7 +21,7 @@ except SystemExit as end:
 print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 """
 COMMANDS = [
-    "init",
+    *("init", "import"),
     *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
     *("space", "validate", "serve", "worker", "env"),
     *("doctor", "completion"),

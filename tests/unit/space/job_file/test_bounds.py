@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 from autotune.errors import UserError
-from autotune.space.job_file.load import MOST_BYTES, load_job
+from autotune.space.job_file.given_file import MOST_BYTES
+from autotune.space.job_file.load import load_job
 from tests.unit.loading import load, problems
 
 GRPO = "method: grpo\nreward_funcs: [get_soft_overlong_punishment]\n"

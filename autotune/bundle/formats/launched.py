@@ -1,0 +1,102 @@
+"""What the files of a bundle say, for those who write it in another form. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import yaml
+
+from autotune.bundle.check.files import LaunchFiles
+from autotune.errors import user_error
+from autotune.job.methods import METHODS, Method
+from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP
+
+_EXPORT = re.compile(r'export (\w+)="\$\{\1-([^"}]*)\}"')
+_LAUNCHES = ("launch.sh", "launch_nodes.sh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A bundle.
+
+    Attributes:
+        method: of the training.
+        config: what TRL reads.
+        accelerate: what accelerate reads.
+        environment: variables that its launch sets, but for those that choose devices.
+        texts: every file of it.
+    """
+
+    method: Method
+    config: Mapping[str, Any]
+    accelerate: Mapping[str, Any]
+    environment: Mapping[str, str]
+    texts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> Self:
+        """A bundle's files by name.
+
+        Raises:
+            UserError: they are none of a bundle.
+        """
+        method = next((m for m in METHODS.values() if m.config_file in texts), None)
+        if method is None or "accelerate.yaml" not in texts:
+            raise user_error("no bundle: it has no trainer's YAML beside accelerate.yaml")
+        script = "\n".join(texts.get(name, "") for name in _LAUNCHES)
+        return cls(
+            method=method,
+            config=_mapping(texts[method.config_file]),
+            accelerate=_mapping(texts["accelerate.yaml"]),
+            environment={n: v for n, v in _EXPORT.findall(script) if not n.startswith("CUDA_")},
+            texts=texts,
+        )
+
+    @property
+    def processes(self) -> int:
+        """Devices that train, of all machines."""
+        files = LaunchFiles(trainer={}, accelerate=self.accelerate, deepspeed=None)
+        return files.processes
+
+    @property
+    def kind(self) -> str:
+        """How they share the training, as accelerate calls it."""
+        return str(self.accelerate.get("distributed_type", "NO"))
+
+    @property
+    def deepspeed(self) -> str | None:
+        """DeepSpeed's file, where it has one."""
+        return self.texts.get(DEEPSPEED_FILE) if self.kind == DEEPSPEED else None
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP divides the weights."""
+        return self.kind == FSDP
+
+    @property
+    def tuning(self) -> str:
+        """What is trained: full, lora or qlora."""
+        config = self.config
+        if not config.get("use_peft"):
+            return "full"
+        return "qlora" if config.get("load_in_4bit") or config.get("load_in_8bit") else "lora"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formatted:
+    """A bundle in another form.
+
+    Attributes:
+        files: name -> text; the first is what the tool is given.
+        lost: what of it the other form cannot say, by field, and why.
+    """
+
+    files: Mapping[str, str]
+    lost: Mapping[str, str]
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    data = yaml.safe_load(text)
+    return data if isinstance(data, dict) else {}

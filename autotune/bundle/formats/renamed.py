@@ -1,0 +1,71 @@
+"""Fields of a bundle under the names of another tool. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import yaml
+
+from autotune.bundle.formats.launched import Launched
+
+_SILENT = frozenset({"eval_strategy", "dataset_test_split", "dataset_text_field", "use_cpu"})
+"""What means nothing where nothing is evaluated, or what the other tool sees by itself."""
+_USUAL = ("random", "bfd")
+"""Values that are no choice: every tool shuffles, and packs its way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renaming:
+    """Fields by the other tool's names.
+
+    Attributes:
+        values: its names and the values.
+        lost: ours that it has no name for, and why.
+    """
+
+    values: Mapping[str, Any]
+    lost: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        renamed: Mapping[str, str],
+        kept: frozenset[str],
+        handled: frozenset[str],
+    ) -> Self:
+        """The fields of a configuration.
+
+        Args:
+            renamed: ours and theirs.
+            kept: fields that are called the same.
+            handled: fields that somebody else sees to.
+        """
+        values: dict[str, Any] = {}
+        lost: dict[str, str] = {}
+        for name, value in config.items():
+            if name in renamed or name in kept:
+                values[renamed.get(name, name)] = value
+            elif name not in handled | _SILENT and value and value not in _USUAL:
+                lost[name] = "it has no such field"
+        return cls(values=values, lost=lost)
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+def not_said(bundle: Launched) -> dict[str, str]:
+    """What a bundle's launch sets beside its files."""
+    return {
+        name: f"set it where the training starts: {name}={value}"
+        for name, value in bundle.environment.items()
+    }
+
+
+def as_yaml(theirs: Mapping[str, Any], head: str) -> str:
+    """A file of the other tool."""
+    kept = {name: value for name, value in theirs.items() if value is not None}
+    body = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
+    return f"# Written by autotune.\n{head}\n{body}"

@@ -1,0 +1,146 @@
+"""Forms of transformers and TRL themselves: JSON, a script, a notebook, a Slurm job. Pure."""
+
+import json
+import pprint
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.bundle.formats.launched import Formatted, Launched
+from autotune.bundle.formats.renamed import not_said
+from autotune.bundle.multi_node import SLURM_SCRIPT
+from autotune.errors import user_error
+from autotune.facts.stack import transformers_fields
+from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
+
+_SCRIPT = '''\
+"""Trains what autotune found, as `trl {method}` does. Written by autotune.
+
+Start it with {start}.
+"""
+
+import os
+
+{environment}from trl.scripts.{method} import main, make_parser
+
+CONFIG = {config}
+
+
+def train() -> None:
+    """Train by TRL's own script."""
+    main(*make_parser().parse_dict(CONFIG))
+
+
+if __name__ == "__main__":
+    train()
+'''
+_SLURM = """\
+#!/bin/bash
+# Written by autotune. Submit with `sbatch launch.slurm`, in the folder of the bundle.
+#SBATCH --job-name=autotune
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --output=%x-%j.out
+set -euo pipefail
+cd "${{SLURM_SUBMIT_DIR:-.}}"
+bash launch.sh "$@"
+"""
+
+
+def training_arguments(bundle: Launched) -> Formatted:
+    """What `HfArgumentParser(TrainingArguments).parse_json_file` reads."""
+    fields = transformers_fields()
+    known = {name: value for name, value in bundle.config.items() if name in fields}
+    lost = {
+        name: f"a field of TRL's {bundle.method.config} or ModelConfig, or of its script"
+        for name in bundle.config
+        if name not in fields
+    }
+    files = {"training_arguments.json": json.dumps(known, indent=2, sort_keys=True) + "\n"}
+    if bundle.deepspeed is not None:
+        files["training_arguments.json"] = (
+            json.dumps({**known, "deepspeed": DEEPSPEED_FILE}, indent=2, sort_keys=True) + "\n"
+        )
+        files[DEEPSPEED_FILE] = bundle.deepspeed
+    elif bundle.uses_fsdp:
+        lost["fsdp"] = "accelerate.yaml says it: start with `accelerate launch --config_file`"
+    return Formatted(files=files, lost={**lost, **not_said(bundle)})
+
+
+def script(bundle: Launched) -> Formatted:
+    """A Python program that trains the same."""
+    return Formatted(files={"train.py": _program(bundle)}, lost={})
+
+
+def notebook(bundle: Launched) -> Formatted:
+    """The same program in a notebook, which trains on one device."""
+    if bundle.processes > 1:
+        what = f"a notebook trains on one device, and this bundle has {bundle.processes}"
+        raise user_error(what, where="--format", hint="use `--format python`")
+    program = _program(bundle).partition('\n\nif __name__ == "__main__":')[0]
+    cells: list[dict[str, Any]] = [
+        {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+        | {"id": f"cell-{number}", "source": text.splitlines(keepends=True)}
+        for number, text in enumerate([program, "train()"])
+    ]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    data = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    return Formatted(files={"train.ipynb": json.dumps(data, indent=1) + "\n"}, lost={})
+
+
+def _program(bundle: Launched) -> str:
+    name = bundle.method.name
+    if bundle.method.own_script:
+        what = f"`method: {name}` has a program in its bundle already: {bundle.method.own_script}"
+        raise user_error(what, where="--format")
+    several = "`accelerate launch --config_file accelerate.yaml train.py`"
+    start = several if bundle.processes > 1 or bundle.deepspeed else "`python train.py`"
+    config = pprint.pformat(dict(bundle.config), width=96, sort_dicts=True)
+    return _SCRIPT.format(
+        method=name, start=start, config=config, environment=_exports(bundle.environment)
+    )
+
+
+def _exports(environment: Mapping[str, str]) -> str:
+    """Lines that set what has to be set before torch is loaded."""
+    lines = [f"os.environ.setdefault({n!r}, {v!r})\n" for n, v in environment.items()]
+    return "".join(lines) + ("\n" if lines else "")
+
+
+def slurm(bundle: Launched) -> Formatted:
+    """A job for Slurm: of one machine, or the bundle's own for several."""
+    own = bundle.texts.get(SLURM_SCRIPT)
+    if "launch.sh" not in bundle.texts and own is not None:
+        return Formatted(files={SLURM_SCRIPT: own}, lost={})
+    text = _SLURM.format(gpus=bundle.processes)
+    return Formatted(files={SLURM_SCRIPT: text}, lost={})
+
+
+def variables(bundle: Launched) -> Formatted:
+    """Variables of the environment, as a shell reads them."""
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in bundle.environment.items()]
+    return Formatted(files={".env": "".join(lines)}, lost={})
+
+
+def trl(bundle: Launched) -> Formatted:
+    """What `trl METHOD --config` reads."""
+    name = bundle.method.config_file
+    return Formatted(files={name: bundle.texts[name]}, lost=not_said(bundle))
+
+
+def accelerate(bundle: Launched) -> Formatted:
+    """What `accelerate launch --config_file` reads."""
+    return Formatted(files={"accelerate.yaml": bundle.texts["accelerate.yaml"]}, lost={})
+
+
+def deepspeed(bundle: Launched) -> Formatted:
+    """What DeepSpeed reads.
+
+    Raises:
+        UserError: it does not train with DeepSpeed.
+    """
+    if bundle.deepspeed is None:
+        what = f"this bundle trains without DeepSpeed (distributed_type: {bundle.kind})"
+        raise user_error(what, where="--format")
+    return Formatted(files={DEEPSPEED_FILE: bundle.deepspeed}, lost={})

@@ -1,0 +1,118 @@
+"""`autotune import`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.echo import echo, print_json
+from autotune.cli.guarded import guarded
+from autotune.cli.job_options import json_option
+from autotune.errors import user_error
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, metavar="FILE... | -- COMMAND...")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the job there.")
+@click.option("--model", help="The model, in place of the files'.")
+@click.option("--dataset", help="The data set, in place of the files'.")
+@click.option("--method", help="The training method, where the files do not say it.")
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    help="How many train together, in place of what the files say. The global batch counts them.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="On how many machines, together.")
+@click.option(
+    "--as-is",
+    is_flag=True,
+    help="Pin everything as the files have it: a plan then says whether that fits, how fast it is.",
+)
+@json_option
+@guarded
+def command(
+    files: tuple[str, ...],
+    out: Path | None,
+    model: str | None,
+    dataset: str | None,
+    method: str | None,
+    devices: int | None,
+    nodes: int | None,
+    as_is: bool,
+    as_json: bool,
+) -> int:
+    """Make a job of a configuration of TRL, transformers, accelerate, DeepSpeed, Axolotl,
+    LLaMA-Factory, torchtune or Unsloth, and list what it could not carry.
+
+    FILE is a trainer's YAML or JSON, with accelerate's YAML, DeepSpeed's JSON or LLaMA-Factory's
+    dataset_info.json beside it. COMMAND is what would start the training: `autotune import -- trl
+    sft --config sft.yaml`. Nothing of it is run. The global batch stays exactly the same; what the
+    files pin and autotune can search is searched, unless --as-is is given.
+
+    The job goes to stdout, or to --out; what became of each field goes to stderr.
+    """
+    from autotune.space.foreign.importing import Wishes
+    from autotune.space.foreign.job_text import job_text
+    from autotune.space.job_file.load import judge
+
+    if out is not None and out.exists():
+        raise user_error("there is such a file", where=str(out), hint="name another, or move it")
+    wishes = Wishes(method=method or "", processes=devices, nodes=nodes, as_is=as_is)
+    found = _imported(files, wishes)
+    named = {"model": model, "dataset": dataset}
+    job = {**found.job, **{name: value for name, value in named.items() if value is not None}}
+    found = replace(found, job=job)
+    judge(found.job, " ".join(files)[:200], Path.cwd() if out is None else out.absolute().parent)
+    text = job_text(found, " ".join(files)[:500])
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json(_plain(found))
+        return 0
+    if out is None:
+        echo(text, nl=False)
+    _say(found, out)
+    return 0
+
+
+def _imported(files: Sequence[str], wishes: Any) -> Any:
+    """The job of files, or of a command and the files that it names."""
+    from autotune.space.foreign.command_line import parse_command
+    from autotune.space.foreign.importing import GivenFile, import_job
+    from autotune.space.job_file.given_file import read_mapping
+
+    if all(name.lower().endswith(_SUFFIXES) or Path(name).is_file() for name in files):
+        given = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in files]
+        return import_job(given, wishes)
+    parsed = parse_command(files)
+    read = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in parsed.files]
+    wishes = replace(wishes, method=wishes.method or parsed.method)
+    return import_job(read, wishes, parsed)
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "tool": found.tool,
+        "job": found.job,
+        "fields": [
+            {"field": f.field, "value": f.value, "fate": f.kind, "detail": f.detail}
+            for f in found.fates
+        ],
+        "assumed": list(found.assumed),
+    }
+
+
+def _say(found: Any, out: Path | None) -> None:
+    """A table of what became of each field, on stderr."""
+    from autotune.cli.views.imported import imported_view
+
+    for line in imported_view(found):
+        echo(line, err=True)
+    if out is not None:
+        echo(f"Wrote {out}.\nNext: `autotune plan {out} --device h200`", err=True)

@@ -1,0 +1,1 @@
+"""Configurations of other tools, read as jobs: a table of fields for each tool. Pure."""

@@ -1,0 +1,82 @@
+"""A job that holds another tool's configuration as it is: nothing is left to the search. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.reading import Reading
+from autotune.space.foreign.tool import Tool
+from autotune.space.knobs import MICRO_BATCH, Knob, condition_holds
+from autotune.space.sharding.sharding import (
+    DEEPSPEED,
+    DISTRIBUTED_TYPE,
+    FSDP,
+    OPTIMIZER_OFFLOAD,
+    PARAM_OFFLOAD,
+    RESHARD,
+)
+
+_OF_ZERO = ("zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)
+
+
+def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
+    """Pin every speed knob: as the files have it, as the tool does, or as TRL does."""
+    fixed = reading.job.setdefault("fixed", {})
+    for knob in reading.definition.knobs:
+        if knob.name in fixed or not _is_open(knob, reading):
+            continue
+        default = knob.default if knob.default is not None else _first(knob)
+        value = tool.as_is.get(knob.name, default)
+        if value is not None:
+            fixed[knob.name] = value
+    pins = _sharding(launch.pins, processes)
+    if reading.job.get("tuning") == "qlora" and pins.get(DISTRIBUTED_TYPE) in (DEEPSPEED, FSDP):
+        reading.assumed.append(
+            f"fixed.{DISTRIBUTED_TYPE}: MULTI_GPU (a quantised base is not divided here, so "
+            f"{pins[DISTRIBUTED_TYPE]} would divide no more than the adapter)"
+        )
+        pins = _sharding({}, processes)
+    fixed.update(pins)
+    names = [name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.given(name)]
+    for name in names:
+        if pins:
+            reading.end(name, "carried", f"fixed: {', '.join(f'{k} {v}' for k, v in pins.items())}")
+        else:
+            reading.leave(name, "one process shares nothing with others")
+    if "zero_stage" in pins and isinstance(reading.given("deepspeed"), str):
+        reading.assumed.append(f"fixed.zero_stage: {pins['zero_stage']} (by the file's name)")
+
+
+def _is_open(knob: Knob, reading: Reading) -> bool:
+    """Whether the search would try several values of a speed knob that this job has."""
+    if knob.kind != "speed" or knob.place == "launch" or knob.name == MICRO_BATCH:
+        return False
+    lists = knob.values.values() if isinstance(knob.values, Mapping) else [knob.values]
+    if knob.name != "train_sampling_strategy" and not any(
+        isinstance(values, list) and len(values) > 1 for values in lists
+    ):
+        return False
+    context = {"job.tuning": reading.job.get("tuning"), **reading.job.get("fixed", {})}
+    return all(
+        name in context and condition_holds(condition, context[name], context)
+        for name, condition in knob.only_if.items()
+    )
+
+
+def _first(knob: Knob) -> Any:
+    return knob.values[0] if isinstance(knob.values, list) else None
+
+
+def _sharding(pins: Mapping[str, Any], processes: int) -> dict[str, Any]:
+    """How devices share the training, as knobs that hold together."""
+    kind = pins.get(DISTRIBUTED_TYPE)
+    zero = {name: pins[name] for name in _OF_ZERO if name in pins}
+    offloads = any(zero.get(name) in ("cpu", "nvme") for name in _OF_ZERO[1:])
+    if kind == DEEPSPEED and zero.get("zero_stage") and (processes > 1 or offloads):
+        nowhere = dict.fromkeys((OPTIMIZER_OFFLOAD, PARAM_OFFLOAD), "none")
+        return {DISTRIBUTED_TYPE: kind, **nowhere, **zero}
+    if processes == 1:
+        return {}
+    if kind == FSDP:
+        return {DISTRIBUTED_TYPE: FSDP, RESHARD: pins.get(RESHARD, True)}
+    return {DISTRIBUTED_TYPE: "MULTI_CPU" if kind == "MULTI_CPU" else "MULTI_GPU"}

@@ -1,0 +1,94 @@
+"""The global batch of another tool's files, kept exactly. Pure."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from autotune.errors import Problem
+from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.reading import Reading
+from autotune.space.foreign.tool import Tool
+from autotune.space.knobs import ACCUMULATION
+
+_PARALLEL = (
+    *("sequence_parallel_degree", "context_parallel_size", "tensor_parallel_size"),
+    "tensor_parallel_dim",
+)
+"""Fields that let several devices work on the same rows."""
+_TOTAL, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of a step.
+
+    Attributes:
+        micro: of a device's micro-batch.
+        steps: micro-batches of a device.
+        processes: devices.
+        ways: devices among which rows are divided.
+        inferred: whether the number of devices follows from the batch itself.
+    """
+
+    micro: int
+    steps: int
+    processes: int
+    ways: int
+    inferred: bool = False
+
+    @classmethod
+    def of(cls, reading: Reading, tool: Tool, launch: Launch) -> Self:
+        """What the files say together; where they contradict each other, that is a problem."""
+        micro = _agreed(reading, tool.micro, launch.batch.get(_MICRO), tool.rows)
+        told = launch.batch.get(ACCUMULATION)
+        per_device = _per_device(reading)
+        if reading.given(tool.accumulation) is None and told is None and per_device is not None:
+            steps = max(per_device // micro, 1)  # as Axolotl divides
+        else:
+            steps = _agreed(reading, tool.accumulation, told, tool.steps)
+        parallel = 1
+        for name in _PARALLEL:
+            parallel *= reading.counted(name, 1) if name in reading.data else 1
+        total = launch.batch.get(_TOTAL)
+        processes, inferred = launch.processes or 1, False
+        if launch.processes is None and total is not None and total % (micro * steps) == 0:
+            processes, inferred = total // (micro * steps) * parallel, True
+            reading.assumed.append(
+                f"devices: {processes} (DeepSpeed's `{_TOTAL}: {total}` says it)"
+            )
+        if processes % parallel:
+            what = f"{processes} devices cannot be divided by {parallel}"
+            reading.problems.append(Problem(where="num_processes", what=what))
+        ways = max(processes // parallel, 1)
+        if total is not None and total != micro * steps * ways:
+            product = f"{micro} x {steps} x {ways} = {micro * steps * ways}"
+            what = f"DeepSpeed's `{_TOTAL}: {total}` contradicts {product}"
+            hint = "write `auto` into DeepSpeed's file"
+            reading.problems.append(Problem(where=_TOTAL, what=what, hint=hint))
+        return cls(micro=micro, steps=steps, processes=processes, ways=ways, inferred=inferred)
+
+
+def _per_device(reading: Reading) -> int | None:
+    """Axolotl's rows of a device and step, where it says them."""
+    if reading.tool != "Axolotl" or reading.given("batch_size") is None:
+        return None
+    reading.end("batch_size", "searched", "the batch of a device: global_batch_size")
+    return reading.counted("batch_size", 1)
+
+
+def _agreed(reading: Reading, name: str, deepspeeds: int | None, default: int) -> int:
+    """A number that the trainer's file says, or DeepSpeed's: transformers wants them to agree."""
+    if reading.given(name) is None:
+        return default if deepspeeds is None else deepspeeds
+    value = reading.counted(name, default)
+    if deepspeeds is not None and deepspeeds != value:
+        what = f"`{name}: {value}`, and DeepSpeed's file says {deepspeeds}"
+        hint = "write `auto` into DeepSpeed's file"
+        reading.problems.append(Problem(where=name, what=what, hint=hint))
+    return value
+
+
+def set_rows(reading: Reading, tool: Tool, rows: Rows) -> None:
+    """The global batch in the job."""
+    reading.set_batch(tool.micro, tool.accumulation, (rows.micro, rows.steps), rows.ways)
+    for name in _PARALLEL:
+        reading.leave(name, "a job spreads rows only; the global batch counts what is left")

@@ -1,0 +1,189 @@
+"""A command that trains, read as flags; nothing of it is run. Pure.
+
+CUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 2 train.py --learning_rate 1e-4
+trl dpo --config dpo.yaml --beta 0.2
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from autotune.errors import user_error
+from autotune.job.methods import METHODS
+from autotune.job.yaml_file import parse_scalar
+from autotune.space.foreign import axolotl, llamafactory, torchtune, trl
+from autotune.space.foreign.fields import CARRIED, Fate
+from autotune.space.foreign.launch import Launch, of_flags
+from autotune.space.foreign.tool import Tool
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"[+~]*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_SWITCHES = frozenset(
+    {"multi_gpu", "use_deepspeed", "use_fsdp", "cpu", "quiet", "debug", "standalone", "module"}
+    | {"no_python", "use_megatron_lm", "same_network", "tpu"}
+)
+"""Flags of launchers that take no value."""
+_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+_TOOLS = {
+    "trl": trl.TOOL,
+    "llamafactory-cli": llamafactory.TOOL,
+    "axolotl": axolotl.TOOL,
+    "tune": torchtune.TOOL,
+}
+_TEXT_SUFFIXES = (".yaml", ".yml", ".json")
+MOST_WORDS = 2000
+
+
+@dataclass(kw_only=True)
+class Command:
+    """A command, taken apart.
+
+    Attributes:
+        tool: whose program it is; None: a script of the user's.
+        method: of TRL's command.
+        flags: of the program, by their names.
+        files: configurations that it names, to be read.
+        launch: what its launcher says.
+    """
+
+    tool: Tool | None = None
+    method: str = ""
+    flags: dict[str, Any] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    launch: Launch = field(default_factory=Launch)
+
+
+def parse_command(words: Sequence[str]) -> Command:
+    """A command's parts.
+
+    Raises:
+        UserError: it is none that trains.
+    """
+    if len(words) > MOST_WORDS:
+        raise user_error(f"a command has at most {MOST_WORDS} words", where="the command")
+    rest, command = list(words), Command()
+    _read_variables(rest, command)
+    while rest and (launcher := _launcher(rest)):
+        flags = _launcher_flags(rest)
+        config = flags.pop("config_file", None)
+        command.files += [str(config)] if config is not None else []
+        command.launch = command.launch.joined(of_flags(flags, launcher))
+    _read_program(rest, command)
+    _read_flags(rest, command)
+    if not command.flags and not command.files:
+        what = "this command has no flags and no configuration file"
+        hint = "such as `autotune import -- trl sft --model_name_or_path my-model ...`"
+        raise user_error(what, where=" ".join(words)[:80], hint=hint)
+    return command
+
+
+def _read_variables(rest: list[str], command: Command) -> None:
+    """Variables of the environment before a command, those that count devices among them."""
+    if rest and rest[0] == "env":
+        rest.pop(0)
+    while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
+        name, value = match[1], match[2]
+        listed = [part for part in value.split(",") if part.strip()]
+        counts = {"CUDA_VISIBLE_DEVICES": str(len(listed)), "NPROC_PER_NODE": value}
+        count = counts.get(name, "")
+        found = Launch()
+        if count.isdecimal() and len(count) < 6 and int(count) > 0:
+            fate = Fate(field=name, value=value, kind=CARRIED, detail="devices")
+            found = Launch(processes=int(count), fates=(fate,))
+        command.launch = command.launch.joined(found)
+        rest.pop(0)
+
+
+def _launcher(rest: list[str]) -> str:
+    """The launcher that the words begin with, taken off; empty: none."""
+    name = _program(rest[0])
+    if name == "accelerate" and rest[1:2] == ["launch"]:
+        del rest[:2]
+        return "accelerate"
+    if name.startswith("python") and rest[1:2] == ["-m"] and rest[2:3]:
+        module = rest[2]
+        if module in _MODULES or module == "accelerate.commands.launch":
+            del rest[:3]
+            return _MODULES.get(module, "accelerate")
+    if name in ("torchrun", "deepspeed"):
+        del rest[:1]
+        return name
+    return ""
+
+
+def _launcher_flags(rest: list[str]) -> dict[str, Any]:
+    """The launcher's flags, taken off; what follows is its program."""
+    flags: dict[str, Any] = {}
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        name, equals, value = rest.pop(0).lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if equals:
+            flags[name] = _scalar(value)
+        elif name in _SWITCHES or not rest or rest[0].startswith("-") or rest[0].endswith(".py"):
+            flags[name] = True
+        else:
+            flags[name] = _scalar(rest.pop(0))
+    return flags
+
+
+def _read_program(rest: list[str], command: Command) -> None:
+    """The program, and what its name says."""
+    if rest and _program(rest[0]).startswith("python"):
+        rest.pop(0)
+    if rest and rest[0] == "-m":
+        rest.pop(0)
+    if not rest or rest[0].startswith("-"):
+        return
+    name = _program(rest.pop(0))
+    command.tool = _TOOLS.get(name)
+    if "axolotl" in name:
+        command.tool = axolotl.TOOL
+    if name in METHODS or name.removeprefix("trl.scripts.") in METHODS:
+        command.tool, command.method = trl.TOOL, name.removeprefix("trl.scripts.")
+    if command.tool is trl.TOOL and rest and rest[0] in METHODS:
+        command.method = rest.pop(0)
+    elif command.tool is torchtune.TOOL and rest[:1] == ["run"]:
+        rest.pop(0)
+        command.launch = command.launch.joined(of_flags(_launcher_flags(rest), "torchrun"))
+        rest[:1] = []
+    elif command.tool is not None and rest and rest[0] in ("train", "sft"):
+        rest.pop(0)
+
+
+def _read_flags(rest: list[str], command: Command) -> None:
+    """Flags of the program, configurations and `name=value`."""
+    name = ""
+    values: dict[str, list[Any]] = {}
+    for word in rest:
+        override = _OVERRIDE.fullmatch(word)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            values[name] = [_scalar(value)] if equals else []
+            name = "" if equals else name
+        elif name and not (override and values[name]):
+            values[name].append(_scalar(word))
+        elif word.lower().endswith(_TEXT_SUFFIXES):
+            command.files.append(word)
+        elif override:
+            values[override[1]] = [_scalar(override[2])]
+    for flag, given in values.items():
+        whole: Any = True if not given else given[0] if len(given) == 1 else given
+        if flag == "config" and isinstance(whole, str):
+            command.files.append(whole)
+        else:
+            command.flags[flag.replace("-", "_")] = whole
+
+
+def _program(word: str) -> str:
+    name = word.replace("\\", "/").rpartition("/")[2]
+    return name.removesuffix(".py")
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return parse_scalar(text) if text else text
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text

@@ -1,0 +1,255 @@
+"""Makes a job of files of another tool. Pure.
+
+    imported = import_job([GivenFile("theirs.yaml", data)], Wishes())
+
+What files pin and the search tries anyway is searched; the global batch is kept exactly. Nothing
+is dropped without a word: each field ends as one `Fate`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotune.errors import Problem, UserError, user_error
+from autotune.facts.stack import field_defaults
+from autotune.job.methods import METHODS
+from autotune.space.definition import load_definition
+from autotune.space.foreign import as_is, launch, trl
+from autotune.space.foreign.batch import Rows, set_rows
+from autotune.space.foreign.command_line import Command
+from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, Imported
+from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.owner import part_of, refuse_part, tool_of
+from autotune.space.foreign.reading import Reading
+from autotune.space.foreign.registry import is_registry
+from autotune.space.foreign.tool import SHARDING, Tool
+
+_LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenFile:
+    """A file, or the flags of a command.
+
+    Attributes:
+        name: as messages have it.
+        data: the mapping that it holds.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user says beside the files.
+
+    Attributes:
+        method: of the training, where the files do not say it.
+        processes: devices that train, over all machines; None: as the files say, or one.
+        nodes: machines.
+        as_is: whether everything stays as the files have it, so that a plan says whether it fits.
+    """
+
+    method: str = ""
+    processes: int | None = None
+    nodes: int | None = None
+    as_is: bool = False
+
+
+def import_job(
+    files: Sequence[GivenFile], wishes: Wishes, command: Command | None = None
+) -> Imported:
+    """The job of one trainer's file and of what launches it.
+
+    Args:
+        command: what would start it; its flags go before the trainer's file.
+
+    Raises:
+        UserError: no file configures a training, several do, or one says what no job can be.
+    """
+    trainer, tool = _trainer(files, command or Command())
+    method = _method(trainer, tool, wishes)
+    definition = load_definition(method)
+    reading = Reading(
+        tool.flat(trainer.data), tool.name, METHODS[method], definition, as_is=wishes.as_is
+    )
+    launches = [_launch_of(file) for file in files]
+    reading.registry = next((f.data for f in files if is_registry(f.data)), {})
+    found = launch.of_trainer(*(reading.given(name) for name in _LAUNCHES))
+    for part in launches:
+        found = found if part is None else found.joined(part)
+    found = found if command is None else found.joined(command.launch)
+    found = _with_wishes(found, wishes)
+    tool.read(reading)
+    for name, value in found.trainer.items():
+        if not reading.has(name) and name not in reading.data:
+            reading.write(f"training.{name}", value)
+    if found.precision and "precision" not in reading.job:
+        reading.write("precision", found.precision)
+    if found.cpu:
+        reading.write("devices.kind", "cpu")
+    rows = Rows.of(reading, tool, found)
+    set_rows(reading, tool, rows)
+    _read_launch(reading, found, rows)
+    _read_table(reading, tool)
+    _set_defaults(reading, tool)
+    if wishes.as_is:
+        as_is.pin(reading, tool, found, rows.ways)
+    if reading.problems:
+        raise UserError(*(_at(problem, trainer.name) for problem in reading.problems))
+    fates = (*reading.fates.values(), *_launch_fates(found, reading))
+    return Imported(
+        tool=tool.name,
+        job=_ordered(reading.job),
+        fates=fates,
+        assumed=tuple(reading.assumed),
+        origins=reading.origins,
+    )
+
+
+def _trainer(files: Sequence[GivenFile], command: Command) -> tuple[GivenFile, Tool]:
+    """The one file that configures a training, with a command's flags over it, and whose it is."""
+    found = [(file, tool) for file in files if (tool := tool_of(file.data)) is not None]
+    if command.tool is not None or command.flags:
+        rest = [file for file in files if part_of(file.data) is None and not is_registry(file.data)]
+        name = rest[0].name if rest else "the command"
+        data = {**(rest[0].data if rest else {}), **command.flags}
+        tool = command.tool or (found[0][1] if found else None) or tool_of(data) or trl.TOOL
+        return GivenFile(name=name, data=data), tool
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        told = ", ".join(f"{file.name} ({tool.name})" for file, tool in found)
+        raise user_error(f"several files configure a training: {told}", hint="give one of them")
+    for file in files:
+        refuse_part(file.data, file.name)
+    what = "no configuration of a tool that is known (Axolotl, LLaMA-Factory, torchtune, TRL, ...)"
+    names = ", ".join(file.name for file in files)
+    raise user_error(what, where=names, hint="a job needs no import: `autotune plan JOB`")
+
+
+def _method(trainer: GivenFile, tool: Tool, wishes: Wishes) -> str:
+    named = {method.config_file: name for name, method in METHODS.items()}
+    data = tool.flat(trainer.data)
+    last = trainer.name.replace("\\", "/").rpartition("/")[2]
+    method = wishes.method or tool.method(data) or named.get(last)
+    if method in METHODS:
+        return str(method)
+    methods = ", ".join(METHODS)
+    told = data.get(tool.says_method) if tool.says_method else None
+    if told is not None and not wishes.method:
+        what = f"`{tool.says_method}: {str(told)[:80]}` is a training that no job can be"
+        raise user_error(what, where=trainer.name, hint=f"`--method` says another: {methods}")
+    what = "it does not say the training method"
+    hint = f"add `--method sft` (or another of {methods})"
+    raise user_error(what, where=trainer.name, hint=hint)
+
+
+def _launch_of(file: GivenFile) -> Launch | None:
+    """What a file says of the launch; None: it is none of a launcher."""
+    part = part_of(file.data) if tool_of(file.data) is None else None
+    if part == "accelerate":
+        found = launch.of_accelerate(file.data)
+    elif part == "DeepSpeed":
+        found = launch.of_deepspeed(file.data)
+    else:
+        return None
+    fates = (replace(fate, field=f"{part}: {fate.field}") for fate in found.fates)
+    return replace(found, fates=tuple(fates))
+
+
+def _with_wishes(found: Launch, wishes: Wishes) -> Launch:
+    if wishes.nodes is not None:
+        found = replace(found, nodes=wishes.nodes)
+    return found if wishes.processes is None else replace(found, processes=wishes.processes)
+
+
+def _read_launch(reading: Reading, found: Launch, rows: Rows) -> None:
+    """How many devices train, and what of sharing them the trainer's file says."""
+    if found.processes is not None or rows.inferred:
+        count, rest = divmod(rows.processes, found.nodes)
+        if rest or not count:
+            what = f"{rows.processes} processes cannot be divided among {found.nodes} machines"
+            reading.problems.append(Problem(where="num_processes", what=what))
+        reading.write("devices.count", count)
+    else:
+        reading.assumed.append(
+            "devices: 1 (nothing says how many; `--devices 4` does, and the global batch follows)"
+        )
+    if found.nodes > 1:
+        reading.write("devices.nodes", found.nodes)
+    for name in _LAUNCHES:
+        if not reading.given(name):
+            reading.leave(name, "nothing is said")
+        elif not reading.as_is:
+            reading.search(name, SHARDING)
+    lone = rows.processes == 1 and reading.job.get("tuning") != "qlora" and not reading.as_is
+    if lone and found.pins.get("offload_optimizer_device") == "cpu":
+        reading.write("recipe.offload_optimizer_device", ["none", "cpu"])
+
+
+def _read_table(reading: Reading, tool: Tool) -> None:
+    """Every field that was not read yet."""
+    defaults = field_defaults(reading.method.name) if tool.dumps_defaults else {}
+    dumped = bool(defaults) and len(reading.data) > len(defaults) // 2
+    for name, value in list(reading.data.items()):
+        if name in reading.fates or name in _LAUNCHES:
+            continue
+        rule = tool.rule(name)
+        if dumped and (value is None or (name in defaults and _same(value, defaults[name]))):
+            reading.end(name, CARRIED, "the default")
+        elif value is None:
+            reading.leave(name, "nothing is said")
+        elif name == "warmup_ratio" and (not value or reading.given("warmup_steps")):
+            reading.leave(name, "`warmup_steps` goes before it")
+        elif rule is not None and not rule.ours and value is False:
+            reading.leave(name, "off")
+        elif rule is not None:
+            reading.apply(name, rule)
+        elif tool.takes_trainer_fields:
+            reading.place(name, name, value)
+        else:
+            reading.end(name, UNKNOWN, "nothing is known of it")
+
+
+def _same(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and value == default
+
+
+def _set_defaults(reading: Reading, tool: Tool) -> None:
+    """What the tool does where its file says nothing, and TRL would do something else."""
+    adapters = reading.job.get("tuning") in ("lora", "qlora")
+    for name, value in tool.defaults.items():
+        known = reading.path_of(name)
+        lost = name.startswith("lora_") and not adapters
+        if known is not None and not lost and not reading.has(name):
+            reading.assume(known, value, f"default of {tool.name}")
+
+
+def _launch_fates(found: Launch, reading: Reading) -> list[Fate]:
+    if not reading.as_is:
+        return list(found.fates)
+    pinned = "distributed_type" in reading.job.get("fixed", {})
+    detail = "fixed" if pinned else "one process shares nothing"
+    return [
+        replace(fate, kind=CARRIED if pinned else LEFT, detail=detail)
+        if fate.kind == SEARCHED
+        else fate
+        for fate in found.fates
+    ]
+
+
+def _at(problem: Problem, file: str) -> Problem:
+    return replace(problem, where=f"{file}: {problem.where}")
+
+
+def _ordered(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in the order in which a job is read."""
+    first = (
+        *("model", "method", "dataset", "columns", "dataset_config", "dataset_train_split"),
+        *("dataset_test_split", "reward_funcs", "reward_model_path", "tuning"),
+        *("global_batch_size", "max_length", "precision", "devices", "training", "fixed"),
+    )
+    names = [*(n for n in first if n in job), *(n for n in job if n not in first)]
+    return {name: job[name] for name in names}

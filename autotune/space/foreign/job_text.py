@@ -1,0 +1,44 @@
+"""The job file that is made of another tool's configuration, commented. Pure."""
+
+import textwrap
+from collections.abc import Iterator
+
+from autotune.errors import in_one_line
+from autotune.job.yaml_file import to_yaml
+from autotune.space.foreign.fields import LEFT, UNKNOWN, Fate, Imported
+
+_WIDTH = 96
+
+
+def job_text(found: Imported, sources: str) -> str:
+    """The job file, with what is not in it as comments.
+
+    Args:
+        sources: the files, or the command, that it was made of.
+    """
+    lines = [
+        f"# Made by `autotune import` of {in_one_line(sources)}.",
+        "# What this file names is relative to it; docs/job.md has all fields.",
+    ]
+    left = [fate for fate in found.fates if fate.kind in (LEFT, UNKNOWN)]
+    lines += _listed("Not carried:", _reasons(left))
+    lines += _listed("Assumed:", found.assumed)
+    return "\n".join(lines) + "\n" + to_yaml(found.job)
+
+
+def _reasons(fates: list[Fate]) -> list[str]:
+    """Fields by the reason that they share."""
+    names: dict[str, list[str]] = {}
+    for fate in fates:
+        names.setdefault(fate.detail, []).append(fate.field)
+    return [f"{', '.join(fields)}: {reason}" for reason, fields in names.items()]
+
+
+def _listed(title: str, entries: tuple[str, ...] | list[str]) -> Iterator[str]:
+    if not entries:
+        return
+    yield f"# {title}"
+    for entry in entries:
+        yield from textwrap.wrap(
+            in_one_line(entry), _WIDTH, initial_indent="# - ", subsequent_indent="#   "
+        )

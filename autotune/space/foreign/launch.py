@@ -1,0 +1,243 @@
+"""What launches a training: accelerate's YAML, DeepSpeed's JSON, and flags of launchers. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate
+from autotune.space.foreign.tool import SHARDING
+from autotune.space.sharding.sharding import (
+    BUCKET_SIZE,
+    DEEPSPEED,
+    DISTRIBUTED_TYPE,
+    FSDP,
+    NONE,
+    OPTIMIZER_OFFLOAD,
+    PARAM_OFFLOAD,
+    PERSISTENCE,
+    PREFETCHED,
+    RESHARD,
+)
+
+_PROCESSES = ("num_processes", "nproc_per_node", "nproc-per-node", "num_gpus", "num-processes")
+_KNOBS = {
+    "zero_stage": "zero_stage",
+    "zero_optimization.stage": "zero_stage",
+    "offload_optimizer_device": OPTIMIZER_OFFLOAD,
+    "offload_param_device": PARAM_OFFLOAD,
+    "zero_optimization.offload_optimizer.device": OPTIMIZER_OFFLOAD,
+    "zero_optimization.offload_param.device": PARAM_OFFLOAD,
+    "zero_optimization.cpu_offload": OPTIMIZER_OFFLOAD,
+    "fsdp_reshard_after_forward": RESHARD,
+    "zero_optimization.overlap_comm": "overlap_comm",
+    f"zero_optimization.{BUCKET_SIZE}": BUCKET_SIZE,
+    f"zero_optimization.{PREFETCHED}": PREFETCHED,
+    f"zero_optimization.{PERSISTENCE}": PERSISTENCE,
+}
+"""Fields of accelerate and DeepSpeed that are knobs, without the section of accelerate's file."""
+_BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+_TRAINERS = {"gradient_clipping": "max_grad_norm", "optimizer.params.lr": "learning_rate"}
+_WHERE = "it says where and how processes start; a bundle has its own"
+_NAMED = re.compile(r"(?:z|zero|stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How many processes train, and how they share it.
+
+    Attributes:
+        processes: of all machines; None: nothing says it.
+        pins: knobs of sharding as the files have them.
+        batch: DeepSpeed's own numbers of rows, by its names.
+        trainer: fields of the trainer that only these files have.
+        precision: mixed precision; empty: nothing says it.
+        fates: what became of each field.
+    """
+
+    processes: int | None = None
+    nodes: int = 1
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    batch: Mapping[str, int] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = ""
+    cpu: bool = False
+    fates: tuple[Fate, ...] = ()
+
+    def joined(self, other: "Launch") -> "Launch":
+        """Both; what the other says goes first."""
+        return Launch(
+            processes=other.processes if other.processes is not None else self.processes,
+            nodes=max(self.nodes, other.nodes),
+            pins={**self.pins, **other.pins},
+            batch={**self.batch, **other.batch},
+            trainer={**self.trainer, **other.trainer},
+            precision=other.precision or self.precision,
+            cpu=self.cpu or other.cpu,
+            fates=(*self.fates, *other.fates),
+        )
+
+
+def of_accelerate(data: Mapping[str, Any]) -> Launch:
+    """What accelerate's file says."""
+    launch = Launch()
+    for name, value in _leaves(data):
+        launch = launch.joined(_accelerate_field(name, value))
+    kind = str(data.get("distributed_type", NONE))
+    if kind == DEEPSPEED and "zero_stage" not in launch.pins:
+        section = data.get("deepspeed_config")
+        if isinstance(section, Mapping) and "deepspeed_config_file" not in section:
+            launch = replace(launch, pins={**launch.pins, "zero_stage": 2})
+    return launch
+
+
+def _accelerate_field(name: str, value: Any) -> Launch:
+    last = name.rpartition(".")[2]
+    if last == "num_processes" and _count(value):
+        return Launch(processes=int(value), fates=(_fate(name, value, CARRIED, "devices"),))
+    if last == "num_machines" and _count(value):
+        detail = "devices.nodes"
+        return Launch(nodes=int(value), fates=(_fate(name, value, CARRIED, detail),))
+    if last == "mixed_precision":
+        known = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}.get(str(value).lower(), "")
+        kind = CARRIED if known else LEFT
+        return Launch(precision=known, fates=(_fate(name, value, kind, "precision"),))
+    if last == "use_cpu":
+        cpu = value is True
+        detail = "devices.kind"
+        return Launch(cpu=cpu, fates=(_fate(name, value, CARRIED, detail),))
+    if last == DISTRIBUTED_TYPE:
+        pins = {DISTRIBUTED_TYPE: str(value)}
+        return Launch(pins=pins, fates=(_fate(name, value, SEARCHED, SHARDING),))
+    if last in _KNOBS:
+        return _knob(name, last, value)
+    if last == "fsdp_sharding_strategy":
+        return _knob(name, RESHARD, str(value).upper() in ("FULL_SHARD", "1"))
+    if last == "gradient_accumulation_steps" and _count(value):
+        return Launch(batch={last: int(value)}, fates=(_fate(name, value, SEARCHED, "the batch"),))
+    inside = name.startswith(("deepspeed_config.", "fsdp_config.", "parallelism_config."))
+    return Launch(fates=(_fate(name, value, LEFT, "a bundle has its own" if inside else _WHERE),))
+
+
+def of_deepspeed(data: Mapping[str, Any]) -> Launch:
+    """What DeepSpeed's file says."""
+    launch = Launch(pins={DISTRIBUTED_TYPE: DEEPSPEED})
+    for name, value in _leaves(data):
+        launch = launch.joined(_deepspeed_field(name, value))
+    return launch
+
+
+def _deepspeed_field(name: str, value: Any) -> Launch:
+    if value == "auto":
+        return Launch(fates=(_fate(name, value, CARRIED, "as the trainer's file says"),))
+    if name in _BATCH:
+        if _count(value):
+            fate = _fate(name, value, SEARCHED, "the batch")
+            return Launch(batch={name: int(value)}, fates=(fate,))
+        return Launch(fates=(_fate(name, value, LEFT, "it is not a whole number above 0"),))
+    if name in ("bf16.enabled", "fp16.enabled"):
+        precision = name[:4] if value is True else ""
+        return Launch(precision=precision, fates=(_fate(name, value, CARRIED, "precision"),))
+    if name in _KNOBS:
+        return _knob(name, name, value)
+    if name in _TRAINERS and isinstance(value, int | float) and not isinstance(value, bool):
+        ours = _TRAINERS[name]
+        fate = _fate(name, value, CARRIED, f"training.{ours}, unless the trainer's file says it")
+        return Launch(trainer={ours: value}, fates=(fate,))
+    if name.startswith(("zero_optimization.", "bf16.", "fp16.", "communication_data_type")):
+        return Launch(fates=(_fate(name, value, LEFT, "a bundle's DeepSpeed file has its own"),))
+    if name.startswith(("optimizer.", "scheduler.")):
+        return Launch(fates=(_fate(name, value, LEFT, "the trainer has its own"),))
+    if name.startswith(
+        ("steps_per_print", "wall_clock", "zero_allow", "zero_force", "tensorboard")
+    ):
+        return Launch(fates=(_fate(name, value, LEFT, "it changes nothing of the training"),))
+    return Launch(fates=(_fate(name, value, UNKNOWN, "nothing is known of it"),))
+
+
+def _knob(name: str, key: str, value: Any) -> Launch:
+    knob = _KNOBS[key]
+    if name.endswith("cpu_offload"):
+        value = "cpu" if value is True else "none"
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.lower(), value.lower())
+        value = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if value is None:
+        value = "none"
+    pins = {knob: value}
+    return Launch(pins=pins, fates=(_fate(name, value, SEARCHED, SHARDING),))
+
+
+def of_flags(flags: Mapping[str, Any], launcher: str) -> Launch:
+    """What the flags of `accelerate launch`, `torchrun` or `deepspeed` say."""
+    launch = Launch()
+    for name, value in flags.items():
+        key = name.replace("-", "_")
+        nodes = key in ("num_machines", "nnodes", "num_nodes")
+        if key in _PROCESSES and _count(value):
+            fate = _fate(f"--{name}", value, CARRIED, "devices")
+            launch = launch.joined(Launch(processes=int(value), fates=(fate,)))
+        elif nodes and _count(value):
+            fate = _fate(f"--{name}", value, CARRIED, "devices.nodes")
+            launch = launch.joined(Launch(nodes=int(value), fates=(fate,)))
+        elif key == "mixed_precision" or key in _KNOBS:
+            launch = launch.joined(_accelerate_field(key, value))
+        elif key in ("use_deepspeed", "use_fsdp"):
+            kind = DEEPSPEED if key == "use_deepspeed" else FSDP
+            fate = _fate(f"--{name}", value, SEARCHED, SHARDING)
+            launch = launch.joined(Launch(pins={DISTRIBUTED_TYPE: kind}, fates=(fate,)))
+        else:
+            launch = launch.joined(Launch(fates=(_fate(f"--{name}", value, LEFT, _WHERE),)))
+    if launcher in ("torchrun", "deepspeed") and launch.processes is not None and launch.nodes > 1:
+        return replace(launch, processes=launch.processes * launch.nodes)
+    return launch
+
+
+def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any) -> Launch:
+    """What fields of a trainer's own file say: a DeepSpeed file by name or whole, or FSDP."""
+    if isinstance(deepspeed, Mapping):
+        return replace(of_deepspeed(deepspeed), fates=())
+    if deepspeed:
+        return Launch(pins=of_named(deepspeed))
+    config = fsdp_config if isinstance(fsdp_config, Mapping) else {}
+    if not fsdp and not config.get("reshard_after_forward"):
+        return Launch()
+    words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
+    reshard = config.get("reshard_after_forward", "shard_grad_op" not in words)
+    return Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshard is not False})
+
+
+def of_named(name: Any) -> dict[str, Any]:
+    """What the name of a DeepSpeed file says of it (`ds_z3_offload_config.json`)."""
+    text = str(name).rpartition("/")[2]
+    stage = _NAMED.search(text)
+    if stage is None or not int(stage[1]):
+        return {}
+    pins: dict[str, Any] = {DISTRIBUTED_TYPE: DEEPSPEED, "zero_stage": int(stage[1])}
+    if "offload" in text.lower():
+        pins[OPTIMIZER_OFFLOAD] = "cpu"
+        pins |= {PARAM_OFFLOAD: "cpu"} if stage[1] == "3" else {}
+    return pins
+
+
+def _leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """Its fields, the parts of a nested name joined by dots."""
+    found: list[tuple[str, Any]] = []
+    for name, value in data.items():
+        full = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping) and value:
+            found += _leaves(value, full)
+        else:
+            found.append((full, value))
+    return found
+
+
+def _fate(name: str, value: Any, kind: Any, detail: str) -> Fate:
+    return Fate(field=name, value=value, kind=kind, detail=detail)
+
+
+def _count(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    text = str(value)
+    return text.isdecimal() and len(text) < 8 and int(text) > 0

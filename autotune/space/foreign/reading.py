@@ -1,0 +1,241 @@
+"""A job while it is made of another tool's fields. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import Problem
+from autotune.facts.stack import canonical_name, field_types, training_fields
+from autotune.job.job import Job
+from autotune.job.methods import METHODS, Method
+from autotune.space.definition import SpaceDefinition
+from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, FateKind, Rule
+from autotune.space.job_file.overrides import SECRETS
+from autotune.space.job_file.problems import as_yaml
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
+
+_SAME_MATH = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+"""Kernels of one optimizer: any other one changes what is learned."""
+_COUNTS_ONLY = ("dataloader_num_workers",)
+"""Speed knobs of which any value is as good as those that are searched."""
+_YES = re.compile(r"(?i)true|yes|on|y|t")
+_NO = re.compile(r"(?i)false|no|off|n|f")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_NOTHING = ("", "none", "null")
+
+
+class Reading:
+    """Gives each field of a tool its place in a job, or a reason why it has none.
+
+    Attributes:
+        data: what the tool's file holds.
+        job: the fields of the job so far.
+        fates: what became of each field, by its name.
+        assumed: what the file does not say, as sentences.
+        problems: what is wrong with values that are needed to make a job at all.
+        registry: data sets by name, where a file that lists them was given.
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        tool: str,
+        method: Method,
+        definition: SpaceDefinition,
+        *,
+        as_is: bool,
+    ):
+        self.data, self.tool, self.method, self.definition = dict(data), tool, method, definition
+        self.as_is = as_is
+        self.job: dict[str, Any] = {"method": method.name}
+        self.fates: dict[str, Fate] = {}
+        self.assumed: list[str] = []
+        self.problems: list[Problem] = []
+        self.origins: dict[tuple[str, ...], str] = {}
+        self.registry: Mapping[str, Any] = {}
+        self._fields = training_fields(method.name)
+        self._types = field_types(method.name)
+
+    def given(self, name: str) -> Any:
+        """What the file says of a field; None where nothing is said."""
+        value = self.data.get(name)
+        return None if isinstance(value, str) and value.lower() in _NOTHING else value
+
+    def is_on(self, name: str) -> bool:
+        """Whether a switch of theirs is on."""
+        return switch(self.given(name)) is True
+
+    def has(self, ours: str) -> bool:
+        """Whether the job says something of a field, a knob or a training field already."""
+        places = (self.job, self.job.get("fixed", {}), self.job.get("training", {}))
+        return any(ours in place for place in places)
+
+    def add(self, field: str, value: Any) -> None:
+        """Another field, of a section that is read part by part."""
+        self.data[field] = value
+
+    def path_of(self, ours: str) -> str | None:
+        """Where a job field, a knob or a training field of this name stands; None: nowhere."""
+        knob = self.definition.knob(ours)
+        if ours in Job.model_fields:
+            return None if ours == "max_length" and self.method.online else ours
+        if knob is not None:
+            return f"fixed.{ours}"
+        return f"training.{ours}" if ours in self._fields else None
+
+    def carry(self, field: str, path: str, value: Any, *, detail: str = "") -> None:
+        """Write a value of `field` to `path` of the job (`training.beta`)."""
+        self.write(path, value)
+        self.origins[tuple(path.split("."))] = field
+        self.end(field, CARRIED, detail or path)
+
+    def write(self, path: str, value: Any) -> None:
+        """Write a value to `path` of the job."""
+        *parts, last = path.split(".")
+        place = self.job
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[last] = value
+
+    def search(self, field: str, detail: str) -> None:
+        """Leave a field to the search."""
+        self.end(field, SEARCHED, detail)
+
+    def leave(self, field: str, reason: str) -> None:
+        """Leave a field out of the job."""
+        self.end(field, LEFT, reason)
+
+    def end(self, field: str, kind: FateKind, detail: str) -> None:
+        """Write down what became of a field; the first end counts, and only of what was given."""
+        if field in self.data and field not in self.fates:
+            value = self.data[field]
+            self.fates[field] = Fate(field=field, value=value, kind=kind, detail=detail)
+
+    def assume(self, path: str, value: Any, why: str) -> None:
+        """Write what the file does not say, and say so."""
+        self.write(path, value)
+        self.assumed.append(f"{path}: {as_yaml(value)} ({why})")
+
+    def apply(self, field: str, rule: Rule) -> None:
+        """Let a rule of the tool's table decide."""
+        if not rule.ours:
+            self.leave(field, rule.reason)
+            return
+        value = self.data[field]
+        value = rule.value(value) if rule.value else value
+        if value is None:
+            self.leave(field, "nothing is said")
+        else:
+            self.place(field, rule.ours, value)
+
+    def place(self, field: str, ours: str, value: Any) -> None:
+        """Write a value to a job field, a knob or a training field of this name."""
+        name = canonical_name(ours)
+        value = self._plain(name, value)
+        knob = self.definition.knob(name)
+        if name in SECRETS:
+            self.leave(field, "a secret, which a run and its bundle would keep")
+        elif name == "max_length" and self.method.online:
+            self.leave(field, f"TRL does not truncate the prompts of `{self.method.name}`")
+        elif name.partition(".")[0] in Job.model_fields:
+            self.carry(field, name, value)
+        elif knob is not None and knob.place != "launch":
+            self._place_knob(field, name, value, knob)
+        elif name in self._fields:
+            self.carry(field, f"training.{name}", value)
+        else:
+            self._place_elsewhere(field, name)
+
+    def _place_knob(self, field: str, name: str, value: Any, knob: Any) -> None:
+        if knob.kind == "recipe":
+            self.carry(field, f"fixed.{name}", value)
+        elif self._is_searched(name, value, knob) and not self.as_is:
+            self.search(field, name)
+        elif name == "attn_implementation" and knob.choices and value not in knob.choices:
+            self.leave(field, f"`{as_yaml(value)}` is not a kernel that is planned for")
+        else:
+            self.carry(field, f"fixed.{name}", value)
+
+    @staticmethod
+    def _is_searched(name: str, value: Any, knob: Any) -> bool:
+        """Whether the search tries it anyway, or what computes the same."""
+        if name == "optim":
+            return value in _SAME_MATH
+        if name in _COUNTS_ONLY or isinstance(knob.values, str):
+            return True
+        values = knob.values
+        lists = values.values() if isinstance(values, Mapping) else [values]
+        return any(type(v) is type(value) and v == value for tried in lists for v in tried)
+
+    def _place_elsewhere(self, field: str, name: str) -> None:
+        """A field that this method lacks."""
+        methods = [m for m in METHODS if name in training_fields(m)]
+        if methods:
+            self.leave(field, f"it is for {' and '.join(f'`{m}`' for m in methods)}")
+        else:
+            self.end(field, UNKNOWN, "nothing is known of it")
+
+    def _plain(self, name: str, value: Any) -> Any:
+        """A value as the type of its field has it: tools take words for switches and numbers."""
+        kinds = self._types.get(name, "")
+        if not isinstance(value, str):
+            return int(value) if isinstance(value, float) and _counts(kinds, value) else value
+        on = switch(value)
+        if "bool" in kinds and on is not None and "Strategy" not in kinds:
+            return on
+        numeric = "int" in kinds or "float" in kinds or name == "max_length"
+        if numeric and _NUMBER.fullmatch(value):
+            return int(value) if value.isdecimal() else float(value)
+        return value
+
+    def counted(self, field: str, default: int) -> int:
+        """A whole number above 0 of theirs; where it is not one, that is a problem."""
+        value = self.given(field)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            what = f"`{field}` must be a whole number above 0, but got `{as_yaml(value)}`"
+            self.problems.append(Problem(where=field, what=what))
+            return default
+        return value
+
+    def set_batch(self, micro: str, accumulation: str, counts: tuple[int, int], ways: int) -> None:
+        """Keep the global batch: what one device does, times the devices that share it.
+
+        Args:
+            micro, accumulation: their names of the two fields.
+            counts: rows of a micro-batch, and micro-batches.
+            ways: devices among which the rows are divided.
+        """
+        rows, steps = counts
+        total = rows * steps * ways
+        self.write("global_batch_size", total)
+        self.origins[("global_batch_size",)] = micro if micro in self.data else accumulation
+        told = f"global_batch_size {total} = {rows} x {steps} x {ways}"
+        if self.as_is:
+            self.write(f"fixed.{MICRO_BATCH}", rows)
+            self.end(micro, CARRIED, f"fixed.{MICRO_BATCH}; {told}")
+            self.end(accumulation, CARRIED, told)
+        else:
+            self.search(micro, told)
+            self.search(accumulation, told)
+        for name, field in ((MICRO_BATCH, micro), (ACCUMULATION, accumulation)):
+            if self.given(field) is None:
+                value = rows if name == MICRO_BATCH else steps
+                self.assumed.append(f"{field}: {value} (default of {self.tool})")
+
+
+def switch(value: Any) -> bool | None:
+    """A word that tools take for true or false; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    text = str(value) if isinstance(value, str) else ""
+    return True if _YES.fullmatch(text) else False if _NO.fullmatch(text) else None
+
+
+def _counts(kinds: str, value: float) -> bool:
+    return value.is_integer() and "int" in kinds and "float" not in kinds

@@ -1,0 +1,77 @@
+"""The data of a job file, or of another tool's configuration that is read as a job."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.job.fields import MOST_DEVICES, MOST_NODES
+from autotune.job.text_file import text_of
+from autotune.job.yaml_file import Path_, parse_scalar, parse_yaml
+from autotune.space.foreign.fields import Imported
+from autotune.space.foreign.importing import GivenFile, Wishes, import_job
+from autotune.space.foreign.owner import refuse_part, tool_of
+
+MOST_BYTES = 2**20
+"""Of a job file: a real one has a few thousand."""
+_WRITE = "`autotune init` writes a job"
+
+
+def given_data(
+    path: Path, sets: Sequence[str], imported: Callable[[Imported], None]
+) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """The data of a job, and the line of each part.
+
+    Args:
+        sets: flags over it, which may say what another tool's file leaves open.
+        imported: is told what became of another tool's fields.
+
+    Raises:
+        UserError: it cannot be read, or is a part of a configuration that makes no job.
+    """
+    data, lines = read_mapping(path)
+    if tool_of(data) is None:
+        refuse_part(data, str(path))
+        return data, lines
+    found = import_job([GivenFile(name=str(path), data=data)], _wishes(sets))
+    imported(found)
+    return found.job, _lines_of(found, lines)
+
+
+def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """What a job file, or one of another tool, holds: YAML or JSON, and its lines.
+
+    Raises:
+        UserError: it cannot be read, or is no mapping.
+    """
+    text = text_of(path, "job file", MOST_BYTES, hint=_WRITE)
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON may be indented so, and YAML may not
+    return parse_yaml(text, str(path))
+
+
+def _wishes(sets: Sequence[str]) -> Wishes:
+    """What flags say that another tool's file may leave open."""
+    given: dict[str, Any] = {}
+    for text in sets:
+        key, _, value = text.partition("=")
+        with contextlib.suppress(Exception):  # it is judged, and refused, as a flag
+            read = parse_scalar(value)
+            given |= (
+                {f"devices.{k}": v for k, v in read.items()} if key == "devices" else {key: read}
+            )
+    count, nodes = (given.get(f"devices.{name}") for name in ("count", "nodes"))
+    count = count if isinstance(count, int) and 0 < count < MOST_DEVICES else None
+    nodes = nodes if isinstance(nodes, int) and 0 < nodes < MOST_NODES else None
+    processes = None if count is None and nodes is None else (count or 1) * (nodes or 1)
+    return Wishes(method=str(given.get("method") or ""), processes=processes, nodes=nodes)
+
+
+def _lines_of(found: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:
+    """The lines of a job's fields, as those have them that they came from."""
+    known = {path: tuple(field.split(".")) for path, field in found.origins.items()}
+    return {
+        path: lines.get(theirs, lines.get((".".join(theirs),), 0))
+        for path, theirs in known.items()
+        if theirs in lines or (".".join(theirs),) in lines
+    }

@@ -1,0 +1,136 @@
+"""A bundle in other forms, read by those it is written for; where they do not install, by our own
+importer: it must find the training that went out."""
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.bundle.formats.format import FORMATS, formatted
+from autotune.cli.emit import FORMATS as NAMES
+from autotune.errors import UserError
+from autotune.job.yaml_file import parse_yaml
+from autotune.space.foreign.importing import GivenFile, Wishes, import_job
+
+RECORDED = Path(__file__).parent / "recorded"
+BUNDLES = sorted(folder.name for folder in RECORDED.iterdir())
+ON_CPU = [
+    *("cpu_full", "cpu_lora", "dpo", "dpo_qlora", "kto", "reward", "rloo", "grpo", "no_data"),
+    "nasty_paths",
+]
+OTHERS = ("cpu_full", "cpu_lora", "cuda_bf16", "dpo", "dpo_qlora", "kto", "zero3", "zero2_alone")
+
+
+def texts(name: str) -> dict[str, str]:
+    return {file.name: file.read_text(encoding="utf-8") for file in (RECORDED / name).iterdir()}
+
+
+def config(name: str) -> dict:
+    (file,) = RECORDED.joinpath(name).glob("*_config.yaml")
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def test_the_command_knows_every_form():
+    assert tuple(FORMATS) == NAMES
+
+
+@pytest.mark.parametrize("bundle", BUNDLES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_bundle_has_a_form_or_a_reason(bundle, form):
+    try:
+        found = formatted(texts(bundle), form)
+    except UserError as error:
+        assert error.problems[0].where == "--format"
+        return
+    assert all(isinstance(text, str) for text in found.files.values())
+    assert all(reason for reason in found.lost.values())
+
+
+@pytest.mark.parametrize("bundle", BUNDLES)
+def test_files_that_a_bundle_has_are_given_as_they_are(bundle):
+    own = texts(bundle)
+    assert formatted(own, "accelerate").files == {"accelerate.yaml": own["accelerate.yaml"]}
+    ((name, text),) = formatted(own, "trl").files.items()
+    assert own[name] == text
+    if "deepspeed.json" in own:
+        assert formatted(own, "deepspeed").files == {"deepspeed.json": own["deepspeed.json"]}
+
+
+@pytest.mark.parametrize("bundle", ON_CPU)
+def test_transformers_reads_its_arguments(bundle, tmp_path):
+    from transformers import HfArgumentParser, TrainingArguments
+
+    found = formatted(texts(bundle), "training-arguments")
+    file = tmp_path / "arguments.json"
+    file.write_text(found.files["training_arguments.json"], encoding="utf-8")
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(file))
+    sent = config(bundle)
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate"):
+        assert getattr(arguments, name) == sent[name]
+    assert set(json.loads(file.read_text())) | set(found.lost) >= set(sent)
+
+
+@pytest.mark.parametrize("bundle", ON_CPU)
+def test_trls_own_parser_reads_the_script(bundle):
+    from importlib import import_module
+
+    found = formatted(texts(bundle), "python")
+    tree = ast.parse(found.files["train.py"])
+    told = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "CONFIG"
+    )
+    assert told == config(bundle)
+    module = next(node.module for node in tree.body if isinstance(node, ast.ImportFrom))
+    parsed = import_module(module).make_parser().parse_dict(told)
+    assert parsed[1].gradient_accumulation_steps == told["gradient_accumulation_steps"]
+    assert parsed[2].model_name_or_path == told["model_name_or_path"]
+
+
+def test_a_notebook_has_the_program_and_starts_it():
+    found = formatted(texts("cpu_lora"), "notebook")
+    notebook = json.loads(found.files["train.ipynb"])
+    first, second = ("".join(cell["source"]) for cell in notebook["cells"])
+    compile(first, "cell", "exec")
+    assert second == "train()"
+    assert notebook["nbformat"] == 4
+    with pytest.raises(UserError, match="trains on one device"):
+        formatted(texts("zero3"), "notebook")
+
+
+@pytest.mark.parametrize("bundle", BUNDLES)
+def test_bash_reads_slurms_job_and_the_variables(bundle, tmp_path):
+    found = formatted(texts(bundle), "slurm")
+    subprocess.run(["bash", "-n"], input=found.files["launch.slurm"], text=True, check=True)
+    variables = tmp_path / ".env"
+    variables.write_text(formatted(texts(bundle), "env").files[".env"], encoding="utf-8")
+    subprocess.run(["bash", "-eu", str(variables)], check=True)
+
+
+@pytest.mark.parametrize("bundle", OTHERS)
+@pytest.mark.parametrize("form", ["axolotl", "llamafactory"])
+def test_what_goes_out_comes_back(bundle, form):
+    found = formatted(texts(bundle), form)
+    name, text = next(iter(found.files.items()))
+    processes = yaml.safe_load(texts(bundle)["accelerate.yaml"])["num_processes"]
+    files = [GivenFile(name=name, data=parse_yaml(text, name)[0])]
+    back = import_job(files, Wishes(processes=processes, as_is=True))
+    assert not [fate for fate in back.fates if fate.kind == "unknown"]
+    sent, fixed, training = config(bundle), back.job["fixed"], back.job["training"]
+    micro, steps = sent["per_device_train_batch_size"], sent["gradient_accumulation_steps"]
+    assert back.job["global_batch_size"] == micro * steps * processes
+    assert fixed["per_device_train_batch_size"] == micro
+    assert training["learning_rate"] == sent["learning_rate"]
+    assert back.job["max_length"] == sent["max_length"] or sent["max_length"] is None
+    assert back.job["method"] == bundle.partition("_")[0] or not bundle.startswith(("dpo", "kto"))
+    assert (back.job["tuning"] == "full") is not sent.get("use_peft", False)
+    if sent.get("use_peft"):
+        assert fixed["lora_r"] == sent["lora_r"]
+        assert training["lora_alpha"] == sent["lora_alpha"]
+    checkpoints = sent.get("activation_checkpointing", sent.get("gradient_checkpointing"))
+    assert fixed["gradient_checkpointing"] is checkpoints
+    assert fixed["attn_implementation"] == sent["attn_implementation"]

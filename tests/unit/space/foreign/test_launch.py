@@ -1,0 +1,109 @@
+"""The global batch is kept, whoever says how many devices there are; what shares is searched."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import UserError
+from autotune.space.job_file.load import judge
+from tests.unit.space.foreign.files import (
+    ACCELERATE,
+    DEEPSPEED,
+    LLAMA_FACTORY,
+    TRL,
+    changed,
+    fates,
+    imported,
+)
+
+COUNTS = st.integers(min_value=1, max_value=64)
+
+
+@given(micro=COUNTS, steps=COUNTS, machines=st.integers(1, 4), each=st.integers(1, 8))
+def test_the_global_batch_is_always_the_product(
+    micro: int, steps: int, machines: int, each: int
+) -> None:
+    lines = [f"per_device_train_batch_size: {micro}", f"gradient_accumulation_steps: {steps}"]
+    without = [line.partition(":")[0] for line in lines]
+    text = changed(LLAMA_FACTORY, lines, without=without)
+    launch = f"distributed_type: MULTI_GPU\nnum_machines: {machines}\n"
+    job = imported(text, f"{launch}num_processes: {machines * each}\n").job
+    assert job["global_batch_size"] == micro * steps * machines * each
+    assert job["devices"]["count"] == each
+    assert job["devices"].get("nodes", 1) == machines
+
+
+def test_one_device_is_assumed_and_said() -> None:
+    found = imported(LLAMA_FACTORY)
+    assert found.job["global_batch_size"] == 8
+    assert any(text.startswith("devices: 1 ") for text in found.assumed)
+    assert imported(LLAMA_FACTORY, processes=4).job["global_batch_size"] == 32
+
+
+def test_accelerates_file_beside_the_trainers() -> None:
+    found = imported(LLAMA_FACTORY, ACCELERATE)
+    assert found.job["devices"] == {"count": 8}
+    assert found.job["global_batch_size"] == 64
+    assert not {"distributed_type", "zero_stage"} & found.job["fixed"].keys()
+    assert "accelerate: deepspeed_config.zero_stage" in fates(found, "searched")
+    pinned = imported(LLAMA_FACTORY, ACCELERATE, as_is=True).job["fixed"]
+    assert (pinned["distributed_type"], pinned["zero_stage"]) == ("DEEPSPEED", 3)
+    assert pinned["per_device_train_batch_size"] == 1
+
+
+def test_deepspeeds_file_beside_the_trainers() -> None:
+    found = imported(TRL, DEEPSPEED)
+    assert found.job["global_batch_size"] == 16
+    # On one device the search offloads by request only.
+    assert found.job["recipe"] == {"offload_optimizer_device": ["none", "cpu"]}
+    pinned = imported(TRL, DEEPSPEED, as_is=True).job["fixed"]
+    assert pinned["zero_stage"] == 2
+    assert pinned["offload_optimizer_device"] == "cpu"
+
+
+def test_deepspeeds_own_numbers_must_agree() -> None:
+    data: dict[str, Any] = {"zero_optimization": {"stage": 3}, "train_batch_size": 64}
+    found = imported(TRL, json.dumps({**data, "train_micro_batch_size_per_gpu": 2}))
+    assert found.job["global_batch_size"] == 64
+    assert found.job["devices"]["count"] == 4  # 64 / (2 x 8)
+    with pytest.raises(UserError, match="and DeepSpeed's file says 4"):
+        imported(TRL, json.dumps({**data, "train_micro_batch_size_per_gpu": 4}))
+    with pytest.raises(UserError, match="`train_batch_size: 64` contradicts 2 x 8 x 2 = 32"):
+        imported(TRL, json.dumps(data), processes=2)
+
+
+def test_a_deepspeed_file_that_is_only_named_is_searched_or_known_by_its_name() -> None:
+    text = changed(LLAMA_FACTORY, ["deepspeed: examples/deepspeed/ds_z3_offload_config.json"])
+    found = imported(text, processes=4)
+    assert "deepspeed" in fates(found, "searched")
+    assert "zero_stage" not in found.job["fixed"]
+    as_is = imported(text, processes=4, as_is=True)
+    assert as_is.job["fixed"]["zero_stage"] == 3
+    assert as_is.job["fixed"]["offload_param_device"] == "cpu"
+    assert any("by the file's name" in text for text in as_is.assumed)
+    for job in (found.job, as_is.job):
+        assert judge(job, "theirs.yaml", Path("/")).global_batch_size == 32
+
+
+def test_fsdp_as_it_is() -> None:
+    launch = (
+        "distributed_type: FSDP\nnum_processes: 2\n"
+        "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}\n"
+    )
+    fixed = imported(TRL, launch, as_is=True).job["fixed"]
+    assert fixed["distributed_type"] == "FSDP"
+    assert fixed["fsdp_reshard_after_forward"] is False
+
+
+def test_processes_that_machines_cannot_share_are_refused() -> None:
+    with pytest.raises(UserError, match="3 processes cannot be divided among 2 machines"):
+        imported(TRL, "distributed_type: MULTI_GPU\nnum_processes: 3\nnum_machines: 2\n")
+
+
+def test_two_trainers_are_refused() -> None:
+    with pytest.raises(UserError, match="several files configure a training"):
+        imported(TRL, LLAMA_FACTORY)

@@ -1,0 +1,258 @@
+"""What each tool's fields mean in a job, by the tool's own defaults."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.space.job_file.load import judge
+from tests.unit.space.foreign.files import (
+    AXOLOTL,
+    LLAMA_FACTORY,
+    TORCHTUNE,
+    TRL,
+    UNSLOTH,
+    changed,
+    fates,
+    imported,
+    read,
+)
+
+ALL = (LLAMA_FACTORY, AXOLOTL, TORCHTUNE, TRL, UNSLOTH)
+
+
+@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("as_is", [False, True])
+def test_every_field_has_one_fate_and_the_job_can_be(text: str, as_is: bool) -> None:
+    found = imported(text, as_is=as_is)
+    names = [fate.field for fate in found.fates]
+    assert len(set(names)) == len(names)
+    given = read(text)
+    assert {name.partition(".")[0] for name in names} == set(given)
+    job = judge(found.job, "theirs.yaml", Path("/"))
+    assert job.global_batch_size == found.job["global_batch_size"]
+    assert not fates(found, "unknown")
+
+
+def test_llama_factorys_lora() -> None:
+    found = imported(LLAMA_FACTORY)
+    job = found.job
+    assert job["method"] == "sft"
+    assert (job["tuning"], job["max_length"], job["global_batch_size"]) == ("lora", 2048, 8)
+    assert job["precision"] == "bf16"
+    assert job["fixed"] == {
+        "lora_r": 8,
+        "lora_target_modules": "all-linear",
+        "dtype": "bfloat16",
+    }
+    assert job["training"]["lora_alpha"] == 16  # twice the rank, not TRL's 32
+    assert job["training"]["lora_dropout"] == 0.0  # not TRL's 0.05
+    assert job["training"]["warmup_steps"] == 0.1
+    assert job["dataset"] == {"lengths": {"max": 2048}}
+    assert fates(found, "searched").keys() == {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "dataloader_num_workers",
+    }
+    assert "trust_remote_code" in fates(found, "left")
+    assert "trust_remote_code" not in job["training"]
+
+
+def test_llama_factorys_defaults() -> None:
+    without = ("cutoff_len", "lora_rank", "learning_rate", "per_device_train_batch_size", "bf16")
+    job = imported(changed(LLAMA_FACTORY, without=without)).job
+    assert job["max_length"] == 2048
+    assert job["fixed"]["lora_r"] == 8
+    assert job["training"]["learning_rate"] == 5e-5  # not TRL's 2e-5
+    assert job["global_batch_size"] == 8 * 8
+    assert job["precision"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("lines", "method"),
+    [
+        (["stage: pt"], "sft"),
+        (["stage: rm"], "reward"),
+        (["stage: dpo", "pref_beta: 0.2", "pref_loss: sigmoid"], "dpo"),
+        (["stage: kto", "pref_beta: 0.2"], "kto"),
+        (["stage: ppo"], "ppo"),
+    ],
+)
+def test_llama_factorys_stages(lines: list[str], method: str) -> None:
+    job = imported(changed(LLAMA_FACTORY, lines, without=["stage"])).job
+    assert job["method"] == method
+    assert job["fixed"].get("packing", False) is (lines == ["stage: pt"])
+    if method in ("dpo", "kto"):
+        assert job["training"]["beta"] == 0.2
+
+
+def test_llama_factorys_quantised_base() -> None:
+    four = imported(changed(LLAMA_FACTORY, ["quantization_bit: 4"])).job
+    eight = imported(changed(LLAMA_FACTORY, ["quantization_bit: 8"])).job
+    assert (four["tuning"], eight["tuning"]) == ("qlora", "qlora")
+    assert "load_in_8bit" not in four["fixed"]
+    assert eight["fixed"]["load_in_8bit"] is True
+
+
+def test_llama_factorys_full_training_keeps_float32_weights() -> None:
+    full = changed(LLAMA_FACTORY, ["finetuning_type: full"], without=["finetuning_type"])
+    assert "dtype" not in imported(full).job["fixed"]
+    pure = imported(changed(full, ["pure_bf16: true"])).job
+    assert (pure["fixed"]["dtype"], pure["precision"]) == ("bfloat16", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        (["finetuning_type: freeze"], "`finetuning_type: freeze` trains what no job can name"),
+        (["finetuning_type: lora", "stage: dpo", "pref_loss: orpo"], "`pref_loss: orpo` is"),
+        (["finetuning_type: lora", "stage: distill"], "`stage: distill` is a training"),
+    ],
+)
+def test_a_training_that_no_job_can_be_is_refused(lines: list[str], what: str) -> None:
+    text = changed(LLAMA_FACTORY, lines, without=["finetuning_type", "stage"])
+    with pytest.raises(UserError) as caught:
+        imported(text)
+    assert caught.value.problems[0].what.startswith(what)
+
+
+def test_llama_factorys_registry_of_data() -> None:
+    text = changed(LLAMA_FACTORY, ["dataset: mine"], without=["dataset"])
+    plain = {"mine": {"file_name": "a.json", "columns": {"prompt": "q", "response": "a"}}}
+    job = imported(text, json.dumps(plain)).job
+    assert job["dataset"] == "data/a.json"
+    assert job["columns"] == {"prompt": "q", "completion": "a"}
+    joined = {"mine": {"file_name": "a.json"}}  # instruction and input become one prompt
+    found = imported(text, json.dumps(joined))
+    assert found.job["dataset"] == {"lengths": {"max": 2048}}
+    assert "joined of two columns" in fates(found, "left")["dataset"]
+    tags = {"role_tag": "role", "content_tag": "content"}
+    chat = {"hf_hub_url": "org/chat", "formatting": "sharegpt", "tags": tags}
+    job = imported(text, json.dumps({"mine": chat})).job
+    assert (job["dataset"], job["columns"]) == ("org/chat", {"messages": "conversations"})
+
+
+def test_axolotls_lora() -> None:
+    found = imported(AXOLOTL)
+    job = found.job
+    assert (job["tuning"], job["max_length"], job["global_batch_size"]) == ("lora", 2048, 4)
+    assert (job["precision"], job["fixed"]["dtype"]) == ("bf16", "bfloat16")
+    assert job["fixed"]["packing"] is True
+    assert job["fixed"]["optim"] == "adamw_8bit"  # it learns otherwise, so it is not searched
+    assert job["training"]["num_train_epochs"] == 1
+    searched = fates(found, "searched")
+    assert {"flash_attention", "gradient_checkpointing"} <= searched.keys()
+    assert "val_set_size" in fates(found, "left")
+
+
+def test_axolotls_defaults() -> None:
+    without = ("sequence_len", "num_epochs", "lr_scheduler", "warmup_steps", "micro_batch_size")
+    job = imported(changed(AXOLOTL, without=[*without, "lora_dropout", "bf16", "optimizer"])).job
+    assert (job["max_length"], job["precision"]) == (512, "bf16")
+    assert job["global_batch_size"] == 1 * 2
+    training = job["training"]
+    assert (training["num_train_epochs"], training["lr_scheduler_type"]) == (1.0, "cosine")
+    assert (training["warmup_steps"], training["lora_dropout"]) == (0.03, 0.0)
+    assert "optim" not in job["fixed"]
+
+
+def test_axolotls_own_batch_and_parallel_rows() -> None:
+    text = changed(AXOLOTL, ["batch_size: 32"], without=["gradient_accumulation_steps"])
+    assert imported(text, processes=2).job["global_batch_size"] == 32 * 2
+    shared = imported(changed(AXOLOTL, ["context_parallel_size: 2"]), processes=8)
+    assert shared.job["global_batch_size"] == 2 * 2 * (8 // 2)
+    assert shared.job["devices"]["count"] == 8
+
+
+@pytest.mark.parametrize(
+    ("adapter", "bits", "tuning"),
+    [("qlora", "load_in_4bit", "qlora"), ("lora", "load_in_8bit", "qlora"), ("", "", "full")],
+)
+def test_what_axolotl_trains(adapter: str, bits: str, tuning: str) -> None:
+    lines = [f"adapter: {adapter}", *([f"{bits}: true"] if bits else [])]
+    job = imported(changed(AXOLOTL, lines, without=["adapter"])).job
+    assert job["tuning"] == tuning
+    assert job["fixed"].get("load_in_8bit", False) is (bits == "load_in_8bit")
+
+
+def test_axolotls_conversations_are_carried() -> None:
+    rows = "datasets: [{path: org/chat, type: chat_template, field_messages: turns, split: a}]"
+    without = ["datasets", "  - path", "    type"]
+    job = imported(changed(AXOLOTL, [rows], without=without)).job
+    assert (job["dataset"], job["columns"]) == ("org/chat", {"messages": "turns"})
+    assert job["dataset_train_split"] == "a"
+
+
+def test_axolotls_methods() -> None:
+    grpo = ["rl: grpo", "trl: {num_generations: 4, beta: 0.04, reward_funcs: [mine.score]}"]
+    job = imported(changed(AXOLOTL, grpo)).job
+    assert (job["method"], job["fixed"]["num_generations"]) == ("grpo", 4)
+    assert job["reward_funcs"] == ["mine.score"]
+    assert "max_length" not in job
+    assert imported(changed(AXOLOTL, ["rl: dpo", "rl_beta: 0.3"])).job["training"]["beta"] == 0.3
+    with pytest.raises(UserError, match="`rl: simpo` is a training that no job can be"):
+        imported(changed(AXOLOTL, ["rl: simpo"]))
+
+
+def test_torchtunes_lora() -> None:
+    found = imported(TORCHTUNE)
+    job = found.job
+    assert job["model"] == "meta-llama/Llama-3.2-1B-Instruct"
+    assert (job["tuning"], job["global_batch_size"], job["max_length"]) == ("lora", 32, None)
+    assert (job["precision"], job["fixed"]["dtype"]) == ("bf16", "bfloat16")
+    modules = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert job["fixed"]["lora_target_modules"] == modules
+    assert job["training"]["max_grad_norm"] is None  # `clip_grad_norm: null` does not clip
+    assert job["training"]["learning_rate"] == 3e-4
+    assert "enable_activation_checkpointing" in fates(found, "searched")
+
+
+def test_torchtunes_dpo_and_quantised_base() -> None:
+    loss = "  _component_: torchtune.rlhf.loss.DPOLoss\n  beta: 0.05"
+    text = TORCHTUNE.replace("  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss", loss)
+    job = imported(text.replace("lora_llama3_2_1b", "qlora_llama3_2_1b")).job
+    assert (job["method"], job["tuning"], job["training"]["beta"]) == ("dpo", "qlora", 0.05)
+
+
+def test_trls_yaml() -> None:
+    found = imported(TRL)
+    job = found.job
+    assert (job["method"], job["dataset"], job["tuning"]) == ("sft", "trl-lib/Capybara", "lora")
+    assert job["fixed"] == {"packing": True, "lora_r": 32, "dtype": "bfloat16"}
+    assert (job["global_batch_size"], job["max_length"]) == (16, 2048)
+    assert "precision" not in job  # TRL's own choice: bf16 where the GPU can
+    assert job["training"]["learning_rate"] == 2e-4
+
+
+def test_trls_method_is_known_by_its_fields_or_asked_for() -> None:
+    lines = ["num_generations: 4", "scale_rewards: group", "reward_funcs: [accuracy_reward]"]
+    without = ("packing", "max_length")
+    assert imported(changed(TRL, lines, without=without)).job["method"] == "grpo"
+    with pytest.raises(UserError) as caught:
+        imported(changed(TRL, without=without))
+    (problem,) = caught.value.problems
+    assert problem.what == "it does not say the training method"
+    assert "--method sft" in str(problem.hint)
+    assert imported(changed(TRL, without=without), method="dpo").job["method"] == "dpo"
+
+
+def test_unsloths_settings() -> None:
+    job = imported(UNSLOTH).job
+    assert (job["tuning"], job["max_length"], job["global_batch_size"]) == ("qlora", 8192, 32)
+    assert (job["fixed"]["lora_r"], job["training"]["lora_alpha"]) == (64, 32)
+    assert len(job["fixed"]["lora_target_modules"]) == 7
+    assert job["fixed"]["optim"] == "adamw_8bit"
+    assert job["training"]["weight_decay"] == 0.01
+    assert job["training"]["warmup_steps"] == 5
+
+
+def test_nothing_of_a_secret_is_kept() -> None:
+    found = imported(changed(TRL, ["hub_token: hf_secret"]))
+    assert "hf_secret" not in json.dumps(found.job)
+    assert "secret" in fates(found, "left")["hub_token"]
+
+
+def test_fields_of_nobody_are_unknown_and_told() -> None:
+    found = imported(changed(LLAMA_FACTORY, ["frobnicate: 3"]))
+    assert fates(found, "unknown") == {"frobnicate": "nothing is known of it"}
