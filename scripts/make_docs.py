@@ -86,8 +86,8 @@ What users of LLaMA-Factory reported, planned from their YAML and GPU (`tests/cp
 - Its issue 6531 (Llama-3.1-8B, LoRA, ZeRO-3 on four L20, rows of 15,000): as it is, one row takes
   40.5 of 44.5 GiB, with a 10% chance of running out of memory; two rows take 72 GiB, 43 of them
   logits. `loss_type: chunked_nll` makes two rows fit, in 27.5 GiB.
-- Its issue 5077 (an 8B reward model, QLoRA, two T4): FlashAttention 2 does not run on a T4. Searched,
-  one row with checkpointing takes 13.7 of 14.6 GiB, two with activation offloading 10.3.
+- Its issue 5077 (an 8B reward model, QLoRA, two T4): FlashAttention 2 does not run on a T4. Of what
+  does, one row with checkpointing takes 13.7 of 14.6 GiB, two with activation offloading 10.3.
 - Its issue 7490 (Qwen2.5-1.5B, full, ZeRO-3 on eight RTX 4090, 4 rows of 16,384, Liger): in TRL it
   takes 18.6 of 24 GiB and fits, though it ran out of memory there. Why is not known.
 
