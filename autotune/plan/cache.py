@@ -30,6 +30,8 @@ from autotune.space.definition import SpaceDefinition
 from autotune.value_types import NONSENSE
 
 SCHEMA = 4
+NO_ANSWER = "the trace ended without an answer"
+"""Begins the problem of a trace that may go through another time."""
 _SHARED = ("shapes", "copied_shapes", "optimizer_work")
 """Fields of a reply that engines by formula have from one and the same trace."""
 _TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
@@ -114,7 +116,10 @@ class PlanCache:
         return None
 
     def write(self, key: str, facts: Facts, replies: Sequence[EstimateReply]) -> None:
-        """Keep a plan; a full or read-only disk only costs the next one its speed."""
+        """Keep a plan, unless a trace of it was ended; a full or read-only disk only costs the next
+        one its speed."""
+        if any(NO_ANSWER in (reply.problem or reply.engine_problem or "") for reply in replies):
+            return
         file = self.path / "plans" / f"{key}.json"
         with contextlib.suppress(OSError):
             self.make("plans")

@@ -10,7 +10,7 @@ from typing import Self
 
 from autotune.estimate.protocol import EstimateReply
 from autotune.facts.control_group import cores
-from autotune.plan.cache import reply_from_plain
+from autotune.plan.cache import NO_ANSWER, reply_from_plain
 from autotune.plan.progress import Count, Progress, TaskCount
 from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
@@ -25,10 +25,6 @@ TASKS_A_SERVER = 4
 """Another process to fork from takes as long to start as this many traces."""
 AT_ONCE = 2
 """So many import the stack beside each other where a space is planned: few spaces are one trace."""
-
-
-NO_ANSWER = "the trace ended without an answer"
-"""Begins the problem of a trace that may go through another time."""
 
 
 class Servers:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.protocol import EstimateReply
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.facts.host import host_limit
@@ -18,7 +17,7 @@ from autotune.job.job import Job, NoData
 from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
-from autotune.plan.children import AT_ONCE, NO_ANSWER, Servers
+from autotune.plan.children import AT_ONCE, Servers
 from autotune.plan.choices import Choice, order
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft, with_candidate
@@ -127,7 +126,7 @@ def plan(
         estimator = _estimator(job, facts, space, run, servers, kind, effort, progress, memory)
         draft = drafted(space, estimator, whole=whole_space)
         draft, answer, advice = _concluded(draft, estimator, kind, alone=only_default)
-    if not stored and key and not draft.stopped and not any(map(_was_ended, memory.kept)):
+    if not stored and key and not draft.stopped:
         cache.write(key, facts, memory.kept)
     return Plan(
         facts=facts,
@@ -242,11 +241,6 @@ def _estimator(
         progress=progress,
         memory=memory,
     )
-
-
-def _was_ended(reply: EstimateReply) -> bool:
-    """Whether it may be another one the next time: its trace was ended."""
-    return NO_ANSWER in (reply.problem or reply.engine_problem or "")
 
 
 def _assumed_rows(job: Job) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.facts import stack
 from autotune.plan import cache as plan_cache
-from autotune.plan.cache import PlanCache
+from autotune.plan.cache import NO_ANSWER, PlanCache
 from tests.unit.builders import make_facts, make_job, shipped
 from tests.unit.estimate.speed.test_step_time import CEILINGS
 
@@ -156,6 +156,16 @@ def test_a_plan_is_read_back_as_it_was_written(cache):
     assert [reply.problem for reply in replies] == [None, "no"]
     assert isinstance(replies[0].points[0], PointReply)
     assert isinstance(replies[0].shapes[0], ShapeWork)
+
+
+@pytest.mark.parametrize("problem", ["problem", "engine_problem"])
+def test_a_plan_is_not_kept_where_a_trace_was_ended(cache, problem):
+    ended = replace(REPLY, **{problem: f"{NO_ANSWER}: exit code None, signal 9"})
+    cache.write("k", make_facts("cuda"), [REPLY, ended])
+    assert cache.read("k") is None
+    failed = replace(REPLY, **{problem: "RuntimeError: got mixed torch.Tensor and DTensor"})
+    cache.write("k", make_facts("cuda"), [REPLY, failed])
+    assert cache.read("k") is not None
 
 
 def test_ceilings_are_kept_by_device_and_torch(cache, monkeypatch):
