@@ -171,7 +171,7 @@ def _temporary() -> Path:
 
 def _disk(use: str, folder: Path, variable: str) -> Disk:
     """A folder that may have to be made: then that counts in which it would be."""
-    present = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    present = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))  # noqa: PTH110 a closed folder raises in pathlib
     return Disk(
         use=use,
         folder=folder,
@@ -194,6 +194,7 @@ def _statvfs(folder: Path) -> os.statvfs_result | None:
 
 def _can_bind(port: int) -> bool:
     with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as those do that train
         try:
             listener.bind(("127.0.0.1", port))
         except OSError:

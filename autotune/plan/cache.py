@@ -32,6 +32,8 @@ from autotune.value_types import NONSENSE
 SCHEMA = 4
 NO_ANSWER = "the trace ended without an answer"
 """Begins the problem of a trace that may go through another time."""
+_MACHINE = ("OSError", "PermissionError", "FileNotFoundError")
+"""Begin the problem of a trace for which the machine is to blame."""
 _SHARED = ("shapes", "copied_shapes", "optimizer_work")
 """Fields of a reply that engines by formula have from one and the same trace."""
 _TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
@@ -116,9 +118,10 @@ class PlanCache:
         return None
 
     def write(self, key: str, facts: Facts, replies: Sequence[EstimateReply]) -> None:
-        """Keep a plan, unless a trace of it was ended; a full or read-only disk only costs the next
-        one its speed."""
-        if any(NO_ANSWER in (reply.problem or reply.engine_problem or "") for reply in replies):
+        """Keep a plan, unless the machine failed a trace of it or somebody ended that. A full or
+        read-only disk only costs the next plan its speed."""
+        problems = [reply.problem or reply.engine_problem or "" for reply in replies]
+        if any(NO_ANSWER in problem or problem.startswith(_MACHINE) for problem in problems):
             return
         file = self.path / "plans" / f"{key}.json"
         with contextlib.suppress(OSError):

@@ -21,7 +21,8 @@ from autotune.report.sections import sections, size_text, speed_text
 from autotune.units import format_seconds
 
 _HERE = Path(__file__).parent
-_PLACE = b"/* plotly.js */"
+_PLACE = b"<script>/* plotly.js */</script>"
+"""No text of a run is such: it is escaped."""
 _SCRIPTS = ("vendor/plotly-basic.min.js", "report.js")
 
 
@@ -61,12 +62,16 @@ def policy() -> str:
 
 def without_plotly(page: bytes) -> bytes:
     """A page to be kept where there are many: without the megabyte that is the same in all."""
-    return page.replace(scripts()[0].encode(), _PLACE, 1)
+    return page.replace(_plotly(), _PLACE, 1)
 
 
 def with_plotly(page: bytes) -> bytes:
     """The page again."""
-    return page.replace(_PLACE, scripts()[0].encode(), 1)
+    return page.replace(_PLACE, _plotly(), 1)
+
+
+def _plotly() -> bytes:
+    return f"<script>{scripts()[0]}</script>".encode()
 
 
 def _digest(script: str) -> str:

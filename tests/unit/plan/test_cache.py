@@ -160,9 +160,9 @@ def test_a_plan_is_read_back_as_it_was_written(cache):
 
 @pytest.mark.parametrize("problem", ["problem", "engine_problem"])
 def test_a_plan_is_not_kept_where_a_trace_was_ended(cache, problem):
-    ended = replace(REPLY, **{problem: f"{NO_ANSWER}: exit code None, signal 9"})
-    cache.write("k", make_facts("cuda"), [REPLY, ended])
-    assert cache.read("k") is None
+    for said in (f"{NO_ANSWER}: exit code None, signal 9", "OSError: No space left on device"):
+        cache.write("k", make_facts("cuda"), [REPLY, replace(REPLY, **{problem: said})])
+        assert cache.read("k") is None
     failed = replace(REPLY, **{problem: "RuntimeError: got mixed torch.Tensor and DTensor"})
     cache.write("k", make_facts("cuda"), [REPLY, failed])
     assert cache.read("k") is not None

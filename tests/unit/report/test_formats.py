@@ -169,6 +169,8 @@ def test_a_kept_page_is_small_and_whole_again(content):
     assert len(kept) < len(page) / 5
     assert with_plotly(kept) == page
     assert without_plotly(b"<p>no page of ours</p>") == b"<p>no page of ours</p>"
+    named = b"<pre>/* plotly.js */</pre>" + page
+    assert with_plotly(without_plotly(named)) == named, "a job's text may name the place"
 
 
 def test_what_is_over_the_headroom_says_so(content):
