@@ -35,7 +35,7 @@ PINS = {
 }
 """Only the micro-batch is left to vary: one path, four candidates."""
 LONGEST = 100
-SMALL, SMALL_CPU = 1024 * MIB, 960 * MIB
+SMALL, SMALL_CPU = 960 * MIB, 960 * MIB  # of 1 GiB CUDA keeps a sixteenth
 SHORT: list[str] = []
 """What a run on the CPU adds to the job."""
 """Enough for a micro-batch of one row of the logits below, and not for one of eight."""
@@ -216,7 +216,7 @@ def test_people_get_the_answer_first_and_a_table(plans: Plans) -> None:
     assert max(map(len, lines)) <= 80
     rows = [line.split("  ")[0] for line in lines if re.match(r"\d+ x \d+ ", line)]
     assert sorted(rows) == ["1 x 8", "2 x 4", "4 x 2", "8 x 1"] and rows[0] == "1 x 8"
-    assert "of 4 candidates fit in 1 GiB" in text
+    assert "of 4 candidates fit in 960 MiB" in text
     every = plans.command("plan", "job.yaml", "--device", "memory=1GiB", "--all").splitlines()
     assert {line.partition(" ")[0] for line in every} >= {"1x8", "2x4", "4x2", "8x1"}
 
