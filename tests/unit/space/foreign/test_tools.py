@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
+from autotune.space.foreign.importing import GivenFile, Wishes, import_job
 from autotune.space.job_file.load import judge
 from tests.unit.space.foreign.files import (
     AXOLOTL,
@@ -105,9 +106,15 @@ def test_llama_factorys_full_training_keeps_float32_weights() -> None:
 @pytest.mark.parametrize(
     ("lines", "what"),
     [
-        (["finetuning_type: freeze"], "`finetuning_type: freeze` trains what no job can name"),
-        (["finetuning_type: lora", "stage: dpo", "pref_loss: orpo"], "`pref_loss: orpo` is"),
-        (["finetuning_type: lora", "stage: distill"], "`stage: distill` is a training"),
+        (["finetuning_type: freeze"], "autotune cannot tune this: `finetuning_type: freeze`"),
+        (
+            ["finetuning_type: lora", "stage: dpo", "pref_loss: orpo"],
+            "autotune cannot train this: `pref_loss: orpo`",
+        ),
+        (
+            ["finetuning_type: lora", "stage: distill"],
+            "autotune cannot train this: `stage: distill`",
+        ),
     ],
 )
 def test_a_training_that_no_job_can_be_is_refused(lines: list[str], what: str) -> None:
@@ -159,7 +166,11 @@ def test_axolotls_defaults() -> None:
 
 def test_axolotls_own_batch_and_parallel_rows() -> None:
     text = changed(AXOLOTL, ["batch_size: 32"], without=["gradient_accumulation_steps"])
-    assert imported(text, processes=2).job["global_batch_size"] == 32 * 2
+    with pytest.raises(UserError) as caught:
+        imported(text, processes=2)
+    assert caught.value.problems[0].hint == "write gradient_accumulation_steps"
+    found = imported(changed(AXOLOTL, ["batch_size: 32"]))
+    assert (found.job["global_batch_size"], "batch_size" in fates(found, "left")) == (4, True)
     shared = imported(changed(AXOLOTL, ["context_parallel_size: 2"]), processes=8)
     assert shared.job["global_batch_size"] == 2 * 2 * (8 // 2)
     assert shared.job["devices"]["count"] == 8
@@ -184,6 +195,46 @@ def test_axolotls_conversations_are_carried() -> None:
     assert job["dataset_train_split"] == "a"
 
 
+@pytest.mark.parametrize(
+    ("entry", "dataset"),
+    [
+        ("path: json, data_files: a.jsonl", "a.jsonl"),
+        ("path: parquet, data_files: [sub/a.parquet]", "sub/a.parquet"),
+        ("data_files: a.jsonl", "a.jsonl"),
+        ("path: ./rows, data_files: a.jsonl", "./rows/a.jsonl"),
+        ("path: owner/repo, data_files: sub/a.jsonl", {"lengths": {"max": 2048}}),
+        ("path: json, data_files: [a.jsonl, b.jsonl]", {"lengths": {"max": 2048}}),
+    ],
+)
+def test_files_of_axolotls_data(entry: str, dataset: object) -> None:
+    rows = f"datasets: [{{{entry}, type: completion}}]"
+    found = imported(changed(AXOLOTL, [rows], without=["datasets", "  - path", "    type"]))
+    assert found.job["dataset"] == dataset
+
+
+@pytest.mark.parametrize("word", ["auto", "full", "true", "True", "yes", "'on'"])
+def test_axolotls_words_for_mixed_precision(word: str) -> None:
+    for name in ("bf16", "bfloat16"):
+        job = imported(changed(AXOLOTL, [f"{name}: {word}"], without=["bf16"])).job
+        assert job["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps"),
+    [
+        (["warmup_ratio: 0.1", "warmup_steps: 0"], 0.1),
+        (["warmup_steps: 0", "warmup_ratio: 0.1"], 0.1),
+        (["warmup_ratio: 0.1", "warmup_steps: 7"], 7),
+        (["warmup_steps: 0"], 0),
+    ],
+)
+def test_steps_of_warmup_go_before_their_share_unless_they_are_0(
+    lines: list[str], steps: float
+) -> None:
+    found = imported(changed(TRL, lines))
+    assert found.job["training"]["warmup_steps"] == steps
+
+
 def test_axolotls_methods() -> None:
     grpo = ["rl: grpo", "trl: {num_generations: 4, beta: 0.04, reward_funcs: [mine.score]}"]
     job = imported(changed(AXOLOTL, grpo)).job
@@ -191,7 +242,7 @@ def test_axolotls_methods() -> None:
     assert job["reward_funcs"] == ["mine.score"]
     assert "max_length" not in job
     assert imported(changed(AXOLOTL, ["rl: dpo", "rl_beta: 0.3"])).job["training"]["beta"] == 0.3
-    with pytest.raises(UserError, match="`rl: simpo` is a training that no job can be"):
+    with pytest.raises(UserError, match="autotune cannot train this: `rl: simpo`"):
         imported(changed(AXOLOTL, ["rl: simpo"]))
 
 
@@ -213,6 +264,14 @@ def test_torchtunes_dpo_and_quantised_base() -> None:
     text = TORCHTUNE.replace("  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss", loss)
     job = imported(text.replace("lora_llama3_2_1b", "qlora_llama3_2_1b")).job
     assert (job["method"], job["tuning"], job["training"]["beta"]) == ("dpo", "qlora", 0.05)
+
+
+def test_a_model_is_known_by_its_name_where_its_folder_is_not_here() -> None:
+    text = TRL.replace("Qwen/Qwen2.5-0.5B\n", "/a/Qwen2.5-0.5B\n", 1)
+    files = [GivenFile(name="a.yaml", data=read(text))]
+    assert import_job(files, Wishes()).job["model"] == "Qwen/Qwen2.5-0.5B"
+    here = import_job(files, Wishes(), exists=lambda path: path == "/a/Qwen2.5-0.5B")
+    assert here.job["model"] == "/a/Qwen2.5-0.5B"
 
 
 def test_trls_yaml() -> None:
