@@ -57,6 +57,11 @@ class Command:
     launch: Launch = field(default_factory=Launch)
     variables: Launch = field(default_factory=Launch)
 
+    @property
+    def of_a_script(self) -> bool:
+        """Whether a user's own script runs, whose flags may mean anything."""
+        return self.tool is None and bool(self.flags or self.files)
+
 
 def parse_command(words: Sequence[str]) -> Command:
     """A command's parts.

@@ -79,8 +79,10 @@ def import_job(
     """
     command = command or Command()
     trainer, tool = _trainer(files, command)
-    settings, data = of_settings(trainer.data)
-    trainer = replace(trainer, data=data)
+    settings = Launch()
+    if not command.of_a_script:
+        settings, data = of_settings(trainer.data)
+        trainer = replace(trainer, data=data)
     method = _method(trainer, tool, wishes)
     definition = load_definition(method)
     reading = Reading(

@@ -140,7 +140,7 @@ def accelerate_field(name: str, value: Any) -> Launch:
         return _parallel(name, last, value)
     if last == "mixed_precision":
         known = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}.get(str(value).lower(), "")
-        kind = CARRIED if known else LEFT
+        kind: FateKind = CARRIED if known else LEFT
         return Launch(precision=known, fates=(fate_of(name, value, kind, "precision"),))
     if last == "use_cpu":
         cpu = value is True

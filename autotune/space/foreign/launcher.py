@@ -84,8 +84,8 @@ def _flag(key: str, value: Any, told: str) -> Launch:
         told: as it was given, for its fate.
     """
     if key in (*_OF_ALL, *_OF_EACH) and is_count(value):
-        fates = (fate_of(told, value, CARRIED, "devices"),)
-        return Launch(count=int(value), per_machine=key in _OF_EACH, fates=fates)
+        fate = fate_of(told, value, CARRIED, "devices")
+        return Launch(count=int(value), per_machine=key in _OF_EACH, fates=(fate,))
     if key in _NODES:
         return _nodes(value, told)
     if key == "include":

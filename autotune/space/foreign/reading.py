@@ -10,7 +10,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS, Method
 from autotune.space.definition import SpaceDefinition
 from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, FateKind, Rule
-from autotune.space.foreign.secrets import is_secret
+from autotune.space.foreign.secrets import holds_secret, is_secret
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 
@@ -135,7 +135,7 @@ class Reading:
         name = canonical_name(ours)
         value = self._plain(name, value)
         knob = self.definition.knob(name)
-        if is_secret(name):
+        if is_secret(name) or holds_secret(value):
             self.leave(field, "a secret, which a run and its bundle would keep")
         elif name == "max_length" and self.method.online:
             self.leave(field, f"TRL does not truncate the prompts of `{self.method.name}`")

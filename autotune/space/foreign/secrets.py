@@ -21,6 +21,13 @@ def is_secret(name: str) -> bool:
     return last in SECRETS or last.endswith(_ENDS)
 
 
+def holds_secret(value: Any) -> bool:
+    """Whether a value has a field of that kind somewhere in it."""
+    if isinstance(value, Mapping):
+        return any(is_secret(str(name)) or holds_secret(part) for name, part in value.items())
+    return isinstance(value, list) and any(map(holds_secret, value))
+
+
 def without_secret(fate: Fate) -> Fate:
     """The same, `***` in place of a secret."""
     return replace(fate, value=_hidden(fate.field, fate.value))

@@ -129,6 +129,13 @@ def test_trl_takes_its_launchers_flags(end: str, devices: int) -> None:
     assert "unknown" not in {fate.kind for fate in found.fates}
 
 
+def test_a_script_may_mean_something_else_by_such_a_flag() -> None:
+    found = of_command(f"python train.py {TRL} --packing --num_processes 4")
+    assert found.job["global_batch_size"] == 8
+    assert any("devices: 1 (nothing says how many" in text for text in found.assumed)
+    assert {f.kind for f in found.fates if f.field == "num_processes"} == {"unknown"}
+
+
 @pytest.mark.parametrize(
     ("end", "devices"),
     [

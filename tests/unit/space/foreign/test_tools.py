@@ -312,6 +312,17 @@ def test_nothing_of_a_secret_is_kept() -> None:
     assert "secret" in fates(found, "left")["hub_token"]
 
 
+def test_nothing_of_a_secret_inside_a_field_is_kept() -> None:
+    found = imported(changed(TRL, ["model_init_kwargs: {api_key: hf_secret, revision: main}"]))
+    assert "hf_secret" not in repr(found)
+    assert "secret" in fates(found, "left")["model_init_kwargs"]
+
+
+def test_a_file_of_no_tool_is_refused() -> None:
+    with pytest.raises(UserError, match="this is not a configuration of a known tool"):
+        imported("frobnicate: 3\n")
+
+
 def test_fields_of_nobody_are_unknown_and_told() -> None:
     found = imported(changed(LLAMA_FACTORY, ["frobnicate: 3"]))
     assert fates(found, "unknown") == {"frobnicate": "nothing is known of it"}
