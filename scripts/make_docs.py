@@ -55,8 +55,11 @@ autotune import --as-is llama3_lora_sft.yaml --out mine.yaml
 autotune plan mine.yaml --device rtx-4090
 ```
 
-- **The global batch is kept**: micro-batch x accumulation x devices. Where nothing says how many
-  devices there are, it is one, and that is said; `--devices` says another number.
+- **The global batch is kept**: micro-batch x accumulation x devices of all machines; devices that
+  share rows (tensor, context, sequence, pipeline parallelism) count once. How many devices there
+  are say, the first that does: `--devices`, the launcher's flags, TRL's or Axolotl's own settings
+  of it, accelerate's file, LLaMA-Factory's variables, CUDA_VISIBLE_DEVICES (of each machine). Where
+  nothing says it, it is one, and that is said.
 - **What a file pins and the search tries is searched**: the micro-batch, checkpointing, the
   attention kernel, AdamW's kernel, ZeRO, FSDP. With `--as-is` all of it is pinned: a plan of that
   job says whether the configuration fits, and how fast it is.
@@ -68,6 +71,7 @@ autotune plan mine.yaml --device rtx-4090
 - **Data** are carried where TRL reads the same rows: a hub id or file in its own form, or one whose
   columns only have other names. Else the job has `dataset: {lengths: {max: ...}}`.
 - `trust_remote_code` is never carried.
+- A command's text is written nowhere, and `***` stands for a token, key or password.
 
 `autotune emit RUN --format FORM` (RUN: a run, or the folder of a bundle) goes the other way, and
 says on stderr what the other form cannot. How each is checked:

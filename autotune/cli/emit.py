@@ -57,7 +57,14 @@ def command(
     verified before is called verified: see `autotune verify`."""
     from autotune.run.past_run import reopen
 
-    if form is not None and _is_bundle(run):
+    bundle = form is not None and _is_bundle(run)
+    if form is not None and auto:
+        hint = "leave one of them out: `autotune emit RUN --auto --out DIR` writes that file"
+        raise user_error("--format does not write deepspeed_auto.json", where="--auto", hint=hint)
+    if bundle and probe is not None:
+        hint = f"name the run: `autotune emit RUN --probe {probe} --format {form}`"
+        raise user_error("a bundle is of one probe already", where="--probe", hint=hint)
+    if form is not None and bundle:
         return _write_form(_texts_of(run), form, out, as_json)
     past = reopen(run, storage_of(storage))
     print_notes(past.notes)
@@ -110,8 +117,9 @@ def _write_form(texts: dict[str, str], form: str, out: Path | None, as_json: boo
     if out is None:
         first, *rest = found.files.items()
         echo(first[1], nl=False)
+        every = "both" if len(rest) == 1 else "all"
         for name, _ in rest:
-            echo(f"it needs {name} beside it: `--out DIR` writes both", err=True)
+            echo(f"it needs {name} beside it: `--out DIR` writes {every}", err=True)
     for name, reason in found.lost.items():
         echo(f"not in it: {name}: {reason}", err=True)
     return 0

@@ -62,12 +62,12 @@ def command(
     if out is not None and out.exists():
         raise user_error("there is such a file", where=str(out), hint="name another, or move it")
     wishes = Wishes(method=method or "", processes=devices, nodes=nodes, as_is=as_is)
-    found = _imported(files, wishes)
+    found, sources = _imported(files, wishes)
     named = {"model": model, "dataset": dataset}
     job = {**found.job, **{name: value for name, value in named.items() if value is not None}}
     found = replace(found, job=job)
-    judge(found.job, " ".join(files)[:200], Path.cwd() if out is None else out.absolute().parent)
-    text = job_text(found, " ".join(files)[:500])
+    judge(found.job, sources, Path.cwd() if out is None else out.absolute().parent)
+    text = job_text(found, sources)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
@@ -80,19 +80,22 @@ def command(
     return 0
 
 
-def _imported(files: Sequence[str], wishes: Any) -> Any:
-    """The job of files, or of a command and the files that it names."""
+def _imported(files: Sequence[str], wishes: Any) -> tuple[Any, str]:
+    """The job of files, or of a command and the files that it names, and what they are called. A
+    command's text may hold a secret: it is written nowhere."""
+    from autotune.job.paths import exists
     from autotune.space.foreign.command_line import parse_command
     from autotune.space.foreign.importing import GivenFile, import_job
     from autotune.space.job_file.given_file import read_mapping
 
     if all(name.lower().endswith(_SUFFIXES) or Path(name).is_file() for name in files):
         given = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in files]
-        return import_job(given, wishes)
+        return import_job(given, wishes, exists=exists), " ".join(files)[:500]
     parsed = parse_command(files)
     read = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in parsed.files]
     wishes = replace(wishes, method=wishes.method or parsed.method)
-    return import_job(read, wishes, parsed)
+    sources = " and ".join(["a command", *parsed.files])[:500]
+    return import_job(read, wishes, parsed, exists=exists), sources
 
 
 def _plain(found: Any) -> dict[str, Any]:

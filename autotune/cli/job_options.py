@@ -153,7 +153,8 @@ def say_imported(file: Path | None) -> Callable[[Any], None]:
 
     def say(found: Any) -> None:
         batch = found.job.get("global_batch_size")
-        devices = found.job.get("devices", {}).get("count", 1)
+        given = found.job.get("devices", {})
+        devices = given.get("count", 1) * given.get("nodes", 1)
         more = f"; global batch {batch}, {devices} device{'s' if devices != 1 else ''}"
         echo(f"{found.summary}{more}; `autotune import {file}` lists them", err=True)
 

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotune.bundle.formats.format import FORMATS, formatted
 from autotune.cli.emit import FORMATS as NAMES
 from autotune.errors import UserError
 from autotune.job.yaml_file import parse_yaml
+from autotune.space.foreign.command_line import parse_command
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -109,6 +112,66 @@ def test_bash_reads_slurms_job_and_the_variables(bundle, tmp_path):
     variables = tmp_path / ".env"
     variables.write_text(formatted(texts(bundle), "env").files[".env"], encoding="utf-8")
     subprocess.run(["bash", "-eu", str(variables)], check=True)
+
+
+def spread(name: str, processes: int, machines: int) -> dict[str, str]:
+    """A bundle for other machines."""
+    own = texts(name)
+    launch = yaml.safe_load(own["accelerate.yaml"])
+    launch |= {"num_processes": processes, "num_machines": machines}
+    return {**own, "accelerate.yaml": yaml.safe_dump(launch)}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    bundle=st.sampled_from(OTHERS),
+    form=st.sampled_from(["axolotl", "llamafactory"]),
+    machines=st.integers(1, 4),
+    each=st.integers(1, 8),
+)
+def test_what_starts_it_starts_as_many_devices(bundle, form, machines, each):
+    found = formatted(spread(bundle, machines * each, machines), form)
+    name, text = next(iter(found.files.items()))
+    head = text.splitlines()[1].removeprefix("# ").partition(", in this folder")[0]
+    command = parse_command(head.split())
+    assert command.files == [name]
+    back = import_job([GivenFile(name=name, data=parse_yaml(text, name)[0])], Wishes(), command)
+    sent = config(bundle)
+    rows = sent["per_device_train_batch_size"] * sent["gradient_accumulation_steps"]
+    assert back.job["global_batch_size"] == rows * machines * each
+    devices = back.job.get("devices", {})
+    assert (devices.get("count", 1), devices.get("nodes", 1)) == (each, machines)
+    assert ("machines" in found.lost) is (machines > 1)
+
+
+def test_processes_that_machines_cannot_share_are_refused():
+    with pytest.raises(UserError, match="3 processes cannot be divided among 2 machines"):
+        formatted(spread("zero3", 3, 2), "llamafactory")
+
+
+@pytest.mark.parametrize("form", ["trl", "training-arguments"])
+def test_a_trainers_file_says_nothing_of_processes_and_that_is_told(form):
+    told = formatted(texts("zero3"), form).lost["processes"]
+    assert told.startswith("start 8 processes (DEEPSPEED): `accelerate launch --config_file")
+    assert "`--format accelerate` and `--format deepspeed`" in told
+    assert "processes" not in formatted(texts("cpu_lora"), form).lost
+
+
+def test_slurm_gives_a_training_on_the_cpu_no_gpu():
+    assert "--gpus-per-node=8" in formatted(texts("zero3"), "slurm").files["launch.slurm"]
+    assert "gpus" not in formatted(texts("cpu_lora"), "slurm").files["launch.slurm"]
+
+
+def test_axolotl_chooses_the_kernel_where_the_bundle_says_none():
+    own = texts("cpu_lora")
+    sent = {n: v for n, v in config("cpu_lora").items() if n != "attn_implementation"}
+    found = formatted({**own, "sft_config.yaml": yaml.safe_dump(sent)}, "axolotl")
+    assert "attn_implementation" not in yaml.safe_load(found.files["axolotl.yaml"])
+
+
+def test_a_folder_without_a_trainers_file_is_refused():
+    with pytest.raises(UserError, match="not a bundle: the trainer's YAML"):
+        formatted({"accelerate.yaml": ""}, "trl")
 
 
 @pytest.mark.parametrize("bundle", OTHERS)

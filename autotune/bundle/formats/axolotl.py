@@ -59,8 +59,7 @@ def formatted(bundle: Launched) -> Formatted:
     theirs: dict[str, Any] = dict(renaming.values)
     theirs["datasets"] = [_rows(bundle)]
     theirs["val_set_size"] = 0
-    kernel = str(config.get("attn_implementation"))
-    theirs["attn_implementation"] = kernel
+    theirs["attn_implementation"] = config.get("attn_implementation")
     checkpoints = config.get("activation_checkpointing", config.get("gradient_checkpointing"))
     theirs["gradient_checkpointing"] = checkpoints is not False
     if _METHODS[name]:
@@ -87,6 +86,12 @@ def formatted(bundle: Launched) -> Formatted:
         lost["dtype"] = "Axolotl loads the weights in the type of mixed precision: less memory"
     lost["datasets"] = "say how Axolotl has to read the rows (`type`)"
     ranks = f" --num-processes {bundle.processes}" if bundle.processes > 1 else ""
+    if bundle.machines > 1:
+        ranks = f" -- --num_processes {bundle.processes} --num_machines {bundle.machines}"
+        lost["machines"] = (
+            f"start it on each of {bundle.machines}, with --machine_rank 0 on the first and "
+            "--main_process_ip HOST, its address, behind --num_machines"
+        )
     head = f"# axolotl train axolotl.yaml{ranks}, in this folder"
     text = as_yaml(theirs, head)
     return Formatted(files={"axolotl.yaml": text, **files}, lost={**lost, **not_said(bundle)})

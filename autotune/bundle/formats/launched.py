@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import yaml
 
-from autotune.bundle.check.files import LaunchFiles
+from autotune.bundle.check.files import LaunchFiles, number
 from autotune.errors import user_error
 from autotune.job.methods import METHODS, Method
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
@@ -44,7 +44,7 @@ class Launched:
         """
         method = next((m for m in METHODS.values() if m.config_file in texts), None)
         if method is None or "accelerate.yaml" not in texts:
-            raise user_error("no bundle: it has no trainer's YAML beside accelerate.yaml")
+            raise user_error("not a bundle: the trainer's YAML beside accelerate.yaml is missing")
         script = "\n".join(texts.get(name, "") for name in _LAUNCHES)
         return cls(
             method=method,
@@ -59,6 +59,38 @@ class Launched:
         """Devices that train, of all machines."""
         files = LaunchFiles(trainer={}, accelerate=self.accelerate, deepspeed=None)
         return files.processes
+
+    @property
+    def machines(self) -> int:
+        """Machines that train together."""
+        value = number(self.accelerate.get("num_machines"))
+        return int(value) if value is not None and value >= 1 else 1
+
+    @property
+    def each(self) -> int:
+        """Devices of one machine.
+
+        Raises:
+            UserError: machines cannot share the processes evenly.
+        """
+        count, rest = divmod(self.processes, self.machines)
+        if rest or not count:
+            what = f"{self.processes} processes cannot be divided among {self.machines} machines"
+            raise user_error(what, where="--format")
+        return count
+
+    @property
+    def start(self) -> str:
+        """What starts a program of this bundle, where accelerate does it; empty: Python does."""
+        if self.processes == 1 and self.deepspeed is None:
+            return ""
+        return "accelerate launch --config_file accelerate.yaml"
+
+    @property
+    def launch_files(self) -> Mapping[str, str]:
+        """The files that `start` reads."""
+        names = ("accelerate.yaml", *([DEEPSPEED_FILE] if self.deepspeed is not None else ()))
+        return {name: self.texts[name] for name in names} if self.start else {}
 
     @property
     def kind(self) -> str:

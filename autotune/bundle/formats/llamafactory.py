@@ -82,7 +82,12 @@ def formatted(bundle: Launched) -> Formatted:
     if bundle.deepspeed is not None:
         theirs["deepspeed"] = DEEPSPEED_FILE
         files[DEEPSPEED_FILE] = bundle.deepspeed
-    starts = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={bundle.processes} " if bundle.processes > 1 else ""
+    starts = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={bundle.each} " if bundle.processes > 1 else ""
+    if bundle.machines > 1:
+        starts = f"NNODES={bundle.machines} {starts}"
+        lost["machines"] = (
+            "start it on each, with NODE_RANK=0 on the first and MASTER_ADDR=HOST, its address"
+        )
     head = f"# {starts}llamafactory-cli train llamafactory.yaml, in this folder"
     return Formatted(
         files={

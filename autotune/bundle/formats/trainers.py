@@ -4,6 +4,7 @@ import json
 import pprint
 import shlex
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from autotune.bundle.formats.launched import Formatted, Launched
@@ -40,8 +41,7 @@ _SLURM = """\
 #SBATCH --job-name=autotune
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
-#SBATCH --gpus-per-node={gpus}
-#SBATCH --output=%x-%j.out
+{gpus}#SBATCH --output=%x-%j.out
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
 bash launch.sh "$@"
@@ -65,12 +65,12 @@ def training_arguments(bundle: Launched) -> Formatted:
         files[DEEPSPEED_FILE] = bundle.deepspeed
     elif bundle.uses_fsdp:
         lost["fsdp"] = "accelerate.yaml says it: start with `accelerate launch --config_file`"
-    return Formatted(files=files, lost={**lost, **not_said(bundle)})
+    return Formatted(files=files, lost={**lost, **not_said(bundle), **_launch_of(bundle)})
 
 
 def script(bundle: Launched) -> Formatted:
     """A Python program that trains the same."""
-    return Formatted(files={"train.py": _program(bundle)}, lost={})
+    return Formatted(files={"train.py": _program(bundle), **bundle.launch_files}, lost={})
 
 
 def notebook(bundle: Launched) -> Formatted:
@@ -94,8 +94,7 @@ def _program(bundle: Launched) -> str:
     if bundle.method.own_script:
         what = f"`method: {name}` has a program in its bundle already: {bundle.method.own_script}"
         raise user_error(what, where="--format")
-    several = "`accelerate launch --config_file accelerate.yaml train.py`"
-    start = several if bundle.processes > 1 or bundle.deepspeed else "`python train.py`"
+    start = f"`{bundle.start or 'python'} train.py`"
     config = pprint.pformat(dict(bundle.config), width=96, sort_dicts=True)
     return _SCRIPT.format(
         method=name, start=start, config=config, environment=_exports(bundle.environment)
@@ -113,7 +112,9 @@ def slurm(bundle: Launched) -> Formatted:
     own = bundle.texts.get(SLURM_SCRIPT)
     if "launch.sh" not in bundle.texts and own is not None:
         return Formatted(files={SLURM_SCRIPT: own}, lost={})
-    text = _SLURM.format(gpus=bundle.processes)
+    cpu = bundle.accelerate.get("use_cpu") is True
+    gpus = "" if cpu else f"#SBATCH --gpus-per-node={bundle.each}\n"
+    text = _SLURM.format(gpus=gpus)
     return Formatted(files={SLURM_SCRIPT: text}, lost={})
 
 
@@ -126,7 +127,19 @@ def variables(bundle: Launched) -> Formatted:
 def trl(bundle: Launched) -> Formatted:
     """What `trl METHOD --config` reads."""
     name = bundle.method.config_file
-    return Formatted(files={name: bundle.texts[name]}, lost=not_said(bundle))
+    lost = {**not_said(bundle), **_launch_of(bundle)}
+    return Formatted(files={name: bundle.texts[name]}, lost=lost)
+
+
+def _launch_of(bundle: Launched) -> dict[str, str]:
+    """How many processes train, and what says how they share it."""
+    if not bundle.start:
+        return {}
+    several = "processes" if bundle.processes > 1 else "process"
+    machines = f" on {bundle.machines} machines" if bundle.machines > 1 else ""
+    forms = " and ".join(f"`--format {PurePath(name).stem}`" for name in bundle.launch_files)
+    what = f"start {bundle.processes} {several}{machines} ({bundle.kind}): `{bundle.start} ...`"
+    return {"processes": f"{what}; {forms} for its files"}
 
 
 def accelerate(bundle: Launched) -> Formatted:

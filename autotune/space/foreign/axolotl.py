@@ -8,6 +8,7 @@ from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import (
     ALL_LINEAR,
     Tool,
+    is_mixed,
     read_model,
     read_precision,
     refuse,
@@ -21,6 +22,8 @@ _KERNELS = {
     "eager_attention": "eager",
 }
 """Switches of a kernel each."""
+_LOADERS = (None, "json", "csv", "parquet", "text")
+"""Names of `datasets` for files that lie anywhere."""
 
 
 def _method(data: Mapping[str, Any]) -> str | None:
@@ -53,7 +56,7 @@ def _read_tuning(reading: Reading) -> None:
     adapter = reading.given("adapter")
     four, eight = reading.is_on("load_in_4bit"), reading.is_on("load_in_8bit")
     if adapter not in (None, "lora", "qlora"):
-        what = f"`adapter: {adapter}` trains what no job can name"
+        what = f"autotune cannot tune this: `adapter: {adapter}`"
         refuse(reading, "adapter", what, "`lora` and `qlora` can be tuned")
     quantised = adapter == "qlora" or (adapter == "lora" and (four or eight))
     tuning = "full" if adapter is None else "qlora" if quantised else "lora"
@@ -74,7 +77,7 @@ def _read_tuning(reading: Reading) -> None:
 def _read_precision(reading: Reading) -> None:
     """Mixed precision; Axolotl loads the weights in the same type, trained ones too."""
     theirs = {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16", "float16")}
-    given = {k: any(_says_yes(reading.given(n)) for n in names) for k, names in theirs.items()}
+    given = {k: any(is_mixed(reading, n) for n in names) for k, names in theirs.items()}
     silent = all(reading.given(name) is None for names in theirs.values() for name in names)
     if silent:
         reading.assume("precision", "bf16", "Axolotl's default where the GPU can")
@@ -87,10 +90,6 @@ def _read_precision(reading: Reading) -> None:
     kept = {"bf16": "bfloat16", "fp16": "float16"}.get(str(precision))
     if kept is not None:
         reading.assume("fixed.dtype", kept, "Axolotl loads all weights in it")
-
-
-def _says_yes(value: Any) -> bool:
-    return value in (True, "auto", "full", "true")
 
 
 def _read_kernels(reading: Reading) -> None:
@@ -127,8 +126,12 @@ def _read_data(reading: Reading) -> None:
         set_lengths(reading, why)
         return
     columns = _columns(entry, reading.method.name)
-    place = entry.get("data_files") or entry.get("path")
-    place = place[0] if isinstance(place, list) and len(place) == 1 else place
+    place = _place(entry)
+    if columns is not None and place is None:
+        why = "its `data_files` lie in a repository"
+        reading.leave("datasets", f"{why}: a job has all rows of one, or a local file")
+        set_lengths(reading, why)
+        return
     if columns is None or not isinstance(place, str):
         why = f"`type: {entry.get('type')}` forms rows as TRL does not"
         reading.leave("datasets", why)
@@ -140,6 +143,19 @@ def _read_data(reading: Reading) -> None:
     for theirs, ours in (("name", "dataset_config"), ("split", "dataset_train_split")):
         if isinstance(entry.get(theirs), str):
             reading.write(ours, entry[theirs])
+
+
+def _place(entry: Mapping[str, Any]) -> Any:
+    """Where the rows lie; None: in some files of a repository."""
+    path, files = entry.get("path"), entry.get("data_files")
+    files = files[0] if isinstance(files, list) and len(files) == 1 else files
+    if not files or not isinstance(files, str):
+        return None if files else path
+    if path in _LOADERS:
+        return files
+    if isinstance(path, str) and path.startswith(("/", ".", "~")):
+        return files if files.startswith(("/", "~")) else f"{path.rstrip('/')}/{files}"
+    return None
 
 
 def _columns(entry: Mapping[str, Any], method: str) -> dict[str, str] | None:

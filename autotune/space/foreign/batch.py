@@ -1,5 +1,6 @@
 """The global batch of another tool's files, kept exactly. Pure."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,10 +10,12 @@ from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import Tool
 from autotune.space.knobs import ACCUMULATION
 
-_PARALLEL = (
-    *("sequence_parallel_degree", "context_parallel_size", "tensor_parallel_size"),
-    "tensor_parallel_dim",
-)
+_PARALLEL = {
+    "sequence_parallel_degree": "context",  # Axolotl's older name
+    "context_parallel_size": "context",
+    "tensor_parallel_size": "tensor",
+    "tensor_parallel_dim": "tensor",
+}
 """Fields that let several devices work on the same rows."""
 _TOTAL, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
 
@@ -40,16 +43,12 @@ class Rows:
         """What the files say together; where they contradict each other, that is a problem."""
         micro = _agreed(reading, tool.micro, launch.batch.get(_MICRO), tool.rows)
         told = launch.batch.get(ACCUMULATION)
-        per_device = _per_device(reading)
-        if reading.given(tool.accumulation) is None and told is None and per_device is not None:
-            steps = max(per_device // micro, 1)  # as Axolotl divides
-        else:
-            steps = _agreed(reading, tool.accumulation, told, tool.steps)
-        parallel = 1
-        for name in _PARALLEL:
-            parallel *= reading.counted(name, 1) if name in reading.data else 1
+        steps = _agreed(reading, tool.accumulation, told, tool.steps)
+        _refuse_batch_size(reading, tool)
+        own = {axis: reading.counted(n, 1) for n, axis in _PARALLEL.items() if reading.given(n)}
+        parallel = math.prod({**launch.parallel, **own}.values())
         total = launch.batch.get(_TOTAL)
-        processes, inferred = launch.processes or 1, False
+        processes, inferred = launch.processes or launch.machines, False
         if launch.processes is None and total is not None and total % (micro * steps) == 0:
             processes, inferred = total // (micro * steps) * parallel, True
             reading.assumed.append(
@@ -67,12 +66,16 @@ class Rows:
         return cls(micro=micro, steps=steps, processes=processes, ways=ways, inferred=inferred)
 
 
-def _per_device(reading: Reading) -> int | None:
-    """Axolotl's rows of a device and step, where it says them."""
+def _refuse_batch_size(reading: Reading, tool: Tool) -> None:
+    """Axolotl's `batch_size`, which its versions read differently."""
     if reading.tool != "Axolotl" or reading.given("batch_size") is None:
-        return None
-    reading.end("batch_size", "searched", "the batch of a device: global_batch_size")
-    return reading.counted("batch_size", 1)
+        return
+    if reading.given(tool.accumulation) is not None:
+        reading.leave("batch_size", f"`{tool.accumulation}` goes before it")
+        return
+    what = "`batch_size` does not say how many micro-batches make a step"
+    hint = f"write {tool.accumulation}"
+    reading.problems.append(Problem(where="batch_size", what=what, hint=hint))
 
 
 def _agreed(reading: Reading, name: str, deepspeeds: int | None, default: int) -> int:

@@ -15,8 +15,8 @@ from autotune.errors import user_error
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.foreign import axolotl, llamafactory, torchtune, trl
-from autotune.space.foreign.fields import CARRIED, Fate
-from autotune.space.foreign.launch import Launch, of_flags
+from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.launcher import of_flags, of_variable, without_counts
 from autotune.space.foreign.tool import Tool
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -47,6 +47,7 @@ class Command:
         flags: of the program, by their names.
         files: configurations that it names, to be read.
         launch: what its launcher says.
+        variables: what the environment says before it.
     """
 
     tool: Tool | None = None
@@ -54,6 +55,12 @@ class Command:
     flags: dict[str, Any] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     launch: Launch = field(default_factory=Launch)
+    variables: Launch = field(default_factory=Launch)
+
+    @property
+    def of_a_script(self) -> bool:
+        """Whether a user's own script runs, whose flags may mean anything."""
+        return self.tool is None and bool(self.flags or self.files)
 
 
 def parse_command(words: Sequence[str]) -> Command:
@@ -67,33 +74,28 @@ def parse_command(words: Sequence[str]) -> Command:
     rest, command = list(words), Command()
     _read_variables(rest, command)
     while rest and (launcher := _launcher(rest)):
+        command.variables = without_counts(command.variables)
         flags = _launcher_flags(rest)
         config = flags.pop("config_file", None)
         command.files += [str(config)] if config is not None else []
         command.launch = command.launch.joined(of_flags(flags, launcher))
     _read_program(rest, command)
-    _read_flags(rest, command)
+    if command.tool is axolotl.TOOL:
+        _take_axolotls_launcher(rest, command)
+    _read_flags([word for word in rest if word != "--"], command)
     if not command.flags and not command.files:
         what = "this command has no flags and no configuration file"
         hint = "such as `autotune import -- trl sft --model_name_or_path my-model ...`"
-        raise user_error(what, where=" ".join(words)[:80], hint=hint)
+        raise user_error(what, where="the command", hint=hint)
     return command
 
 
 def _read_variables(rest: list[str], command: Command) -> None:
-    """Variables of the environment before a command, those that count devices among them."""
+    """Variables of the environment before a command."""
     if rest and rest[0] == "env":
         rest.pop(0)
     while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
-        name, value = match[1], match[2]
-        listed = [part for part in value.split(",") if part.strip()]
-        counts = {"CUDA_VISIBLE_DEVICES": str(len(listed)), "NPROC_PER_NODE": value}
-        count = counts.get(name, "")
-        found = Launch()
-        if count.isdecimal() and len(count) < 6 and int(count) > 0:
-            fate = Fate(field=name, value=value, kind=CARRIED, detail="devices")
-            found = Launch(processes=int(count), fates=(fate,))
-        command.launch = command.launch.joined(found)
+        command.variables = command.variables.joined(of_variable(match[1], match[2]))
         rest.pop(0)
 
 
@@ -118,6 +120,9 @@ def _launcher_flags(rest: list[str]) -> dict[str, Any]:
     """The launcher's flags, taken off; what follows is its program."""
     flags: dict[str, Any] = {}
     while rest and rest[0].startswith("-") and rest[0] != "-m":
+        if rest[0] == "--":
+            rest.pop(0)
+            return flags
         name, equals, value = rest.pop(0).lstrip("-").partition("=")
         name = name.replace("-", "_")
         if equals:
@@ -171,10 +176,23 @@ def _read_flags(rest: list[str], command: Command) -> None:
             values[override[1]] = [_scalar(override[2])]
     for flag, given in values.items():
         whole: Any = True if not given else given[0] if len(given) == 1 else given
-        if flag == "config" and isinstance(whole, str):
-            command.files.append(whole)
+        name = flag.replace("-", "_")
+        path = isinstance(whole, str) and whole.lower().endswith(_TEXT_SUFFIXES)
+        if (name == "config" and isinstance(whole, str)) or (name == "accelerate_config" and path):
+            command.files.append(str(whole))
+        elif name == "launcher" and command.tool is axolotl.TOOL:
+            continue
         else:
-            command.flags[flag.replace("-", "_")] = whole
+            command.flags[name] = whole
+
+
+def _take_axolotls_launcher(rest: list[str], command: Command) -> None:
+    """Its `--launcher torchrun`, and the flags of that behind `--`, taken off."""
+    end = rest.index("--") if "--" in rest else len(rest)
+    last, rest[end:] = rest[end + 1 :], []
+    text = " ".join(rest).replace("--launcher=", "--launcher ")
+    launcher = "torchrun" if "--launcher torchrun" in text else "accelerate"
+    command.launch = command.launch.joined(of_flags(_launcher_flags(last), launcher))
 
 
 def _program(word: str) -> str:

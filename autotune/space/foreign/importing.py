@@ -6,7 +6,7 @@ What files pin and the search tries anyway is searched; the global batch is kept
 is dropped without a word: each field ends as one `Fate`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,11 @@ from autotune.space.foreign.batch import Rows, set_rows
 from autotune.space.foreign.command_line import Command
 from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, Imported
 from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.launcher import of_settings
 from autotune.space.foreign.owner import part_of, refuse_part, tool_of
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.registry import is_registry
+from autotune.space.foreign.secrets import without_secret
 from autotune.space.foreign.tool import SHARDING, Tool
 
 _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
@@ -47,39 +49,51 @@ class Wishes:
     Attributes:
         method: of the training, where the files do not say it.
         processes: devices that train, over all machines; None: as the files say, or one.
+        per_machine: devices of each machine, in place of `processes`.
         nodes: machines.
         as_is: whether everything stays as the files have it, so that a plan says whether it fits.
     """
 
     method: str = ""
     processes: int | None = None
+    per_machine: int | None = None
     nodes: int | None = None
     as_is: bool = False
 
 
 def import_job(
-    files: Sequence[GivenFile], wishes: Wishes, command: Command | None = None
+    files: Sequence[GivenFile],
+    wishes: Wishes,
+    command: Command | None = None,
+    *,
+    exists: Callable[[str], bool] = lambda _: False,
 ) -> Imported:
     """The job of one trainer's file and of what launches it.
 
     Args:
         command: what would start it; its flags go before the trainer's file.
+        exists: whether there is such a file or folder here.
 
     Raises:
-        UserError: no file configures a training, several do, or one says what no job can be.
+        UserError: no file configures a training, several do, or one says what cannot be tuned.
     """
-    trainer, tool = _trainer(files, command or Command())
+    command = command or Command()
+    trainer, tool = _trainer(files, command)
+    settings = Launch()
+    if not command.of_a_script:
+        settings, data = of_settings(trainer.data)
+        trainer = replace(trainer, data=data)
     method = _method(trainer, tool, wishes)
     definition = load_definition(method)
     reading = Reading(
         tool.flat(trainer.data), tool.name, METHODS[method], definition, as_is=wishes.as_is
     )
-    launches = [_launch_of(file) for file in files]
+    reading.exists = exists
     reading.registry = next((f.data for f in files if is_registry(f.data)), {})
-    found = launch.of_trainer(*(reading.given(name) for name in _LAUNCHES))
-    for part in launches:
-        found = found if part is None else found.joined(part)
-    found = found if command is None else found.joined(command.launch)
+    found = command.variables
+    found = found.joined(launch.of_trainer(*(reading.given(name) for name in _LAUNCHES)))
+    for part in (*map(_launch_of, files), settings, command.launch):
+        found = found.joined(part)
     found = _with_wishes(found, wishes)
     tool.read(reading)
     for name, value in found.trainer.items():
@@ -98,7 +112,7 @@ def import_job(
         as_is.pin(reading, tool, found, rows.ways)
     if reading.problems:
         raise UserError(*(_at(problem, trainer.name) for problem in reading.problems))
-    fates = (*reading.fates.values(), *_launch_fates(found, reading))
+    fates = tuple(map(without_secret, (*reading.fates.values(), *_launch_fates(found, reading))))
     return Imported(
         tool=tool.name,
         job=_ordered(reading.job),
@@ -124,7 +138,8 @@ def _trainer(files: Sequence[GivenFile], command: Command) -> tuple[GivenFile, T
         raise user_error(f"several files configure a training: {told}", hint="give one of them")
     for file in files:
         refuse_part(file.data, file.name)
-    what = "no configuration of a tool that is known (Axolotl, LLaMA-Factory, torchtune, TRL, ...)"
+    tools = "Axolotl, LLaMA-Factory, torchtune, TRL, ..."
+    what = f"this is not a configuration of a known tool ({tools})"
     names = ", ".join(file.name for file in files)
     raise user_error(what, where=names, hint="a job needs no import: `autotune plan JOB`")
 
@@ -139,22 +154,22 @@ def _method(trainer: GivenFile, tool: Tool, wishes: Wishes) -> str:
     methods = ", ".join(METHODS)
     told = data.get(tool.says_method) if tool.says_method else None
     if told is not None and not wishes.method:
-        what = f"`{tool.says_method}: {str(told)[:80]}` is a training that no job can be"
+        what = f"autotune cannot train this: `{tool.says_method}: {str(told)[:80]}`"
         raise user_error(what, where=trainer.name, hint=f"`--method` says another: {methods}")
     what = "it does not say the training method"
     hint = f"add `--method sft` (or another of {methods})"
     raise user_error(what, where=trainer.name, hint=hint)
 
 
-def _launch_of(file: GivenFile) -> Launch | None:
-    """What a file says of the launch; None: it is none of a launcher."""
+def _launch_of(file: GivenFile) -> Launch:
+    """What a file says of the launch; nothing where it is none of a launcher."""
     part = part_of(file.data) if tool_of(file.data) is None else None
     if part == "accelerate":
         found = launch.of_accelerate(file.data)
     elif part == "DeepSpeed":
         found = launch.of_deepspeed(file.data)
     else:
-        return None
+        return Launch()
     fates = (replace(fate, field=f"{part}: {fate.field}") for fate in found.fates)
     return replace(found, fates=tuple(fates))
 
@@ -162,23 +177,30 @@ def _launch_of(file: GivenFile) -> Launch | None:
 def _with_wishes(found: Launch, wishes: Wishes) -> Launch:
     if wishes.nodes is not None:
         found = replace(found, nodes=wishes.nodes)
-    return found if wishes.processes is None else replace(found, processes=wishes.processes)
+    count = wishes.per_machine or wishes.processes
+    if count is None:
+        return found
+    return replace(found, count=count, per_machine=wishes.per_machine is not None)
 
 
 def _read_launch(reading: Reading, found: Launch, rows: Rows) -> None:
     """How many devices train, and what of sharing them the trainer's file says."""
     if found.processes is not None or rows.inferred:
-        count, rest = divmod(rows.processes, found.nodes)
+        count, rest = divmod(rows.processes, found.machines)
         if rest or not count:
-            what = f"{rows.processes} processes cannot be divided among {found.nodes} machines"
+            what = f"{rows.processes} processes cannot be divided among {found.machines} machines"
             reading.problems.append(Problem(where="num_processes", what=what))
         reading.write("devices.count", count)
     else:
+        each = f" on each of {found.machines} machines" if found.machines > 1 else ""
         reading.assumed.append(
-            "devices: 1 (nothing says how many; `--devices 4` does, and the global batch follows)"
+            f"devices: 1{each} (nothing says how many; `--devices {4 * found.machines}` does, and "
+            "the global batch follows)"
         )
-    if found.nodes > 1:
-        reading.write("devices.nodes", found.nodes)
+    if found.nodes is None:
+        reading.assumed += found.assumed
+    if found.machines > 1:
+        reading.write("devices.nodes", found.machines)
     for name in _LAUNCHES:
         if not reading.given(name):
             reading.leave(name, "nothing is said")
@@ -201,8 +223,10 @@ def _read_table(reading: Reading, tool: Tool) -> None:
             reading.end(name, CARRIED, "the default")
         elif value is None:
             reading.leave(name, "nothing is said")
-        elif name == "warmup_ratio" and (not value or reading.given("warmup_steps")):
+        elif name == "warmup_ratio" and (not value or _is_above_0(reading.given("warmup_steps"))):
             reading.leave(name, "`warmup_steps` goes before it")
+        elif name == "warmup_steps" and not _is_above_0(value) and reading.given("warmup_ratio"):
+            reading.leave(name, "`warmup_ratio` goes before it")
         elif rule is not None and not rule.ours and value is False:
             reading.leave(name, "off")
         elif rule is not None:
@@ -211,6 +235,10 @@ def _read_table(reading: Reading, tool: Tool) -> None:
             reading.place(name, name, value)
         else:
             reading.end(name, UNKNOWN, "nothing is known of it")
+
+
+def _is_above_0(value: Any) -> bool:
+    return value is not None and str(value) not in ("0", "0.0", "False")
 
 
 def _same(value: Any, default: Any) -> bool:

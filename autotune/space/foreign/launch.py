@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate
+from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, FateKind
 from autotune.space.foreign.tool import SHARDING
 from autotune.space.sharding.sharding import (
     BUCKET_SIZE,
@@ -20,8 +20,7 @@ from autotune.space.sharding.sharding import (
     RESHARD,
 )
 
-_PROCESSES = ("num_processes", "nproc_per_node", "nproc-per-node", "num_gpus", "num-processes")
-_KNOBS = {
+KNOBS = {
     "zero_stage": "zero_stage",
     "zero_optimization.stage": "zero_stage",
     "offload_optimizer_device": OPTIMIZER_OFFLOAD,
@@ -30,6 +29,7 @@ _KNOBS = {
     "zero_optimization.offload_param.device": PARAM_OFFLOAD,
     "zero_optimization.cpu_offload": OPTIMIZER_OFFLOAD,
     "fsdp_reshard_after_forward": RESHARD,
+    "fsdp_sharding_strategy": RESHARD,
     "zero_optimization.overlap_comm": "overlap_comm",
     f"zero_optimization.{BUCKET_SIZE}": BUCKET_SIZE,
     f"zero_optimization.{PREFETCHED}": PREFETCHED,
@@ -38,7 +38,18 @@ _KNOBS = {
 """Fields of accelerate and DeepSpeed that are knobs, without the section of accelerate's file."""
 _BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 _TRAINERS = {"gradient_clipping": "max_grad_norm", "optimizer.params.lr": "learning_rate"}
-_WHERE = "it says where and how processes start; a bundle has its own"
+WHERE = "it says where and how processes start; a bundle has its own"
+PARALLEL = {
+    **dict.fromkeys(
+        ("parallelism_config_tp_size", "tp_size", "autotp_size", "megatron_lm_tp_degree"), "tensor"
+    ),
+    "parallelism_config_cp_size": "context",
+    **dict.fromkeys(("parallelism_config_sp_size", "sequence_parallel_size"), "sequence"),
+    "megatron_lm_pp_degree": "pipeline",
+}
+"""Fields of accelerate and DeepSpeed that let several devices work on the same rows."""
+_RESHARDS = ("true", "full_shard", "hybrid_shard", "1", "4")
+"""FSDP 1's strategies, by name or number, after which weights are divided again."""
 _NAMED = re.compile(r"(?:z|zero|stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
 
 
@@ -47,33 +58,59 @@ class Launch:
     """How many processes train, and how they share it.
 
     Attributes:
-        processes: of all machines; None: nothing says it.
+        count: processes, as the launcher says it; None: nothing says it.
+        per_machine: whether `count` is of each machine, and not of all.
+        visible: devices of a machine that its processes may see, where nothing else says more.
+        nodes: machines; None: nothing says it.
+        parallel: devices that work on the same rows, by what they divide instead.
         pins: knobs of sharding as the files have them.
         batch: DeepSpeed's own numbers of rows, by its names.
         trainer: fields of the trainer that only these files have.
         precision: mixed precision; empty: nothing says it.
+        assumed: what is left open, as sentences.
         fates: what became of each field.
     """
 
-    processes: int | None = None
-    nodes: int = 1
+    count: int | None = None
+    per_machine: bool = False
+    visible: int | None = None
+    nodes: int | None = None
+    parallel: Mapping[str, int] = field(default_factory=dict)
     pins: Mapping[str, Any] = field(default_factory=dict)
     batch: Mapping[str, int] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     precision: str = ""
     cpu: bool = False
+    assumed: tuple[str, ...] = ()
     fates: tuple[Fate, ...] = ()
+
+    @property
+    def machines(self) -> int:
+        """How many there are; 1 where nothing says it."""
+        return self.nodes or 1
+
+    @property
+    def processes(self) -> int | None:
+        """Of all machines; None: nothing says it."""
+        if self.count is not None:
+            return self.count * self.machines if self.per_machine else self.count
+        return None if self.visible is None else self.visible * self.machines
 
     def joined(self, other: "Launch") -> "Launch":
         """Both; what the other says goes first."""
+        counted = other if other.count is not None else self
         return Launch(
-            processes=other.processes if other.processes is not None else self.processes,
-            nodes=max(self.nodes, other.nodes),
+            count=counted.count,
+            per_machine=counted.per_machine,
+            visible=self.visible if other.visible is None else other.visible,
+            nodes=self.nodes if other.nodes is None else other.nodes,
+            parallel={**self.parallel, **other.parallel},
             pins={**self.pins, **other.pins},
             batch={**self.batch, **other.batch},
             trainer={**self.trainer, **other.trainer},
             precision=other.precision or self.precision,
             cpu=self.cpu or other.cpu,
+            assumed=(*self.assumed, *other.assumed),
             fates=(*self.fates, *other.fates),
         )
 
@@ -82,7 +119,7 @@ def of_accelerate(data: Mapping[str, Any]) -> Launch:
     """What accelerate's file says."""
     launch = Launch()
     for name, value in _leaves(data):
-        launch = launch.joined(_accelerate_field(name, value))
+        launch = launch.joined(accelerate_field(name, value))
     kind = str(data.get("distributed_type", NONE))
     if kind == DEEPSPEED and "zero_stage" not in launch.pins:
         section = data.get("deepspeed_config")
@@ -91,32 +128,35 @@ def of_accelerate(data: Mapping[str, Any]) -> Launch:
     return launch
 
 
-def _accelerate_field(name: str, value: Any) -> Launch:
+def accelerate_field(name: str, value: Any) -> Launch:
+    """What one field of accelerate's file says (`fsdp_config.fsdp_version`)."""
     last = name.rpartition(".")[2]
-    if last == "num_processes" and _count(value):
-        return Launch(processes=int(value), fates=(_fate(name, value, CARRIED, "devices"),))
-    if last == "num_machines" and _count(value):
+    if last == "num_processes" and is_count(value):
+        return Launch(count=int(value), fates=(fate_of(name, value, CARRIED, "devices"),))
+    if last == "num_machines" and is_count(value):
         detail = "devices.nodes"
-        return Launch(nodes=int(value), fates=(_fate(name, value, CARRIED, detail),))
+        return Launch(nodes=int(value), fates=(fate_of(name, value, CARRIED, detail),))
+    if last in PARALLEL and is_count(value):
+        return _parallel(name, last, value)
     if last == "mixed_precision":
         known = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}.get(str(value).lower(), "")
-        kind = CARRIED if known else LEFT
-        return Launch(precision=known, fates=(_fate(name, value, kind, "precision"),))
+        kind: FateKind = CARRIED if known else LEFT
+        return Launch(precision=known, fates=(fate_of(name, value, kind, "precision"),))
     if last == "use_cpu":
         cpu = value is True
         detail = "devices.kind"
-        return Launch(cpu=cpu, fates=(_fate(name, value, CARRIED, detail),))
+        return Launch(cpu=cpu, fates=(fate_of(name, value, CARRIED, detail),))
     if last == DISTRIBUTED_TYPE:
         pins = {DISTRIBUTED_TYPE: str(value)}
-        return Launch(pins=pins, fates=(_fate(name, value, SEARCHED, SHARDING),))
-    if last in _KNOBS:
+        return Launch(pins=pins, fates=(fate_of(name, value, SEARCHED, SHARDING),))
+    if last in KNOBS:
         return _knob(name, last, value)
-    if last == "fsdp_sharding_strategy":
-        return _knob(name, RESHARD, str(value).upper() in ("FULL_SHARD", "1"))
-    if last == "gradient_accumulation_steps" and _count(value):
-        return Launch(batch={last: int(value)}, fates=(_fate(name, value, SEARCHED, "the batch"),))
+    if last == "gradient_accumulation_steps" and is_count(value):
+        return Launch(
+            batch={last: int(value)}, fates=(fate_of(name, value, SEARCHED, "the batch"),)
+        )
     inside = name.startswith(("deepspeed_config.", "fsdp_config.", "parallelism_config."))
-    return Launch(fates=(_fate(name, value, LEFT, "a bundle has its own" if inside else _WHERE),))
+    return Launch(fates=(fate_of(name, value, LEFT, "a bundle has its own" if inside else WHERE),))
 
 
 def of_deepspeed(data: Mapping[str, Any]) -> Launch:
@@ -129,34 +169,44 @@ def of_deepspeed(data: Mapping[str, Any]) -> Launch:
 
 def _deepspeed_field(name: str, value: Any) -> Launch:
     if value == "auto":
-        return Launch(fates=(_fate(name, value, CARRIED, "as the trainer's file says"),))
+        return Launch(fates=(fate_of(name, value, CARRIED, "as the trainer's file says"),))
     if name in _BATCH:
-        if _count(value):
-            fate = _fate(name, value, SEARCHED, "the batch")
+        if is_count(value):
+            fate = fate_of(name, value, SEARCHED, "the batch")
             return Launch(batch={name: int(value)}, fates=(fate,))
-        return Launch(fates=(_fate(name, value, LEFT, "it is not a whole number above 0"),))
+        return Launch(fates=(fate_of(name, value, LEFT, "it is not a whole number above 0"),))
     if name in ("bf16.enabled", "fp16.enabled"):
         precision = name[:4] if value is True else ""
-        return Launch(precision=precision, fates=(_fate(name, value, CARRIED, "precision"),))
-    if name in _KNOBS:
+        return Launch(precision=precision, fates=(fate_of(name, value, CARRIED, "precision"),))
+    if name in KNOBS:
         return _knob(name, name, value)
+    last = name.rpartition(".")[2]
+    if last in PARALLEL and is_count(value):
+        return _parallel(name, last, value)
     if name in _TRAINERS and isinstance(value, int | float) and not isinstance(value, bool):
         ours = _TRAINERS[name]
-        fate = _fate(name, value, CARRIED, f"training.{ours}, unless the trainer's file says it")
+        fate = fate_of(name, value, CARRIED, f"training.{ours}, unless the trainer's file says it")
         return Launch(trainer={ours: value}, fates=(fate,))
     if name.startswith(("zero_optimization.", "bf16.", "fp16.", "communication_data_type")):
-        return Launch(fates=(_fate(name, value, LEFT, "a bundle's DeepSpeed file has its own"),))
+        return Launch(fates=(fate_of(name, value, LEFT, "a bundle's DeepSpeed file has its own"),))
     if name.startswith(("optimizer.", "scheduler.")):
-        return Launch(fates=(_fate(name, value, LEFT, "the trainer has its own"),))
+        return Launch(fates=(fate_of(name, value, LEFT, "the trainer has its own"),))
     if name.startswith(
         ("steps_per_print", "wall_clock", "zero_allow", "zero_force", "tensorboard")
     ):
-        return Launch(fates=(_fate(name, value, LEFT, "it changes nothing of the training"),))
-    return Launch(fates=(_fate(name, value, UNKNOWN, "nothing is known of it"),))
+        return Launch(fates=(fate_of(name, value, LEFT, "it changes nothing of the training"),))
+    return Launch(fates=(fate_of(name, value, UNKNOWN, "nothing is known of it"),))
+
+
+def _parallel(name: str, key: str, value: Any) -> Launch:
+    detail = "a job spreads rows only; the global batch counts what is left"
+    return Launch(parallel={PARALLEL[key]: int(value)}, fates=(fate_of(name, value, LEFT, detail),))
 
 
 def _knob(name: str, key: str, value: Any) -> Launch:
-    knob = _KNOBS[key]
+    knob = KNOBS[key]
+    if knob == RESHARD:
+        value = reshards(value)
     if name.endswith("cpu_offload"):
         value = "cpu" if value is True else "none"
     if isinstance(value, str):
@@ -165,32 +215,7 @@ def _knob(name: str, key: str, value: Any) -> Launch:
     if value is None:
         value = "none"
     pins = {knob: value}
-    return Launch(pins=pins, fates=(_fate(name, value, SEARCHED, SHARDING),))
-
-
-def of_flags(flags: Mapping[str, Any], launcher: str) -> Launch:
-    """What the flags of `accelerate launch`, `torchrun` or `deepspeed` say."""
-    launch = Launch()
-    for name, value in flags.items():
-        key = name.replace("-", "_")
-        nodes = key in ("num_machines", "nnodes", "num_nodes")
-        if key in _PROCESSES and _count(value):
-            fate = _fate(f"--{name}", value, CARRIED, "devices")
-            launch = launch.joined(Launch(processes=int(value), fates=(fate,)))
-        elif nodes and _count(value):
-            fate = _fate(f"--{name}", value, CARRIED, "devices.nodes")
-            launch = launch.joined(Launch(nodes=int(value), fates=(fate,)))
-        elif key == "mixed_precision" or key in _KNOBS:
-            launch = launch.joined(_accelerate_field(key, value))
-        elif key in ("use_deepspeed", "use_fsdp"):
-            kind = DEEPSPEED if key == "use_deepspeed" else FSDP
-            fate = _fate(f"--{name}", value, SEARCHED, SHARDING)
-            launch = launch.joined(Launch(pins={DISTRIBUTED_TYPE: kind}, fates=(fate,)))
-        else:
-            launch = launch.joined(Launch(fates=(_fate(f"--{name}", value, LEFT, _WHERE),)))
-    if launcher in ("torchrun", "deepspeed") and launch.processes is not None and launch.nodes > 1:
-        return replace(launch, processes=launch.processes * launch.nodes)
-    return launch
+    return Launch(pins=pins, fates=(fate_of(name, value, SEARCHED, SHARDING),))
 
 
 def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any) -> Launch:
@@ -204,7 +229,12 @@ def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any) -> Launch:
         return Launch()
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
     reshard = config.get("reshard_after_forward", "shard_grad_op" not in words)
-    return Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshard is not False})
+    return Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshards(reshard)})
+
+
+def reshards(value: Any) -> bool:
+    """Whether FSDP divides weights again after they were used forward."""
+    return str(value).lower() in _RESHARDS
 
 
 def of_named(name: Any) -> dict[str, Any]:
@@ -232,11 +262,13 @@ def _leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _fate(name: str, value: Any, kind: Any, detail: str) -> Fate:
+def fate_of(name: str, value: Any, kind: FateKind, detail: str) -> Fate:
+    """What became of a field."""
     return Fate(field=name, value=value, kind=kind, detail=detail)
 
 
-def _count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number above 0, or such a word."""
     if isinstance(value, bool):
         return False
     text = str(value)

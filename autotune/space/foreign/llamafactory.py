@@ -113,7 +113,7 @@ def _read(reading: Reading) -> None:
     if reading.is_on("use_dft_loss"):
         reading.carry("use_dft_loss", "fixed.loss_type", "dft")
     if str(reading.given("pref_loss")) in _OTHER_LOSSES:
-        what = f"`pref_loss: {reading.given('pref_loss')}` is a training that no job can be"
+        what = f"autotune cannot train this: `pref_loss: {reading.given('pref_loss')}`"
         refuse(reading, "pref_loss", what, "autotune tunes `pref_loss: sigmoid`, hinge and ipo")
     if "cutoff_len" in reading.data:
         reading.apply("cutoff_len", _RULES["cutoff_len"])
@@ -127,7 +127,7 @@ def _read_tuning(reading: Reading) -> None:
     kind = str(reading.given("finetuning_type") or "lora")
     bits = reading.given("quantization_bit")
     if kind not in ("lora", "full"):
-        what = f"`finetuning_type: {kind}` trains what no job can name"
+        what = f"autotune cannot tune this: `finetuning_type: {kind}`"
         refuse(reading, "finetuning_type", what, "`lora` and `full` can be tuned")
     tuning = "qlora" if kind == "lora" and bits is not None else kind
     if reading.given("finetuning_type") is None:

@@ -68,14 +68,24 @@ def tool_of(data: Mapping[str, Any]) -> Tool | None:
         return torchtune.TOOL
     if part_of(data) is not None or _is_job(data):
         return None
-    found = ((len(tool.marks & data.keys()), tool) for tool in TOOLS.values())
-    return next((tool for marks, tool in found if marks >= 2), None)
+    return _by_marks(data)
+
+
+def _by_marks(data: Mapping[str, Any]) -> Tool | None:
+    """The tool of which a file has two fields."""
+    trls = "model_name_or_path" in data and "model_name" not in data
+    tools = [tool for tool in TOOLS.values() if not (trls and tool is unsloth.TOOL)]
+    return next((tool for tool in tools if len(tool.marks & data.keys()) >= 2), None)
 
 
 def part_of(data: Mapping[str, Any]) -> str | None:
     """Whose file it is that makes a job beside others only; None: it is none."""
     if _is_job(data):
         return None
+    if isinstance(data.get("zero_optimization"), Mapping):
+        return "DeepSpeed"
+    if {"num_processes", "mixed_precision"} & data.keys() and _by_marks(data) is not None:
+        return None  # a trainer's file, with settings of its launcher
     return next((part.name for part in _PARTS if len(part.marks & data.keys()) >= 2), None)
 
 

@@ -1,7 +1,7 @@
 """A job while it is made of another tool's fields. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.errors import Problem
@@ -10,7 +10,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS, Method
 from autotune.space.definition import SpaceDefinition
 from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, FateKind, Rule
-from autotune.space.job_file.overrides import SECRETS
+from autotune.space.foreign.secrets import holds_secret, is_secret
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 
@@ -34,6 +34,7 @@ class Reading:
         assumed: what the file does not say, as sentences.
         problems: what is wrong with values that are needed to make a job at all.
         registry: data sets by name, where a file that lists them was given.
+        exists: whether there is such a file or folder here.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Reading:
         self.problems: list[Problem] = []
         self.origins: dict[tuple[str, ...], str] = {}
         self.registry: Mapping[str, Any] = {}
+        self.exists: Callable[[str], bool] = lambda _: False
         self._fields = training_fields(method.name)
         self._types = field_types(method.name)
 
@@ -133,7 +135,7 @@ class Reading:
         name = canonical_name(ours)
         value = self._plain(name, value)
         knob = self.definition.knob(name)
-        if name in SECRETS:
+        if is_secret(name) or holds_secret(value):
             self.leave(field, "a secret, which a run and its bundle would keep")
         elif name == "max_length" and self.method.online:
             self.leave(field, f"TRL does not truncate the prompts of `{self.method.name}`")

@@ -6,7 +6,6 @@ from typing import Any
 
 from autotune.errors import Problem
 from autotune.facts.known_models import known_model
-from autotune.job.paths import exists
 from autotune.space.foreign.fields import Rule, leave, to
 from autotune.space.foreign.reading import Reading
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
@@ -96,7 +95,7 @@ def read_model(reading: Reading, field_name: str) -> None:
         return
     known = known_model(given.rstrip("/").rpartition("/")[2])
     known = known or known_model(given.rstrip("/").rpartition("/")[2].removeprefix("Meta-"))
-    if given.startswith(("/", ".", "~")) and not exists(given) and known is not None:
+    if given.startswith(("/", ".", "~")) and not reading.exists(given) and known is not None:
         reading.carry(
             field_name, "model", known.hub_id, detail=f"model: {known.hub_id}, by its name"
         )
@@ -112,7 +111,7 @@ def read_precision(reading: Reading, *, default: str) -> None:
         default: what the tool does where neither is given.
     """
     given = {name: reading.given(name) for name in ("bf16", "fp16")}
-    on = next((name for name, value in given.items() if _is_on(value)), None)
+    on = next((name for name in given if is_mixed(reading, name)), None)
     if on is None and all(value is None for value in given.values()):
         if default != "auto":
             reading.assume("precision", default, f"default of {reading.tool}")
@@ -121,8 +120,9 @@ def read_precision(reading: Reading, *, default: str) -> None:
         reading.carry(name, "precision", on or "fp32")
 
 
-def _is_on(value: Any) -> bool:
-    return value is True or (isinstance(value, str) and value.lower() in ("true", "auto", "full"))
+def is_mixed(reading: Reading, name: str) -> bool:
+    """Whether a switch of mixed precision is on, which Axolotl sets to `auto` or `full`, too."""
+    return reading.is_on(name) or str(reading.given(name)).lower() in ("auto", "full")
 
 
 def set_lengths(reading: Reading, why: str) -> None:
@@ -137,7 +137,7 @@ def set_lengths(reading: Reading, why: str) -> None:
 
 
 def refuse(reading: Reading, field_name: str, what: str, hint: str | None = None) -> None:
-    """Say that a field asks for a training that no job can be."""
+    """Say that a field asks for a training that cannot be tuned."""
     reading.problems.append(Problem(where=field_name, what=what, hint=hint))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.job.fields import MOST_DEVICES, MOST_NODES
+from autotune.job.paths import exists
 from autotune.job.text_file import text_of
 from autotune.job.yaml_file import Path_, parse_scalar, parse_yaml
 from autotune.space.foreign.fields import Imported
@@ -33,7 +34,8 @@ def given_data(
     if tool_of(data) is None:
         refuse_part(data, str(path))
         return data, lines
-    found = import_job([GivenFile(name=str(path), data=data)], _wishes(sets))
+    files = [GivenFile(name=str(path), data=data)]
+    found = import_job(files, _wishes(sets), exists=exists)
     imported(found)
     return found.job, _lines_of(found, lines)
 
@@ -63,8 +65,7 @@ def _wishes(sets: Sequence[str]) -> Wishes:
     count, nodes = (given.get(f"devices.{name}") for name in ("count", "nodes"))
     count = count if isinstance(count, int) and 0 < count < MOST_DEVICES else None
     nodes = nodes if isinstance(nodes, int) and 0 < nodes < MOST_NODES else None
-    processes = None if count is None and nodes is None else (count or 1) * (nodes or 1)
-    return Wishes(method=str(given.get("method") or ""), processes=processes, nodes=nodes)
+    return Wishes(method=str(given.get("method") or ""), per_machine=count, nodes=nodes)
 
 
 def _lines_of(found: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:

@@ -12,7 +12,7 @@ def test_the_text_goes_to_stdout_and_what_is_lost_to_stderr() -> None:
     result = call("emit", RECORDED / "zero3", "--format", "llamafactory")
     assert result.exit_code == 0, result.stderr
     assert "cutoff_len: 1024" in result.stdout
-    assert "it needs deepspeed.json beside it: `--out DIR` writes both" in result.stderr
+    assert "it needs deepspeed.json beside it: `--out DIR` writes all" in result.stderr
     assert "not in it: loss_type: LLaMA-Factory holds all logits" in result.stderr
 
 
@@ -22,6 +22,24 @@ def test_files_are_written_where_that_is_asked_for(tmp_path: Path) -> None:
     assert sorted(file.name for file in out.iterdir()) == ["axolotl.yaml", "deepspeed.json"]
     again = refused("emit", RECORDED / "zero3", "--format", "axolotl", "--out", out)
     assert "the folder is not empty" in again
+
+
+def test_a_program_has_the_files_of_its_launch_beside_it(tmp_path: Path) -> None:
+    names = {}
+    for bundle in ("zero3", "cpu_lora"):
+        out = tmp_path / bundle
+        assert call("emit", RECORDED / bundle, "--format=python", "--out", out).exit_code == 0
+        names[bundle] = sorted(file.name for file in out.iterdir())
+    assert names["zero3"] == ["accelerate.yaml", "deepspeed.json", "train.py"]
+    assert names["cpu_lora"] == ["train.py"]
+
+
+def test_options_without_an_effect_are_refused() -> None:
+    said = refused("emit", RECORDED / "zero3", "--format=trl", "--probe=1")
+    assert "a bundle is of one probe already" in said
+    assert "--format does not write deepspeed_auto.json" in refused(
+        "emit", RECORDED / "zero3", "--format=deepspeed", "--auto"
+    )
 
 
 def test_json_has_files_and_what_is_lost() -> None:

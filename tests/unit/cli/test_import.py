@@ -7,7 +7,7 @@ import pytest
 
 from autotune.space.job_file.load import load_job
 from tests.unit.calling import call, refused
-from tests.unit.space.foreign.files import ACCELERATE, DEEPSPEED, LLAMA_FACTORY, TRL
+from tests.unit.space.foreign.files import ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, TRL
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,40 @@ def test_a_command_is_read_and_not_run() -> None:
     result = call("import", "--method", "sft", "--", *words)
     assert result.exit_code == 0, result.stderr
     assert "global_batch_size: 64" in result.stdout
+
+
+def test_a_commands_text_and_its_secrets_are_written_nowhere() -> None:
+    flags = "--model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name org/rows --hub_token hf_abc"
+    words = ["--", "WANDB_API_KEY=abc", "trl", "sft", *flags.split(), "--config", "more.yaml"]
+    Path("more.yaml").write_text("learning_rate: 1e-4\n", encoding="utf-8")
+    result = call("import", *words)
+    assert result.exit_code == 0, result.stderr
+    first = result.stdout.splitlines()[0]
+    assert first == "# Made by `autotune import` of a command and more.yaml."
+    everything = result.stdout + result.stderr + call("import", "--json", *words).stdout
+    assert "abc" not in everything
+    assert '"***"' in result.stderr
+    assert "abc" not in refused("import", "--", "TOKEN=abc", "python", "train.py")
+    assert "abc" not in refused("import", *words, "--max_length", "-1")
+
+
+def test_axolotls_own_command_with_a_launchers_flags() -> None:
+    Path("axolotl.yaml").write_text(AXOLOTL, encoding="utf-8")
+    words = [
+        "axolotl",
+        "train",
+        "axolotl.yaml",
+        "--launcher",
+        "torchrun",
+        "--",
+        "--nproc_per_node=2",
+    ]
+    assert "global_batch_size: 8" in call("import", "--", *words).stdout
+
+
+def test_all_devices_are_counted_where_a_file_is_taken_for_a_job() -> None:
+    Path("trl.yaml").write_text(f"{TRL}num_processes: 8\nnum_machines: 2\n", encoding="utf-8")
+    assert "global batch 128, 8 devices;" in call("validate", "trl.yaml").stderr
 
 
 def test_what_is_missing_can_be_said_by_flags() -> None:

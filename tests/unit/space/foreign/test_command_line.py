@@ -4,19 +4,21 @@ import shlex
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotune.errors import UserError
 from autotune.space.foreign.command_line import parse_command
 from autotune.space.foreign.fields import Imported
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
-from tests.unit.space.foreign.files import LLAMA_FACTORY, TORCHTUNE, read
+from tests.unit.space.foreign.files import AXOLOTL, LLAMA_FACTORY, TORCHTUNE, changed, read
 
 
 def of_command(text: str, *files: str, **wishes: Any) -> Imported:
     command = parse_command(shlex.split(text))
-    given = [GivenFile(name=command.files[n], data=read(f)) for n, f in enumerate(files)]
+    beside = [GivenFile(name=command.files[n], data=read(f)) for n, f in enumerate(files)]
     wishes.setdefault("method", command.method)
-    return import_job(given, Wishes(**wishes), command)
+    return import_job(beside, Wishes(**wishes), command)
 
 
 TRL = "--model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara"
@@ -38,6 +40,20 @@ def test_trls_command() -> None:
         ("python -m torch.distributed.run --nproc_per_node 3", 3),
         ("deepspeed --num_gpus 8", 8),
         ("CUDA_VISIBLE_DEVICES=0,1 python", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1,-1,2 python", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_processes 2", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_machines 2", 8),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 4", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun", 1),  # torchrun's default
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node gpu", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node=auto --nnodes 2:2", 4),
+        ("torchrun --nnodes 3", 3),
+        ("NPROC_PER_NODE=8 NNODES=2 torchrun --nproc_per_node 2", 2),
+        ("NPROC_PER_NODE=8 NNODES=2 bash", 16),
+        ("deepspeed --include localhost:0,1,2,3", 4),
+        ("deepspeed --include worker-0:0,1@worker-1:0,1", 4),
+        ("deepspeed --num_nodes 2 --num_gpus 4", 8),
+        ("accelerate launch --num_processes 8 --parallelism_config_tp_size 2", 4),
         ("python", 1),
     ],
 )
@@ -59,6 +75,121 @@ def test_accelerates_file_may_be_named_too() -> None:
     text = f"accelerate launch --config_file fsdp.yaml sft.py {TRL} --packing"
     launch = "distributed_type: FSDP\nnum_processes: 8\n"
     assert of_command(text, launch).job["devices"] == {"count": 8}
+
+
+ON_TWO = "num_machines: 2\nnum_processes: 16\ndistributed_type: MULTI_GPU\n"
+SEEN = "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"
+
+
+def test_the_devices_that_are_seen_say_least() -> None:
+    rows = f"{TRL} --packing --per_device_train_batch_size 4 --gradient_accumulation_steps 2"
+    job = of_command(f"{SEEN} accelerate launch --config_file a.yaml train.py {rows}", ON_TWO).job
+    assert job["global_batch_size"] == 4 * 2 * 16
+    assert job["devices"] == {"count": 8, "nodes": 2}
+
+
+def test_a_commands_machines_go_before_a_files() -> None:
+    start = "accelerate launch --num_machines 1 --config_file a.yaml train.py"
+    job = of_command(f"{start} {TRL} --packing", ON_TWO).job
+    assert job["devices"] == {"count": 16}
+
+
+@pytest.mark.parametrize("seen", ["", f"{SEEN},8 "])
+def test_llama_factorys_variables(seen: str) -> None:
+    start = f"{seen}NNODES=2 NPROC_PER_NODE=8 FORCE_TORCHRUN=1 llamafactory-cli train my.yaml"
+    job = of_command(start, LLAMA_FACTORY).job
+    assert job["global_batch_size"] == 8 * 16
+    assert job["devices"] == {"count": 8, "nodes": 2}
+
+
+def test_processes_of_each_machine_are_multiplied_by_the_machines_once() -> None:
+    start = f"torchrun --nproc_per_node 8 train.py {TRL} --packing"
+    found = of_command(start, nodes=2)
+    assert found.job["devices"] == {"count": 8, "nodes": 2}
+    assert found.job["global_batch_size"] == 8 * 16
+    open_ = of_command(f"accelerate launch --num_machines 2 train.py {TRL} --packing")
+    assert (open_.job["global_batch_size"], open_.job["devices"]["nodes"]) == (8 * 2, 2)
+    assert any("devices: 1 on each of 2 machines" in text for text in open_.assumed)
+    elastic = of_command(f"torchrun --nnodes 1:4 train.py {TRL} --packing")
+    assert any("`--nnodes 1:4` leaves it open" in text for text in elastic.assumed)
+
+
+@pytest.mark.parametrize(
+    ("end", "devices"),
+    [
+        ("--num_processes 4", 4),
+        ("--num-processes 4 --num_machines 2", 4),
+        ("--accelerate_config zero3", 8),
+        ("--accelerate_config zero3 --num_processes 2", 2),
+    ],
+)
+def test_trl_takes_its_launchers_flags(end: str, devices: int) -> None:
+    found = of_command(f"trl sft {TRL} {end}")
+    assert found.job["global_batch_size"] == 8 * devices
+    assert "unknown" not in {fate.kind for fate in found.fates}
+
+
+def test_a_script_may_mean_something_else_by_such_a_flag() -> None:
+    found = of_command(f"python train.py {TRL} --packing --num_processes 4")
+    assert found.job["global_batch_size"] == 8
+    assert any("devices: 1 (nothing says how many" in text for text in found.assumed)
+    assert {f.kind for f in found.fates if f.field == "num_processes"} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("end", "devices"),
+    [
+        ("--num-processes 4", 4),
+        ("--launcher torchrun -- --nproc_per_node=2", 2),
+        ("--launcher=torchrun -- --nproc_per_node=2 --nnodes=2", 4),
+        ("-- --num_processes 6", 6),
+    ],
+)
+def test_axolotl_takes_its_launchers_flags(end: str, devices: int) -> None:
+    found = of_command(f"axolotl train c.yaml {end}", AXOLOTL)
+    assert found.job["global_batch_size"] == 4 * devices
+    assert "" not in {fate.field for fate in found.fates}
+
+
+def test_of_a_secret_nothing_is_kept() -> None:
+    start = "WANDB_API_KEY=abc123 env_=1 HF_TOKEN=abc123 trl sft"
+    found = of_command(f"{start} {TRL} --hub_token abc123 --api_key abc123 --eos_token '<end>'")
+    assert "abc123" not in repr(found)
+    assert found.job["training"]["eos_token"] == "<end>"
+    assert {f.value for f in found.fates if f.field in ("hub_token", "HF_TOKEN")} == {"***"}
+
+
+COUNTS = st.integers(min_value=1, max_value=8)
+
+
+@settings(deadline=None)
+@given(
+    form=st.sampled_from(["file", "accelerate", "torchrun", "deepspeed", "variables"]),
+    micro=COUNTS,
+    steps=COUNTS,
+    machines=st.integers(1, 4),
+    each=COUNTS,
+    seen=st.integers(0, 8),
+)
+def test_the_global_batch_is_the_product_whatever_starts_it(
+    form: str, micro: int, steps: int, machines: int, each: int, seen: int
+) -> None:
+    lines = [f"per_device_train_batch_size: {micro}", f"gradient_accumulation_steps: {steps}"]
+    text = changed(LLAMA_FACTORY, lines, without=[line.partition(":")[0] for line in lines])
+    total = machines * each
+    launch = f"distributed_type: MULTI_GPU\nnum_machines: {machines}\nnum_processes: {total}\n"
+    start = {
+        "file": "accelerate launch --config_file a.yaml train.py",
+        "accelerate": f"accelerate launch --num_processes={total} --num_machines={machines} t.py",
+        "torchrun": f"torchrun --nproc_per_node {each} --nnodes {machines} train.py",
+        "deepspeed": f"deepspeed --num_gpus {each} --num_nodes={machines} train.py",
+        "variables": f"NNODES={machines} NPROC_PER_NODE={each} llamafactory-cli train",
+    }[form]
+    visible = f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(seen)))} " if seen else ""
+    files = [launch, text] if form == "file" else [text]
+    job = of_command(f"{visible}{start} my.yaml", *files).job
+    assert job["global_batch_size"] == micro * steps * total
+    assert (job["devices"]["count"], job["devices"].get("nodes", 1)) == (each, machines)
 
 
 def test_a_command_without_flags_is_refused() -> None:

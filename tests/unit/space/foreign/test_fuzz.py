@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from autotune.errors import UserError
 from autotune.space.foreign import axolotl, llamafactory, torchtune, trl, unsloth
-from autotune.space.foreign.command_line import parse_command
+from autotune.space.foreign.command_line import Command, parse_command
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
+from autotune.space.foreign.launcher import COUNTS
 from autotune.space.foreign.owner import part_of, tool_of
 from autotune.space.foreign.tool import Tool
 from autotune.space.job_file.load import judge
@@ -39,9 +40,14 @@ EXAMPLES = {
 LAUNCH = {**files.read(files.ACCELERATE), **files.read(files.DEEPSPEED)}
 
 
-def attempt(given_files: list[GivenFile], as_is: bool, processes: int | None) -> None:
+def attempt(
+    given_files: list[GivenFile],
+    as_is: bool,
+    processes: int | None,
+    command: Command | None = None,
+) -> None:
     try:
-        found = import_job(given_files, Wishes(as_is=as_is, processes=processes))
+        found = import_job(given_files, Wishes(as_is=as_is, processes=processes), command)
     except UserError as error:
         assert all(problem.what for problem in error.problems)
         return
@@ -57,7 +63,7 @@ def attempt(given_files: list[GivenFile], as_is: bool, processes: int | None) ->
 @given(data=st.data())
 def test_fields_of_any_value(tool: Tool, data: st.DataObject) -> None:
     example: dict[str, Any] = files.read(EXAMPLES[tool.name])
-    names = sorted({*example, *(name.partition(".")[0] for name in tool.rules)})
+    names = sorted({*example, *COUNTS, *(name.partition(".")[0] for name in tool.rules)})
     changes = data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=8))
     theirs = {**example, **changes}
     launch = data.draw(st.dictionaries(st.sampled_from(sorted(LAUNCH)), VALUES, max_size=6))
@@ -84,6 +90,8 @@ def test_fields_of_any_value(tool: Tool, data: st.DataObject) -> None:
                 "[",
                 "{",
             ]
+            + ["NNODES=2", "NPROC_PER_NODE=0", "deepspeed", "--include", "a:0,1@b", "--nnodes"]
+            + ["1:2", "axolotl", "train", "--launcher", "--nproc_per_node=gpu", "--num_processes"]
         ),
         max_size=12,
     )
@@ -96,3 +104,5 @@ def test_words_of_any_order(words: list[str]) -> None:
         return
     assert all(not name.startswith("-") for name in command.flags)
     json.dumps(command.flags)
+    beside = [GivenFile(name=name, data=files.read(files.TRL)) for name in command.files[:1]]
+    attempt(beside, False, None, command)

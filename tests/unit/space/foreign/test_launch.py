@@ -12,6 +12,7 @@ from autotune.errors import UserError
 from autotune.space.job_file.load import judge
 from tests.unit.space.foreign.files import (
     ACCELERATE,
+    AXOLOTL,
     DEEPSPEED,
     LLAMA_FACTORY,
     TRL,
@@ -97,6 +98,61 @@ def test_fsdp_as_it_is() -> None:
     fixed = imported(TRL, launch, as_is=True).job["fixed"]
     assert fixed["distributed_type"] == "FSDP"
     assert fixed["fsdp_reshard_after_forward"] is False
+
+
+@pytest.mark.parametrize(
+    ("value", "reshards"),
+    [
+        ("FULL_SHARD", True),
+        ("HYBRID_SHARD", True),
+        ("1", True),
+        ("true", True),
+        ("SHARD_GRAD_OP", False),
+        ("false", False),
+        ("2", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["fsdp_reshard_after_forward", "fsdp_sharding_strategy"])
+def test_strategies_of_fsdp_are_a_switch(name: str, value: str, reshards: bool) -> None:
+    launch = f"distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {{{name}: {value}}}\n"
+    fixed = imported(TRL, launch, as_is=True).job["fixed"]
+    assert fixed["fsdp_reshard_after_forward"] is reshards
+
+
+ON_EIGHT = "distributed_type: MULTI_GPU\nnum_processes: 8\n"
+
+
+@pytest.mark.parametrize(
+    ("launch", "ways"),
+    [
+        ("parallelism_config: {parallelism_config_tp_size: 2}\n", 4),
+        ("parallelism_config: {parallelism_config_cp_size: 4}\n", 2),
+        ("parallelism_config: {parallelism_config_sp_size: 2, parallelism_config_tp_size: 2}\n", 2),
+    ],
+)
+def test_devices_that_share_rows_divide_the_global_batch(launch: str, ways: int) -> None:
+    text = TRL.replace("train_batch_size: 2", "train_batch_size: 4").replace("steps: 8", "steps: 2")
+    found = imported(text, ON_EIGHT + launch)
+    assert found.job["global_batch_size"] == 4 * 2 * ways
+    assert found.job["devices"] == {"count": 8}
+    data = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 8 // ways}}
+    assert imported(text, json.dumps(data), processes=8).job["global_batch_size"] == 4 * 2 * ways
+
+
+def test_rows_that_two_files_share_out_are_shared_out_once() -> None:
+    launch = f"{ON_EIGHT}parallelism_config: {{parallelism_config_tp_size: 2}}\n"
+    text = changed(AXOLOTL, ["tensor_parallel_size: 2"])
+    assert imported(text, launch).job["global_batch_size"] == 2 * 2 * 4
+
+
+def test_trls_yaml_has_settings_of_its_launcher() -> None:
+    text = changed(TRL, ["num_processes: 4", "num_machines: 2", "mixed_precision: bf16"])
+    found = imported(text)
+    assert found.job["global_batch_size"] == 2 * 8 * 4
+    assert found.job["devices"] == {"count": 2, "nodes": 2}
+    assert found.job["precision"] == "bf16"
+    assert not fates(found, "unknown")
+    assert imported(text, processes=8).job["global_batch_size"] == 2 * 8 * 8
 
 
 def test_processes_that_machines_cannot_share_are_refused() -> None:

@@ -20,6 +20,16 @@ from tests.unit.space.foreign.files import (
     read,
 )
 
+QLORA = """
+model_name_or_path: org/model
+load_in_4bit: true
+max_seq_length: 1024
+per_device_train_batch_size: 2
+use_peft: true
+"""
+SMALL = (
+    """{"bf16": {"enabled": true}, "fp16": {"enabled": false}, "zero_optimization": {"stage": 2}}"""
+)
 CONFIG = json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, indent=2)
 
 
@@ -32,6 +42,9 @@ CONFIG = json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2
         (TRL, "TRL or TrainingArguments"),
         (UNSLOTH, "Unsloth"),
         ("learning_rate: 1e-4\nbf16: true\n", "TRL or TrainingArguments"),
+        (QLORA, "TRL or TrainingArguments"),
+        (f"{QLORA}num_processes: 4\nmixed_precision: bf16\n", "TRL or TrainingArguments"),
+        (QLORA.replace("model_name_or_path", "model_name"), "Unsloth"),
     ],
 )
 def test_another_tools_training_is_recognised(text: str, tool: str) -> None:
@@ -44,6 +57,7 @@ def test_another_tools_training_is_recognised(text: str, tool: str) -> None:
     ("text", "tool", "next_step"),
     [
         (DEEPSPEED, "DeepSpeed", "`autotune import trainer.yaml theirs.yaml`"),
+        (SMALL, "DeepSpeed", "`autotune import trainer.yaml theirs.yaml`"),
         (ACCELERATE, "accelerate", "`autotune import trainer.yaml theirs.yaml`"),
         (CONFIG, "a transformers model", "`model: ./theirs.yaml`"),
     ],
@@ -78,6 +92,15 @@ def test_a_job_is_loaded_from_another_tools_file_and_flags_count(tmp_path: Path)
     assert (job.global_batch_size, job.devices.count) == (1 * 8 * 4, 4)
     assert job.training["learning_rate"] == 3e-4
     assert told[0].tool == "LLaMA-Factory"
+
+
+def test_flags_go_before_the_devices_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text(f"{TRL}num_processes: 8\nnum_machines: 2\n", encoding="utf-8")
+    job, _ = load_job(file, ["devices.count=2"])
+    assert (job.global_batch_size, job.devices.count, job.devices.nodes) == (16 * 4, 2, 2)
+    job, _ = load_job(file, ["devices.nodes=4"])
+    assert (job.global_batch_size, job.devices.count, job.devices.nodes) == (16 * 8, 2, 4)
 
 
 def test_what_is_wrong_with_a_value_is_told_with_its_line(tmp_path: Path) -> None:

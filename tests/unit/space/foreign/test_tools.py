@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
+from autotune.space.foreign.importing import GivenFile, Wishes, import_job
 from autotune.space.job_file.load import judge
 from tests.unit.space.foreign.files import (
     AXOLOTL,
@@ -105,9 +106,15 @@ def test_llama_factorys_full_training_keeps_float32_weights() -> None:
 @pytest.mark.parametrize(
     ("lines", "what"),
     [
-        (["finetuning_type: freeze"], "`finetuning_type: freeze` trains what no job can name"),
-        (["finetuning_type: lora", "stage: dpo", "pref_loss: orpo"], "`pref_loss: orpo` is"),
-        (["finetuning_type: lora", "stage: distill"], "`stage: distill` is a training"),
+        (["finetuning_type: freeze"], "autotune cannot tune this: `finetuning_type: freeze`"),
+        (
+            ["finetuning_type: lora", "stage: dpo", "pref_loss: orpo"],
+            "autotune cannot train this: `pref_loss: orpo`",
+        ),
+        (
+            ["finetuning_type: lora", "stage: distill"],
+            "autotune cannot train this: `stage: distill`",
+        ),
     ],
 )
 def test_a_training_that_no_job_can_be_is_refused(lines: list[str], what: str) -> None:
@@ -133,66 +140,20 @@ def test_llama_factorys_registry_of_data() -> None:
     assert (job["dataset"], job["columns"]) == ("org/chat", {"messages": "conversations"})
 
 
-def test_axolotls_lora() -> None:
-    found = imported(AXOLOTL)
-    job = found.job
-    assert (job["tuning"], job["max_length"], job["global_batch_size"]) == ("lora", 2048, 4)
-    assert (job["precision"], job["fixed"]["dtype"]) == ("bf16", "bfloat16")
-    assert job["fixed"]["packing"] is True
-    assert job["fixed"]["optim"] == "adamw_8bit"  # it learns otherwise, so it is not searched
-    assert job["training"]["num_train_epochs"] == 1
-    searched = fates(found, "searched")
-    assert {"flash_attention", "gradient_checkpointing"} <= searched.keys()
-    assert "val_set_size" in fates(found, "left")
-
-
-def test_axolotls_defaults() -> None:
-    without = ("sequence_len", "num_epochs", "lr_scheduler", "warmup_steps", "micro_batch_size")
-    job = imported(changed(AXOLOTL, without=[*without, "lora_dropout", "bf16", "optimizer"])).job
-    assert (job["max_length"], job["precision"]) == (512, "bf16")
-    assert job["global_batch_size"] == 1 * 2
-    training = job["training"]
-    assert (training["num_train_epochs"], training["lr_scheduler_type"]) == (1.0, "cosine")
-    assert (training["warmup_steps"], training["lora_dropout"]) == (0.03, 0.0)
-    assert "optim" not in job["fixed"]
-
-
-def test_axolotls_own_batch_and_parallel_rows() -> None:
-    text = changed(AXOLOTL, ["batch_size: 32"], without=["gradient_accumulation_steps"])
-    assert imported(text, processes=2).job["global_batch_size"] == 32 * 2
-    shared = imported(changed(AXOLOTL, ["context_parallel_size: 2"]), processes=8)
-    assert shared.job["global_batch_size"] == 2 * 2 * (8 // 2)
-    assert shared.job["devices"]["count"] == 8
-
-
 @pytest.mark.parametrize(
-    ("adapter", "bits", "tuning"),
-    [("qlora", "load_in_4bit", "qlora"), ("lora", "load_in_8bit", "qlora"), ("", "", "full")],
+    ("lines", "steps"),
+    [
+        (["warmup_ratio: 0.1", "warmup_steps: 0"], 0.1),
+        (["warmup_steps: 0", "warmup_ratio: 0.1"], 0.1),
+        (["warmup_ratio: 0.1", "warmup_steps: 7"], 7),
+        (["warmup_steps: 0"], 0),
+    ],
 )
-def test_what_axolotl_trains(adapter: str, bits: str, tuning: str) -> None:
-    lines = [f"adapter: {adapter}", *([f"{bits}: true"] if bits else [])]
-    job = imported(changed(AXOLOTL, lines, without=["adapter"])).job
-    assert job["tuning"] == tuning
-    assert job["fixed"].get("load_in_8bit", False) is (bits == "load_in_8bit")
-
-
-def test_axolotls_conversations_are_carried() -> None:
-    rows = "datasets: [{path: org/chat, type: chat_template, field_messages: turns, split: a}]"
-    without = ["datasets", "  - path", "    type"]
-    job = imported(changed(AXOLOTL, [rows], without=without)).job
-    assert (job["dataset"], job["columns"]) == ("org/chat", {"messages": "turns"})
-    assert job["dataset_train_split"] == "a"
-
-
-def test_axolotls_methods() -> None:
-    grpo = ["rl: grpo", "trl: {num_generations: 4, beta: 0.04, reward_funcs: [mine.score]}"]
-    job = imported(changed(AXOLOTL, grpo)).job
-    assert (job["method"], job["fixed"]["num_generations"]) == ("grpo", 4)
-    assert job["reward_funcs"] == ["mine.score"]
-    assert "max_length" not in job
-    assert imported(changed(AXOLOTL, ["rl: dpo", "rl_beta: 0.3"])).job["training"]["beta"] == 0.3
-    with pytest.raises(UserError, match="`rl: simpo` is a training that no job can be"):
-        imported(changed(AXOLOTL, ["rl: simpo"]))
+def test_steps_of_warmup_go_before_their_share_unless_they_are_0(
+    lines: list[str], steps: float
+) -> None:
+    found = imported(changed(TRL, lines))
+    assert found.job["training"]["warmup_steps"] == steps
 
 
 def test_torchtunes_lora() -> None:
@@ -213,6 +174,14 @@ def test_torchtunes_dpo_and_quantised_base() -> None:
     text = TORCHTUNE.replace("  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss", loss)
     job = imported(text.replace("lora_llama3_2_1b", "qlora_llama3_2_1b")).job
     assert (job["method"], job["tuning"], job["training"]["beta"]) == ("dpo", "qlora", 0.05)
+
+
+def test_a_model_is_known_by_its_name_where_its_folder_is_not_here() -> None:
+    text = TRL.replace("Qwen/Qwen2.5-0.5B\n", "/a/Qwen2.5-0.5B\n", 1)
+    files = [GivenFile(name="a.yaml", data=read(text))]
+    assert import_job(files, Wishes()).job["model"] == "Qwen/Qwen2.5-0.5B"
+    here = import_job(files, Wishes(), exists=lambda path: path == "/a/Qwen2.5-0.5B")
+    assert here.job["model"] == "/a/Qwen2.5-0.5B"
 
 
 def test_trls_yaml() -> None:
@@ -251,6 +220,17 @@ def test_nothing_of_a_secret_is_kept() -> None:
     found = imported(changed(TRL, ["hub_token: hf_secret"]))
     assert "hf_secret" not in json.dumps(found.job)
     assert "secret" in fates(found, "left")["hub_token"]
+
+
+def test_nothing_of_a_secret_inside_a_field_is_kept() -> None:
+    found = imported(changed(TRL, ["model_init_kwargs: {api_key: hf_secret, revision: main}"]))
+    assert "hf_secret" not in repr(found)
+    assert "secret" in fates(found, "left")["model_init_kwargs"]
+
+
+def test_a_file_of_no_tool_is_refused() -> None:
+    with pytest.raises(UserError, match="this is not a configuration of a known tool"):
+        imported("frobnicate: 3\n")
 
 
 def test_fields_of_nobody_are_unknown_and_told() -> None:
