@@ -70,7 +70,7 @@ def test_one_that_stays_away_is_a_message(
         server.start()
     message = str(caught.value)
     assert message.startswith("--storage: the storage of the study failed: connection ")
-    assert "--resume" in message and PASSWORD not in message
+    assert "resume the run" in message and PASSWORD not in message
 
 
 def test_who_looks_at_a_study_makes_no_table(server: PostgreSQL) -> None:
