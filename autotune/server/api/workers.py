@@ -51,6 +51,8 @@ class Lines(Value):
 
     worker: str = Field(max_length=128)
     attempt: int
+    record: int | None = None
+    """The attempt that wrote the file, where that is an earlier one."""
     source: str = Field(pattern=r"^\w{1,32}$")
     first: int = Field(ge=0)
     """The place of the first line in the file, from 0 on."""
@@ -106,7 +108,7 @@ def beat(service: ServiceOf, _: Worker, doing: Doing) -> Beats:
 def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Taken:
     """Take lines; some may have come before."""
     count = service.events.take(
-        lines.worker, id, lines.attempt, lines.source, lines.first, lines.lines
+        lines.worker, id, lines.attempt, lines.source, lines.first, lines.lines, lines.record
     )
     if count is None:
         raise problem(410, _LOST)

@@ -34,12 +34,20 @@ class Events:
         """Is told of the lines that were taken, each once."""
 
     def take(
-        self, worker: str, id: str, attempt: int, source: str, first: int, lines: Sequence[Line]
+        self,
+        worker: str,
+        id: str,
+        attempt: int,
+        source: str,
+        first: int,
+        lines: Sequence[Line],
+        record: int | None = None,
     ) -> int | None:
         """Add lines of a file, of which some may have come before.
 
         Args:
             first: the place of the first line in the file, from 0 on.
+            record: the attempt that wrote the file; None: this one.
 
         Returns:
             How many lines of the file are here now; None: the work is not this worker's.
@@ -49,9 +57,10 @@ class Events:
             work = session.get(WorkRow, id)
             if work is None or work.worker != worker or work.attempt != attempt:
                 return None
-            row = session.get(SourceRow, (id, attempt, source))
+            record = attempt if record is None else record
+            row = session.get(SourceRow, (id, record, source))
             if row is None:
-                row = SourceRow(work=id, attempt=attempt, name=source, lines=0)
+                row = SourceRow(work=id, attempt=record, name=source, lines=0)
                 session.add(row)
             new += lines[max(row.lines - first, 0) :] if first <= row.lines else []
             for line in new:

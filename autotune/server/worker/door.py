@@ -75,8 +75,19 @@ class Door:
         data = self._call("POST", "beat", json=body)
         return [Beat.model_validate(one) for one in data["works"]], data["forget"]
 
-    def send(self, name: str, lease: Lease, source: str, first: int, lines: list[Any]) -> int:
+    def send(
+        self,
+        name: str,
+        lease: Lease,
+        source: str,
+        first: int,
+        lines: list[Any],
+        record: int | None = None,
+    ) -> int:
         """How many lines of a file the service has now.
+
+        Args:
+            record: the attempt that wrote the file; None: that of the lease.
 
         Raises:
             Away: the service does not answer.
@@ -86,6 +97,7 @@ class Door:
         body = {
             "worker": name,
             "attempt": lease.attempt,
+            "record": record,
             "source": source,
             "first": first,
             "lines": lines,

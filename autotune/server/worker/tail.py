@@ -18,11 +18,19 @@ class Tail:
         source: what the service calls the file.
         plain: whether its lines are text, not JSON events.
         shown: a line as it may be sent.
+        record: the attempt that wrote the file; None: the one at work.
     """
 
     def __init__(
-        self, path: Path, source: str, *, plain: bool, shown: Callable[[str], str]
+        self,
+        path: Path,
+        source: str,
+        *,
+        plain: bool,
+        shown: Callable[[str], str],
+        record: int | None = None,
     ) -> None:
+        self.record = record
         self.source, self._path, self._plain, self._shown = source, path, plain, shown
         self._place, self._lines = 0, 0
         self._read: list[dict[str, Any]] = []

@@ -63,10 +63,7 @@ class Task:
         self._command = LimitedCommand(
             command, memory_bytes=memory_bytes if is_plan else None, limit_s=lease.limit_s
         )
-        self._tails = [
-            Tail(self._record / _EVENTS, "events", plain=False, shown=self._shown.text),
-            Tail(self._record / _ERRORS, "errors", plain=True, shown=self._shown.text),
-        ]
+        self._tails = [*self._earlier_tails(), *self._tails_of(self._record)]
         self._stopped = self._stopped_with_worker = False
         self._report: Command | None = None
         self._report_until = 0.0
@@ -121,7 +118,26 @@ class Task:
         """
         for tail in self._tails:
             while lines := tail.waiting():
-                tail.arrived(door.send(name, self.lease, tail.source, tail.first, lines))
+                sent = door.send(
+                    name, self.lease, tail.source, tail.first, lines, record=tail.record
+                )
+                tail.arrived(sent)
+
+    def _tails_of(self, record: Path, number: int | None = None) -> list[Tail]:
+        """What a command says in its record, which is of attempt `number`."""
+        shown = self._shown.text
+        return [
+            Tail(record / _EVENTS, "events", plain=False, shown=shown, record=number),
+            Tail(record / _ERRORS, "errors", plain=True, shown=shown, record=number),
+        ]
+
+    def _earlier_tails(self) -> list[Tail]:
+        """What earlier attempts said here, and a killed worker may not have sent."""
+        numbers = range(1, self.lease.attempt)
+        records = [(number, self.folder / f"attempt-{number}") for number in numbers]
+        return [
+            tail for n, record in records if record.is_dir() for tail in self._tails_of(record, n)
+        ]
 
     def finish(self, door: Door, name: str) -> bool:
         """Send the files that came out, and how it ended; False: its report is being made.

@@ -216,6 +216,23 @@ def test_no_event_is_lost_or_doubled_when_lines_are_sent_again(database: Databas
     assert [event.number for event in events.after(work.id, 3)] == [4, 5]
 
 
+def test_what_a_killed_worker_did_not_send_comes_with_the_next_attempt(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, queue, events = Works(database), Queue(database), Events(database)
+    work = works.add(new())
+    monkeypatch.setattr(queue_module, "LEASE_S", -1.0)
+    queue.lease(HERE, ["run"])
+    events.take(HERE.name, work.id, 1, "events", 0, lines("a"))
+    assert queue.expire() == [work.id]
+    monkeypatch.setattr(queue_module, "LEASE_S", 30.0)
+    again = queue.lease(HERE, ["run"])
+    assert again is not None and again.attempt == 2
+    assert events.take(HERE.name, work.id, 2, "events", 0, lines("a", "b"), record=1) == 2
+    assert events.take(HERE.name, work.id, 2, "events", 0, lines("c")) == 1
+    assert [event.data.get("text") for event in events.after(work.id, 0)][-3:] == ["a", "b", "c"]
+
+
 def test_only_what_has_ended_is_deleted_and_all_of_it(database: Database) -> None:
     works, queue, events = Works(database), Queue(database), Events(database)
     work, waiting = works.add(new()), works.add(new())
