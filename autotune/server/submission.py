@@ -15,7 +15,7 @@ from pydantic import Field
 from autotune.errors import AutotuneError, Problem, UserError
 from autotune.facts.kind_names import find_kind
 from autotune.job.job import Job
-from autotune.job.yaml_file import parse_yaml, to_yaml
+from autotune.job.yaml_file import Path_, parse_yaml, to_yaml
 from autotune.server.access.job_rules import CONFIG, PLACES, beyond, refused
 from autotune.server.access.model_config import model_config
 from autotune.server.access.plain import MOST_TEXT, check_data, check_text, check_yaml
@@ -24,7 +24,6 @@ from autotune.server.store.values import Kind, NewWork, Value
 from autotune.space.foreign.owner import refuse_foreign
 from autotune.space.job_file.load import Judged, judge_job
 from autotune.space.job_file.positions import (
-    Path_,
     Positions,
     field_positions,
     line_positions,

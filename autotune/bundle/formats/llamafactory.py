@@ -6,8 +6,9 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.bundle.formats.launched import Formatted, Launched
-from autotune.bundle.formats.renamed import Renaming, as_yaml, not_said, words
+from autotune.bundle.formats.renamed import Renaming, as_yaml, not_said
 from autotune.errors import user_error
+from autotune.space.foreign.tool import words
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
 _STAGES = {"sft": "sft", "reward": "rm", "dpo": "dpo", "kto": "kto"}

@@ -51,11 +51,6 @@ class Renaming:
         return cls(values=values, lost=lost)
 
 
-def words(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
-
-
 def not_said(bundle: Launched) -> dict[str, str]:
     """What a bundle's launch sets beside its files."""
     return {

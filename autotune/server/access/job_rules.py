@@ -11,11 +11,11 @@ from typing import Any
 
 from autotune.errors import Problem
 from autotune.job.job import Job
+from autotune.job.yaml_file import Path_
 from autotune.server.access import training_fields as fields
 from autotune.server.access.places import refused_place
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind
-from autotune.space.job_file.positions import Path_
 
 CONFIG = "config.json"
 """What a job calls the config that came with it."""

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-Path_ = tuple[str | int, ...]
+from autotune.job.yaml_file import Path_
+
 Positions = dict[Path_, str]
 """What a message calls each part, such as `job.yaml:6` or `training.learning_rate`."""
 _MOST_NAME = 200
