@@ -25,7 +25,7 @@ def command(shell: str) -> int:
 
     from autotune.cli import main
 
-    made = get_completion_class(shell)
-    assert made is not None
-    echo(made(main, {}, PROGRAM, VARIABLE).source())
+    completion = get_completion_class(shell)
+    assert completion is not None
+    echo(completion(main, {}, PROGRAM, VARIABLE).source())
     return 0

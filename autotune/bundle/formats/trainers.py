@@ -109,9 +109,9 @@ def _exports(environment: Mapping[str, str]) -> str:
 
 def slurm(bundle: Launched) -> Formatted:
     """A job for Slurm: of one machine, or the bundle's own for several."""
-    own = bundle.texts.get(SLURM_SCRIPT)
-    if "launch.sh" not in bundle.texts and own is not None:
-        return Formatted(files={SLURM_SCRIPT: own}, lost={})
+    script = bundle.texts.get(SLURM_SCRIPT)
+    if "launch.sh" not in bundle.texts and script is not None:
+        return Formatted(files={SLURM_SCRIPT: script}, lost={})
     cpu = bundle.accelerate.get("use_cpu") is True
     gpus = "" if cpu else f"#SBATCH --gpus-per-node={bundle.each}\n"
     text = _SLURM.format(gpus=gpus)

@@ -58,8 +58,8 @@ def refused(
         config: whether a config.json came with it.
     """
     for field in PLACES:
-        own = field == "model" and config and job.get(field) in (CONFIG, f"./{CONFIG}")
-        if not own and not (field == "dataset" and isinstance(job.get(field), dict)):
+        is_sent = field == "model" and config and job.get(field) in (CONFIG, f"./{CONFIG}")
+        if not is_sent and not (field == "dataset" and isinstance(job.get(field), dict)):
             found = refused_place(job.get(field), field, allowed, plan=plan)
             yield from (((field,), problem) for problem in found)
     for field in WORDS:
@@ -102,9 +102,9 @@ def beyond(
             what = f"a run may probe for {allowed.minutes:g} minutes here, and `{name}` is"
             hint = f"write `budget: {{{name}: {allowed.minutes:g}}}`, or ask the operator"
             yield _found(f"{what} {minutes:g}", "budget", name, hint=hint)
-    made = None if isinstance(job.dataset, str) or "dataset" in unsound else job.dataset.lengths
-    if made is not None and made.max > _MOST_MADE_TOKENS:
-        what = f"a run makes rows of at most {_MOST_MADE_TOKENS} tokens, and `max` is {made.max}"
+    lengths = None if isinstance(job.dataset, str) or "dataset" in unsound else job.dataset.lengths
+    if lengths is not None and lengths.max > _MOST_MADE_TOKENS:
+        what = f"a run makes rows of at most {_MOST_MADE_TOKENS} tokens, and `max` is {lengths.max}"
         yield _found(what, "dataset", "lengths", "max", hint="plan it, or give real data")
 
 

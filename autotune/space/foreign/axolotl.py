@@ -87,9 +87,9 @@ def _read_precision(reading: Reading) -> None:
         if reading.given(old) is not None:
             reading.carry(old, "precision", kind if given[kind] else "fp32")
     precision = reading.job.get("precision")
-    kept = {"bf16": "bfloat16", "fp16": "float16"}.get(str(precision))
-    if kept is not None:
-        reading.assume("fixed.dtype", kept, "Axolotl loads all weights in it")
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(str(precision))
+    if dtype is not None:
+        reading.assume("fixed.dtype", dtype, "Axolotl loads all weights in it")
 
 
 def _read_kernels(reading: Reading) -> None:

@@ -42,11 +42,13 @@ class Rows:
     def of(cls, reading: Reading, tool: Tool, launch: Launch) -> Self:
         """What the files say together; where they contradict each other, that is a problem."""
         micro = _agreed(reading, tool.micro, launch.batch.get(_MICRO), tool.rows)
-        told = launch.batch.get(ACCUMULATION)
-        steps = _agreed(reading, tool.accumulation, told, tool.steps)
+        deepspeed_steps = launch.batch.get(ACCUMULATION)
+        steps = _agreed(reading, tool.accumulation, deepspeed_steps, tool.steps)
         _refuse_batch_size(reading, tool)
-        own = {axis: reading.counted(n, 1) for n, axis in _PARALLEL.items() if reading.given(n)}
-        parallel = math.prod({**launch.parallel, **own}.values())
+        of_trainer = {
+            axis: reading.counted(n, 1) for n, axis in _PARALLEL.items() if reading.given(n)
+        }
+        parallel = math.prod({**launch.parallel, **of_trainer}.values())
         total = launch.batch.get(_TOTAL)
         processes, inferred = launch.processes or launch.machines, False
         if launch.processes is None and total is not None and total % (micro * steps) == 0:

@@ -134,8 +134,8 @@ def _trainer(files: Sequence[GivenFile], command: Command) -> tuple[GivenFile, T
     if len(found) == 1:
         return found[0]
     if len(found) > 1:
-        told = ", ".join(f"{file.name} ({tool.name})" for file, tool in found)
-        raise user_error(f"several files configure a training: {told}", hint="give one of them")
+        owners = ", ".join(f"{file.name} ({tool.name})" for file, tool in found)
+        raise user_error(f"several files configure a training: {owners}", hint="give one of them")
     for file in files:
         refuse_part(file.data, file.name)
     tools = "Axolotl, LLaMA-Factory, torchtune, TRL, ..."
@@ -152,9 +152,9 @@ def _method(trainer: GivenFile, tool: Tool, wishes: Wishes) -> str:
     if method in METHODS:
         return str(method)
     methods = ", ".join(METHODS)
-    told = data.get(tool.says_method) if tool.says_method else None
-    if told is not None and not wishes.method:
-        what = f"autotune cannot train this: `{tool.says_method}: {str(told)[:80]}`"
+    value = data.get(tool.says_method) if tool.says_method else None
+    if value is not None and not wishes.method:
+        what = f"autotune cannot train this: `{tool.says_method}: {str(value)[:80]}`"
         raise user_error(what, where=trainer.name, hint=f"`--method` says another: {methods}")
     what = "it does not say the training method"
     hint = f"add `--method sft` (or another of {methods})"

@@ -77,52 +77,54 @@ def without_counts(variables: Launch) -> Launch:
     return Launch(visible=variables.visible, fates=tuple(fates))
 
 
-def _flag(key: str, value: Any, told: str) -> Launch:
+def _flag(key: str, value: Any, spelling: str) -> Launch:
     """What one setting says.
 
     Args:
-        told: as it was given, for its fate.
+        spelling: as it was given, for its fate.
     """
     if key in (*_OF_ALL, *_OF_EACH) and is_count(value):
-        fate = fate_of(told, value, CARRIED, "devices")
+        fate = fate_of(spelling, value, CARRIED, "devices")
         return Launch(count=int(value), per_machine=key in _OF_EACH, fates=(fate,))
     if key in _NODES:
-        return _nodes(value, told)
+        return _nodes(value, spelling)
     if key == "include":
-        return _included(str(value), told)
+        return _included(str(value), spelling)
     if key in _KINDS:
-        fate = fate_of(told, value, SEARCHED, SHARDING)
+        fate = fate_of(spelling, value, SEARCHED, SHARDING)
         return Launch(pins={DISTRIBUTED_TYPE: _KINDS[key]}, fates=(fate,))
     if key == _CONFIG:
         if str(value) in (*_SHIPPED, "single_gpu"):
             count = 8 if value in _SHIPPED else 1
-            return Launch(count=count, fates=(fate_of(told, value, CARRIED, f"devices: {count}"),))
-        return Launch(fates=(fate_of(told, value, LEFT, "give that file, too"),))
+            return Launch(
+                count=count, fates=(fate_of(spelling, value, CARRIED, f"devices: {count}"),)
+            )
+        return Launch(fates=(fate_of(spelling, value, LEFT, "give that file, too"),))
     if key == "hostfile":
         text = "machines: 1 (`--hostfile` lists them; `--nodes 2` says how many)"
-        return Launch(assumed=(text,), fates=(fate_of(told, value, LEFT, WHERE),))
+        return Launch(assumed=(text,), fates=(fate_of(spelling, value, LEFT, WHERE),))
     if key == "mixed_precision" or key in KNOBS or key in PARALLEL:
         found = accelerate_field(key, value)
-        fates = tuple(fate_of(told, f.value, f.kind, f.detail) for f in found.fates)
+        fates = tuple(fate_of(spelling, f.value, f.kind, f.detail) for f in found.fates)
         return Launch(
             parallel=found.parallel, pins=found.pins, precision=found.precision, fates=fates
         )
-    return Launch(fates=(fate_of(told, value, LEFT, WHERE),))
+    return Launch(fates=(fate_of(spelling, value, LEFT, WHERE),))
 
 
-def _nodes(value: Any, told: str) -> Launch:
+def _nodes(value: Any, spelling: str) -> Launch:
     least, _, most = str(value).partition(":")
     if is_count(least) and most in ("", least):
-        return Launch(nodes=int(least), fates=(fate_of(told, value, CARRIED, "devices.nodes"),))
-    text = f"machines: 1 (`{told} {value}` leaves it open; `--nodes 2` says how many)"
-    return Launch(assumed=(text,), fates=(fate_of(told, value, LEFT, "it leaves it open"),))
+        return Launch(nodes=int(least), fates=(fate_of(spelling, value, CARRIED, "devices.nodes"),))
+    text = f"machines: 1 (`{spelling} {value}` leaves it open; `--nodes 2` says how many)"
+    return Launch(assumed=(text,), fates=(fate_of(spelling, value, LEFT, "it leaves it open"),))
 
 
-def _included(value: str, told: str) -> Launch:
+def _included(value: str, spelling: str) -> Launch:
     """DeepSpeed's `--include host:0,1@other:0,1`."""
     counts = [_slots(part) for part in value.split("@")]
     known = [count for count in counts if count]
-    fate = fate_of(told, value, CARRIED if len(known) == len(counts) else LEFT, "devices")
+    fate = fate_of(spelling, value, CARRIED if len(known) == len(counts) else LEFT, "devices")
     if len(known) < len(counts):
         return Launch(nodes=len(counts), fates=(fate,))
     return Launch(count=sum(known), nodes=len(counts), fates=(fate,))

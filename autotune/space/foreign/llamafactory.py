@@ -160,8 +160,8 @@ def _read_precision(reading: Reading) -> None:
         return
     read_precision(reading, default="fp32")
     if reading.job.get("tuning") in ("lora", "qlora"):
-        kept = "float16" if reading.job.get("precision") == "fp16" else "bfloat16"
-        reading.assume("fixed.dtype", kept, "LLaMA-Factory keeps a frozen base in 16 bits")
+        dtype = "float16" if reading.job.get("precision") == "fp16" else "bfloat16"
+        reading.assume("fixed.dtype", dtype, "LLaMA-Factory keeps a frozen base in 16 bits")
 
 
 TOOL = Tool(

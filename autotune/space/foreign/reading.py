@@ -217,14 +217,14 @@ class Reading:
         total = rows * steps * ways
         self.write("global_batch_size", total)
         self.origins[("global_batch_size",)] = micro if micro in self.data else accumulation
-        told = f"global_batch_size {total} = {rows} x {steps} x {ways}"
+        product = f"global_batch_size {total} = {rows} x {steps} x {ways}"
         if self.as_is:
             self.write(f"fixed.{MICRO_BATCH}", rows)
-            self.end(micro, CARRIED, f"fixed.{MICRO_BATCH}; {told}")
-            self.end(accumulation, CARRIED, told)
+            self.end(micro, CARRIED, f"fixed.{MICRO_BATCH}; {product}")
+            self.end(accumulation, CARRIED, product)
         else:
-            self.search(micro, told)
-            self.search(accumulation, told)
+            self.search(micro, product)
+            self.search(accumulation, product)
         for name, field in ((MICRO_BATCH, micro), (ACCUMULATION, accumulation)):
             if self.given(field) is None:
                 value = rows if name == MICRO_BATCH else steps
