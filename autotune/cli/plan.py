@@ -77,8 +77,8 @@ def command(
     bare config.json goes along.
     """
     _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
-    from autotune.plan.engines import EVERY, PROMISING
     from autotune.plan.plan import plan
+    from autotune.plan.promising import EVERY, PROMISING
 
     planned = PlannedJob.of(options)
     if server is not None:

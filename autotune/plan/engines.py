@@ -3,63 +3,45 @@
 Where an engine spreads the training, each way through the program is traced with data parallelism
 first: how a step's time grows with its shape, no engine changes much, and every engine is estimated
 by formula from that. Few engines are then all traced. Of many those are that the formula does not
-rule out: the fastest that may fit, and of each sharding the first, unless it is much slower. That
-may put others first; it ends when the first ones are all traced.
+rule out: the fastest that may fit, and of each sharding the first, unless it is much slower
+(`promising.py`). What was traced says something of its like (`alike.py`). That may put others
+first; it ends when the first ones are all traced.
 
 Engines are traced with a few layers of a deep model. What an allocator loses between blocks does
 not follow well from these, so that of the first candidate all layers are traced in the end.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
+from autotune.plan.alike import computing_as, expected, kinds_of
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
-from autotune.plan.choices import AS_FAST, is_safe
 from autotune.plan.known import Known
 from autotune.plan.progress import Progress
+from autotune.plan.promising import (
+    LIKELY,
+    PROMISING,
+    RULED_OUT,
+    Effort,
+    Rank,
+    first_of_kinds,
+    rank,
+    representatives,
+    to_trace,
+)
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import Member, VariantTask
 from autotune.space.sharding.sharding import heaviest_ranks
 
-FIRST = 4
-"""Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
-SLOWER = 0.9
-"""A sharding whose candidates reach less of the fastest one's speed is left to the formula, which
-leaves out what an engine does besides: traced, it is slower still. Chosen, not measured."""
-MUCH_LARGER = 1.7
-"""Where nothing fits, one that takes so much more than the leanest is. Chosen, not measured."""
 MOST_SETTLED = 3
 """So often all layers are traced, where that puts another candidate first."""
-RULED_OUT = 0.95
-"""What does not fit with this probability is not looked at more closely."""
 Heard = Callable[[int, EstimateReply], None]
-Rank = tuple[bool, float]
-"""(does not fit, less tokens/s, or where it does not fit more bytes): the least comes first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """Of which tasks engines are traced.
-
-    Attributes:
-        first: of so many, the fastest first; 0: of none; None: of all.
-        each_sharding: and of the first of every sharding.
-        settled: and of the first candidate with all layers.
-    """
-
-    first: int | None
-    each_sharding: bool = False
-    settled: bool = False
-
-
-PROMISING = Effort(first=FIRST, each_sharding=True, settled=True)
-EVERY = Effort(first=None, settled=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +106,8 @@ class EngineEstimates:
     ) -> None:
         self._tasks, self._budget, self._children = tasks, budget, children
         self._known = known
+        self._formulas: dict[int, EstimateReply] = {}
+        self._kinds: dict[int, str] = {}
 
     @property
     def replies(self) -> Mapping[int, EstimateReply]:
@@ -140,13 +124,14 @@ class EngineEstimates:
                 dict(shared_out(shared[place], reply, self._tasks))
             ),
         )
+        self._formulas, self._kinds = dict(self.replies), kinds_of(self._tasks, shared)
 
     def trace(self, numbers: Sequence[int]) -> None:
         """Trace these tasks, with their engines."""
 
         def heard(place: int, reply: EstimateReply) -> None:
             number = numbers[place]
-            formula = self.replies.get(number)
+            formula = self._formulas.get(number)
             if formula is not None:
                 reply = traced_or_not(formula, reply)
             self._known.add({number: reply})
@@ -156,17 +141,34 @@ class EngineEstimates:
 
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
-        ranks = self._ranks(list(self.replies))
+        ranks = self._ranks(self.replies)
         while numbers := to_trace(self._tasks, self.replies, ranks, self._budget.effort):
-            self.trace(numbers)
-            ranks |= self._ranks(numbers)
+            self.trace(first_of_kinds(numbers, self._kinds))
+            likes = self._traced_likes()
+            self._known.add(
+                {n: computing_as(self._formulas[n], self.replies[m]) for n, m in likes.items()}
+            )
+            ranks = self._ranks(self.replies, likes)
+
+    def _traced_likes(self) -> dict[int, int]:
+        """Of each task whose engine was not traced, one of its kind that was: as a rule of the same
+        stage."""
+        traced = [n for n in self._kinds if not self.replies[n].by_formula]
+        likes: dict[int, int] = {}
+        for number, kind in self._kinds.items():
+            alike = [n for n in traced if self._kinds[n] == kind]
+            if self.replies[number].by_formula and alike:
+                stage = self._tasks[number].request.parsed_sharding.zero_stage
+                stages = {n: self._tasks[n].request.parsed_sharding.zero_stage for n in alike}
+                likes[number] = min(alike, key=lambda n: (stages[n] != stage, n))
+        return likes
 
     def settle(self) -> None:
         """Trace all layers of the first candidate, until one is the first with all of them; of
         its processes the one that needs most counts."""
         settled: set[tuple[int, int]] = set()
         for _ in range(MOST_SETTLED):
-            ranked = self._ranked(list(self.replies))
+            ranked = self._ranked(self.replies, self.replies)
             number = min(ranked, key=lambda number: ranked[number][0])
             task, reply = self._tasks[number], self.replies[number]
             place = ranked[number][1].place
@@ -188,22 +190,61 @@ class EngineEstimates:
             points = [*reply.points[:place], fullest, *reply.points[place + 1 :]]
             self._known.add({number: dataclasses.replace(reply, points=points)})
 
-    def _ranks(self, numbers: Sequence[int]) -> dict[int, Rank]:
-        """How each task ranks: as its first candidate does."""
-        return {number: rank for number, (rank, _) in self._ranked(numbers).items()}
+    def _ranks(
+        self, replies: Mapping[int, EstimateReply], likes: Mapping[int, int] | None = None
+    ) -> dict[int, Rank]:
+        """How each task is expected to rank.
 
-    def _ranked(self, numbers: Sequence[int]) -> dict[int, tuple[Rank, Member]]:
+        Args:
+            likes: of what is by formula, one of its kind that was traced.
+        """
+        likes = likes or {}
+        alike = {
+            n: expected(n, m, self._tasks, self._formulas, replies[m]) for n, m in likes.items()
+        }
+        known = self._ranked(replies, [n for n in replies if n not in likes])
+        ranks = {n: rank for n, (rank, _) in known.items()}
+        gain = self._gain(n for n in ranks if n in self._kinds and not replies[n].by_formula)
+        for number, (none_fits, amount) in ranks.items():
+            if not none_fits and replies[number].by_formula:
+                ranks[number] = none_fits, gain * amount
+        expectations = self._ranked(alike, alike, ruled_out=LIKELY)
+        return ranks | {n: rank for n, (rank, _) in expectations.items()}
+
+    def _gain(self, traced: Iterable[int]) -> float:
+        """How much faster engines are than by formula, at most; 1 where none fits or was traced."""
+        gains = [1.0]
+        for number in traced:
+            (none_fits, amount), member = self._ranked(self.replies, [number])[number]
+            task = dataclasses.replace(self._tasks[number], members=(member,))
+            formula = self._estimates([task], [self._formulas[number]])[member.candidate.key]
+            if not none_fits and formula.tokens_per_s:
+                gains.append(-amount / formula.tokens_per_s)
+        return max(gains)
+
+    def _estimates(
+        self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]
+    ) -> dict[str, Estimate]:
+        return estimates_of(tasks, replies, self._budget.limit, ceilings=self._budget.ceilings)
+
+    def _ranked(
+        self,
+        replies: Mapping[int, EstimateReply],
+        numbers: Iterable[int],
+        *,
+        ruled_out: float = RULED_OUT,
+    ) -> dict[int, tuple[Rank, Member]]:
         """Each task's first candidate, and how that ranks."""
-        subset = [representatives(self._tasks[number]) for number in numbers]
-        replies = [self.replies[number] for number in numbers]
-        estimates = estimates_of(
-            subset, replies, self._budget.limit, ceilings=self._budget.ceilings
-        )
+        subset = {number: representatives(self._tasks[number]) for number in numbers}
+        estimates = self._estimates(list(subset.values()), [replies[n] for n in subset])
         ranked: dict[int, tuple[Rank, Member]] = {}
-        for number, task in zip(numbers, subset, strict=True):
-            by_formula = self.replies[number].by_formula
+        for number, task in subset.items():
             ranks = [
-                rank(estimates[member.candidate.key], by_formula=by_formula)
+                rank(
+                    estimates[member.candidate.key],
+                    by_formula=replies[number].by_formula,
+                    ruled_out=ruled_out,
+                )
                 for member in task.members
             ]
             first = min(range(len(ranks)), key=lambda n: ranks[n])
@@ -228,73 +269,3 @@ def traced_or_not(formula: EstimateReply, traced: EstimateReply) -> EstimateRepl
     if traced.problem is not None and formula.problem is None:
         return dataclasses.replace(formula, engine_problem=traced.problem)
     return dataclasses.replace(traced, copied_shapes=formula.shapes)
-
-
-def representatives(task: VariantTask) -> VariantTask:
-    """A task with one candidate for each of its points, and for each way to adjust what is traced
-    there."""
-    firsts = {(member.place, member.replaced): member for member in reversed(task.members)}
-    return dataclasses.replace(task, members=tuple(firsts.values()))
-
-
-def to_trace(
-    tasks: Sequence[VariantTask],
-    replies: Mapping[int, EstimateReply],
-    ranks: Mapping[int, Rank],
-    effort: Effort = PROMISING,
-) -> list[int]:
-    """Indices of the engines to trace next, of those that are by formula and were not tried."""
-    order = sorted(ranks, key=lambda number: ranks[number])
-    none_fits, best = ranks[order[0]]
-    enough = (none_fits, best * (MUCH_LARGER if none_fits else SLOWER))
-    free = {n for n, reply in replies.items() if reply.by_formula and reply.engine_problem is None}
-    traced = {_sharding_key(task) for n, task in enumerate(tasks) if n not in free}
-    needless = {number for number in ranks if _offloads_needlessly(tasks, ranks, number)}
-    numbers = [number for number in order if number not in needless][: effort.first]
-    for number in order if effort.each_sharding else ():
-        sharding = _sharding_key(tasks[number])
-        if number not in needless and sharding not in traced and ranks[number] <= enough:
-            traced.add(sharding)
-            numbers.append(number)
-    return [number for number in dict.fromkeys(numbers) if number in free]
-
-
-def _offloads_needlessly(
-    tasks: Sequence[VariantTask], ranks: Mapping[int, Rank], number: int
-) -> bool:
-    """Whether a task offloads, and does no better than one that is alike and does not."""
-    sharding = tasks[number].request.parsed_sharding
-    if not sharding.offloads:
-        return False
-    kept = dataclasses.replace(
-        sharding, offload_optimizer_device="none", offload_param_device="none"
-    )
-    return any(
-        tasks[other].request.parsed_sharding == kept and _about_as_good(rank, ranks[number])
-        for other, rank in ranks.items()
-    )
-
-
-def _about_as_good(rank: Rank, other: Rank) -> bool:
-    """Whether the first of two ranks is the better one, or speeds are about the same."""
-    return rank <= other or (not rank[0] and rank[1] <= (1 - AS_FAST) * other[1])
-
-
-def _sharding_key(task: VariantTask) -> str:
-    return repr(task.request.sharding)
-
-
-def rank(estimate: Estimate, *, by_formula: bool) -> Rank:
-    """What may fit comes first, the fastest of it before the others; else the leanest.
-
-    Args:
-        by_formula: whether its engine is; of what was traced counts whether it is safe.
-    """
-    if _may_fit(estimate) if by_formula else is_safe(estimate):
-        return False, -(estimate.tokens_per_s or 0.0)
-    return True, float(estimate.peak_memory_bytes)
-
-
-def _may_fit(estimate: Estimate) -> bool:
-    device = 0.0 if estimate.at_most else estimate.p_oom
-    return max(device, estimate.p_host_oom or 0.0) < RULED_OUT

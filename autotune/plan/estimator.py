@@ -19,12 +19,13 @@ from autotune.plan.cache import PlanCache
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers
 from autotune.plan.device import allocator_limit
-from autotune.plan.engines import PROMISING, Effort, TraceBudget, answered
+from autotune.plan.engines import TraceBudget, answered
 from autotune.plan.exchange import with_server
 from autotune.plan.known import Known
 from autotune.plan.least_memory import ruled_out
 from autotune.plan.memory import Memory
 from autotune.plan.progress import Progress
+from autotune.plan.promising import PROMISING, Effort
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings

@@ -22,11 +22,11 @@ from autotune.plan.choices import Choice, order
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft, with_candidate
 from autotune.plan.drafting import drafted
-from autotune.plan.engines import PROMISING, Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.memory import Memory
 from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.plan.progress import Progress
+from autotune.plan.promising import PROMISING, Effort
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import Advisor
 from autotune.process.run_folder import RunFolder

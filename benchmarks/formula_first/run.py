@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autotune.plan.engines import EVERY, PROMISING, Effort
 from autotune.plan.plan import Plan, plan
+from autotune.plan.promising import EVERY, PROMISING, Effort
 from autotune.space.job_file.load import load_job
 from autotune.space.sharding.sharding import engine_name, sharding_of
 

@@ -13,7 +13,7 @@ import yaml
 
 from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.stack import fused_head, installed
-from autotune.plan.engines import FIRST
+from autotune.plan.promising import FIRST
 from autotune.plan.questions import ways
 from autotune.run.past_run import reopen
 from autotune.space.sharding.sharding import SHARDING_KNOBS

@@ -7,9 +7,9 @@ from pathlib import Path
 from autotune.errors import UserError, user_error
 from autotune.job.job import Job
 from autotune.plan.choices import is_safe
-from autotune.plan.engines import Effort
 from autotune.plan.plan import Plan, plan
 from autotune.plan.progress import Progress
+from autotune.plan.promising import Effort
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import NUM_PROCESSES
 from autotune.space.sharding.processes import shares_with_server

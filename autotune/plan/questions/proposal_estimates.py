@@ -14,8 +14,8 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.candidates import TYPICAL_PROCESS, by_formula
 from autotune.plan.ceilings import ceilings_of
-from autotune.plan.engines import RULED_OUT, Effort
 from autotune.plan.estimator import Estimator
+from autotune.plan.promising import RULED_OUT, Effort
 from autotune.plan.questions.bisection import Bisection
 from autotune.plan.questions.leanest import decisive
 from autotune.plan.questions.proposal import Proposal

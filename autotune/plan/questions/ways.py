@@ -17,10 +17,10 @@ from autotune.estimate.estimate import Estimate
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
 from autotune.plan.choices import is_safe, leanness
-from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
 from autotune.plan.narrowing import narrowed
+from autotune.plan.promising import Effort
 from autotune.plan.questions.changes import (
     Change,
     changed_fields,

@@ -10,19 +10,9 @@ from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.plan import engines as answering
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers
-from autotune.plan.engines import (
-    EVERY,
-    FIRST,
-    MOST_SETTLED,
-    Effort,
-    TraceBudget,
-    answered,
-    rank,
-    representatives,
-    to_trace,
-    traced_or_not,
-)
+from autotune.plan.engines import MOST_SETTLED, TraceBudget, answered, traced_or_not
 from autotune.plan.progress import Progress
+from autotune.plan.promising import EVERY, FIRST, Effort, rank, representatives, to_trace
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.variants import variant_tasks
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding

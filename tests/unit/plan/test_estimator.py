@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from autotune.plan.children import Servers, untraced
-from autotune.plan.engines import Effort
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import LOWER_BOUND
+from autotune.plan.promising import Effort
 from tests.unit.builders import GIB, make_facts, make_job, make_space
 
 
