@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/**/*.md", "examples/**/README.md")
 HOME = {"README.md": "index.md"}
 """What the site has a page of its own for."""
+RECORDS = ("CHANGELOG.md", "benchmarks/", "decisions/", "log.md")
+"""What the search of the site names last."""
 LINK = re.compile(r"(?P<code>```.*?```|`[^`]*`)|(?<=\]\()(?P<target>[^)#:\s]+)(?=[)#])", re.DOTALL)
 
 
@@ -31,6 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """A page whose links are those of the site."""
     uri = page.file.src_uri
+    if uri.startswith(RECORDS):
+        page.meta["search"] = {"boost": 1e-4}  # a title counts a thousand times
     folder = posixpath.dirname(uri if uri.startswith(_TOPS) else f"docs/{uri}")
 
     def link(found: re.Match[str]) -> str:
