@@ -120,6 +120,17 @@ def test_lines_of_documents_end_at_120_characters_but_for_tables_and_screens() -
     assert not long
 
 
+def test_lists_are_written_as_the_site_reads_them() -> None:
+    """A list inside a list is indented by four spaces, and an empty line stands before a list."""
+    wrong = []
+    for page in PRESENT:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        inner = re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*", text, re.MULTILINE)
+        joined = re.findall(r"^(?![-*\s]|\d+\.).+\n[-*] .*", text, re.MULTILINE)
+        wrong += [(page.name, line) for line in inner + joined]
+    assert not wrong
+
+
 def test_every_decision_and_page_of_the_house_names_files_that_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = page.split("## The rooms")[1].split("## The rules")[0]
