@@ -27,9 +27,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_built_and_found_by_the_search(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
-    for page in ("install", "first_answer", "tasks/out_of_memory", "cli", "benchmarks/peers"):
-        assert (site / page / "index.html").is_file()
-        assert f'"location":"{page}/"' in index
+    for page in ("install", "first_answer", "tasks/out_of_memory", "cli", "benchmarks/peers/index"):
+        assert (site / f"{page}.html").is_file()
+        assert f'"location":"{page}.html"' in index
 
 
 def test_pages_ask_no_host_for_anything(site: Path) -> None:
