@@ -26,6 +26,9 @@ LARGEST = ("per_device_train_batch_size", "max_length")
 def command(limit: str, as_json: bool, **options: Any) -> int:
     """Say how far JOB can go: its largest micro-batch, its longest rows, its fewest devices.
 
+    Micro-batch and rows are those of one candidate: TRL's defaults, and what the job pins. To ask
+    about the answer of a plan, pin what it says with `--set`. Of devices every candidate is tried.
+
     Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
     `--max-length` and `--set` describe it. The exit code is 1 where nothing fits.
     """

@@ -52,7 +52,7 @@ def _comparable(row: Row, plans: Mapping[str, Found]) -> bool:
 def _memory(row: Row, plan: Found) -> tuple[Any, ...]:
     """The cells of a row; last (the figure's kind, its error), or None without one."""
     estimate, kind = plan["estimate"], row["measured_kind"]
-    ours = _planned_bytes(row, estimate)
+    ours = planned_bytes(row, estimate)
     theirs = int(row["measured_bytes"]) if row["measured_bytes"] else None
     off = None if theirs is None else ours / theirs - 1
     return (
@@ -68,7 +68,7 @@ def _memory(row: Row, plan: Found) -> tuple[Any, ...]:
     )
 
 
-def _planned_bytes(row: Row, estimate: Found) -> int:
+def planned_bytes(row: Row, estimate: Found) -> int:
     """Our counterpart of a figure. What others' versions take more or less is in the row."""
     parts, kind = estimate["parts"], row["measured_kind"]
     adjusted = int(row["stack_adjust_bytes"] or 0)

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
 
 from autotune import __version__
 from autotune.facts.stack import DISTRIBUTION
@@ -160,6 +163,25 @@ def test_what_is_opened_in_the_checkout_is_noted(installed: Installed, tmp_path:
     noted = installed.log.read_text(encoding="utf-8")
     installed.log.write_text("", encoding="utf-8")
     assert noted == f"{ROOT / 'LICENSE'}{os.sep}\n"
+
+
+def of_extra(name: str) -> Iterator[Requirement]:
+    """What an extra asks for, with the extras that it names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for line in project["optional-dependencies"][name]:
+        requirement = Requirement(line)
+        if requirement.name != DISTRIBUTION:
+            yield requirement
+        for inner in requirement.extras if requirement.name == DISTRIBUTION else ():
+            yield from of_extra(inner)
+
+
+def test_a_developer_has_what_one_extra_asks_for() -> None:
+    """`pip install -e '.[dev]'` is what scripts/setup does, so nothing else is used here."""
+    assert "-e '.[dev]'" in (ROOT / "scripts" / "setup").read_text(encoding="utf-8")
+    wanted = list(of_extra("dev"))
+    assert {"fastapi", "mkdocs-material", "mypy", "pytest"} <= {one.name for one in wanted}
+    assert not [one for one in wanted if not one.specifier.contains(version(one.name))]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

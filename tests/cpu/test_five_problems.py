@@ -1,20 +1,30 @@
-"""The five problems as their authors write them, nothing pinned: the answers are the README's."""
+"""The five problems as their authors write them, nothing pinned: the answers are the README's.
+
+Pages for users quote the same plans, so their screens are held here, where the traces are."""
 
 import json
 import os
 import re
 import shlex
+import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from tests.cpu.conftest import Command
+from tests.cpu.screens import Screen, screens
 from tests.cpu.stand_ins import EXAMPLES
 
 PAGE = (EXAMPLES / "five-problems" / "README.md").read_text(encoding="utf-8")
 LONG_TEST = pytest.mark.skipif(
     not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes: AUTOTUNE_LONG_TESTS=1"
 )
+
+USERS = [EXAMPLES.parent / "docs" / "first_answer.md", *EXAMPLES.parent.glob("docs/tasks/*.md")]
+LONG_SCREENS = ('plan job.yaml --device "GeForce RTX 3060 12 GB" --set', "lora-7b-8-gpus")
+"""What would fit in place of what does not, and eight GPUs."""
 
 
 class Quote(NamedTuple):
@@ -63,3 +73,45 @@ def test_a_host_without_a_gpu_is_answered_for_its_cores(autotune: Command) -> No
     job = EXAMPLES / "five-problems" / "sft-0.5b.yaml"
     plan = json.loads(autotune("plan", str(job), "--device", "cpu", "--json"))
     assert plan["answer"]["safe"] and plan["answer"]["epoch_s"] > 3600
+
+
+@pytest.mark.parametrize(
+    ("page", "screen"),
+    [
+        pytest.param(
+            page,
+            screen,
+            id=f"{page.stem}: {screen.command}",
+            marks=LONG_TEST if any(text in screen.command for text in LONG_SCREENS) else (),
+        )
+        for page in USERS
+        for screen in screens(page)
+    ],
+)
+def test_a_page_for_users_shows_what_a_command_prints(
+    autotune: Command, tmp_path: Path, page: Path, screen: Screen
+) -> None:
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    shutil.copy(EXAMPLES / "five-problems" / "sft-0.5b.yaml", tmp_path / "job.yaml")
+    for before in screens(page):
+        if before != screen and "import" in before.words:
+            (tmp_path / "job.yaml").unlink()
+            autotune(*before.words)
+    if "import" in screen.words:
+        (tmp_path / "job.yaml").unlink()
+    screen.check(autotune)
+
+
+def test_the_job_of_the_first_answer_is_the_one_that_is_planned() -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", USERS[0].read_text(encoding="utf-8"), re.M | re.S)
+    planned = (EXAMPLES / "five-problems" / "sft-0.5b.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text) == yaml.safe_load(planned)
+
+
+def test_the_run_of_the_first_answer_is_recorded() -> None:
+    page, recorded = USERS[0].read_text("utf-8"), EXAMPLES.parent / "benchmarks" / "recorded"
+    log = (recorded / "gpu-smoke-h100-2026-11-26" / "smoke_log.txt").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.M | re.S)
+    (screen,) = [text for language, text in blocks if not language]
+    lines = [line for line in screen.splitlines() if line != "..."]
+    assert lines and not set(lines) - set(log.splitlines())

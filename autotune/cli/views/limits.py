@@ -102,7 +102,7 @@ def largest_plain(answer: Largest) -> dict[str, Any]:
 
 
 def largest_lines(answer: Largest) -> Iterator[str]:
-    """What is safe, and what is merely possible."""
+    """What is safe, what is merely possible, and of which candidate that is said."""
     where = f"{format_bytes(answer.limit_bytes)} on {answer.device}"
     if answer.value is None or answer.estimate is None:
         yield f"No {answer.knob} is safe in {where}."
@@ -116,6 +116,7 @@ def largest_lines(answer: Largest) -> Iterator[str]:
         yield f"The job's global batch has {answer.most_rows} rows for a device."
     if answer.packages:
         yield install_text(answer.packages)
+    yield "Looked at: TRL's defaults with what the job pins. `autotune plan` compares the others."
 
 
 def _takes(estimate: Estimate) -> str:

@@ -93,7 +93,8 @@ def test_lengths_are_told_to_the_next_step_and_no_further_than_the_model_has_pos
 )
 def test_it_is_said_in_sentences(tmp_path, safe, possible, said):
     answer, _ = answered(tmp_path, ROWS, safe, possible)
-    lines = list(largest_lines(answer))
+    *lines, of_which = largest_lines(answer)
+    assert of_which.startswith("Looked at: TRL's defaults with what the job pins.")
     assert len(lines) == len(said)
     for line, part in zip(lines, said, strict=True):
         assert part in line
