@@ -1,8 +1,8 @@
 """What the trace of one engine says of others of its kind that were not traced. Pure.
 
 By formula an engine computes as copies do. Traced, it does not: DeepSpeed and FSDP2 hold weights
-of 16 bits, which copies cast from 32 bits in each step. What one of them computes, another of its
-kind computes too, in the same way through the program.
+of 16 bits, which copies cast from 32 bits in each step. What one of them computes, another computes
+too that goes the same way through the program. Memory is much the same within a library alone.
 """
 
 import dataclasses
@@ -12,23 +12,45 @@ from autotune.estimate.protocol import EstimateReply, PointReply
 from autotune.plan.shared_traces import Base
 from autotune.plan.variants import VariantTask
 
+Kind = tuple[int, str]
+"""The way through the program, and the library that divides the training."""
 
-def kinds_of(tasks: Sequence[VariantTask], shared: Sequence[Base]) -> dict[int, str]:
-    """Of each task that has an engine, by its index, a name that those of its kind share."""
+
+def kinds_of(tasks: Sequence[VariantTask], shared: Sequence[Base]) -> dict[int, Kind]:
+    """Of each task that has an engine, by its index, its kind."""
     return {
-        number: f"{place} {tasks[number].request.parsed_sharding.distributed_type}"
+        number: (place, tasks[number].request.parsed_sharding.distributed_type)
         for place, base in enumerate(shared)
         for number in base.members
         if tasks[number].engine
     }
 
 
+def likes_of(
+    tasks: Sequence[VariantTask], kinds: Mapping[int, Kind], replies: Mapping[int, EstimateReply]
+) -> dict[int, int]:
+    """Of each task whose engine was not traced, the index of one that goes the same way and was: of
+    the same library and stage, where there is such a one."""
+    traced = [n for n in kinds if not replies[n].by_formula]
+    likes: dict[int, int] = {}
+    for number, (way, library) in kinds.items():
+        stage = tasks[number].request.parsed_sharding.zero_stage
+        order = {
+            n: (kinds[n][1] != library, tasks[n].request.parsed_sharding.zero_stage != stage, n)
+            for n in traced
+            if kinds[n][0] == way
+        }
+        if replies[number].by_formula and order:
+            likes[number] = min(order, key=lambda n: order[n])
+    return likes
+
+
 def computing_as(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
-    """An engine's reply by formula with the work of one of its kind, which was traced."""
+    """An engine's reply by formula with the work of one like it, which was traced."""
     return dataclasses.replace(
         formula,
         shapes=traced.shapes,
-        copied_shapes=formula.shapes,
+        copied_shapes=formula.copied_shapes or formula.shapes,
         optimizer_work=traced.optimizer_work,
     )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.plan.alike import computing_as, expected, kinds_of
+from autotune.plan.alike import Kind, computing_as, expected, kinds_of, likes_of
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
 from autotune.plan.known import Known
@@ -107,7 +107,7 @@ class EngineEstimates:
         self._tasks, self._budget, self._children = tasks, budget, children
         self._known = known
         self._formulas: dict[int, EstimateReply] = {}
-        self._kinds: dict[int, str] = {}
+        self._kinds: dict[int, Kind] = {}
 
     @property
     def replies(self) -> Mapping[int, EstimateReply]:
@@ -144,24 +144,11 @@ class EngineEstimates:
         ranks = self._ranks(self.replies)
         while numbers := to_trace(self._tasks, self.replies, ranks, self._budget.effort):
             self.trace(first_of_kinds(numbers, self._kinds))
-            likes = self._traced_likes()
+            likes = likes_of(self._tasks, self._kinds, self.replies)
             self._known.add(
-                {n: computing_as(self._formulas[n], self.replies[m]) for n, m in likes.items()}
+                {n: computing_as(self.replies[n], self.replies[m]) for n, m in likes.items()}
             )
             ranks = self._ranks(self.replies, likes)
-
-    def _traced_likes(self) -> dict[int, int]:
-        """Of each task whose engine was not traced, one of its kind that was: as a rule of the same
-        stage."""
-        traced = [n for n in self._kinds if not self.replies[n].by_formula]
-        likes: dict[int, int] = {}
-        for number, kind in self._kinds.items():
-            alike = [n for n in traced if self._kinds[n] == kind]
-            if self.replies[number].by_formula and alike:
-                stage = self._tasks[number].request.parsed_sharding.zero_stage
-                stages = {n: self._tasks[n].request.parsed_sharding.zero_stage for n in alike}
-                likes[number] = min(alike, key=lambda n: (stages[n] != stage, n))
-        return likes
 
     def settle(self) -> None:
         """Trace all layers of the first candidate, until one is the first with all of them; of
@@ -196,17 +183,19 @@ class EngineEstimates:
         """How each task is expected to rank.
 
         Args:
-            likes: of what is by formula, one of its kind that was traced.
+            likes: of what is by formula, one like it that was traced.
         """
         likes = likes or {}
         alike = {
-            n: expected(n, m, self._tasks, self._formulas, replies[m]) for n, m in likes.items()
+            n: expected(n, m, self._tasks, self._formulas, replies[m])
+            for n, m in likes.items()
+            if self._kinds[n] == self._kinds[m]
         }
-        known = self._ranked(replies, [n for n in replies if n not in likes])
+        known = self._ranked(replies, [n for n in replies if n not in alike])
         ranks = {n: rank for n, (rank, _) in known.items()}
         gain = self._gain(n for n in ranks if n in self._kinds and not replies[n].by_formula)
         for number, (none_fits, amount) in ranks.items():
-            if not none_fits and replies[number].by_formula:
+            if not none_fits and replies[number].by_formula and number not in likes:
                 ranks[number] = none_fits, gain * amount
         expectations = self._ranked(alike, alike, ruled_out=LIKELY)
         return ranks | {n: rank for n, (rank, _) in expectations.items()}

@@ -77,9 +77,9 @@ def to_trace(
     return [number for number in dict.fromkeys(numbers) if number in free]
 
 
-def first_of_kinds(numbers: Sequence[int], kinds: Mapping[int, str]) -> list[int]:
+def first_of_kinds(numbers: Sequence[int], kinds: Mapping[int, object]) -> list[int]:
     """The first of each kind: the others can wait for what its trace says of them."""
-    firsts: dict[str, int] = {}
+    firsts: dict[object, int] = {}
     for number in numbers:
         firsts.setdefault(kinds[number], number)
     return list(firsts.values())

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autotune.estimate.protocol import ShapeWork
-from autotune.plan.alike import computing_as, expected, kinds_of
+from autotune.plan.alike import computing_as, expected, kinds_of, likes_of
 from autotune.plan.engines import EngineEstimates, TraceBudget
 from autotune.plan.known import Known
 from autotune.plan.promising import first_of_kinds, to_trace
@@ -40,6 +40,37 @@ def test_what_was_traced_gives_its_work_to_its_like_and_the_shape_of_its_curves_
     known = computing_as(replies_of(second, by_formula=True), traced)
     assert (known.by_formula, known.shapes, known.copied_shapes) == (True, OWN, COPIED)
     assert known.optimizer_work == {"": []}
+
+
+def test_what_could_not_be_traced_stays_so_with_the_work_of_its_like():
+    first, second = two_of_a_kind()
+    untraced = replace(replies_of(second, by_formula=True), engine_problem="it broke")
+    known = computing_as(untraced, replies_of(first, by_formula=False))
+    assert (known.engine_problem, known.shapes) == ("it broke", OWN)
+    assert computing_as(known, replies_of(first, by_formula=False)).copied_shapes == COPIED
+
+
+def test_the_like_is_of_the_same_library_and_stage_where_one_was_traced():
+    kinds = kinds_of(tasks(), bases(tasks()))
+    shardings = {n: tasks()[n].request.parsed_sharding for n in kinds}
+    way = kinds[two_of_a_kind()[0]][0]
+
+    def some(library, stage):
+        return next(
+            n
+            for n, (place, name) in kinds.items()
+            if (place, name) == (way, library) and shardings[n].zero_stage == stage
+        )
+
+    fsdp, second, third = some("FSDP", 0), some("DEEPSPEED", 2), some("DEEPSPEED", 3)
+    replies = {n: replies_of(n, by_formula=n not in (fsdp, second)) for n in kinds}
+    likes = likes_of(tasks(), kinds, replies)
+    assert likes[third] == second
+    assert {kinds[n][0] for n in likes} == {way}
+    assert not {fsdp, second} & set(likes)
+    assert all(kinds[m][1] == kinds[n][1] for n, m in likes.items())
+    replies[second] = replies_of(second, by_formula=True)
+    assert likes_of(tasks(), kinds, replies)[third] == fsdp
 
 
 def test_memory_is_expected_as_far_from_the_formula_as_it_was_there():
