@@ -19,7 +19,7 @@ class HtmlTemplates:
     def __init__(
         self,
         folder: Path,
-        filters: Mapping[str, Callable[..., Any]],
+        filters: Mapping[str, Any],
         names: Mapping[str, Any] | None = None,
         finalize: Callable[[Any], Any] | None = None,
     ) -> None:
