@@ -71,7 +71,9 @@ def formatted(bundle: Launched) -> Formatted:
     lost["datasets"] = "say how Axolotl has to read the rows (`type`)"
     ranks = f" --num-processes {bundle.processes}" if bundle.processes > 1 else ""
     if bundle.machines > 1:
-        ranks = f" -- --num_processes {bundle.processes} --num_machines {bundle.machines}"
+        # Without --multi_gpu accelerate starts one process where a machine has one GPU.
+        count = f"--num_processes {bundle.processes} --num_machines {bundle.machines}"
+        ranks = f" -- --multi_gpu {count}"
         lost["machines"] = (
             f"start it on each of {bundle.machines}, with --machine_rank 0 on the first and "
             "--main_process_ip HOST, its address, behind --num_machines"
