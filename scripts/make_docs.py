@@ -59,7 +59,8 @@ autotune plan mine.yaml --device rtx-4090
   share rows (tensor, context, sequence, pipeline parallelism) count once. How many devices there
   are say, the first that does: `--devices`, the launcher's flags, TRL's or Axolotl's own settings
   of it, accelerate's file, LLaMA-Factory's variables, CUDA_VISIBLE_DEVICES (of each machine). Where
-  nothing says it, it is one, and that is said.
+  nothing says it, it is one, and that is said. Of `distributed_type: NO` accelerate starts one
+  process, whatever `num_processes` its file has.
 - **What a file pins and the search tries is searched**: the micro-batch, checkpointing, the
   attention kernel, AdamW's kernel, ZeRO, FSDP. With `--as-is` all of it is pinned: a plan of that
   job says whether the configuration fits, and how fast it is.

@@ -39,7 +39,7 @@ OWNERS = {
     "sqlalchemy": ("search/storage.py", "server/store", "server/access/tokens.py"),
     "alembic": ("server/store",),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ("server",)),
-    "jinja2": ("report", "server"),
+    "jinja2": ("report/html_templates.py",),
     "requests": ("client.py", "server/worker/door.py"),
     "pynvml": ("facts/devices.py",),
     "rich": ("cli",),

@@ -84,9 +84,12 @@ def plan_there(
 
     client = Client(url)
     refuse_used_folder(emit)
-    work = client.submit("plan", **_job(job, sets), **options)
+    sent, model = _job(job, sets)
+    work = client.submit("plan", **sent, **options)
     _say_where(client, work)
     done = _followed(client, work)
+    if sent["model_config_json"] is not None and done["result"]:
+        done["result"]["model"]["name"] = model  # there it is the file that came along
     if emit is not None and "bundle.zip" in done["files"]:
         unpack(client.bundle(work), emit)
         done["result"]["bundle"] = str(emit.absolute())
@@ -135,7 +138,7 @@ def run_there(
         after = client.get("run", resume)["events"]
         work = client.resume(work)
     elif not attach:
-        work = client.submit("run", **_job(job, sets))
+        work = client.submit("run", **_job(job, sets)[0])
     _say_where(client, work)
     try:
         done = _followed(client, work, after)
@@ -200,9 +203,9 @@ def refuse_used_folder(folder: Path | None) -> None:
         refuse_used(folder)
 
 
-def _job(path: Path | None, sets: Sequence[str]) -> dict[str, Any]:
+def _job(path: Path | None, sets: Sequence[str]) -> tuple[dict[str, Any], str]:
     """The job as it is sent: as its file and flags have it, judged here, paths absolute; a bare
-    config goes along where nothing beside it is needed."""
+    config goes along where nothing beside it is needed. And its model, as it is called here."""
     from autotune.space.job_file.load import load_job
 
     if path is None and not sets:
@@ -217,7 +220,7 @@ def _job(path: Path | None, sets: Sequence[str]) -> dict[str, Any]:
         except (OSError, ValueError) as error:
             raise user_error(f"cannot read the model's config: {error}", where=str(model)) from None
         data["model"] = _CONFIG
-    return {"job": data, "model_config_json": config}
+    return {"job": data, "model_config_json": config}, job.model
 
 
 def _say_where(client: Any, work: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Variants, traced in children: one at a time for each process that forks them."""
 
 import contextlib
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ from autotune.value_types import NONSENSE
 WORKER = "autotune.estimate.worker:estimate"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
 MAX_SERVERS = 8
+PROCESS_STEP = 32 * 2**20
+"""Bytes that the size of a fresh process is rounded up to: it differs by some pages from one to the
+next, and a plan of the same job is to say the same."""
 TASKS_A_SERVER = 4
 """Another process to fork from takes as long to start as this many traces."""
 AT_ONCE = 2
@@ -143,7 +147,9 @@ def _in_child(
         ending = server.run(folder, WORKER, LIMITS)
     count.ended()
     try:
-        return reply_from_plain(read_json(folder.reply) or {})
+        reply = reply_from_plain(read_json(folder.reply) or {})
+        rounded = -(-reply.process_bytes // PROCESS_STEP) * PROCESS_STEP
+        return dataclasses.replace(reply, process_bytes=rounded)
     except NONSENSE:
         return untraced(
             f"{NO_ANSWER}: exit code {ending.exit_code}, signal "

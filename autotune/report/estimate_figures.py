@@ -7,6 +7,9 @@ from autotune.report.content import KnobWorth, Probe
 from autotune.report.plots import GIB, ROW, Figure, axis, figure, marks, shown
 from autotune.report.sections import speed_text
 
+_LABEL = 24
+"""Characters of a value beside its marks."""
+
 
 def expected_figure(probes: Sequence[Probe]) -> Figure | None:
     """Two plots side by side: speeds, and peaks."""
@@ -73,34 +76,52 @@ def _diagonal(values: Sequence[float], place: str) -> Figure:
 
 
 def worth_figure(knobs: Sequence[KnobWorth]) -> Figure | None:
-    """A row for each value, with its fastest measured and its fastest estimated."""
-    rows = [(knob, worth) for knob in knobs for worth in knob.values]
-    if not any(worth.measured or worth.estimated for _, worth in rows):
+    """Below the name of each knob a row for each value, with its fastest measured and its fastest
+    estimated."""
+    rows = [(knob, worth) for knob in knobs for worth in (None, *knob.values)]
+    values = [(place, knob, worth) for place, (knob, worth) in enumerate(rows) if worth]
+    if not any(worth.measured or worth.estimated for _, _, worth in values):
         return None
     data = []
-    for name, color, symbol, values in (
-        ("measured", "--accent", "circle", [worth.measured for _, worth in rows]),
-        ("estimated", "--tone-2", "circle-open", [worth.estimated for _, worth in rows]),
+    for name, color, symbol in (
+        ("measured", "--accent", "circle"),
+        ("estimated", "--tone-2", "circle-open"),
     ):
-        placed = [(place, value) for place, value in enumerate(values) if value]
-        texts = [
-            shown(f"{rows[n][0].name}: {rows[n][1].label}: {speed_text(value)} tokens/s, {name}")
-            for n, value in placed
+        placed = [
+            (place, speed, f"{knob.name}: {worth.label}")
+            for place, knob, worth in values
+            if (speed := getattr(worth, name))
         ]
-        y = [place for place, _ in placed]
-        data.append(
-            marks(name, color, symbol, x=[value for _, value in placed], y=y, hovertext=texts)
-        )
-    ticks = [shown(f"{knob.name}: {worth.label}"[:60]) for knob, worth in rows]
-    edges = [n - 0.5 for n in range(1, len(rows)) if rows[n][0] is not rows[n - 1][0]]
-    places = {"tickvals": list(range(len(rows))), "ticktext": ticks, "showgrid": False}
+        texts = [
+            shown(f"{what}: {speed_text(speed)} tokens/s, {name}") for _, speed, what in placed
+        ]
+        x, y = [speed for _, speed, _ in placed], [place for place, _, _ in placed]
+        data.append(marks(name, color, symbol, x=x, y=y, hovertext=texts))
+    heads = [place for place, (_, worth) in enumerate(rows) if worth is None]
+    places = {
+        "tickvals": [place for place, _, _ in values],
+        "ticktext": [shown(_short(worth.label)) for _, _, worth in values],
+        "showgrid": False,
+    }
     return figure(
         data,
         150 + ROW * len(rows),
         xaxis=axis("tokens/s of the fastest", rangemode="tozero"),
         yaxis=axis("", range=[len(rows) - 0.5, -0.5], **places),
-        shapes=[_edge(edge) for edge in edges],
+        shapes=[_edge(place - 0.5) for place in heads[1:]],
+        annotations=[_head(place, rows[place][0].name) for place in heads],
     )
+
+
+def _short(label: str) -> str:
+    """A value that leaves room for its marks on a telephone; what it is in full a mark says."""
+    return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
+
+
+def _head(y: int, name: str) -> Figure:
+    """The name of a knob above its values."""
+    place = {"xref": "paper", "x": 0, "xanchor": "left", "y": y}
+    return {**place, "text": shown(name), "showarrow": False}
 
 
 def _edge(y: float) -> Figure:

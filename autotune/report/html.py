@@ -10,13 +10,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from autotune import __version__
 from autotune.errors import visible
 from autotune.report.content import Content
 from autotune.report.figures import figures
+from autotune.report.html_templates import HtmlTemplates
 from autotune.report.sections import sections, size_text, speed_text
 from autotune.units import format_seconds
 
@@ -28,18 +28,15 @@ _SCRIPTS = ("vendor/plotly-basic.min.js", "report.js")
 
 def html_report(content: Content) -> str:
     """The whole report."""
-    return (
-        _environment()
-        .get_template("report.html")
-        .render(
-            content=content,
-            sections=list(sections(content)),
-            figures=figures(content),
-            style=Markup(_static("report.css")),
-            scripts=[Markup(script) for script in scripts()],
-            policy=policy(),
-            version=__version__,
-        )
+    return _templates().html(
+        "report.html",
+        content=content,
+        sections=list(sections(content)),
+        figures=figures(content),
+        style=Markup(_static("report.css")),
+        scripts=[Markup(script) for script in scripts()],
+        policy=policy(),
+        version=__version__,
     )
 
 
@@ -83,18 +80,9 @@ def _static(name: str) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=_as_seen,
-    )
+def _templates() -> HtmlTemplates:
     filters = {"speed": speed_text, "size": size_text, "seconds": format_seconds}
-    environment.filters.update(filters)
-    return environment
+    return HtmlTemplates(_HERE / "templates", filters, finalize=_as_seen)
 
 
 def _as_seen(value: Any) -> Any:

@@ -159,7 +159,7 @@ class PastRun:
 
 
 def reopen(path: Path, storage: str | None = None) -> PastRun:
-    """The run in a folder; nothing in it is changed or made.
+    """The run in a folder; nothing in it is changed or made. Its model and data may have gone.
 
     Raises:
         UserError: there is none, or what it cannot do without is damaged.
@@ -169,7 +169,7 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
     name, facts = _study_name(run), stored_facts(run)
     if storage is None and (fault := fault_of_file(run.database, name)) is not None:
         raise _without_study(run, fault)
-    job, definition = load_job(run.job)
+    job, definition = load_job(run.job, elsewhere=True)
     with needed(run, "facts.json", RESUME):
         space = bind(definition, job, facts)
         allowed = allowed_memory(job, facts.device)
@@ -253,8 +253,10 @@ def verify_again(
         soak_s: how long a bundle that holds is trained once more, in seconds.
 
     Raises:
-        UserError: the bundle is not what the run emits; nothing of it was launched.
+        UserError: the bundle is not what the run emits, or what its job names has gone; nothing
+            was launched.
     """
+    load_job(past.run.job)
     recommendation = past.recommendation(past.stored.probe if past.stored else None)
     changed = past.changed_files(recommendation) if past.run.bundle.exists() else []
     if changed:

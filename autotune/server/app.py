@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from autotune import __version__
-from autotune.server.access.requests import Gate
+from autotune.server.access.requests import API, Gate
 from autotune.server.api import facts, reports, work, workers
 from autotune.server.api.problems import RESPONSES, handle_problems
 from autotune.server.metrics import Metrics
@@ -45,10 +45,9 @@ def create_routes(service: Service) -> FastAPI:
     service.events.heard = metrics.heard
     app.state.service, app.state.metrics = service, metrics
     handle_problems(app)
-    api = APIRouter(prefix="/api/v1", responses=RESPONSES)
+    # Not within a router of their own: each level matches all routes twice.
     for router in (work.plans, work.runs, reports.router, facts.router, workers.router):
-        api.include_router(router)
-    app.include_router(api)
+        app.include_router(router, prefix=API, responses=RESPONSES)
     add_pages(app)
     app.include_router(facts.operation)
     return app

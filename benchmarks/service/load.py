@@ -86,12 +86,13 @@ class Load:
                 await asyncio.sleep(1)
 
     async def _ask(self, client: httpx2.AsyncClient, ended: asyncio.Event) -> None:
-        asked = set()
+        asked, due = set(), time.monotonic()
         while not ended.is_set():
             task = asyncio.create_task(self._request(client, random.choice(PAGES)))
             asked.add(task)
             task.add_done_callback(asked.discard)
-            await asyncio.sleep(1 / self.rate)
+            due += 1 / self.rate  # a client that is late does not ask less
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))
         await asyncio.gather(*asked)
 
     async def _request(self, client: httpx2.AsyncClient, path: str) -> None:

@@ -197,3 +197,64 @@ def test_what_goes_out_comes_back(bundle, form):
     checkpoints = sent.get("activation_checkpointing", sent.get("gradient_checkpointing"))
     assert fixed["gradient_checkpointing"] is checkpoints
     assert fixed["attn_implementation"] == sent["attn_implementation"]
+
+
+FIELDS = {
+    "learning_rate": st.floats(1e-7, 1e-2),
+    "max_length": st.integers(8, 10**5),
+    "num_train_epochs": st.integers(1, 20),
+    "max_steps": st.integers(1, 10**5),
+    "weight_decay": st.floats(0.0, 1.0),
+    "max_grad_norm": st.floats(0.1, 10.0),
+    "adam_beta1": st.floats(0.5, 0.99),
+    "adam_beta2": st.floats(0.5, 0.99),
+    "adam_epsilon": st.floats(1e-10, 1e-3),
+    "warmup_steps": st.integers(1, 1000),
+    "lr_scheduler_type": st.sampled_from(["linear", "cosine", "constant"]),
+    "optim": st.sampled_from(["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"]),
+    "seed": st.integers(0, 2**31),
+    "save_steps": st.integers(1, 10**5),
+    "logging_steps": st.integers(1, 100),
+    "per_device_eval_batch_size": st.integers(1, 64),
+    "dataset_num_proc": st.integers(1, 64),
+    "dataloader_num_workers": st.integers(1, 16),
+    "neftune_noise_alpha": st.floats(0.1, 10.0),
+}
+METHOD = {"cpu_full": "sft", "cpu_lora": "sft", "dpo": "dpo", "kto": "kto"}
+OF = {
+    "cpu_full": {"packing": st.booleans()},
+    "cpu_lora": {
+        "lora_r": st.integers(1, 256),
+        "lora_alpha": st.integers(1, 512),
+        "lora_dropout": st.floats(0.01, 0.5),
+        "lora_modules_to_save": st.just(["embed_tokens", "lm_head"]),
+        "use_rslora": st.booleans(),
+        "use_dora": st.booleans(),
+    },
+    "dpo": {"beta": st.floats(0.01, 1.0), "label_smoothing": st.floats(0.01, 0.4)},
+    "kto": {
+        "beta": st.floats(0.01, 1.0),
+        "desirable_weight": st.floats(0.1, 2.0),
+        "undesirable_weight": st.floats(0.1, 2.0),
+    },
+}
+
+
+@pytest.mark.parametrize("form", ["axolotl", "llamafactory"])
+@pytest.mark.parametrize("bundle", OF)
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_every_field_that_is_not_called_lost_comes_back(bundle, form, data):
+    values = data.draw(st.fixed_dictionaries({}, optional={**FIELDS, **OF[bundle]}))
+    own = {
+        **texts(bundle),
+        f"{METHOD[bundle]}_config.yaml": yaml.safe_dump(config(bundle) | values),
+    }
+    found = formatted(own, form)
+    name, text = next(iter(found.files.items()))
+    files = [GivenFile(name=name, data=parse_yaml(text, name)[0])]
+    job = import_job(files, Wishes(as_is=True)).job
+    back = {**job, **job["training"], **job["fixed"]}
+    assert {field: back.get(field) for field in values if field not in found.lost} == {
+        field: value for field, value in values.items() if field not in found.lost
+    }

@@ -52,6 +52,18 @@ def drawn(page: Page) -> None:
         assert plot.locator(".ytick text").count() > 0
 
 
+def cut_texts(page: Page) -> list[str]:
+    """Texts of plots that reach beyond their plot, to the left or to the right."""
+    texts: list[str] = page.evaluate(
+        "[...document.querySelectorAll('.plot text')].filter(text => {"
+        "  const inner = text.getBoundingClientRect();"
+        "  const outer = text.closest('.plot').getBoundingClientRect();"
+        "  return inner.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1);"
+        "}).map(text => text.textContent)"
+    )
+    return texts
+
+
 @pytest.mark.parametrize("name", ["plain", "hostile"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_draws_from_disk_at_every_width(
@@ -69,6 +81,7 @@ def test_it_draws_from_disk_at_every_width(
             page.evaluate("new Promise(requestAnimationFrame)")
             drawn(page)
             assert overflow(page) == 0
+            assert name == "hostile" or cut_texts(page) == []
         assert breaches(page) == []
 
 

@@ -172,8 +172,13 @@ def test_the_command_line_says_what_the_service_does(
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, ""), err
     assert f"autotune run --server {service.now.url} --attach {run}" in err
-    plan = autotune("plan", "job.yaml", *server, "--json", "--emit", "planned")
-    assert json.loads(plan)["bundle"] == str(here / "planned")
+    plan, local = (
+        json.loads(autotune("plan", "job.yaml", *where, "--json", "--emit", name))
+        for where, name in ((server, "planned"), ((), "planned-here"))
+    )
+    assert plan.pop("bundle") == str(here / "planned")
+    assert local.pop("bundle") == str(here / "planned-here")
+    assert plan | {"seconds": 0.0} == local | {"seconds": 0.0}
     assert os.access(here / "planned" / "launch.sh", os.X_OK)
     done = service.client.list("run", state="done")["items"]
     if done:  # else this test is run by itself

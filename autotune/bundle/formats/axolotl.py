@@ -6,40 +6,23 @@ from typing import Any
 from autotune.bundle.formats.launched import Formatted, Launched
 from autotune.bundle.formats.renamed import Renaming, as_yaml, not_said
 from autotune.errors import user_error
+from autotune.space.foreign.axolotl_fields import RULES
 from autotune.space.foreign.tool import words
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
 _METHODS = {"sft": None, "dpo": "dpo", "kto": "kto"}
-_RENAMED = {
-    "model_name_or_path": "base_model",
-    "max_length": "sequence_len",
-    "per_device_train_batch_size": "micro_batch_size",
-    "per_device_eval_batch_size": "eval_batch_size",
-    "num_train_epochs": "num_epochs",
-    "optim": "optimizer",
-    "lr_scheduler_type": "lr_scheduler",
-    "packing": "sample_packing",
-    "padding_free": "batch_flattening",
-    "use_dora": "peft_use_dora",
-    "use_rslora": "peft_use_rslora",
-    "beta": "rl_beta",
-    "label_smoothing": "dpo_label_smoothing",
-    "desirable_weight": "kto_desirable_weight",
-    "undesirable_weight": "kto_undesirable_weight",
-    "dataset_num_proc": "dataset_num_proc",
-}
 _KEPT = words(
     "output_dir gradient_accumulation_steps learning_rate max_steps lr_scheduler_kwargs "
     "warmup_steps weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon seed logging_steps "
     "save_steps save_strategy save_total_limit bf16 fp16 tf32 lora_r lora_alpha lora_dropout "
     "lora_modules_to_save load_in_4bit load_in_8bit dataloader_num_workers torch_compile "
     "neftune_noise_alpha ddp_timeout activation_offloading torch_empty_cache_steps "
-    "precompute_ref_log_probs"
+    "precompute_ref_log_probs dataset_num_proc"
 )
 _HANDLED = words(
-    "attn_implementation lora_target_modules activation_checkpointing gradient_checkpointing "
-    "gradient_checkpointing_kwargs activation_checkpointing_kwargs use_peft dataset_name "
-    "dataset_config dataset_train_split dtype loss_type report_to use_liger_kernel "
+    "model_name_or_path attn_implementation lora_target_modules activation_checkpointing "
+    "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing_kwargs use_peft "
+    "dataset_name dataset_config dataset_train_split dtype loss_type report_to use_liger_kernel "
     "bnb_4bit_quant_type use_bnb_nested_quant lora_task_type"
 )
 _WHOLE = "axolotl.integrations.liger.LigerPlugin"
@@ -56,8 +39,8 @@ def formatted(bundle: Launched) -> Formatted:
         what = "FSDP" if bundle.uses_fsdp else f"`method: {name}`"
         raise user_error(f"a file of Axolotl's is not written for {what} yet", where="--format")
     config = bundle.config
-    renaming = Renaming.of(config, _RENAMED, _KEPT, _HANDLED)
-    theirs: dict[str, Any] = dict(renaming.values)
+    renaming = Renaming.of(config, RULES, _KEPT, _HANDLED)
+    theirs: dict[str, Any] = {"base_model": config.get("model_name_or_path"), **renaming.values}
     theirs["datasets"] = [_rows(bundle)]
     theirs["val_set_size"] = 0
     theirs["attn_implementation"] = config.get("attn_implementation")
@@ -88,7 +71,9 @@ def formatted(bundle: Launched) -> Formatted:
     lost["datasets"] = "say how Axolotl has to read the rows (`type`)"
     ranks = f" --num-processes {bundle.processes}" if bundle.processes > 1 else ""
     if bundle.machines > 1:
-        ranks = f" -- --num_processes {bundle.processes} --num_machines {bundle.machines}"
+        # Without --multi_gpu accelerate starts one process where a machine has one GPU.
+        count = f"--num_processes {bundle.processes} --num_machines {bundle.machines}"
+        ranks = f" -- --multi_gpu {count}"
         lost["machines"] = (
             f"start it on each of {bundle.machines}, with --machine_rank 0 on the first and "
             "--main_process_ip HOST, its address, behind --num_machines"

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.bundle.formats.launched import Formatted, Launched
 from autotune.bundle.formats.renamed import Renaming, as_yaml, not_said
 from autotune.errors import user_error
+from autotune.space.foreign.llamafactory import TOOL
 from autotune.space.foreign.tool import words
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
@@ -19,17 +20,6 @@ _KERNELS = {
     "sdpa": "sdpa",
 }
 _NAME = "data"
-_RENAMED = {
-    "max_length": "cutoff_len",
-    "lora_r": "lora_rank",
-    "lora_modules_to_save": "additional_target",
-    "use_liger_kernel": "enable_liger_kernel",
-    "beta": "pref_beta",
-    "label_smoothing": "dpo_label_smoothing",
-    "desirable_weight": "kto_chosen_weight",
-    "undesirable_weight": "kto_rejected_weight",
-    "dataset_num_proc": "preprocessing_num_workers",
-}
 _KEPT = words(
     "model_name_or_path output_dir per_device_train_batch_size per_device_eval_batch_size "
     "gradient_accumulation_steps learning_rate num_train_epochs max_steps lr_scheduler_type "
@@ -39,9 +29,9 @@ _KEPT = words(
     "torch_empty_cache_steps torch_compile neftune_noise_alpha tf32 ddp_timeout"
 )
 _HANDLED = words(
-    "attn_implementation lora_target_modules activation_checkpointing gradient_checkpointing "
-    "gradient_checkpointing_kwargs activation_checkpointing_kwargs use_peft load_in_4bit "
-    "load_in_8bit dataset_name dataset_config dataset_train_split dtype loss_type "
+    "lora_modules_to_save attn_implementation lora_target_modules activation_checkpointing "
+    "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing_kwargs use_peft "
+    "load_in_4bit load_in_8bit dataset_name dataset_config dataset_train_split dtype loss_type "
     "bnb_4bit_quant_type use_bnb_nested_quant lora_task_type"
 )
 
@@ -57,7 +47,7 @@ def formatted(bundle: Launched) -> Formatted:
         what = "FSDP" if bundle.uses_fsdp else f"`method: {bundle.method.name}`"
         raise user_error(f"LLaMA-Factory's own file cannot say {what}", where="--format")
     config = bundle.config
-    renaming = Renaming.of(config, _RENAMED, _KEPT, _HANDLED)
+    renaming = Renaming.of(config, TOOL.rules, _KEPT, _HANDLED)
     checkpoints = config.get("activation_checkpointing", config.get("gradient_checkpointing"))
     theirs: dict[str, Any] = {
         **renaming.values,
@@ -73,6 +63,7 @@ def formatted(bundle: Launched) -> Formatted:
         modules = config.get("lora_target_modules", "all-linear")
         every = modules in ("all-linear", ["all-linear"])
         theirs["lora_target"] = "all" if every else ",".join(modules)
+        theirs["additional_target"] = config.get("lora_modules_to_save")
     if bundle.tuning == "qlora":
         theirs["quantization_bit"] = 8 if config.get("load_in_8bit") else 4
     lost = {**renaming.lost, **_lost(bundle)}

@@ -7,6 +7,7 @@ from typing import Any, Self
 import yaml
 
 from autotune.bundle.formats.launched import Launched
+from autotune.space.foreign.fields import Rule, their_names
 
 _SILENT = frozenset({"eval_strategy", "dataset_test_split", "dataset_text_field", "use_cpu"})
 """What means nothing where nothing is evaluated, or what the other tool sees by itself."""
@@ -30,23 +31,26 @@ class Renaming:
     def of(
         cls,
         config: Mapping[str, Any],
-        renamed: Mapping[str, str],
+        rules: Mapping[str, Rule],
         kept: frozenset[str],
         handled: frozenset[str],
     ) -> Self:
         """The fields of a configuration.
 
         Args:
-            renamed: ours and theirs.
-            kept: fields that are called the same.
+            rules: how the other tool's fields are read.
+            kept: fields that are called the same, whatever other names are read, too.
             handled: fields that somebody else sees to.
         """
+        names = {**their_names(rules), **dict(zip(kept, kept, strict=True))}
         values: dict[str, Any] = {}
         lost: dict[str, str] = {}
         for name, value in config.items():
-            if name in renamed or name in kept:
-                values[renamed.get(name, name)] = value
-            elif name not in handled | _SILENT and value and value not in _USUAL:
+            if name in handled | _SILENT:
+                continue
+            if name in names:
+                values[names[name]] = value
+            elif value and value not in _USUAL:
                 lost[name] = "it has no such field"
         return cls(values=values, lost=lost)
 

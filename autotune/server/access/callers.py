@@ -22,6 +22,11 @@ _SAFE = {"GET", "HEAD", "OPTIONS"}
 _JSON = ("application/json", "application/yaml")
 
 
+async def _service(request: Request) -> Service:
+    """As a dependency: one that is not `async` goes through a thread of its own."""
+    return service_of(request)
+
+
 def service_of(request: Request) -> Service:
     """The service that a request is for."""
     service: Service = request.app.state.service
@@ -93,4 +98,4 @@ def _refuse_other_sites(request: Request, holder: Holder) -> None:
 
 Caller = Annotated[Holder, Depends(caller)]
 Worker = Annotated[Holder, Depends(worker)]
-ServiceOf = Annotated[Service, Depends(service_of)]
+ServiceOf = Annotated[Service, Depends(_service)]

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from fastapi import HTTPException  # which FastAPI hands on where it reads a body
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,6 +36,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
+_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 _READS = {"GET", "HEAD", "OPTIONS"}
 _ADDRESSES = 4096
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::\d{1,5})?", re.ASCII)
@@ -202,14 +202,13 @@ def route_of(request: Request) -> str:
 
 
 def _add_headers(request: Request, message: Message) -> None:
-    headers = MutableHeaders(scope=message)
-    for name, value in HEADERS.items():
-        headers.setdefault(name, value)
-    headers["x-request-id"] = request.state.id
+    given = {name for name, _ in message["headers"]}
+    ours = [*_HEADERS, (b"x-request-id", request.state.id.encode())]
     if not scope_path(request).startswith("/static/"):
-        headers.setdefault("cache-control", "no-store")
+        ours.append((b"cache-control", b"no-store"))
     if message["status"] in (408, 413, 421):  # the rest of the body is not waited for
-        headers["connection"] = "close"
+        ours.append((b"connection", b"close"))
+    message["headers"] = [*message["headers"], *(pair for pair in ours if pair[0] not in given)]
 
 
 def _measured(receive: Receive, most: int) -> Receive:

@@ -6,7 +6,7 @@ import secrets
 import time
 from typing import Literal
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import bindparam, delete, func, select
 
 from autotune.server.store.database import Database
 from autotune.server.store.tables import TokenRow
@@ -17,6 +17,8 @@ LOCAL_WORKER = "local worker"
 """Whose token the service makes itself, for the worker that it starts."""
 SESSION_S = 12 * 3600.0
 """How long a browser stays signed in."""
+_USERS = select(func.count()).select_from(TokenRow).where(TokenRow.role == "user")
+_BY_DIGEST = select(*TokenRow.__table__.columns).where(TokenRow.digest == bindparam("digest"))
 
 
 class Holder(Value):
@@ -48,13 +50,13 @@ class Tokens:
     def holder(self, token: str) -> Holder | None:
         """Whose token it is; None: nobody's, or it has expired."""
         digest = _digest(token)
-        with self._database.reading() as session:
-            row = session.get(TokenRow, digest)
+        with self._database.connection() as connection:
+            row = connection.execute(_BY_DIGEST, {"digest": digest}).first()
         if row is None or not hmac.compare_digest(row.digest, digest):
             return None
         if row.expires is not None and row.expires < time.time():
             return None
-        return Holder(name=row.name, role=row.role, csrf=csrf_of(token))  # type: ignore[arg-type]
+        return Holder(name=row.name, role=row.role, csrf=csrf_of(token))
 
     def remove(self, token: str) -> None:
         """Forget a token: a browser signs out."""
@@ -69,9 +71,8 @@ class Tokens:
 
     def has_users(self) -> bool:
         """Whether there is any user's token."""
-        with self._database.reading() as session:
-            users = select(func.count()).select_from(TokenRow).where(TokenRow.role == "user")
-            return bool(session.scalar(users))
+        with self._database.connection() as connection:
+            return bool(connection.scalar(_USERS))
 
 
 def csrf_of(token: str) -> str:

@@ -13,8 +13,9 @@ from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import problem
 from autotune.server.live import Live
 from autotune.server.service import Service
+from autotune.server.store.filter import PER_PAGE, Filter
 from autotune.server.store.values import ENDED, Details, Kind, State, Value, Work
-from autotune.server.store.works import PER_PAGE, Filter, Full, Room
+from autotune.server.store.works import Full, Room
 from autotune.server.submission import Submission, accepted
 
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="The id of a work.")]
@@ -83,8 +84,12 @@ def details(service: Service, id: str, kind: Kind | None = None) -> Details:
     """
     work = service.works.get(id)
     if work is None or kind not in (None, work.kind):
-        raise problem(404, f"there is no {kind or 'work'} `{id}`")
+        raise _not_there(id, kind)
     return work
+
+
+def _not_there(id: str, kind: Kind | None) -> Exception:
+    return problem(404, f"there is no {kind or 'work'} `{id}`")
 
 
 async def stream(live: Live, id: str, after: int) -> AsyncIterator[ServerSentEvent]:
@@ -93,9 +98,7 @@ async def stream(live: Live, id: str, after: int) -> AsyncIterator[ServerSentEve
         if event is None:
             yield ServerSentEvent(comment="still here")
         else:
-            yield ServerSentEvent(
-                id=str(event.number), event=event.kind, data=event.model_dump(mode="json")
-            )
+            yield ServerSentEvent(id=str(event.number), event=event.kind, raw_data=event.json_text)
     if not live.closing:  # then it is the service that ends
         yield ServerSentEvent(event="end", data={})
 
@@ -163,7 +166,8 @@ def room_for(kind: Kind) -> Callable[..., None]:
     """Asks for a work of a kind, and for room for one more that follows it."""
 
     def room(service: ServiceOf, _: Caller, id: Id) -> None:
-        details(service, id, kind)
+        if service.works.kind(id) != kind:
+            raise _not_there(id, kind)
         if service.live.is_full:
             raise problem(503, "too many follow something already", "ask again a minute later")
 

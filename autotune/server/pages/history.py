@@ -12,8 +12,8 @@ from autotune.server.api.problems import problem
 from autotune.server.api.work import Text, details
 from autotune.server.pages.comparison import compared
 from autotune.server.pages.render import fragment, page
+from autotune.server.store.filter import Filter
 from autotune.server.store.values import Kind, State
-from autotune.server.store.works import Filter
 
 router = APIRouter(include_in_schema=False)
 PER_PAGE = 30

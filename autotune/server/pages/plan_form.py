@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 
 from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers
@@ -20,10 +21,10 @@ from autotune.server.pages.plan_input import (
     device_text,
     submission_of,
 )
-from autotune.server.pages.render import page, redirect
+from autotune.server.pages.render import fragment, page, redirect
 from autotune.server.service import Service
+from autotune.server.store.filter import Filter
 from autotune.server.store.values import Details
-from autotune.server.store.works import Filter
 
 router = APIRouter(include_in_schema=False)
 MEMORY = ("8 GB", "12 GB", "16 GB", "24 GB", "32 GB", "40 GB", "48 GB", "80 GB")
@@ -68,8 +69,7 @@ def plan_page(
         methods=list(METHODS),
         rewarded=[method.name for method in METHODS.values() if method.rewards_by_functions],
         models=known_models(),
-        devices=device_names(),
-        memory=MEMORY,
+        devices=_device_options(),
         examples=[example for example in EXAMPLES if _is_known(example[1])],
         workers=[worker for worker, _ in service.queue.workers()],
         recent=service.works.search(Filter(kind="plan"), per_page=5),
@@ -123,6 +123,12 @@ def device_names() -> tuple[str, ...]:
     """The GPUs that can be planned for."""
     kinds = (*device_kinds(), *kinds_of_other_makers(), *more_kinds())
     return tuple(sorted({kind.name for kind in kinds}, key=str.lower))
+
+
+@functools.cache
+def _device_options() -> Markup:
+    """The same as options of a list: some hundred, made once."""
+    return Markup(fragment("devices.html", names=(*MEMORY, *device_names())))
 
 
 def _is_known(name: str) -> bool:

@@ -21,8 +21,8 @@ from autotune.server.pages.memory import memory_bar, slides_of
 from autotune.server.pages.plan_progress import PlanProgress
 from autotune.server.pages.render import fragment, page, refresh
 from autotune.server.service import Service
+from autotune.server.store.filter import Filter
 from autotune.server.store.values import ENDED, Details, Event
-from autotune.server.store.works import Filter
 from autotune.server.submission import Submission, accepted
 from autotune.units import parse_bytes
 

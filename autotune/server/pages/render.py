@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from autotune import __version__
+from autotune.report.html_templates import HtmlTemplates
 from autotune.server.access.tokens import Holder
 from autotune.server.pages import words
 
@@ -31,24 +31,15 @@ _FILTERS = {
 
 
 @functools.cache
-def templates() -> Environment:
-    """The templates. What they are given is escaped, always."""
-    environment = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters.update(_FILTERS)
-    environment.globals.update(
-        version=__version__,
-        stamp=_stamp(),
-        state_text=words.state_text,
-        state_tone=words.state_tone,
-        knob_words=words.knob_words,
-    )
-    return environment
+def _templates() -> HtmlTemplates:
+    names = {
+        "version": __version__,
+        "stamp": _stamp(),
+        "state_text": words.state_text,
+        "state_tone": words.state_tone,
+        "knob_words": words.knob_words,
+    }
+    return HtmlTemplates(HERE / "templates", _FILTERS, names)
 
 
 def page(
@@ -61,7 +52,7 @@ def page(
 
 def fragment(name: str, **values: Any) -> str:
     """A part of a page."""
-    return templates().get_template(name).render(**values)
+    return _templates().html(name, **values)
 
 
 def is_htmx(request: Request) -> bool:

@@ -14,7 +14,7 @@ from autotune.server.pages.render import fragment, page
 from autotune.server.pages.run_page import progress_of
 from autotune.server.pages.run_progress import Probe, RunProgress
 from autotune.server.service import Service
-from autotune.server.store.works import Filter
+from autotune.server.store.filter import Filter
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 SHOWN = 30

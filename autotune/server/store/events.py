@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from autotune.server.store.database import Database
 from autotune.server.store.tables import EventRow, SourceRow, WorkRow
@@ -15,6 +15,12 @@ MOST = 20_000
 """Events that are kept of one work: a run has some hundreds."""
 AT_ONCE = 500
 """Events that are read together."""
+_AFTER = (
+    select(*EventRow.__table__.columns)
+    .where(EventRow.work == bindparam("work"), EventRow.number > bindparam("last"))
+    .order_by(EventRow.number)
+    .limit(AT_ONCE)
+)
 
 
 class Line(Value):
@@ -82,12 +88,10 @@ class Events:
 
     def after(self, id: str, number: int) -> list[Event]:
         """The next events after a number, at most `AT_ONCE`."""
-        statement = select(EventRow).where(EventRow.work == id, EventRow.number > number)
-        statement = statement.order_by(EventRow.number).limit(AT_ONCE)
-        with self._database.reading() as session:
+        with self._database.connection() as connection:
             return [
                 Event(number=row.number, utc=row.utc, kind=row.kind, data=json.loads(row.data))
-                for row in session.scalars(statement)
+                for row in connection.execute(_AFTER, {"work": id, "last": number})
             ]
 
 

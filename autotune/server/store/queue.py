@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CursorResult, or_, select, update
+from sqlalchemy import CursorResult, Row, bindparam, or_, select, update
 
 from autotune.server.store.database import Database
 from autotune.server.store.tables import FileRow, WorkerRow, WorkRow
@@ -33,6 +33,7 @@ JUMP_S = 5.0
 """A clock that moves by more against the one that only counts was set, or the machine slept."""
 _TAKEN = 10
 """How many of the first in the queue are tried for, where several workers take at once."""
+_RECENT = select(*WorkerRow.__table__.columns).where(WorkerRow.seen > bindparam("since"))
 
 
 class Queue:
@@ -78,9 +79,9 @@ class Queue:
 
     def workers(self) -> list[tuple[WorkerInfo, float]]:
         """The workers that were heard of lately, and when."""
-        recent = select(WorkerRow).where(WorkerRow.seen > time.time() - LEASE_S)
-        with self._database.reading() as session:
-            return [(_info(row), row.seen) for row in session.scalars(recent)]
+        with self._database.connection() as connection:
+            rows = connection.execute(_RECENT, {"since": time.time() - LEASE_S})
+            return [(_info(row), row.seen) for row in rows]
 
     def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
         """The next work that a worker can do, which is its own from now on; None: there is none."""
@@ -227,7 +228,7 @@ def _return(row: WorkRow, now: float) -> None:
         row.state = "queued"
 
 
-def _info(row: WorkerRow) -> WorkerInfo:
+def _info(row: Row[Any]) -> WorkerInfo:
     fields = {name: getattr(row, name) for name in WorkerInfo.model_fields}
     return WorkerInfo.model_validate({**fields, "devices": json.loads(row.devices)})
 

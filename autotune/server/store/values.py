@@ -1,5 +1,6 @@
 """What the store gives and takes: works, events, workers. The API prints these as they are."""
 
+import functools
 import json
 import math
 from typing import Annotated, Any, Literal
@@ -133,6 +134,11 @@ class Event(Value):
     kind: str
     """`line`: `data.text` is a line that the command said; else as in `events.jsonl`."""
     data: dict[str, Any]
+
+    @functools.cached_property
+    def json_text(self) -> str:
+        """It as JSON, made once for all that follow the work."""
+        return as_json(self.model_dump())
 
 
 class WorkerInfo(Value):

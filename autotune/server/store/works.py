@@ -7,10 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, delete, func, literal, or_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    bindparam,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from autotune.server.store.database import Database
+from autotune.server.store.filter import PER_PAGE, Filter, count_of, page_of
 from autotune.server.store.tables import (
     DeletedRow,
     EventRow,
@@ -19,23 +30,14 @@ from autotune.server.store.tables import (
     WorkerRow,
     WorkRow,
 )
-from autotune.server.store.values import ALIVE_S, ENDED, Details, Kind, NewWork, State, Work
+from autotune.server.store.values import ALIVE_S, ENDED, Details, NewWork, Work
 
-PER_PAGE = 50
 _ADDING = 0x6175746F
 """The key of PostgreSQL's lock for those that add works."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filter:
-    """Which works are wanted; None: any."""
-
-    kind: Kind | None = None
-    state: State | None = None
-    method: str | None = None
-    text: str | None = None
-    """A part of the model's or the device's name, or of the id."""
-    submitter: str | None = None
+_STATE = select(WorkRow.state).where(WorkRow.id == bindparam("id"))
+_KIND = select(WorkRow.kind).where(WorkRow.id == bindparam("id"))
+_BY_STATE = (WorkRow.kind, WorkRow.state, WorkRow.outcome)
+_COUNTS = select(*_BY_STATE, func.count()).group_by(*_BY_STATE)
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,13 @@ class Works:
 
     def state(self, id: str) -> str | None:
         """The state of a work; None: there is none."""
-        with self._database.reading() as session:
-            return session.scalar(select(WorkRow.state).where(WorkRow.id == id))
+        with self._database.connection() as connection:
+            return connection.scalar(_STATE, {"id": id})
+
+    def kind(self, id: str) -> str | None:
+        """Whether a work is a plan or a run; None: there is none."""
+        with self._database.connection() as connection:
+            return connection.scalar(_KIND, {"id": id})
 
     def deleted(self, ids: Sequence[str]) -> list[str]:
         """Those of some ids that there were works of, and are no more."""
@@ -140,22 +147,19 @@ class Works:
 
     def search(self, wanted: Filter, page: int = 1, per_page: int = PER_PAGE) -> list[Work]:
         """A page of works, the newest first."""
-        statement = _filtered(select(WorkRow), wanted).order_by(WorkRow.created.desc())
-        statement = statement.offset((page - 1) * per_page).limit(per_page)
-        with self._database.reading() as session:
-            return [work_of(row) for row in session.scalars(statement)]
+        statement = page_of(wanted, page, per_page)
+        with self._database.connection() as connection:
+            return [Work.model_validate(row._asdict()) for row in connection.execute(statement)]
 
     def count(self, wanted: Filter) -> int:
         """How many there are."""
-        with self._database.reading() as session:
-            statement = _filtered(select(func.count()).select_from(WorkRow), wanted)
-            return session.scalar(statement) or 0
+        with self._database.connection() as connection:
+            return connection.scalar(count_of(wanted)) or 0
 
     def counts(self) -> dict[tuple[str, str, str], int]:
         """How many there are of each (kind, state, outcome)."""
-        columns = (WorkRow.kind, WorkRow.state, WorkRow.outcome)
-        with self._database.reading() as session:
-            rows = session.execute(select(*columns, func.count()).group_by(*columns))
+        with self._database.connection() as connection:
+            rows = connection.execute(_COUNTS)
             return {(kind, state, outcome): count for kind, state, outcome, count in rows}
 
     def ended_before(self, time: float) -> list[str]:
@@ -283,16 +287,3 @@ def _takers(session: Session, row: WorkRow) -> int:
     count = select(func.count()).select_from(WorkRow).where(WorkRow.id == row.id)
     able = (suits(worker.device_kind, len(json.loads(worker.devices))) for worker in alive)
     return sum(session.scalar(count.where(condition)) or 0 for condition in able)
-
-
-def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
-    for name in ("kind", "state", "method", "submitter"):
-        value = getattr(wanted, name)
-        if value is not None:
-            statement = statement.where(getattr(WorkRow, name) == value)
-    for word in (wanted.text or "").split():
-        columns = (WorkRow.model, WorkRow.device, WorkRow.id, WorkRow.method)
-        statement = statement.where(
-            or_(*(column.icontains(word, autoescape=True) for column in columns))
-        )
-    return statement

@@ -6,7 +6,7 @@ trl dpo --config dpo.yaml --beta 0.2
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -15,8 +15,9 @@ from autotune.errors import user_error
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.foreign import axolotl, llamafactory, torchtune, trl
+from autotune.space.foreign.fields import LEFT
 from autotune.space.foreign.launch import Launch
-from autotune.space.foreign.launcher import of_flags, of_variable, without_counts
+from autotune.space.foreign.launcher import COUNTS, of_flags, of_variable, without_counts
 from autotune.space.foreign.tool import Tool
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -80,9 +81,11 @@ def parse_command(words: Sequence[str]) -> Command:
         command.files += [str(config)] if config is not None else []
         command.launch = command.launch.joined(of_flags(flags, launcher))
     _read_program(rest, command)
-    if command.tool is axolotl.TOOL:
-        _take_axolotls_launcher(rest, command)
+    end = rest.index("--") if command.tool is axolotl.TOOL and "--" in rest else len(rest)
+    last, rest[end:] = rest[end + 1 :], []
     _read_flags([word for word in rest if word != "--"], command)
+    if command.tool is axolotl.TOOL:
+        _take_axolotls_launcher(_launcher_flags(last), command)
     if not command.flags and not command.files:
         what = "this command has no flags and no configuration file"
         hint = "such as `autotune import -- trl sft --model_name_or_path my-model ...`"
@@ -180,19 +183,20 @@ def _read_flags(rest: list[str], command: Command) -> None:
         path = isinstance(whole, str) and whole.lower().endswith(_TEXT_SUFFIXES)
         if (name == "config" and isinstance(whole, str)) or (name == "accelerate_config" and path):
             command.files.append(str(whole))
-        elif name == "launcher" and command.tool is axolotl.TOOL:
-            continue
         else:
             command.flags[name] = whole
 
 
-def _take_axolotls_launcher(rest: list[str], command: Command) -> None:
-    """Its `--launcher torchrun`, and the flags of that behind `--`, taken off."""
-    end = rest.index("--") if "--" in rest else len(rest)
-    last, rest[end:] = rest[end + 1 :], []
-    text = " ".join(rest).replace("--launcher=", "--launcher ")
-    launcher = "torchrun" if "--launcher torchrun" in text else "accelerate"
-    command.launch = command.launch.joined(of_flags(_launcher_flags(last), launcher))
+def _take_axolotls_launcher(flags: dict[str, Any], command: Command) -> None:
+    """What `axolotl train` tells its launcher: `--launcher` (else it is accelerate), flags behind
+    `--`, and those before it that are none of its own. `--launcher python` tells it nothing."""
+    given = {name: command.flags.pop(name) for name in COUNTS if name in command.flags}
+    launcher, flags = command.flags.pop("launcher", "accelerate"), {**given, **flags}
+    launch = of_flags(flags, str(launcher))
+    if launcher == "python":
+        why = "`--launcher python` starts one process"
+        launch = Launch(fates=tuple(replace(f, kind=LEFT, detail=why) for f in launch.fates))
+    command.launch = command.launch.joined(launch)
 
 
 def _program(word: str) -> str:

@@ -48,6 +48,12 @@ def leave_all(names: str, reason: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), leave(reason))
 
 
+def their_names(rules: Mapping[str, Rule]) -> dict[str, str]:
+    """Fields of a job -> what they are called there, of those whose values stay as they are; of
+    several names the last."""
+    return {rule.ours: name for name, rule in rules.items() if rule.ours and rule.value is None}
+
+
 def _key(value: Any) -> Any:
     """A value as a table has it: `True` is not 1, and a word is in lower case."""
     if isinstance(value, str):

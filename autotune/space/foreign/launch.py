@@ -36,6 +36,7 @@ KNOBS = {
     f"zero_optimization.{PERSISTENCE}": PERSISTENCE,
 }
 """Fields of accelerate and DeepSpeed that are knobs, without the section of accelerate's file."""
+_COUNTS = ("num_processes", "num_machines")
 _BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 _TRAINERS = {"gradient_clipping": "max_grad_norm", "optimizer.params.lr": "learning_rate"}
 WHERE = "it says where and how processes start; a bundle has its own"
@@ -120,12 +121,22 @@ def of_accelerate(data: Mapping[str, Any]) -> Launch:
     launch = Launch()
     for name, value in _leaves(data):
         launch = launch.joined(accelerate_field(name, value))
-    kind = str(data.get("distributed_type", NONE))
+    kind = str(data.get("distributed_type"))
+    several = (launch.count or 1) > 1 or launch.machines > 1
+    # YAML reads NO without quotes as false. `mpirun_config` starts as many as are said.
+    if kind in (NONE, "False") and several and not data.get("mpirun_config"):
+        fates = (_alone(fate) if fate.field in _COUNTS else fate for fate in launch.fates)
+        launch = replace(launch, count=None, nodes=None, fates=tuple(fates))
     if kind == DEEPSPEED and "zero_stage" not in launch.pins:
         section = data.get("deepspeed_config")
         if isinstance(section, Mapping) and "deepspeed_config_file" not in section:
             launch = replace(launch, pins={**launch.pins, "zero_stage": 2})
     return launch
+
+
+def _alone(fate: Fate) -> Fate:
+    """A number of processes or machines that accelerate passes over."""
+    return replace(fate, kind=LEFT, detail="accelerate starts one process: `distributed_type: NO`")
 
 
 def accelerate_field(name: str, value: Any) -> Launch:

@@ -92,6 +92,20 @@ def test_emit_writes_the_fastest_that_leaves_the_headroom(past, tmp_path):
     assert (tmp_path / "bundle" / "launch.sh").stat().st_mode & 0o111
 
 
+def test_a_run_is_shown_where_its_model_and_data_have_gone_and_not_launched(tmp_path):
+    run = make_run(tmp_path)
+    before, files = call("report", run.path), emitted(run, tmp_path / "before")
+    for name in ("m", "d"):
+        (tmp_path / name).rmdir()
+    after = call("report", run.path)
+    assert (after.exit_code, after.stdout, after.stderr) == (0, before.stdout, "")
+    assert emitted(run, tmp_path / "after") == files
+    for command in (("verify",), ("run", "--resume")):
+        stderr = refused(*command, run.path)
+        for field, name in (("model", "m"), ("dataset", "d")):
+            assert f"`{field}`: there is no {tmp_path / name}" in stderr
+
+
 def test_emitting_twice_gives_the_same_bytes(past, tmp_path):
     assert emitted(past, tmp_path / "one") == emitted(past, tmp_path / "two")
 

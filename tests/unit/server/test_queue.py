@@ -3,13 +3,15 @@
 import time
 
 import pytest
+from sqlalchemy import event
 
 from autotune.server.store import queue as queue_module
 from autotune.server.store.database import Database
 from autotune.server.store.events import Events, Line
+from autotune.server.store.filter import Filter
 from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, Kind, NewWork, WorkerInfo
-from autotune.server.store.works import Filter, Works
+from autotune.server.store.works import Works
 
 HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
 THERE = HERE.model_copy(update={"name": "there:0", "machine": "there"})
@@ -63,6 +65,22 @@ def test_a_work_knows_how_many_workers_can_take_it(database: Database) -> None:
     lease = queue.lease(HERE, ["run"])
     assert lease is not None and lease.id == one.id
     assert takers() == [2, 1, None, 0]
+
+
+def test_a_list_of_works_does_not_read_what_they_came_to(database: Database) -> None:
+    """Which may be megabytes of each."""
+    works, queue = Works(database), Queue(database)
+    work = works.add(new())
+    queue.lease(HERE, ["run"])
+    queue.finish(HERE.name, work.id, DONE)
+    said: list[str] = []
+    event.listen(database.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+    for page, ids in ((1, [work.id]), (2, [])):
+        found = works.search(Filter(state="done"), page)
+        assert [(one.id, one.outcome) for one in found] == [(id, "recommended") for id in ids]
+    asked = [text for text in said if text.startswith("SELECT")]
+    assert len(asked) == 2 and "service_work.outcome" in asked[0]
+    assert not any(f"service_work.{name}," in asked[0] for name in ("job", "result", "text"))
 
 
 def test_two_workers_do_not_share_a_device(database: Database) -> None:

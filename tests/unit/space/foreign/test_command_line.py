@@ -143,12 +143,23 @@ def test_a_script_may_mean_something_else_by_such_a_flag() -> None:
         ("--launcher torchrun -- --nproc_per_node=2", 2),
         ("--launcher=torchrun -- --nproc_per_node=2 --nnodes=2", 4),
         ("-- --num_processes 6", 6),
+        ("--launcher torchrun --nproc_per_node 2", 2),
+        ("--launcher torchrun", 1),
+        ("--launcher python --num-processes 4", 1),
     ],
 )
 def test_axolotl_takes_its_launchers_flags(end: str, devices: int) -> None:
+    """As Axolotl 0.19 hands them on: those that are none of its own need no `--` before them."""
     found = of_command(f"axolotl train c.yaml {end}", AXOLOTL)
     assert found.job["global_batch_size"] == 4 * devices
     assert "" not in {fate.field for fate in found.fates}
+    left = {fate.detail for fate in found.fates if fate.field == "--num_processes"}
+    assert left == {"`--launcher python` starts one process"} or "python" not in end
+
+
+def test_axolotls_module_starts_as_its_launcher_says() -> None:
+    command = "accelerate launch --num_processes 4 -m axolotl.cli.train c.yaml --micro_batch_size=2"
+    assert of_command(command, AXOLOTL).job["global_batch_size"] == 4 * 4
 
 
 def test_of_a_secret_nothing_is_kept() -> None:

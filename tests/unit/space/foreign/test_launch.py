@@ -56,6 +56,23 @@ def test_accelerates_file_beside_the_trainers() -> None:
     assert pinned["per_device_train_batch_size"] == 1
 
 
+@pytest.mark.parametrize("kind", ["NO", "'NO'"])
+def test_accelerate_starts_one_process_where_it_is_told_of_no_way_to_share(kind: str) -> None:
+    file = f"distributed_type: {kind}\nnum_processes: 8\nnum_machines: 2\nmachine_rank: 0\n"
+    found = imported(LLAMA_FACTORY, file)
+    assert found.job["global_batch_size"] == 8
+    assert "devices" not in found.job
+    why = "accelerate starts one process: `distributed_type: NO`"
+    told = {fate.field: fate.detail for fate in found.fates if fate.kind == "left"}
+    assert told["accelerate: num_processes"] == told["accelerate: num_machines"] == why
+    assert imported(LLAMA_FACTORY, file.replace("8", "1").replace("2", "1")).job["devices"] == {
+        "count": 1
+    }
+    assert imported(LLAMA_FACTORY, file, processes=16).job["global_batch_size"] == 128
+    by_mpi = f"{file}mpirun_config: {{mpirun_hostfile: hosts}}\n"
+    assert imported(LLAMA_FACTORY, by_mpi).job["global_batch_size"] == 64
+
+
 def test_deepspeeds_file_beside_the_trainers() -> None:
     found = imported(TRL, DEEPSPEED)
     assert found.job["global_batch_size"] == 16
