@@ -22,6 +22,7 @@ from autotune.units import format_bytes, format_seconds, format_speed
 ROWS = 20
 """Choices that a table has at most."""
 SHARDING, WITH = "sharding", "with"
+FIGURES = ("tokens/s", "peak", "p(oom)")
 """Columns of such a table."""
 
 

@@ -7,11 +7,10 @@ from rich.table import Table
 
 from autotune.plan.choices import Choice
 from autotune.plan.plan import Plan
-from autotune.report.plan_answer import SHARDING, WITH, choice_cells, choice_heads
+from autotune.report.plan_answer import FIGURES, SHARDING, WITH, choice_cells, choice_heads
 
 SHARDING_WIDTH, LEAST_WIDTH = 16, 14
 """Columns for what is wrapped, so that no figure is cut at 80."""
-FIGURES = ("tokens/s", "peak", "p(oom)")
 
 
 def choices_table(plan: Plan, shown: Sequence[Choice]) -> Table:
