@@ -27,7 +27,6 @@ from autotune.report.plan_answer import (
 )
 from autotune.report.progress_lines import EstimateLines
 from autotune.report.sections import Table
-from autotune.run.planned_bundle import emit_plan, refuse_used, trained_facts, unsafe_reason
 from autotune.space.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ class PlannedAnswer(Answer):
         return frame(rows)
 
     def write_bundle(self, folder: str | Path) -> Path:
+        from autotune.run.planned_bundle import emit_plan, refuse_used, unsafe_reason
+
         reason = unsafe_reason(self.plan)
         if reason is not None:
             hint = "`answer.lines` says what would make it safe"
@@ -93,6 +94,8 @@ class PlannedAnswer(Answer):
         return None if self.plan.answer is None else self.plan.answer.choice
 
     def _settings(self) -> Settings | None:
+        from autotune.run.planned_bundle import trained_facts
+
         if self._choice is None:
             return None
         facts = trained_facts(self.plan, self.job, dataset=None)
