@@ -45,6 +45,8 @@ def load_job(source: str | Path | Mapping[str, Any], set: Mapping[str, Any] | No
     else:
         job, _ = load_file(Path(source), sets, imported=lambda found: say(found.line(str(source))))
     refuse_missing(job, device=None, figures=False)
+    for assumption in job.assumed:
+        say(f"assumed: {assumption}")
     return job
 
 

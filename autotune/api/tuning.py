@@ -9,6 +9,7 @@ from autotune.api.answer import Answer
 from autotune.api.frame import frame, probe_row, ranked_row
 from autotune.api.jobs import definition_of, pinned
 from autotune.api.talk import say
+from autotune.errors import UserError
 from autotune.job.job import Job, KnobValue
 from autotune.probe.protocol import Measurement
 from autotune.probe.single import probe_alone
@@ -119,7 +120,10 @@ class MeasuredAnswer(Answer):
     def _table(self) -> tuple[Table | None, Sequence[str]]:
         if not self.result.records:
             return None, ()
-        candidates = next(sections(content_of(reopen(self.folder))))
+        try:
+            candidates = next(sections(content_of(reopen(self.folder))))
+        except UserError:  # its folder was removed
+            return None, ()
         return candidates.tables[0], candidates.text
 
 

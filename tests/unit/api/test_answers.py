@@ -1,5 +1,6 @@
 """Answers as a program has them. The estimates and measurements are made up, the rest is real."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,8 @@ def test_a_run_answers_with_what_was_measured(tmp_path: Path) -> None:
     assert answer.report_html().startswith("<!doctype html>")
     written = answer.write_bundle(tmp_path / "mine")
     assert "max_length" in (written / "sft_config.yaml").read_text(encoding="utf-8")
+    shutil.rmtree(answer.folder)
+    assert answer.text in answer._repr_html_()
 
 
 def test_a_run_that_was_interrupted_names_how_to_go_on(tmp_path: Path) -> None:
