@@ -47,10 +47,11 @@ def parsed(folder: Path) -> Any:
     return TrlParser(kinds).parse_args_and_config(arguments)[1:3]
 
 
-def test_the_notebook_runs_as_it_stands() -> None:
+def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
 
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     place = {"metadata": {"path": str(NOTEBOOK.parent)}}
     with warnings.catch_warnings():
