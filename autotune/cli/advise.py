@@ -18,8 +18,8 @@ def command(as_json: bool, **options: Any) -> int:
     Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
     `--max-length` and `--set` describe it. The exit code is 1 where nothing helps.
     """
-    from autotune.cli.views.advice import advice_lines, advice_plain
     from autotune.plan.questions.advice import advise
+    from autotune.report.advice import advice_lines, advice_plain
 
     planned = PlannedJob.of(options)
     job, definition = planned.loaded()

@@ -128,7 +128,7 @@ def load(
     Raises:
         UserError: the job cannot be, or not with this TRL.
     """
-    from autotune.facts.stack import missing
+    from autotune.plan.questions.missing_trainer import refuse_missing
     from autotune.space.job_file.load import load_job
 
     overrides = all_sets(sets, flags)
@@ -137,12 +137,7 @@ def load(
             "a job is needed", hint="name a job file, or give --model, --dataset and so on"
         )
     loaded_job, definition = load_job(job, overrides, imported=say_imported(job))
-    reason = missing(loaded_job.method)
-    if reason is not None:
-        from autotune.plan.questions.missing_trainer import ways_out
-
-        hint = ways_out(loaded_job, device=device, figures=figures)
-        raise user_error(reason, where="method", hint=hint)
+    refuse_missing(loaded_job, device=device, figures=figures)
     for assumption in loaded_job.assumed:
         echo(f"assumed: {assumption}", err=True)
     return loaded_job, definition
@@ -151,14 +146,7 @@ def load(
 def say_imported(file: Path | None) -> Callable[[Any], None]:
     """What tells in a line that another tool's file was read as a job."""
 
-    def say(found: Any) -> None:
-        batch = found.job.get("global_batch_size")
-        given = found.job.get("devices", {})
-        devices = given.get("count", 1) * given.get("nodes", 1)
-        more = f"; global batch {batch}, {devices} device{'s' if devices != 1 else ''}"
-        echo(f"{found.summary}{more}; `autotune import {file}` lists them", err=True)
-
-    return say
+    return lambda found: echo(found.line(str(file)), err=True)
 
 
 def print_notes(notes: Sequence[str]) -> None:

@@ -1,7 +1,5 @@
 """`autotune probe`."""
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,13 @@ def command(job: Path | None, sets: tuple[str, ...], as_json: bool, **flags: Any
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import probe_plain
     from autotune.cli.views.tables import measurement_table
-    from autotune.cli.views.terminal import waiting_text
-    from autotune.probe.single import probe_once
-    from autotune.process.device_lock import devices_locked
+    from autotune.probe.single import probe_alone
+    from autotune.report.run_lines import waiting_text
 
     loaded, definition = load(job, sets, flags)
-    # Kept where something goes wrong: the message names a log in it.
-    folder = Path(tempfile.mkdtemp(prefix="autotune-probe-"))
-    with devices_locked(loaded.devices, folder, lambda who: echo(waiting_text(who), err=True)):
-        candidate, measurement = probe_once(loaded, definition, folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    candidate, measurement = probe_alone(
+        loaded, definition, lambda who: echo(waiting_text(who), err=True)
+    )
     if as_json:
         print_json(probe_plain(candidate, measurement))
     else:

@@ -1,6 +1,5 @@
 """`autotune run`."""
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -99,8 +98,8 @@ def command(
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import result_plain
-    from autotune.cli.views.results import result_lines
     from autotune.cli.views.terminal import TerminalListener
+    from autotune.report.result_lines import result_lines
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
 
@@ -177,10 +176,10 @@ def _refuse_to_resume_with(
 
 def _new(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Path | None) -> Any:
     from autotune.process.run_folder import RunFolder
+    from autotune.run.opening import new_folder
 
     loaded, definition = load(job, sets, flags, figures=True)
-    name = job.stem if job is not None else "job"
-    path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = out or new_folder(job.stem if job is not None else "job")
     run = RunFolder(path=path.absolute())
     run.refuse_used()
     return loaded, definition, run

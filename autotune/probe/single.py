@@ -1,5 +1,8 @@
 """Survey a job without a run: for one probe, or to see its space."""
 
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.facts import Facts
@@ -7,11 +10,33 @@ from autotune.job.job import Job
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, memory_limit, refuse_untried, survey
+from autotune.process.device_lock import devices_locked
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
+
+
+def probe_alone(
+    job: Job, definition: SpaceDefinition, waits: Callable[[str], None]
+) -> tuple[Candidate, Measurement]:
+    """Measure the job's default candidate (pinned knobs as pinned) while no other run of this user
+    has its devices. Nothing is left of it; where something goes wrong its folder stays, as the
+    message names a log in it.
+
+    Args:
+        waits: hears who has the devices, where this has to wait for them.
+
+    Raises:
+        UserError: the job cannot be.
+        MachineError: the machine cannot do it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="autotune-probe-"))
+    with devices_locked(job.devices, folder, waits):
+        found = probe_once(job, definition, folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def probe_once(

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune import __version__
 from autotune.errors import machine_error, user_error
@@ -46,6 +47,11 @@ class Options:
     sampler: str = SAMPLERS[0]
     history: bool = True
     verify: bool = True
+
+
+def new_folder(name: str) -> Path:
+    """The folder of a run that nobody named one for: `runs/NAME-TIME`."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def begin(

@@ -76,6 +76,30 @@ def unsafe_reason(plan: Plan) -> str | None:
     return f"nothing is safe, the best runs out of memory with probability {p_oom:.0%}"
 
 
+def is_elsewhere(plan: Plan) -> bool:
+    """Whether a plan is for a GPU that is not here."""
+    return plan.facts.device.kind == "cuda" and plan.facts.device.driver is None
+
+
+def trained_facts(plan: Plan, job: Job, dataset: str | None) -> Facts:
+    """The facts of a plan as its training has them: the model and the data by the names of the job,
+    and all the devices.
+
+    Args:
+        dataset: what the data are loaded by; None: there are none.
+    """
+    device, model = plan.facts.device, Path(job.model)
+    if is_elsewhere(plan):
+        device = dataclasses.replace(device, peers=tuple(range(1, job.devices.count)))
+    path = str(model.parent if model.is_file() else job.model)
+    return dataclasses.replace(
+        plan.facts,
+        model=dataclasses.replace(plan.facts.model, path=path),
+        data=dataclasses.replace(plan.facts.data, source=dataset or ""),
+        device=device,
+    )
+
+
 def emit_plan(plan: Plan, job: Job, folder: Path) -> Path:
     """Write the bundle of a plan's best configuration, which must be safe, with its mark; say where
     it is.
@@ -84,18 +108,9 @@ def emit_plan(plan: Plan, job: Job, folder: Path) -> Path:
         UserError: what is asked for makes files that contradict each other.
     """
     folder = folder.absolute()
-    choice, device = plan.choices[0], plan.facts.device
-    elsewhere = device.kind == "cuda" and device.driver is None
-    if elsewhere:
-        device = dataclasses.replace(device, peers=tuple(range(1, job.devices.count)))
-    model, run = Path(job.model), _run_of(folder)
-    path = str(model.parent if model.is_file() else job.model)
-    facts = dataclasses.replace(
-        plan.facts,
-        model=dataclasses.replace(plan.facts.model, path=path),
-        data=dataclasses.replace(plan.facts.data, source=named_dataset(job, run) or ""),
-        device=device,
-    )
+    choice, device, run = plan.choices[0], plan.facts.device, _run_of(folder)
+    facts = trained_facts(plan, job, named_dataset(job, run))
+    elsewhere = is_elsewhere(plan)
     planned = Planned(
         candidate=choice.candidate,
         estimate=choice.estimate,

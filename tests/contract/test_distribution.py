@@ -157,6 +157,16 @@ def test_a_space_is_bound_by_the_tables_inside(installed: Installed, tmp_path: P
     assert installed.log.read_text(encoding="utf-8") == ""
 
 
+def test_a_type_checker_sees_what_a_program_uses(installed: Installed, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    shutil.copy(ROOT / "tests" / "contract" / "typed_program.py", program)
+    settings = ("--strict", "--config-file", ROOT / "pyproject.toml", "--cache-dir", tmp_path / "c")
+    python = ("--python-executable", installed.folder / "bin" / "python")
+    said = run(sys.executable, "-m", "mypy", *settings, *python, program, folder=tmp_path)
+    assert said == "Success: no issues found in 1 source file\n"
+    installed.log.write_text("", encoding="utf-8")  # mypy has looked into the settings
+
+
 def test_what_is_opened_in_the_checkout_is_noted(installed: Installed, tmp_path: Path) -> None:
     code = f"open({str(ROOT / 'LICENSE')!r}).close()"
     installed.run("python", "-c", code, folder=tmp_path)

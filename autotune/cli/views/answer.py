@@ -1,296 +1,34 @@
-"""The answer of a plan in sentences, and its choices as a table. Pure."""
+"""The choices of a plan as a table. Pure."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.cli.views.advice import looked_at, way_lines
-from autotune.estimate.estimate import Estimate
-from autotune.plan.answer import Answer, speed_error
-from autotune.plan.choices import CHECKPOINTING, Choice, leanness
-from autotune.plan.least_memory import LOWER_BOUND
+from autotune.plan.choices import Choice
 from autotune.plan.plan import Plan
-from autotune.report.words import (
-    batch_text,
-    candidate_text,
-    install_text,
-    other_words,
-)
-from autotune.space.knobs import Candidate
-from autotune.space.sharding.sharding import engine_name, sharding_of
-from autotune.units import format_bytes, format_seconds, format_speed
+from autotune.report.plan_answer import FIGURES, SHARDING, WITH, choice_cells, choice_heads
 
-ROWS = 20
-"""Choices that a table has at most."""
 SHARDING_WIDTH, LEAST_WIDTH = 16, 14
 """Columns for what is wrapped, so that no figure is cut at 80."""
-
-
-def answer_lines(plan: Plan, answer: Answer) -> Iterator[str]:
-    """What to use, why, and what is assumed."""
-    yield _sentence(plan, answer)
-    yield from _reasons(plan, answer)
-    yield from _assumptions(plan, answer)
-    if plan.advice is not None:
-        yield from ways_out_lines(plan)
-
-
-def _sentence(plan: Plan, answer: Answer) -> str:
-    use = "Stopped early; so far use" if plan.stopped else "Use"
-    return f"{use} {_text(plan, answer.choice)}: {_figures(plan, answer)}."
-
-
-def next_line(plan: Plan, command: str) -> str:
-    """How to go on from an answer.
-
-    Args:
-        command: what measures and verifies it.
-    """
-    maker = plan.facts.device.maker
-    if maker == "NVIDIA":
-        return f"Next: {command}"
-    return f"Next: try it by hand: `autotune run` knows no GPUs of {maker}."
-
-
-def _text(plan: Plan, choice: Choice) -> str:
-    return candidate_text(choice.candidate, plan.space, plan.devices)
-
-
-def _figures(plan: Plan, answer: Answer) -> str:
-    estimate = answer.choice.estimate
-    peak = f"{format_bytes(estimate.peak_memory_bytes)} of {format_bytes(plan.limit_bytes)}"
-    if estimate.tokens_per_s is None:
-        return f"{peak} (estimated)"
-    error = error_text(speed_error(estimate, plan.facts))
-    most = "at most " if estimate.left_out else ""
-    speed = f"{most}{format_speed(estimate.tokens_per_s)} (estimated, {error})"
-    epoch = "" if answer.epoch_s is None else f"; an epoch takes {format_seconds(answer.epoch_s)}"
-    return f"{speed}, {peak}{epoch}"
-
-
-def error_text(error: float | None) -> str:
-    """How far a speed may be off: `+-20%`, `within a factor of 3.1`."""
-    if error is None:
-        return "nobody knows how far off"
-    return f"+-{error:.0%}" if error < 1 else f"within a factor of {1 + error:.2g}"
-
-
-def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
-    estimate = answer.choice.estimate
-    if not answer.choice.safe:
-        yield f"Nothing is safe: this runs out of memory with probability {estimate.p_oom:.0%}."
-    speed = estimate.tokens_per_s
-    if speed is None:
-        yield (
-            "The rates of this device are not known: what needs least memory comes first. "
-            "`--device` with the name of a GPU estimates speeds."
-        )
-    elif answer.faster is not None and answer.faster.estimate.tokens_per_s is not None:
-        faster = answer.faster.estimate
-        yield (
-            f"Memory is the limit: {_text(plan, answer.faster)} would be "
-            f"{100 * (answer.faster.estimate.tokens_per_s / speed - 1):.0f}% faster, but needs "
-            f"{format_bytes(faster.peak_memory_bytes)}."
-        )
-    else:
-        among = ""
-        if plan.stopped or any(one.method == LOWER_BOUND for one in plan.estimates.values()):
-            among = " among what was traced"
-        yield (
-            f"Memory is not the limit{among}: nothing that needs more of it is estimated to be "
-            "faster."
-        )
-    if answer.next_best is not None:
-        following = answer.next_best.estimate
-        slower = _slower(following.tokens_per_s, estimate.tokens_per_s)
-        yield (
-            f"Next best: {_text(plan, answer.next_best)}, {slower}"
-            f"{format_bytes(following.peak_memory_bytes)}."
-        )
-
-
-def _peak(estimate: Estimate) -> str:
-    """A peak in a sentence."""
-    return f"{'at least ' if estimate.at_least else ''}{format_bytes(estimate.peak_memory_bytes)}"
-
-
-def _slower(speed: float | None, than: float | None) -> str:
-    return f"{100 * (1 - (speed or 0.0) / than):.1f}% slower, " if than else ""
-
-
-def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
-    alternative, estimate = answer.alternative, answer.choice.estimate
-    if alternative is not None:
-        speed = alternative.tokens_per_s
-        yield (
-            "Assumed: weights in float32, which is TRL's default. In bfloat16 "
-            "(`recipe: {dtype: [bfloat16]}`) the same needs "
-            f"{format_bytes(alternative.peak_memory_bytes)}"
-            f"{'' if speed is None else f', at {format_speed(speed)}'}; it learns otherwise."
-        )
-    for assumption in plan.assumed:
-        yield f"Assumed: {assumption}."
-    if answer.packages:
-        yield install_text(answer.packages)
-    for note in (*estimate.notes, *plan.space.notes):
-        yield f"Note: {note}."
-
-
-def nothing_fits_lines(plan: Plan) -> Iterator[str]:
-    """That nothing fits, by how much, and what would."""
-    candidate, estimate = min(plan.ranked(), key=leanness)
-    choice = Choice(candidate=candidate, estimate=estimate, folded=1)
-    limit = format_bytes(plan.limit_bytes)
-    yield f"Nothing fits in {limit}. The smallest is {_text(plan, choice)}."
-    yield shortfall_text(plan, candidate, estimate)
-    yield from ways_out_lines(plan)
-
-
-def ways_out_lines(plan: Plan) -> Iterator[str]:
-    """The shortest changes that make a job fit, or safe, each with its price."""
-    wanted = "fit" if plan.answer is None else "safe"
-    if plan.advice is None:
-        yield "Next: `autotune advise` with the same options looks for changes that make it fit."
-    elif plan.advice.ways:
-        yield f"What makes it {wanted}, by estimate, the cheapest first:"
-        yield from way_lines(plan.advice)
-        yield "Next: `autotune advise` with the same options looks further."
-    else:
-        yield f"No change was found that makes it {wanted} ({looked_at(plan.advice)})."
-        yield "Next: `autotune advise` with the same options looks further."
-
-
-def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:
-    """What a candidate that does not fit lacks, and what takes most."""
-    if estimate.missing_bytes is None and estimate.host_missing_bytes is not None:
-        return f"It is {format_bytes(estimate.host_missing_bytes)} of the host's memory short."
-    if estimate.missing_bytes is None and estimate.server is not None:
-        return f"Its server is {format_bytes(estimate.server.missing_bytes or 0)} short."
-    largest = max(estimate.parts, key=lambda name: estimate.parts[name])
-    needs = f"It needs {_peak(estimate)} of {format_bytes(plan.limit_bytes)}"
-    if estimate.method == LOWER_BOUND:
-        return f"{needs} for weights, gradients and the optimizer's states alone."
-    return (
-        f"{needs}, {format_bytes(estimate.parts[largest])} of that for {largest}; "
-        f"its peak is in {estimate.peak_operator or 'no one place'}."
-    )
-
-
-def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
-    """The answer as JSON data."""
-    estimate = answer.choice.estimate
-    return {
-        "text": _sentence(plan, answer),
-        "knobs": answer.choice.candidate.knobs,
-        "tokens_per_s": estimate.tokens_per_s,
-        "speed_error": speed_error(estimate, plan.facts),
-        "left_out": list(estimate.left_out),
-        "peak_memory_bytes": estimate.peak_memory_bytes,
-        "limit_bytes": plan.limit_bytes,
-        "p_oom": round(estimate.p_oom, 4),
-        "safe": answer.choice.safe,
-        "epoch_s": answer.epoch_s,
-        "job_s": answer.job_s,
-        "next_best": _choice_plain(answer.next_best),
-        "limited_by": _choice_plain(answer.faster),
-        "in_bfloat16": None if answer.alternative is None else answer.alternative.plain(),
-        "assumed": list(plan.assumed),
-        "packages": list(answer.packages),
-    }
-
-
-def _choice_plain(choice: Choice | None) -> dict[str, Any] | None:
-    if choice is None:
-        return None
-    estimate = choice.estimate
-    return {
-        "knobs": choice.candidate.knobs,
-        "tokens_per_s": estimate.tokens_per_s,
-        "peak_memory_bytes": estimate.peak_memory_bytes,
-        "p_oom": round(estimate.p_oom, 4),
-    }
-
-
-def choice_row(plan: Plan, choice: Choice) -> dict[str, Any]:
-    """A row of the table of choices as JSON data, its words as a person reads them."""
-    candidate, estimate = choice.candidate, choice.estimate
-    return {
-        "batch": batch_text(candidate),
-        "processes": sharding_of(candidate.values, plan.devices).num_processes,
-        "sharding": engine(plan, choice),
-        "words": other_words(candidate, plan.space),
-        "knobs": candidate.knobs,
-        "tokens_per_s": estimate.tokens_per_s,
-        "peak_memory_bytes": estimate.peak_memory_bytes,
-        "at_least": estimate.at_least,
-        "parts": dict(estimate.parts),
-        "p_oom": round(estimate.p_oom, 4),
-        "fits": estimate.fits,
-        "safe": choice.safe,
-        "folded": choice.folded,
-    }
 
 
 def choices_table(plan: Plan, shown: Sequence[Choice]) -> Table:
     """A row for each choice, with what the best of it has besides."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    sharded = plan.devices > 1 or len({engine(plan, choice) for choice in shown}) > 1
-    for name, justify in (
-        ("batch", "left"),
-        *((("sharding", "left"),) if sharded else ()),
-        ("ckpt", "left"),
-        ("tokens/s", "right"),
-        ("peak", "right"),
-        ("p(oom)", "right"),
-        ("fits", "left"),
-    ):
-        wide = name == "sharding"
-        width = SHARDING_WIDTH if wide else None
-        table.add_column(name, justify=justify, no_wrap=not wide, max_width=width)
-    table.add_column("with", overflow="fold", min_width=LEAST_WIDTH)
+    heads = choice_heads(plan, shown)
+    for name in heads:
+        if name == WITH:
+            table.add_column(name, overflow="fold", min_width=LEAST_WIDTH)
+            continue
+        wide = name == SHARDING
+        table.add_column(
+            name,
+            justify="right" if name in FIGURES else "left",
+            no_wrap=not wide,
+            max_width=SHARDING_WIDTH if wide else None,
+        )
     for choice in shown:
-        table.add_row(*_row(plan, choice, sharded=sharded))
+        cells = choice_cells(plan, choice)
+        table.add_row(*(escape(cells[name]) for name in heads))
     return table
-
-
-def speed_cell(estimate: Estimate, speed: str) -> str:
-    """A speed in a table; `<`: at most, for a cost in time that is not known."""
-    return f"{'<' if estimate.left_out else ''}{speed.removesuffix(' tokens/s')}"
-
-
-def peak_cell(estimate: Estimate) -> str:
-    """A peak in a table; `>`: at least, for what was not traced."""
-    return f"{'>' if estimate.at_least else ''}{format_bytes(estimate.peak_memory_bytes)}"
-
-
-def signs_lines(estimates: Sequence[Estimate]) -> Iterator[str]:
-    """What `<` and `>` mean below a table, where something has them."""
-    costs = {cost for estimate in estimates for cost in estimate.left_out}
-    if costs:
-        yield f"<: at most; the time of {' and '.join(sorted(costs))} is not known, and not counted"
-    if any(estimate.at_least for estimate in estimates):
-        yield ">: at least; that alone does not fit"
-
-
-def engine(plan: Plan, choice: Choice) -> str:
-    """The sharding of a choice."""
-    return engine_name(sharding_of(choice.candidate.values, plan.devices))
-
-
-def _row(plan: Plan, choice: Choice, *, sharded: bool) -> list[str]:
-    candidate, estimate = choice.candidate, choice.estimate
-    speed = estimate.tokens_per_s
-    checkpointing = candidate.values.get(CHECKPOINTING)
-    processes = sharding_of(candidate.values, plan.devices).num_processes
-    return [
-        batch_text(candidate),
-        *([f"{processes} {engine(plan, choice)}"] if sharded else []),
-        "-" if checkpointing is None else "yes" if checkpointing else "no",
-        "-" if speed is None else speed_cell(estimate, format_speed(speed)),
-        peak_cell(estimate),
-        f"{estimate.p_oom:.2f}",
-        "yes" if choice.safe else "maybe" if estimate.fits else "no",
-        escape(", ".join(other_words(candidate, plan.space))),
-    ]

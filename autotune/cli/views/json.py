@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.views.advice import advice_plain
 from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.probe.protocol import Measurement
+from autotune.report.advice import advice_plain
 from autotune.run.comparison import compared
 from autotune.run.expectations import Expectations
 from autotune.run.session import Result

@@ -9,26 +9,25 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.cli.views.advice import advice_plain
-from autotune.cli.views.answer import (
+from autotune.cli.views.answer import choices_table
+from autotune.cli.views.splits import divisions, divisions_table
+from autotune.estimate.estimate import Estimate
+from autotune.plan.choices import shortened
+from autotune.plan.plan import Plan
+from autotune.report.advice import advice_plain
+from autotune.report.candidate_lines import describe
+from autotune.report.plan_answer import (
     ROWS,
-    answer_lines,
     answer_plain,
     choice_row,
-    choices_table,
     next_line,
-    nothing_fits_lines,
     peak_cell,
+    plan_lines,
     shortfall_text,
     signs_lines,
     speed_cell,
     ways_out_lines,
 )
-from autotune.cli.views.splits import divisions, divisions_table
-from autotune.estimate.estimate import Estimate
-from autotune.plan.choices import shortened
-from autotune.plan.plan import Plan
-from autotune.report.candidate_lines import describe
 from autotune.report.words import install_text
 from autotune.space.knobs import Candidate
 from autotune.space.packages import NOT_ESTIMATED
@@ -139,19 +138,15 @@ def plan_view(
 
 
 def _sentences(plan: Plan, command: str) -> Iterator[str]:
-    if plan.answer is None:
-        yield from map(escape, nothing_fits_lines(plan))
-        return
-    yield from map(escape, answer_lines(plan, plan.answer))
-    if plan.advice is None:
+    yield from map(escape, plan_lines(plan))
+    if plan.answer is not None and plan.advice is None:
         yield escape(next_line(plan, command))
 
 
 def _spoken(plan: Plan) -> Iterator[str]:
     """What a plan says of its answer, without the command that goes on."""
     if len(plan.space.candidates) > 1:
-        lines = nothing_fits_lines(plan) if plan.answer is None else answer_lines(plan, plan.answer)
-        yield from lines
+        yield from plan_lines(plan)
 
 
 def _choices_table(plan: Plan, fits: bool, top: int | None) -> RenderableType:

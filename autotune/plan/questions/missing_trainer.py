@@ -3,12 +3,25 @@
 import tempfile
 from pathlib import Path
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, user_error
+from autotune.facts.stack import missing
 from autotune.job.job import Job
 from autotune.plan.plan import plan
 from autotune.plan.questions.ppo_to_grpo import WITHOUT_A_VALUE_MODEL, in_place_of_ppo
 from autotune.space.definition import load_definition
 from autotune.units import format_bytes
+
+
+def refuse_missing(job: Job, *, device: str | None, figures: bool) -> None:
+    """A job is trained by a trainer that the installed TRL has. The arguments are those of
+    `ways_out`.
+
+    Raises:
+        UserError: it has none of that name any more.
+    """
+    reason = missing(job.method)
+    if reason is not None:
+        raise user_error(reason, where="method", hint=ways_out(job, device=device, figures=figures))
 
 
 def ways_out(job: Job, *, device: str | None, figures: bool) -> str:

@@ -107,3 +107,11 @@ class Imported:
         total = len(self.fates)
         more = f", {searched} searched instead" if searched else ""
         return f"read as a configuration of {self.tool}: {carried} of {total} fields carried{more}"
+
+    def line(self, file: str) -> str:
+        """What is said where a file was read as a job."""
+        given = self.job.get("devices", {})
+        devices = given.get("count", 1) * given.get("nodes", 1)
+        batch = self.job.get("global_batch_size")
+        more = f"; global batch {batch}, {devices} device{'s' if devices != 1 else ''}"
+        return f"{self.summary}{more}; `autotune import {file}` lists them"

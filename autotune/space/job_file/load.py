@@ -1,7 +1,6 @@
 """Makes a Job of a job file and flags: strictly, with every problem and its line at once."""
 
 import copy
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,11 @@ from autotune.space.job_file.given_file import given_data
 from autotune.space.job_file.homes import of_devices
 from autotune.space.job_file.knob_values import impossible, uncounted
 from autotune.space.job_file.online import online_problems
-from autotune.space.job_file.overrides import OWNERS, SECRETS, Draft
+from autotune.space.job_file.overrides import OWNERS, Draft, secret_of
 from autotune.space.job_file.places import missing_places, with_places
-from autotune.space.job_file.positions import Positions, line_positions
+from autotune.space.job_file.positions import Positions, field_positions, line_positions
 from autotune.space.job_file.problems import UNKNOWN, as_yaml, details_by_path, explain, shown
-from autotune.space.job_file.training_values import wrong_value
+from autotune.space.job_file.training_values import is_plain, wrong_value
 from autotune.space.job_file.unused_pins import pin_problems
 from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
 
@@ -58,6 +57,17 @@ def load_job(
         data, lines = given_data(path, sets, imported)
         positions = line_positions(lines, name)
     return _Loading(data, positions, name, base).load(sets, elsewhere)
+
+
+def load_data(data: Mapping[str, Any], sets: Sequence[str] = ()) -> tuple[Job, SpaceDefinition]:
+    """The job of data that a program holds, with `--set` values over it, and its search space.
+    Paths are relative to the current folder.
+
+    Raises:
+        UserError: every problem at once, each with the field that it is about.
+    """
+    fields = copy.deepcopy(dict(data))
+    return _Loading(fields, field_positions(fields), "job", Path.cwd()).load(sets, elsewhere=False)
 
 
 def judge(data: Mapping[str, Any], name: str, base: Path) -> Job:
@@ -193,7 +203,7 @@ class _Loading(Draft):
         """One field that is passed through."""
         path = ("training", name)
         refusal = self._method.refusals.get(name)
-        if secret := _secret(name, value):
+        if secret := secret_of(name, value):
             hint = "leave it out: `hf auth login`, or the variable HF_TOKEN, tells it to a launch"
             self._report(path, f"`{secret}` is a secret, which a run and its bundle keep", hint)
         elif refusal is not None and value not in (None, False, *refusal[0]):
@@ -205,7 +215,7 @@ class _Loading(Draft):
             what = f"`{name}` is not in {self._method.config}, ModelConfig or TrainingArguments"
             home = self._home(path, value, definition)
             self._report(path, what, home or self._nearest(name, self._fields))
-        elif not _is_plain(value):
+        elif not is_plain(value):
             what = f"`{name}` must be plain finite data, but got `{as_yaml(value)}`"
             self._report(path, what)
         elif not (name == "generation_kwargs" and self._method.online):
@@ -280,17 +290,3 @@ class _Loading(Draft):
         for field, path in () if elsewhere else missing_places(placed):
             self._report((field,), f"`{field}`: there is no {path}")
         return placed
-
-
-def _secret(name: str, value: Any) -> str | None:
-    """The name of what is a secret in a training field; None: nothing is."""
-    names = [name, *(value if isinstance(value, Mapping) else ())]
-    return next((str(one) for one in names if one in SECRETS), None)
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True

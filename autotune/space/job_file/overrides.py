@@ -45,6 +45,12 @@ _MOST_LOOKED_UP = 100
 """Unknown names whose nearest is looked up: it takes a while, and nobody reads more."""
 
 
+def secret_of(name: str, value: Any) -> str | None:
+    """The name of what is a secret in a training field; None: nothing is."""
+    names = [name, *(value if isinstance(value, Mapping) else ())]
+    return next((str(one) for one in names if one in SECRETS), None)
+
+
 class Draft:
     """What will be a job, and the problems found on the way."""
 

@@ -6,6 +6,7 @@ A trainer would tell of the first one only, when it starts.
 
 import ast
 import functools
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -190,3 +191,12 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is plain finite data."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -10,10 +10,10 @@ from autotune.cli.views.json import (
     result_plain,
     space_plain,
 )
-from autotune.cli.views.results import result_lines
 from autotune.errors import Problem
 from autotune.estimate.residual import Residual
 from autotune.plan.questions.changes import TriedChange
+from autotune.report.result_lines import result_lines
 from autotune.run.expectations import Expectations
 from autotune.run.recipe_values import UnprobedValue
 from autotune.run.session import Result

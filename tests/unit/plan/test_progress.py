@@ -12,6 +12,7 @@ from autotune.estimate.protocol import POINT
 from autotune.plan.children import Servers, traced_in_children
 from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
+from autotune.report import progress_lines
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 from tests.unit.plan.test_plan import SilentServer, tasks
 
@@ -91,7 +92,7 @@ def test_the_best_so_far_has_a_line_of_its_own() -> None:
 def test_what_is_left_is_said_once_some_seconds_tell_of_it(monkeypatch) -> None:
     monkeypatch.setattr(progress, "NOW_AND_THEN_S", 0.0)
     seconds = iter([0.0, 0.0, 10.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(progress_lines.time, "monotonic", lambda: next(seconds))
     file = io.StringIO()
     told = EstimatesShown(Console(file=file, width=200))
     told.estimated(0, 4)

@@ -6,18 +6,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.cli.views.answer import (
-    answer_plain,
-    choices_table,
-    peak_cell,
-    signs_lines,
-    speed_cell,
-)
+from autotune.cli.views.answer import choices_table
 from autotune.cli.views.plan import plan_plain, plan_view
 from autotune.estimate.speed.step_time import TimeParts
 from autotune.plan.answer import answer_of
 from autotune.plan.choices import choices
 from autotune.plan.plan import Plan
+from autotune.report.plan_answer import answer_plain, peak_cell, signs_lines, speed_cell
 from autotune.units import format_speed
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space
 

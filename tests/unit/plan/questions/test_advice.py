@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.views.advice import advice_lines, advice_plain
 from autotune.facts.kind_names import find_kind
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import Servers
@@ -14,6 +13,7 @@ from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.changes import more_devices
 from autotune.plan.questions.leanest import decisive, leanest
 from autotune.plan.questions.ways import Advisor
+from autotune.report.advice import advice_lines, advice_plain
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space

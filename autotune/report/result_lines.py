@@ -1,6 +1,6 @@
 """What a run came to, in sentences. Pure."""
 
-from autotune.cli.views.advice import advice_lines
+from autotune.report.advice import advice_lines
 from autotune.report.candidate_lines import describe_measurement
 from autotune.report.sentences import (
     repeat_lines,

@@ -1,0 +1,133 @@
+"""The answer of a plan or a run, as a program has it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.api.html import answer_html
+from autotune.errors import user_error, visible
+from autotune.job.job import KnobValue
+from autotune.report.sections import Table
+from autotune.space.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Answer(ABC):
+    """What to train a job with, and how that is known: of a plan by estimate, of a run by
+    measurement.
+
+    Where nothing fits it says so: `fits` is False, `knobs` and the figures are None, and `lines`
+    name ways out. In a notebook it is shown with a table of what there is to choose from.
+    """
+
+    @property
+    @abstractmethod
+    def lines(self) -> tuple[str, ...]:
+        """What to use, why, and what is assumed or left open, as sentences."""
+
+    @property
+    @abstractmethod
+    def knobs(self) -> dict[str, KnobValue] | None:
+        """The value of every knob, by the name of the field that it sets."""
+
+    @property
+    @abstractmethod
+    def tokens_per_s(self) -> float | None:
+        """Real tokens per second of all devices together; None: not known."""
+
+    @property
+    @abstractmethod
+    def peak_memory_bytes(self) -> int | None:
+        """Of the process that takes most of its device."""
+
+    @property
+    @abstractmethod
+    def safe(self) -> bool:
+        """Whether it will hardly ever run out of memory: by a plan's estimate; of a run, whether
+        its bundle was launched and held."""
+
+    @abstractmethod
+    def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
+        """What there is to choose from, the best first: a column a knob, then its figures.
+
+        Args:
+            all: every candidate that was estimated, or every probe of a run, in place of one row
+                for all those that a person does not tell apart.
+        """
+
+    @abstractmethod
+    def write_bundle(self, folder: str | Path) -> Path:
+        """Write the files that train it into a folder that is new or empty; its absolute path.
+
+        Raises:
+            UserError: something is there, or nothing can be recommended.
+        """
+
+    @abstractmethod
+    def _settings(self) -> Settings | None:
+        """What the stack is told; None: nothing fits."""
+
+    @abstractmethod
+    def _table(self) -> tuple[Table | None, Sequence[str]]:
+        """The table that a notebook shows, and what is to be said below it."""
+
+    @property
+    def text(self) -> str:
+        """What to use, in a sentence."""
+        return self.lines[0]
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is something to use."""
+        return self.knobs is not None
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that the training needs, set before torch is imported."""
+        return self._chosen().environment
+
+    def training_arguments(self, output_dir: str | Path | None = None, **fields: Any) -> Any:
+        """The arguments for TRL's trainer, ready: an `SFTConfig`, `RewardConfig`, `DPOConfig`,
+        `KTOConfig`, `GRPOConfig`, `RLOOConfig` or `PPOConfig`.
+
+        Args:
+            output_dir: where the training writes; None: where the job or the bundle says.
+            fields: fields of that class over the answer's, such as `max_steps=2`.
+
+        Raises:
+            UserError: nothing fits.
+            MachineError: TRL refuses them on this machine, such as bf16 where no GPU is.
+        """
+        from autotune.api.trainer_arguments import training_arguments
+
+        if output_dir is not None:
+            fields["output_dir"] = str(output_dir)
+        return training_arguments(self._chosen(), fields)
+
+    def peft_config(self) -> Any:
+        """The `LoraConfig` of the adapters; None: all weights are trained.
+
+        Raises:
+            UserError: nothing fits.
+        """
+        from autotune.api.trainer_arguments import peft_config
+
+        return peft_config(self._chosen())
+
+    def _chosen(self) -> Settings:
+        chosen = self._settings()
+        if chosen is None:
+            raise user_error(self.text, hint="`answer.lines` says what would make it fit")
+        return chosen
+
+    def __str__(self) -> str:
+        return visible("\n".join(self.lines))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return answer_html(self.lines, *self._table())

@@ -1,0 +1,134 @@
+"""`autotune.plan`: what to use, before anything runs on the device."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.api.answer import Answer
+from autotune.api.frame import frame, plan_row
+from autotune.api.html import FIGURE
+from autotune.api.jobs import definition_of
+from autotune.api.talk import say
+from autotune.errors import user_error
+from autotune.job.job import Job, KnobValue
+from autotune.plan.choices import Choice, shortened
+from autotune.plan.plan import Plan
+from autotune.plan.plan import plan as plan_in
+from autotune.plan.progress import Progress
+from autotune.report.plan_answer import (
+    FIGURES,
+    ROWS,
+    choice_cells,
+    choice_heads,
+    plan_lines,
+    signs_lines,
+)
+from autotune.report.progress_lines import EstimateLines
+from autotune.report.sections import Table
+from autotune.space.settings import Settings, settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PlannedAnswer(Answer):
+    """The answer of a plan.
+
+    Attributes:
+        plan: all that was estimated.
+    """
+
+    job: Job
+    plan: Plan
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(plan_lines(self.plan))
+
+    @property
+    def knobs(self) -> dict[str, KnobValue] | None:
+        return None if self._choice is None else self._choice.candidate.knobs
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return None if self._choice is None else self._choice.estimate.tokens_per_s
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        return None if self._choice is None else self._choice.estimate.peak_memory_bytes
+
+    @property
+    def safe(self) -> bool:
+        return self._choice is not None and self._choice.safe
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was interrupted: it holds what was known by then."""
+        return self.plan.stopped
+
+    def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
+        if all:
+            rows = [plan_row(*pair) for pair in self.plan.ranked()]
+        else:
+            rows = [
+                {**plan_row(choice.candidate, choice.estimate), "candidates": choice.folded}
+                for choice in self.plan.choices
+            ]
+        return frame(rows)
+
+    def write_bundle(self, folder: str | Path) -> Path:
+        from autotune.run.planned_bundle import emit_plan, refuse_used, unsafe_reason
+
+        reason = unsafe_reason(self.plan)
+        if reason is not None:
+            hint = "`answer.lines` says what would make it safe"
+            raise user_error(f"it is not written: {reason}", where=str(folder), hint=hint)
+        refuse_used(Path(folder))
+        return emit_plan(self.plan, self.job, Path(folder))
+
+    @property
+    def _choice(self) -> Choice | None:
+        return None if self.plan.answer is None else self.plan.answer.choice
+
+    def _settings(self) -> Settings | None:
+        from autotune.run.planned_bundle import trained_facts
+
+        if self._choice is None:
+            return None
+        facts = trained_facts(self.plan, self.job, dataset=None)
+        return settings(self.job, facts, self._choice.candidate, "output")
+
+    def _table(self) -> tuple[Table, Sequence[str]]:
+        shown = shortened(self.plan.choices, ROWS, self.plan.devices)
+        heads = choice_heads(self.plan, shown)
+        cells = [choice_cells(self.plan, choice) for choice in shown]
+        left = len(self.plan.choices) - len(shown)
+        more = [f"... and {left} more choices: to_frame() has all"] if left else []
+        table = Table(
+            caption="",
+            heads=tuple(f"{name}{FIGURE}" if name in FIGURES else name for name in heads),
+            rows=tuple(tuple(row[name] for name in heads) for row in cells),
+        )
+        return table, [*signs_lines([choice.estimate for choice in shown]), *more]
+
+
+def plan(job: Job, device: str | None = None, *, listener: Progress | None = None) -> PlannedAnswer:
+    """Say what to use for a job, by estimate: no GPU is needed, and no weights. An interrupt
+    (Ctrl-C, a notebook's stop) ends it with what is known by then.
+
+    Args:
+        device: a kind of GPU to plan for (`h200`, `RTX 4090`, `memory=24GiB`) or `cpu`; None: what
+            the job says, or else this machine's.
+        listener: hears how far it is; None: a line now and then on stderr.
+
+    Raises:
+        UserError: the job, or the kind of device, cannot be.
+        MachineError: the training stack cannot be run here.
+    """
+    progress = listener or EstimateLines(say)
+    with tempfile.TemporaryDirectory(prefix="autotune-plan-", ignore_cleanup_errors=True) as folder:
+        planned = plan_in(job, definition_of(job), Path(folder), device=device, progress=progress)
+    return PlannedAnswer(job=job, plan=planned)

@@ -1,0 +1,76 @@
+"""A candidate as the objects that TRL's trainers take. They come from TRL's own parser, from what
+the bundle's YAML says, so that a trainer made of them trains what `launch.sh` would."""
+
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import machine_error
+from autotune.job.methods import METHODS
+from autotune.space.settings import Settings, without_none
+from autotune.space.sharding.sharding import engine_name
+
+LAUNCHED = "WORLD_SIZE"
+"""A variable that every launcher of several processes sets."""
+
+
+def training_arguments(chosen: Settings, fields: dict[str, Any]) -> Any:
+    """The `SFTConfig`, or that of another method, of a candidate, with fields over it.
+
+    Its `model_init_kwargs` have the model loaded as the candidate wants it: type of the weights,
+    attention, quantisation.
+
+    Raises:
+        MachineError: TRL refuses them on this machine.
+    """
+    _warn_of_processes(chosen)
+    training, model = _parsed(chosen, fields)
+    if hasattr(training, "model_init_kwargs"):
+        from autotune.training.family import model_kwargs
+        from autotune.training.quantized import is_quantized, quantization_of
+
+        own = training.model_init_kwargs or {}
+        loading = {**model_kwargs(training, model), **own}
+        if is_quantized(model):
+            loading.setdefault("quantization_config", quantization_of(model))
+        training.model_init_kwargs = loading
+    return training
+
+
+def peft_config(chosen: Settings) -> Any:
+    """The `LoraConfig` of a candidate; None: it trains all weights."""
+    if chosen.job.tuning == "full":
+        return None
+    from trl import get_peft_config
+
+    return get_peft_config(_parsed(chosen, {})[1])
+
+
+def _parsed(chosen: Settings, fields: dict[str, Any]) -> tuple[Any, Any]:
+    """(training arguments, ModelConfig)."""
+    from autotune.training.registry import family
+
+    config = {**without_none(chosen.config), **fields}
+    try:
+        with tempfile.TemporaryDirectory(prefix="autotune-arguments-") as scratch:
+            _, training, model = family(chosen.job.method).parse(config, Path(scratch))
+    except (ValueError, ImportError, SystemExit) as error:
+        name, device = METHODS[chosen.job.method].config, chosen.facts.device.name
+        raise machine_error(
+            f"the {name} of a training on {device} cannot be made here: {error}",
+            hint="make it where and as it trains, or take the files: `write_bundle(folder)`",
+        ) from None
+    return training, model
+
+
+def _warn_of_processes(chosen: Settings) -> None:
+    """Several processes, and DeepSpeed and FSDP, are the launcher's to set up."""
+    if not chosen.sharding.in_group or LAUNCHED in os.environ:
+        return
+    warnings.warn(
+        f"this is for {chosen.processes} x {engine_name(chosen.sharding)}: start your program by "
+        "`accelerate launch --config_file accelerate.yaml`, with a file of `write_bundle(folder)`",
+        stacklevel=4,
+    )
