@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,11 @@ class PlanCache:
         """A plan that was made before; None where there is none that can be read."""
         data: Any = read_json(self.path / "plans" / f"{key}.json")
         with contextlib.suppress(*NONSENSE):
-            shared = data["shared"]
+            shared = [
+                _shapes(value) if isinstance(value, list) else value for value in data["shared"]
+            ]
             replies = [
-                reply_from_plain({**fields, **{name: shared[fields[name]] for name in _SHARED}})
+                _reply(fields, {name: shared[fields[name]] for name in _SHARED})
                 for fields in data["replies"]
             ]
             return facts_from_plain(data["facts"]), replies
@@ -172,13 +174,16 @@ def _plain_replies(replies: Sequence[EstimateReply]) -> dict[str, Any]:
 
 def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
     """The reply that JSON data hold."""
+    return _reply(data, {n: _shapes(data.get(n, [])) for n in ("shapes", "copied_shapes")})
+
+
+def _reply(data: dict[str, Any], works: Mapping[str, Any]) -> EstimateReply:
     points = [PointReply.from_plain(point) for point in data["points"]]
-    shapes, copied = (
-        [ShapeWork.from_plain(shape) for shape in data.get(name, [])]
-        for name in ("shapes", "copied_shapes")
-    )
-    fields = {"points": points, "shapes": shapes, "copied_shapes": copied}
-    return EstimateReply.from_plain({**data, **fields})
+    return EstimateReply.from_plain({**data, "points": points, **works})
+
+
+def _shapes(plain: Sequence[Any]) -> list[ShapeWork]:
+    return [ShapeWork.from_plain(shape) for shape in plain]
 
 
 def _model(job: Job) -> list[str] | None:

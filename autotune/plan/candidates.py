@@ -21,6 +21,7 @@ from autotune.plan.exchange import (
 )
 from autotune.plan.host_memory import with_host
 from autotune.plan.paging import with_paging
+from autotune.plan.speeds import Speeds
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
 from autotune.space.reference_model import has_reference
@@ -38,15 +39,18 @@ def estimates_of(
     limit: int,
     *,
     ceilings: Ceilings | None = None,
+    speeds: Speeds | None = None,
 ) -> dict[str, Estimate]:
     """The estimate of each candidate, by its key: by trace, or by formula where there is none.
 
     Args:
         limit: bytes a process may take on the device.
         ceilings: rates of the device; None: no speeds.
+        speeds: what was worked out before, of the same data.
     """
+    speeds = speeds or Speeds()
     answers = (
-        _Answer(task, reply, _speed(task, reply, ceilings))
+        _Answer(task, reply, speeds.of(task.request.method, reply, ceilings))
         for task, reply in zip(tasks, replies, strict=True)
     )
     return {
@@ -63,15 +67,6 @@ class _Answer:
     task: VariantTask
     reply: EstimateReply
     speed: VariantSpeed | RolloutTime | None
-
-
-def _speed(
-    task: VariantTask, reply: EstimateReply, ceilings: Ceilings | None
-) -> VariantSpeed | RolloutTime | None:
-    if ceilings is None or reply.problem is not None:
-        return None
-    online = METHODS[task.request.method].online
-    return RolloutTime(ceilings) if online else VariantSpeed(reply, ceilings)
 
 
 def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:

@@ -13,7 +13,7 @@ not follow well from these, so that of the first candidate all layers are traced
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.estimate.estimate import Estimate
@@ -36,6 +36,7 @@ from autotune.plan.promising import (
     to_trace,
 )
 from autotune.plan.shared_traces import bases, shared_out
+from autotune.plan.speeds import Speeds
 from autotune.plan.variants import Member, VariantTask
 from autotune.space.sharding.sharding import heaviest_ranks
 
@@ -51,11 +52,13 @@ class TraceBudget:
     Attributes:
         limit: what a process may take on the device. Bytes.
         ceilings: of the device; None: speeds are not known, and every engine is traced.
+        speeds: what was worked out of them.
     """
 
     limit: int
     ceilings: Ceilings | None
     effort: Effort = PROMISING
+    speeds: Speeds = field(default_factory=Speeds)
 
 
 def answered(
@@ -214,7 +217,10 @@ class EngineEstimates:
     def _estimates(
         self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]
     ) -> dict[str, Estimate]:
-        return estimates_of(tasks, replies, self._budget.limit, ceilings=self._budget.ceilings)
+        budget = self._budget
+        return estimates_of(
+            tasks, replies, budget.limit, ceilings=budget.ceilings, speeds=budget.speeds
+        )
 
     def _ranked(
         self,

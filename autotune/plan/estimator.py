@@ -26,6 +26,7 @@ from autotune.plan.least_memory import ruled_out
 from autotune.plan.memory import Memory
 from autotune.plan.progress import Progress
 from autotune.plan.promising import PROMISING, Effort
+from autotune.plan.speeds import Speeds
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
@@ -57,6 +58,7 @@ class Estimator:
     progress: Progress = field(default_factory=Progress)
     memory: Memory = field(default_factory=Memory)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _speeds: Speeds = field(default_factory=Speeds)
 
     def ruled_out(self, candidates: Iterable[Candidate]) -> dict[str, Estimate]:
         """The estimates of those candidates that cannot fit whatever a trace would say, by key."""
@@ -94,7 +96,9 @@ class Estimator:
         if replies is not None:
             known.add(dict(enumerate(replies)))
             return replies
-        budget = TraceBudget(limit=self.limit, ceilings=self.ceilings, effort=self.effort)
+        budget = TraceBudget(
+            limit=self.limit, ceilings=self.ceilings, effort=self.effort, speeds=self._speeds
+        )
         folder = self.folder / f"{next(self._numbers):03d}"
         return self.memory.keep(answered(tasks, budget, self.servers, folder, self.progress, known))
 
@@ -102,7 +106,7 @@ class Estimator:
         self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]
     ) -> dict[str, Estimate]:
         """The estimate of each candidate of the tasks, by its key."""
-        return estimates_of(tasks, replies, self.limit, ceilings=self.ceilings)
+        return estimates_of(tasks, replies, self.limit, ceilings=self.ceilings, speeds=self._speeds)
 
     def estimates(self, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
         """The estimate of each candidate, by its key."""

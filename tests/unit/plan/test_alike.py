@@ -8,7 +8,9 @@ from autotune.plan.engines import EngineEstimates, TraceBudget
 from autotune.plan.known import Known
 from autotune.plan.promising import first_of_kinds, to_trace
 from autotune.plan.shared_traces import bases
+from autotune.plan.speeds import Speeds
 from tests.unit.plan.test_engines import MIB, POINT, offloads, ranked, reply, tasks
+from tests.unit.run.test_expectations import CEILINGS
 
 COPIED = [ShapeWork(rows=1, length=8, masked=False, flat=False, work=[])]
 OWN = [ShapeWork(rows=2, length=8, masked=False, flat=False, work=[])]
@@ -125,3 +127,15 @@ def test_the_curves_of_what_is_traced_later_are_those_of_copies_still():
     estimates.trace([second])
     for number in (first, second):
         assert (known.replies[number].shapes, known.replies[number].copied_shapes) == (OWN, COPIED)
+
+
+def test_what_computes_the_same_has_its_speeds_worked_out_once():
+    speeds, ceilings = Speeds(), CEILINGS
+    first = replace(replies_of(0, by_formula=True), shapes=COPIED, optimizer_work={"": []})
+    second = replace(first, points=[])
+    other = replace(first, shapes=list(COPIED))
+    known = speeds.of("sft", first, ceilings)
+    assert speeds.of("sft", second, ceilings) is known
+    assert speeds.of("sft", other, ceilings) is not known
+    assert speeds.of("sft", first, None) is None
+    assert speeds.of("sft", replace(first, problem="it broke"), ceilings) is None
