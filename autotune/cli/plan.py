@@ -74,7 +74,8 @@ def command(
     Ctrl-C ends it with what is known by then, and with exit code 130.
 
     With --server a service plans it: model and data have to be where that may read them; only a
-    bare config.json goes along.
+    bare config.json goes along. Flags without JOB are a job there, whose candidates are all
+    planned.
     """
     _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
     from autotune.plan.plan import plan
