@@ -71,4 +71,4 @@ def __dir__() -> list[str]:
 # function is here: they are imported (each is an empty file) before the function takes the name.
 for _name in ("plan", "probe"):
     importlib.import_module(f"autotune.{_name}")
-    globals().pop(_name)
+    globals().pop(_name, None)  # None: this is a reload

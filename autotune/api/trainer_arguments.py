@@ -50,19 +50,21 @@ def peft_config(chosen: Settings) -> Any:
 
 def _parsed(chosen: Settings, fields: dict[str, Any]) -> tuple[Any, Any]:
     """(training arguments, ModelConfig)."""
+    from autotune.training.family import Family
     from autotune.training.registry import family
 
     config = {**without_none(chosen.config), **fields}
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-arguments-") as scratch:
-            _, training, model = family(chosen.job.method).parse(config, Path(scratch))
+            # As the bundle is read: a probe of an online method lets no completion end early.
+            parts = Family.parse(family(chosen.job.method), config, Path(scratch))
     except (ValueError, ImportError, SystemExit) as error:
         name, device = METHODS[chosen.job.method].config, chosen.facts.device.name
         raise machine_error(
             f"the {name} of a training on {device} cannot be made here: {error}",
             hint="make it where and as it trains, or take the files: `write_bundle(folder)`",
         ) from None
-    return training, model
+    return parts[1], parts[2]
 
 
 def _warn_of_processes(chosen: Settings) -> None:

@@ -38,15 +38,6 @@ def planned(kind: str = "cpu", **fields: Any) -> PlannedAnswer:
     return PlannedAnswer(job=job, plan=made(estimated, job, make_facts(kind)))
 
 
-def parsed(folder: Path) -> Any:
-    """(SFTConfig, ModelConfig), as `trl sft` makes them of a bundle."""
-    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
-
-    kinds = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig)
-    arguments = ["--config", str(folder / "sft_config.yaml")]
-    return TrlParser(kinds).parse_args_and_config(arguments)[1:3]
-
-
 def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
@@ -84,23 +75,6 @@ def test_a_script_needs_no_main_guard_and_an_interrupt_gives_what_is_known(
     assert done.returncode == 0, done.stderr
     stopped, fits, text = json.loads(done.stdout)
     assert stopped and fits and text.startswith("Stopped early; so far use ")
-
-
-@pytest.mark.parametrize("tuning", ["full", "lora", "qlora"])
-def test_training_arguments_are_those_of_the_bundle(tmp_path: Path, tuning: str) -> None:
-    from trl import get_peft_config
-
-    answer = planned(tuning=tuning, training={"learning_rate": 3e-4}, precision="fp32")
-    training, model = parsed(answer.write_bundle(tmp_path / "mine"))
-    own = answer.training_arguments(training.output_dir)
-    theirs, ours = training.to_dict(), own.to_dict()
-    differing = {name for name in theirs if theirs[name] != ours[name]}
-    assert differing == {"model_init_kwargs"} and own.learning_rate == 3e-4
-    assert own.model_init_kwargs["dtype"] == model.dtype
-    assert ("quantization_config" in own.model_init_kwargs) == (tuning == "qlora")
-    adapters = answer.peft_config()
-    assert (adapters is None) == (tuning == "full")
-    assert adapters == get_peft_config(model)
 
 
 def test_fields_come_over_the_answers_own() -> None:

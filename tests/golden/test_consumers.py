@@ -8,6 +8,7 @@ import pytest
 import yaml
 from bundle_cases import CASES
 
+from autotune.api.trainer_arguments import peft_config, training_arguments
 from autotune.facts.stack import RENAMED, field_name, fused_head, training_fields
 from autotune.job.methods import METHODS
 from autotune.space.settings import settings
@@ -102,6 +103,26 @@ def test_every_knob_arrives_in_trl(name, trl, tmp_path):
         assert fields["lora_target_modules"] == list(case.facts.model.attention_modules)
     names = training_fields(case.job.method)
     assert {key: fields[field_name(key, names)] for key in knobs} == knobs
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_a_program_is_given_what_trl_reads(name, trl, tmp_path):
+    case, _ = emitted(name)
+    candidate = case.recommendation.chosen.candidate
+    chosen = settings(case.job, case.facts, candidate, case.output_dir)
+    given = training_arguments(chosen, {"max_steps": 2})
+    read = parsed_fields(trl, case.config, tmp_path, case.job.method)
+    values = {entry.name: getattr(given, entry.name) for entry in fields(given)}
+    differing = {name for name, value in values.items() if value != read[name]}
+    assert differing <= {"max_steps", "model_init_kwargs"}
+    assert (given.max_steps, type(given).__name__) == (2, METHODS[case.job.method].config)
+    if "model_init_kwargs" in values:
+        loading = values["model_init_kwargs"]
+        assert loading["dtype"] == read["dtype"]
+        assert ("quantization_config" in loading) == (case.job.tuning == "qlora")
+    adapters = peft_config(chosen)
+    assert (adapters is None) == (case.job.tuning == "full")
+    assert adapters is None or adapters.r == read["lora_r"]
 
 
 def test_checkpointing_reaches_the_trainer_without_reentry(trl, tmp_path):

@@ -29,11 +29,15 @@ def test_a_type_checker_finds_each_name_where_it_is_found_at_run_time() -> None:
     assert imported == autotune._HOMES
 
 
-def test_the_tune_function_is_callable_whatever_was_imported_before() -> None:
+def test_functions_are_callable_whatever_was_imported_before() -> None:
     code = (
-        "import autotune, autotune.cli.run, autotune.run.tuning\n"
-        "assert callable(autotune.tune) and callable(autotune.load_job)\n"
-        "assert callable(autotune.tune)\n"
+        "import importlib, autotune, autotune.cli.plan, autotune.run.tuning, autotune.plan.plan\n"
+        "import autotune.probe.measure\n"
+        "for package in (autotune, importlib.reload(autotune)):\n"
+        "    assert all(map(callable, (package.tune, package.plan, package.probe)))\n"
+        "    assert package.plan.__module__ == 'autotune.api.planning'\n"
+        "from autotune import load_job, plan, probe, tune\n"
+        "assert all(map(callable, (load_job, plan, probe, tune)))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
