@@ -121,10 +121,10 @@ def command(
     with closing(TrackedTerminal(PlainConsole(stderr=True), track, run, storage)) as terminal:
         listener = terminal if record is None else _recorded(record, terminal)
         result = tune(loaded, definition, run, storage=storage, listener=listener, options=options)
+        if record is not None:
+            write_result(record, result_plain(result, run.bundle))
+        _print(result, run, as_json)
         terminal.finish()
-    if record is not None:
-        write_result(record, result_plain(result, run.bundle))
-    _print(result, run, as_json)
     return _code(result)
 
 

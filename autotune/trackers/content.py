@@ -1,16 +1,19 @@
 """What of a run is sent: the job in short, each probe with what was expected of it, the result."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune import __version__
+from autotune.errors import UserError
 from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.probe.protocol import Measurement
 from autotune.process.run_folder import RunFolder
 from autotune.run.past_run import PastRun
+from autotune.search.recommend import Ranked
 from autotune.search.record import Record
 from autotune.trackers.tracker import PROBE, RESULT, Entry, TrackedRun
 
@@ -76,16 +79,16 @@ def _result(run: TrackedRun, past: PastRun) -> Entry:
     knobs: Mapping[str, Any] = {}
     metrics: dict[str, float] = {}
     bundle = None
-    if past.stored is not None:
-        chosen = past.recommendation(past.stored.probe).chosen
+    if (chosen := _chosen(past)) is not None:
         knobs, bundle = chosen.candidate.knobs, str(past.run.bundle)
         metrics = {**_measured(chosen.measurement), "probe": float(chosen.number)}
-        if past.stored.verification is not None:
-            metrics |= _finite(
-                verified=float(past.stored.verification.verified),
-                verified_speed_against_promise=past.stored.verification.speed_against_promise,
-                verified_peak_memory_bytes=past.stored.verification.peak_memory_bytes,
-            )
+    verification = past.stored.verification if past.stored and chosen else None
+    if verification is not None:
+        metrics |= _finite(
+            verified=float(verification.verified),
+            verified_speed_against_promise=verification.speed_against_promise,
+            verified_peak_memory_bytes=verification.peak_memory_bytes,
+        )
     saving = past.ending.saving if past.ending else None
     if saving is not None:
         metrics |= _finite(job_s=saving.job_s, default_job_s=saving.default_s)
@@ -100,6 +103,15 @@ def _result(run: TrackedRun, past: PastRun) -> Entry:
         state={"recommended": "finished", "interrupted": "killed"}.get(outcome, "failed"),
         bundle=bundle,
     )
+
+
+def _chosen(past: PastRun) -> Ranked | None:
+    """What is recommended; None where that is nothing, or what was is not stable after all."""
+    if past.stored is None:
+        return None
+    with contextlib.suppress(UserError):
+        return past.recommendation(past.stored.probe).chosen
+    return None
 
 
 def _measured(measurement: Measurement) -> dict[str, float]:

@@ -48,6 +48,16 @@ def test_a_run_that_was_killed_says_so_and_has_no_bundle(tmp_path: Path) -> None
     assert "tokens_per_s" not in whole.metrics
 
 
+def test_a_recommendation_that_did_not_hold_is_left_out_with_its_bundle(tmp_path: Path) -> None:
+    run = make_whole_run(tmp_path)
+    stored = json.loads(run.recommendation.read_text(encoding="utf-8"))
+    stored["chosen"]["probe"] = 2  # it ran out of memory
+    run.recommendation.write_text(json.dumps(stored), encoding="utf-8")
+    whole = entries_of(run)[-1]
+    assert (whole.bundle, whole.outcome) == (None, "recommended")
+    assert "verified" not in whole.metrics and "tokens_per_s" not in whole.metrics
+
+
 def test_a_probe_is_sent_once_and_a_result_again_where_it_differs(tmp_path: Path) -> None:
     *probes, whole = entries_of(make_whole_run(tmp_path))
     assert replace(probes[0], reason="another").mark == probes[0].mark
