@@ -46,7 +46,7 @@ class Companion:
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         for descriptor in (self._input, self._output):
             os.set_blocking(descriptor, False)
-        self._waiting = self._buffer = b""
+        self._queue = self._buffer = b""
 
     @property
     def pid(self) -> int:
@@ -60,10 +60,10 @@ class Companion:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Hand it a message: now, or with the next one where it is busy."""
-        self._waiting += json.dumps(message, allow_nan=False).encode() + b"\n"
+        self._queue += json.dumps(message, allow_nan=False).encode() + b"\n"
         self._write()
 
-    def heard(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
         """What it has said since this was asked last."""
         self._read()
         *lines, self._buffer = self._buffer.split(b"\n")
@@ -76,7 +76,7 @@ class Companion:
             selector.register(self._output, selectors.EVENT_READ)
             while self._process.poll() is None:
                 self._write()
-                if not self._waiting:
+                if not self._queue:
                     self._close_input()
                 selector.select(_POLL_S)
                 if self._read():
@@ -98,12 +98,12 @@ class Companion:
 
     def _write(self) -> None:
         try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._input, self._waiting) :]
+            while self._queue:
+                self._queue = self._queue[os.write(self._input, self._queue) :]
         except BlockingIOError:
             return
         except BrokenPipeError:  # it has ended: `exit_code` says how
-            self._waiting = b""
+            self._queue = b""
 
     def _read(self) -> bool:
         """Take what it has said; whether that was anything."""

@@ -56,13 +56,13 @@ class Runs(Tracker):
         """The run of an entry: the one that is there, or a new one."""
         identity = f"{self.run.id}-{key}"
         query = f"tags.`{_ID}` = '{identity}'"
-        if found := self._client.search_runs([self._experiment], query, max_results=1):
-            return str(found[0].info.run_id)
+        if runs := self._client.search_runs([self._experiment], query, max_results=1):
+            return str(runs[0].info.run_id)
         labels = {"labels": ", ".join(self.run.labels)}
-        made = self._client.create_run(
+        new_run = self._client.create_run(
             self._experiment, run_name=name, tags={_ID: identity, **labels, **tags}
         )
-        return str(made.info.run_id)
+        return str(new_run.info.run_id)
 
 
 def _text(value: Any) -> str:

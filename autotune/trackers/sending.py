@@ -45,20 +45,25 @@ class Sending:
     """
 
     def __init__(self, tools: Collection[str], run: RunFolder, warn: Callable[[str], None]) -> None:
-        self._run, self._warn = run, warn
-        self._tools, self._workers = tuple(dict.fromkeys(tools)), dict[str, Companion]()
-        self._tracked: TrackedRun | None = None
+        self._choice, self._run, self._warn = tools, run, warn
+        self._workers: dict[str, Companion] = {}
+        self._facts: TrackedRun | None = None
         self._expectations: Expectations | None = None
         self.faults: list[str] = []
         """What was warned of."""
 
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Those that have not failed."""
+        return tuple(self._workers)
+
     def start(self) -> None:
         """Begin to import the tools, while something else is done."""
-        for tool in self._tools:
+        for tool in dict.fromkeys(self._choice):
             try:
                 self._run.tracking.mkdir(parents=True, exist_ok=True)
-                sent, log = (self._run.tracking / f"{tool}.{kind}" for kind in ("json", "log"))
-                self._workers[tool] = Companion(WORKER, [tool, str(sent)], log=log)
+                marks, log = (self._run.tracking / f"{tool}.{kind}" for kind in ("json", "log"))
+                self._workers[tool] = Companion(WORKER, [tool, str(marks)], log=log)
             except OSError as error:
                 self._fail(tool, str(error))
 
@@ -66,9 +71,9 @@ class Sending:
         """Tell the tools of the run."""
         if not self._workers:
             return
-        self._tracked = tracked_run(job, facts, self._run)
+        self._facts = tracked_run(job, facts, self._run)
         for worker in self._workers.values():
-            worker.send(self._tracked.plain())
+            worker.send(self._facts.plain())
 
     def expect(self, expectations: Expectations) -> None:
         """Send with each probe what was expected of it."""
@@ -76,17 +81,17 @@ class Sending:
 
     def probe(self, record: Record) -> None:
         """Send a probe that has ended."""
-        if self._workers and self._tracked is not None:
+        if self._workers and self._facts is not None:
             estimates = self._expectations.estimates if self._expectations else {}
-            self._send(probe_entry(self._tracked, record, estimates.get(record.candidate.key)))
+            self._send(probe_entry(self._facts, record, estimates.get(record.candidate.key)))
 
     def finish(self, past: PastRun) -> None:
         """Send what was not sent yet of a run, and what it came to; wait until it has arrived."""
-        if self._tracked is None:
+        if self._facts is None:
             self.begin(past.job, past.facts)
-        if self._tracked is None:
+        if self._facts is None:
             return
-        for entry in entries(self._tracked, past):
+        for entry in entries(self._facts, past):
             self._send(entry)
         for tool, worker in list(self._workers.items()):
             if not worker.finish(QUIET_S):
@@ -108,7 +113,7 @@ class Sending:
         """Hear what has failed."""
         for tool, worker in list(self._workers.items()):
             code = worker.exit_code
-            faults = [line["fault"] for line in worker.heard() if "fault" in line]
+            faults = [line["fault"] for line in worker.lines() if "fault" in line]
             if faults:
                 self._fail(tool, faults[0])
             elif code:
@@ -120,6 +125,6 @@ class Sending:
         self.faults.append(f"{tool}: {in_one_line(fault)}")
         again = f"autotune report {shlex.quote(str(self._run.path))} --track {tool}"
         self._warn(
-            f"tracking with {self.faults[-1]} (log: {self._run.tracking / f'{tool}.log'}). The run "
-            f"goes on without; `{again}` sends it later"
+            f"tracking with {self.faults[-1]} (log: {self._run.tracking / f'{tool}.log'}). The "
+            f"search does not need it; `{again}` sends the rest later"
         )

@@ -33,12 +33,12 @@ class Runs(Tracker):
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in entry.config.items()
         }
-        told = {"outcome": entry.outcome, "reason": entry.reason}
+        ending = {"outcome": entry.outcome, "reason": entry.reason}
         files = {} if entry.bundle is None else _texts(Path(entry.bundle))
         summaries = [
             summary_v2.hparams_pb(knobs, trial_id=entry.name),
             *(scalar_pb(name, value) for name, value in entry.metrics.items()),
-            *(text_pb(name, text) for name, text in {**told, **files}.items()),
+            *(text_pb(name, text) for name, text in {**ending, **files}.items()),
             _end(entry.state),
         ]
         for summary in summaries:

@@ -16,22 +16,22 @@ class Runs(Tracker):
     """Runs of one group."""
 
     def record(self, entry: Entry) -> None:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as reports:
             warnings.simplefilter("always", UserWarning)
             self._record(entry)
-        for warning in caught:
-            text = str(warning.message)
+        for report in reports:
+            text = str(report.message)
             if any(word in text for word in FAILURE):
                 raise OSError(text)
 
     def _record(self, entry: Entry) -> None:
-        told = {"outcome": entry.outcome, "reason": entry.reason, "state": entry.state}
+        ending = {"outcome": entry.outcome, "reason": entry.reason, "state": entry.state}
         run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
             # It finds a run again by its name, so that no other may bear it.
             name=f"{entry.name} ({self.run.id[-6:]})",
             group=f"{self.run.name}-{self.run.id}",
-            config={**entry.config, **told, "labels": self.run.labels},
+            config={**entry.config, **ending, "labels": self.run.labels},
             resume="allow",
             embed=False,
             # What it would log by itself is of this process, which trains nothing.

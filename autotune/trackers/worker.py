@@ -22,11 +22,11 @@ from autotune.trackers.tracker import Entry, TrackedRun, Tracker
 def main(tool: str, sent_file: Path) -> int:
     """Send what comes until the input ends; the exit code."""
     die_with_parent()
-    said = os.dup(1)  # stdout is for lines alone: whatever a tool prints goes to the log
+    replies = os.dup(1)  # stdout is for lines alone: whatever a tool prints goes to the log
     os.dup2(2, 1)
 
     def say(**line: str) -> None:
-        os.write(said, json.dumps(line).encode() + b"\n")
+        os.write(replies, json.dumps(line).encode() + b"\n")
 
     try:
         make: type[Tracker] = importlib.import_module(f"autotune.trackers.{tool}").Runs
@@ -34,13 +34,13 @@ def main(tool: str, sent_file: Path) -> int:
         if not first:
             return 0
         tracker = make(TrackedRun.from_plain(json.loads(first)))
-        sent = _marks(sent_file)
+        marks = _marks(sent_file)
         for line in sys.stdin:
             entry = Entry.from_plain(json.loads(line))
-            if entry.mark not in sent:
+            if entry.mark not in marks:
                 tracker.record(entry)
-                sent = [*sent, entry.mark]
-                write_json(sent_file, {"sent": sent})
+                marks = [*marks, entry.mark]
+                write_json(sent_file, {"sent": marks})
             say(sent=entry.key)
     except (Exception, SystemExit) as error:
         traceback.print_exc()

@@ -133,7 +133,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(sent: Sent) -> No
     (warning,) = [line for line in sent.said.splitlines() if line.startswith("tracking with ")]
     assert warning.startswith("tracking with trackio: ") and "Not a directory" in warning
     run = sent.bundle.parent
-    assert f"`autotune report '{run}' --track trackio` sends it later" in warning
+    assert f"`autotune report '{run}' --track trackio` sends the rest later" in warning
 
 
 @pytest.mark.parametrize("tool", TRACKERS)

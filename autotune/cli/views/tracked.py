@@ -22,7 +22,7 @@ class TrackedTerminal(TerminalListener):
         self, console: PlainConsole, tools: Sequence[str], run: RunFolder, storage: str | None
     ) -> None:
         super().__init__(console)
-        self._sending, self._has_trackers = Sending(tools, run, self._say), bool(tools)
+        self._sending = Sending(tools, run, self._say)
         self._run, self._storage = run, storage
         self._job: Job | None = None
 
@@ -45,12 +45,13 @@ class TrackedTerminal(TerminalListener):
 
     def finish(self) -> None:
         """The run has ended: send what it came to."""
-        if not self._has_trackers:
+        if not self._sending.tools:
             return
         try:
             past = reopen(self._run.path, self._storage)
         except AutotuneError:  # it ended before there was anything to send
             return
+        self._say(f"sending what is left to {', '.join(self._sending.tools)} ...")
         self._sending.finish(past)
 
     def close(self) -> None:

@@ -94,4 +94,4 @@ def test_a_tool_that_cannot_begin_is_told_once_with_what_sends_it_later(tmp_path
     sending.close()
     (warning,) = said
     assert warning.startswith("tracking with tensorboard: ")
-    assert f"`autotune report {run.path} --track tensorboard` sends it later" in warning
+    assert f"`autotune report {run.path} --track tensorboard` sends the rest later" in warning
