@@ -19,7 +19,7 @@ TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in FIL
 # A folder imports from those to its left, and from none beside it.
 ORDER = (
     "errors units value_types < client < job < facts < space process < training < probe estimate"
-    " < plan search < bundle < run < report < api server doctor < cli"
+    " < plan search < bundle < run < report < api trackers server doctor < cli"
 )
 CHILD = ("training", "estimate/tracing", "estimate/variants", "estimate/speed/measuring")
 """What a child runs, besides the files that are named below and the `*worker.py` everywhere: only
@@ -45,6 +45,7 @@ OWNERS = {
     "requests": ("client.py", "server/worker/door.py"),
     "pynvml": ("facts/devices.py",),
     "rich": ("cli",),
+    **{name: (f"trackers/{name}.py",) for name in ("wandb", "mlflow", "trackio", "tensorboard")},
     "subprocess": ("process",),
     "multiprocessing": (),
     "pickle": ("estimate/tracing/shared_results.py",),
@@ -174,7 +175,8 @@ def test_nothing_is_measured_by_a_clock_that_may_be_set() -> None:
     readers = [
         name
         for name, tree in TREES.items()
-        if not name.startswith("server/") and name != "cli/views/events.py"  # dates of events
+        if not name.startswith(("server/", "trackers/"))  # dates of events
+        and name != "cli/views/events.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and re.fullmatch(r"time\.time(_ns)?|.*datetime\.(now|utcnow)", ast.unparse(node))

@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from autotune.cli.echo import echo
 from autotune.errors import user_error
+from autotune.trackers import TRACKERS
 
 RESULT = "result.json"
 _FLAGS = {
@@ -91,6 +92,16 @@ def record_option(function: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(file_okay=False, path_type=Path),
         help="Write there what happens, as it happens (events.jsonl), what --json prints "
         "(result.json), and of a plan the files of its answer (bundle/).",
+    )(function)
+
+
+def track_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--track`."""
+    return click.option(
+        "--track",
+        multiple=True,
+        type=click.Choice(TRACKERS),
+        help="Send each probe and the bundle to this tracker. May be repeated.",
     )(function)
 
 

@@ -1,7 +1,9 @@
 """`autotune report`."""
 
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,8 +14,9 @@ from autotune.cli.job_options import (
     print_notes,
     storage_of,
     storage_option,
+    track_option,
 )
-from autotune.errors import user_error
+from autotune.errors import machine_error, user_error
 
 
 @click.command("report")
@@ -29,10 +32,16 @@ from autotune.errors import user_error
     help="Write it as one Markdown file as well.",
 )
 @storage_option("Optuna storage URL of the run, where it has one of its own.")
+@track_option
 @json_option
 @guarded
 def command(
-    run: Path, html: Path | None, markdown: Path | None, storage: str | None, as_json: bool
+    run: Path,
+    html: Path | None,
+    markdown: Path | None,
+    storage: str | None,
+    track: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Show what RUN probed, a line for each candidate, what is recommended and why."""
     from autotune.cli.views.console import PlainConsole
@@ -42,7 +51,9 @@ def command(
     from autotune.report.html import html_report
     from autotune.report.markdown import markdown_report
     from autotune.run.past_run import reopen
+    from autotune.trackers.sending import refuse_missing
 
+    refuse_missing(track)
     _refuse_used(html, markdown)
     past = reopen(run, storage_of(storage))
     print_notes(past.notes)
@@ -50,6 +61,7 @@ def command(
     for file, render in ((html, html_report), (markdown, markdown_report)):
         if file is not None:
             past.run.write_text(file, render(content))
+    _track(past, track)
     if as_json:
         stored, ending = past.stored, past.ending
         recommended = None if stored is None else stored.plain
@@ -63,6 +75,26 @@ def command(
         if file is not None:
             echo(f"report: {file}")
     return 0
+
+
+def _track(past: Any, tools: tuple[str, ...]) -> None:
+    """Send what trackers have not got yet.
+
+    Raises:
+        UserError: the run still goes on, and sends it.
+        MachineError: a tool failed.
+    """
+    from autotune.trackers.sending import Sending
+
+    if not tools:
+        return
+    faults: list[str] = []
+    with past.run.locked(), closing(Sending(tools, past.run, faults.append)) as sending:
+        sending.start()
+        sending.finish(past)
+    if faults:
+        hint = f"the logs are in {past.run.tracking}; what was sent already is not sent again"
+        raise machine_error("; ".join(sending.faults), where="--track", hint=hint)
 
 
 def _refuse_used(html: Path | None, markdown: Path | None) -> None:

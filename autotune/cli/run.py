@@ -16,6 +16,7 @@ from autotune.cli.job_options import (
     record_option,
     storage_of,
     storage_option,
+    track_option,
     write_result,
 )
 from autotune.cli.remote import JOB, refuse_local, run_there, server_option
@@ -59,6 +60,7 @@ ADD_SERVER = "add --server URL"
 @click.option(
     "--no-verify", is_flag=True, help="Write the bundle without launching it; it says so."
 )
+@track_option
 @server_option("run it. AUTOTUNE_TOKEN is its token.")
 @click.option(
     "--attach", metavar="ID", help="With --server: follow a run that the service has already."
@@ -75,6 +77,7 @@ def command(
     sampler: str | None,
     no_history: bool,
     no_verify: bool,
+    track: tuple[str, ...],
     server: str | None,
     attach: str | None,
     record: Path | None,
@@ -98,11 +101,12 @@ def command(
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import result_plain
-    from autotune.cli.views.terminal import TerminalListener
-    from autotune.report.result_lines import result_lines
+    from autotune.cli.views.tracked import TrackedTerminal
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
+    from autotune.trackers.sending import refuse_missing
 
+    refuse_missing(track)
     storage = storage_of(storage)
     if resume is not None:
         _refuse_to_resume_with(out, sampler, no_history, no_verify)
@@ -113,18 +117,26 @@ def command(
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
-    with closing(TerminalListener(PlainConsole(stderr=True))) as terminal:
+    with closing(TrackedTerminal(PlainConsole(stderr=True), track, run, storage)) as terminal:
         listener = terminal if record is None else _recorded(record, terminal)
         result = tune(loaded, definition, run, storage=storage, listener=listener, options=options)
-    if record is not None:
-        write_result(record, result_plain(result, run.bundle))
+        if record is not None:
+            write_result(record, result_plain(result, run.bundle))
+        _print(result, run, as_json)
+        terminal.finish()
+    return _code(result)
+
+
+def _print(result: Any, run: Any, as_json: bool) -> None:
+    from autotune.cli.views.json import result_plain
+    from autotune.report.result_lines import result_lines
+
     if as_json:
         print_json(result_plain(result, run.bundle))
     else:
         echo("\n".join(result_lines(result, str(run.bundle))))
     if result.outcome == "interrupted":
         echo(f"interrupted; go on with: {run.resumption}", err=True)
-    return _code(result)
 
 
 def _code(result: Any) -> int:

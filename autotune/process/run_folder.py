@@ -13,6 +13,7 @@ model/            only where the job named a bare config
 probes/NNNN/      candidate, request, reply, progress, logs and measurement of each probe
 verification/     the data, output and log of the verified launch
 bundle/           what is emitted
+tracking/         of each tracker what was sent and its log; the event files of TensorBoard
 """
 
 import contextlib
@@ -120,6 +121,10 @@ class RunFolder:
     @property
     def verification(self) -> Path:
         return self.path / "verification"
+
+    @property
+    def tracking(self) -> Path:
+        return self.path / "tracking"
 
     @property
     def what_if(self) -> Path:

@@ -51,6 +51,9 @@ class Listener(Progress):
     def unestimated(self, seconds: float) -> None:
         """The traces did not end within their part of the total budget: formulas stand for them."""
 
+    def expecting(self, expectations: Expectations) -> None:
+        """What is expected of each candidate is known."""
+
     def probing(self, number: int, candidate: Candidate) -> None:
         """A probe starts."""
 
@@ -130,6 +133,7 @@ class Session:
         except OutOfTime:
             listener.unestimated(estimating_s)
             expectations, untimely = by_formula(job, facts, space, run, server, limit), True
+        listener.expecting(expectations)
         # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
         guide = replace(expectations, estimates={}) if untimely else expectations
         study, options = study_of(

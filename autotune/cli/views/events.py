@@ -13,6 +13,7 @@ from autotune.job.job import Job
 from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
 from autotune.report.words import candidate_text
+from autotune.run.expectations import Expectations
 from autotune.run.session import Listener
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation
@@ -131,6 +132,9 @@ class RunEvents(ProgressEvents, Listener):
     def unestimated(self, seconds: float) -> None:
         self._events.write("unestimated", seconds=seconds)
         self._listener.unestimated(seconds)
+
+    def expecting(self, expectations: Expectations) -> None:
+        self._listener.expecting(expectations)
 
     def probing(self, number: int, candidate: Candidate) -> None:
         self._events.write("probing", probe=number, knobs=candidate.knobs)
