@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from autotune.cli.echo import echo
+from autotune.cli.echo import echo, say
 from autotune.errors import user_error
 
 RESULT = "result.json"
@@ -144,21 +144,21 @@ def load(
         hint = ways_out(loaded_job, device=device, figures=figures)
         raise user_error(reason, where="method", hint=hint)
     for assumption in loaded_job.assumed:
-        echo(f"assumed: {assumption}", err=True)
+        say(f"assumed: {assumption}")
     return loaded_job, definition
 
 
 def say_imported(file: Path | None) -> Callable[[Any], None]:
     """What tells in a line that another tool's file was read as a job."""
 
-    def say(found: Any) -> None:
+    def tell(found: Any) -> None:
         batch = found.job.get("global_batch_size")
         given = found.job.get("devices", {})
         devices = given.get("count", 1) * given.get("nodes", 1)
         more = f"; global batch {batch}, {devices} device{'s' if devices != 1 else ''}"
-        echo(f"{found.summary}{more}; `autotune import {file}` lists them", err=True)
+        say(f"{found.summary}{more}; `autotune import {file}` lists them")
 
-    return say
+    return tell
 
 
 def print_notes(notes: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """`autotune run`."""
 
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +64,7 @@ ADD_SERVER = "add --server URL"
     "--attach", metavar="ID", help="With --server: follow a run that the service has already."
 )
 @record_option
+@click.option("--quiet", is_flag=True, help="Say nothing as it goes, but what went wrong.")
 @json_option
 @guarded
 def command(
@@ -79,6 +79,7 @@ def command(
     server: str | None,
     attach: str | None,
     record: Path | None,
+    quiet: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -86,7 +87,8 @@ def command(
 
     JOB is a YAML file; it may be left out where flags say it all. Everything is kept in the run
     folder; Ctrl-C ends cleanly, and --resume goes on. While another run of yours has the devices
-    this one waits. The exit code is 1 where the bundle failed its verification.
+    this one waits. The exit code is 1 where the bundle failed its verification. A terminal shows
+    live how far it is; piped, and where TERM is dumb or CI is set, it gets lines.
 
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
@@ -97,10 +99,9 @@ def command(
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
-    from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import result_plain
+    from autotune.cli.views.live.panel import run_view
     from autotune.cli.views.results import result_lines
-    from autotune.cli.views.terminal import TerminalListener
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
 
@@ -114,8 +115,8 @@ def command(
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
-    with closing(TerminalListener(PlainConsole(stderr=True))) as terminal:
-        listener = terminal if record is None else _recorded(record, terminal)
+    with run_view(quiet=quiet) as view:
+        listener = view if record is None else _recorded(record, view)
         result = tune(loaded, definition, run, storage=storage, listener=listener, options=options)
     if record is not None:
         write_result(record, result_plain(result, run.bundle))
@@ -143,7 +144,7 @@ def _by_server(
     as_json: bool,
 ) -> int:
     made = {"attach"} if attach is not None else {"resume"} if resume is not None else JOB
-    refuse_local({"out", *made})
+    refuse_local({"out", "quiet", *made})
     return run_there(
         server,
         job,
@@ -155,10 +156,10 @@ def _by_server(
     )
 
 
-def _recorded(record: Path, terminal: Any) -> Any:
-    from autotune.cli.views.events import EVENTS, RunEvents
+def _recorded(record: Path, view: Any) -> Any:
+    from autotune.cli.views.events import EVENTS, EventFile, RunEvents
 
-    return RunEvents(record / EVENTS, terminal)
+    return RunEvents(EventFile(record / EVENTS), view)
 
 
 def _refuse_to_resume_with(

@@ -16,7 +16,6 @@ from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.search.record import Record
 from autotune.space.bind import SearchSpace
-from autotune.space.knobs import Candidate
 from autotune.units import format_bytes, format_seconds
 
 
@@ -100,11 +99,6 @@ class TerminalListener(Listener):
         self._ruled_out = reasons
         for reason, count in new.items():
             self._say(f"           no probe needed for {count} candidate(s): {reason}")
-
-    def probing(self, number: int, candidate: Candidate) -> None:
-        if self._console.is_terminal:
-            line = f"probe {number:3d}  {describe(candidate, self._free)} ..."
-            self._console.print(escape(line), end="\r", highlight=False, soft_wrap=True)
 
     def probed(self, record: Record) -> None:
         assert record.measurement is not None
