@@ -43,7 +43,8 @@ def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> 
     if storage is not None or not is_planned(run):
         past = reopen(run, storage_of(storage))
         print_notes(past.notes)
-    with run_view(verifying=str(run)) as view:
+    method = None if past is None else past.job.method
+    with run_view(verifying=str(run), method=method) as view:
         heard = view.verification_stage, view.waiting
         if past is None:
             outcome = verify_planned(run, *heard, soak_s)

@@ -33,7 +33,7 @@ COLOURS = re.compile(r"\x1b\[[\d;]*3\d")
 
 def normalised(screen: str) -> str:
     """A screen without the times that run."""
-    return CLOCKS.sub(lambda row: re.sub(r"\b(\d+ min )?\d+ s\b", "T", row[0]), screen)
+    return CLOCKS.sub(lambda row: re.sub(r"\b(\d+ min )?[\d.]+ s\b", "T", row[0]), screen)
 
 
 def screens(there: Terminal, signs: Path) -> Iterator[tuple[str, int]]:

@@ -60,7 +60,7 @@ def test_a_run_is_followed_in_a_terminal_and_leaves_it_clean(autotune: Command) 
         assert there.shows_cursor
     result = json.loads((folder / "out.json").read_text(encoding="utf-8"))
     assert result["outcome"] == "interrupted" and result["knobs"]
-    assert not own_children(str(folder))
+    assert not own_children(str(folder / "run"))
 
 
 def fits(screen: str, width: int) -> bool:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 from rich.control import Control
@@ -18,6 +18,7 @@ from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live.rows import LABEL, rows
 from autotune.cli.views.live.state import LiveState
+from autotune.cli.views.live.writer import Writer
 from autotune.cli.views.terminal import TerminalListener
 from autotune.run.session import Listener
 from autotune.run.standing import ProbeSteps
@@ -74,6 +75,9 @@ class Panel(Live):
 
     def start(self, refresh: bool = False) -> None:
         """Draw it from now on."""
+        self._terminal = self.console.file
+        self._writer = Writer(self._terminal)
+        self.console.file = cast(IO[str], self._writer)
         super().start(refresh=True)
         self._clock.start()
 
@@ -83,6 +87,8 @@ class Panel(Live):
         if self._clock.is_alive():
             self._clock.join()
         super().stop()
+        self._writer.close()
+        self.console.file = self._terminal
 
     def refresh(self) -> None:
         """Draw it as it is now."""
@@ -91,7 +97,8 @@ class Panel(Live):
 
     def _redraw(self) -> None:
         while not self._over.wait(REDRAW_S):
-            self.refresh()
+            if not self._writer.is_behind:
+                self.refresh()
 
     def draw(self, width: int, height: int) -> list[Text]:
         """Its rows for a terminal of that size; they are what is seen next."""
@@ -142,11 +149,14 @@ class _LinesAbove(TerminalListener):
 
 
 @contextlib.contextmanager
-def run_view(*, quiet: bool = False, verifying: str = "") -> Iterator[Listener]:
+def run_view(
+    *, quiet: bool = False, verifying: str = "", method: str | None = None
+) -> Iterator[Listener]:
     """Who hears of a run: a panel and lines, lines alone, or nobody.
 
     Args:
         verifying: what is launched, where that is all that is done.
+        method: of the job, where it is known by now.
     """
     if quiet:
         yield Listener()
@@ -156,7 +166,7 @@ def run_view(*, quiet: bool = False, verifying: str = "") -> Iterator[Listener]:
         with contextlib.closing(TerminalListener(console)) as listener:
             yield listener
         return
-    state = LiveState(began=time.monotonic(), verifying=verifying)
+    state = LiveState(began=time.monotonic(), verifying=verifying, method=method)
     if verifying:
         state.doing, state.detail = "verifying", verifying
     with Panel(console, state) as panel:

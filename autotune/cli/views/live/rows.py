@@ -89,7 +89,7 @@ def _steps(state: LiveState, now: float) -> Iterator[str]:
         to_come = state.stages_to_come
         if to_come:
             yield f"now {STAGES[to_come[0]]}, {whole_seconds(now - state.staged)}"
-        done = [f"{STAGES[stage]} {whole_seconds(seconds)}" for stage, seconds in state.stages]
+        done = [f"{STAGES[stage]} {format_seconds(seconds)}" for stage, seconds in state.stages]
         yield f"done {', '.join(done)}"
         if to_come[1:]:
             yield f"then {', '.join(STAGES[stage] for stage in to_come[1:])}"

@@ -84,6 +84,7 @@ class LiveState:
                 left = f", about {format_seconds(left_s)} left" if left_s else ""
                 self.detail = f"{data['done']} of {data['of']} candidates{left}"
             case "trying":
+                self.steps = None
                 self._begin("trying", data["text"], now)
 
     def _search(self, kind: str, data: Mapping[str, Any], now: float) -> None:

@@ -82,7 +82,7 @@ def test_the_stages_of_a_launch_are_those_of_its_method(method: str, stages: str
         ("verifying", {"probe": 3}),
         ("verification_stage", {"stage": "data", "seconds": 1.0}),
     )
-    assert shown(state, 5.0)["steps"] == f"now worst batch, 2 s; done rows 1 s; {stages}"
+    assert shown(state, 5.0)["steps"] == f"now worst batch, 2 s; done rows 1.0 s; {stages}"
 
 
 def test_a_launch_that_comes_again_begins_anew_after_its_rows() -> None:
@@ -90,7 +90,7 @@ def test_a_launch_that_comes_again_begins_anew_after_its_rows() -> None:
     again = ("verification_stage", {"stage": "too slow; so it is launched again", "seconds": 9.0})
     probing = {"probe": 5, "knobs": make_candidate().knobs}
     state = followed(("surveying", {"method": "sft"}), ("verifying", {"probe": 3}), *over, again)
-    assert shown(state, 5.0)["steps"].startswith("now worst batch, 0 s; done rows 1 s; then")
+    assert shown(state, 5.0)["steps"].startswith("now worst batch, 0 s; done rows 1.0 s; then")
     state.take("probing", probing, 6.0)
     assert shown(state, 6.0)["steps"] == "a process starts"
     state.take("probed", {"probe": 5}, 7.0)
