@@ -17,6 +17,18 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
+def say(text: object) -> None:
+    """Tell on stderr what goes on, unless the command is to be quiet."""
+    if not is_quiet():
+        echo(text, err=True)
+
+
+def is_quiet() -> bool:
+    """Whether the command that runs is to be quiet (`--quiet`)."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.params.get("quiet"))
+
+
 def print_json(data: Any) -> None:
     """One JSON object on stdout."""
     text = json.dumps(data, ensure_ascii=False, sort_keys=True, allow_nan=False)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from autotune.cli.echo import echo
+from autotune.cli.echo import echo, say
 from autotune.errors import user_error
 from autotune.trackers import TRACKERS
 
@@ -150,14 +150,14 @@ def load(
     loaded_job, definition = load_job(job, overrides, imported=say_imported(job))
     refuse_missing(loaded_job, device=device, figures=figures)
     for assumption in loaded_job.assumed:
-        echo(f"assumed: {assumption}", err=True)
+        say(f"assumed: {assumption}")
     return loaded_job, definition
 
 
 def say_imported(file: Path | None) -> Callable[[Any], None]:
     """What tells in a line that another tool's file was read as a job."""
 
-    return lambda found: echo(found.line(str(file)), err=True)
+    return lambda found: say(found.line(str(file)))
 
 
 def print_notes(notes: Sequence[str]) -> None:

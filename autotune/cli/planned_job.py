@@ -103,9 +103,9 @@ def shown_progress(record: Path | None = None) -> Iterator[Any]:
         if record is None:
             yield progress
         else:
-            from autotune.cli.views.events import EVENTS, ProgressEvents
+            from autotune.cli.views.events import EVENTS, EventFile, ProgressEvents
 
-            yield ProgressEvents(record / EVENTS, progress)
+            yield ProgressEvents(EventFile(record / EVENTS), progress)
     finally:
         progress.clear()
 

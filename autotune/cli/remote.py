@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import echo, print_json
+from autotune.cli.echo import echo, is_quiet, print_json, say
 from autotune.cli.job_options import FLAG_NAMES, say_imported
 from autotune.errors import (
     EXIT_DONE,
@@ -152,7 +152,7 @@ def run_there(
     code = _told(done, as_json)
     if "bundle.zip" in done["files"]:
         there = f"{client.url}/api/v1/runs/{work['id']}/bundle.zip"
-        echo(f"bundle: {bundle or there}", err=True)
+        say(f"bundle: {bundle or there}")
     if done["state"] in ("cancelled", "failed"):
         back = f"autotune run --server {url} --resume {work['id']}"
         echo(f"{done['state']}; go on with: {back}", err=True)
@@ -227,7 +227,7 @@ def _say_where(client: Any, work: dict[str, Any]) -> None:
     now = client.get(work["kind"], work["id"])
     waits = f", {now['ahead']} before it" if now["ahead"] else ""
     where = f"{client.url}/{work['kind']}s/{work['id']}"
-    echo(f"{work['kind']} {work['id']} is {now['state']}{waits}: {where}", err=True)
+    say(f"{work['kind']} {work['id']} is {now['state']}{waits}: {where}")
 
 
 def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, An
                 after = event["number"]
                 if event["kind"] == "line":
                     said.append(event["data"]["text"])
-                    echo(said[-1], err=True)
+                    say(said[-1])
             done: dict[str, Any] = client.wait(work, after)
             break
         except KeyboardInterrupt:
@@ -250,7 +250,7 @@ def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, An
             with contextlib.suppress(UserError):  # it has ended by now
                 client.cancel(work)
     error = done["error"] or ""
-    if error and error.splitlines()[0] not in said:
+    if error and (is_quiet() or error.splitlines()[0] not in said):
         echo(error, err=True)
     return done
 

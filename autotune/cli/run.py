@@ -66,6 +66,7 @@ ADD_SERVER = "add --server URL"
     "--attach", metavar="ID", help="With --server: follow a run that the service has already."
 )
 @record_option
+@click.option("--quiet", is_flag=True, help="Say nothing as it goes, but what went wrong.")
 @json_option
 @guarded
 def command(
@@ -81,6 +82,7 @@ def command(
     server: str | None,
     attach: str | None,
     record: Path | None,
+    quiet: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -88,7 +90,8 @@ def command(
 
     JOB is a YAML file; it may be left out where flags say it all. Everything is kept in the run
     folder; Ctrl-C ends cleanly, and --resume goes on. While another run of yours has the devices
-    this one waits. The exit code is 1 where the bundle failed its verification.
+    this one waits. The exit code is 1 where the bundle failed its verification. A terminal shows
+    live how far it is; piped, and where TERM is dumb or CI is set, it gets lines.
 
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
@@ -99,9 +102,9 @@ def command(
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
-    from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import result_plain
-    from autotune.cli.views.tracked import TrackedTerminal
+    from autotune.cli.views.live.panel import run_view
+    from autotune.cli.views.tracked import Tracked
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
     from autotune.trackers.sending import refuse_missing
@@ -117,13 +120,18 @@ def command(
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
-    with closing(TrackedTerminal(PlainConsole(stderr=True), track, run, storage)) as terminal:
-        listener = terminal if record is None else _recorded(record, terminal)
-        result = tune(loaded, definition, run, storage=storage, listener=listener, options=options)
+    with closing(Tracked(track, run, storage)) as tracked:
+        with run_view(quiet=quiet) as view:
+            listener = tracked.beside(view)
+            if record is not None:
+                listener = _recorded(record, listener)
+            result = tune(
+                loaded, definition, run, storage=storage, listener=listener, options=options
+            )
         if record is not None:
             write_result(record, result_plain(result, run.bundle))
         _print(result, run, as_json)
-        terminal.finish()
+        tracked.finish()
     return _code(result)
 
 
@@ -154,7 +162,7 @@ def _by_server(
     as_json: bool,
 ) -> int:
     made = {"attach"} if attach is not None else {"resume"} if resume is not None else JOB
-    refuse_local({"out", *made})
+    refuse_local({"out", "quiet", *made})
     return run_there(
         server,
         job,
@@ -166,10 +174,10 @@ def _by_server(
     )
 
 
-def _recorded(record: Path, terminal: Any) -> Any:
-    from autotune.cli.views.events import EVENTS, RunEvents
+def _recorded(record: Path, view: Any) -> Any:
+    from autotune.cli.views.events import EVENTS, EventFile, RunEvents
 
-    return RunEvents(record / EVENTS, terminal)
+    return RunEvents(EventFile(record / EVENTS), view)
 
 
 def _refuse_to_resume_with(

@@ -34,21 +34,22 @@ def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> 
 
     RUN may be the folder that `autotune plan --emit` wrote: its configuration is probed first, and
     the launch is held against that. Where it holds, the files lose their mark."""
-    from autotune.cli.views.console import PlainConsole
-    from autotune.cli.views.terminal import TerminalListener
+    from autotune.cli.views.live.panel import run_view
     from autotune.run.past_run import reopen, verify_again
     from autotune.run.planned_bundle import is_planned, verify_planned
 
-    terminal = TerminalListener(PlainConsole(stderr=True))
-    heard = terminal.verification_stage, terminal.waiting
     soak_s = _seconds(soak)
-    planned = storage is None and is_planned(run)
-    if planned:
-        outcome = verify_planned(run, *heard, soak_s)
-    else:
+    past = None
+    if storage is not None or not is_planned(run):
         past = reopen(run, storage_of(storage))
         print_notes(past.notes)
-        outcome = verify_again(past, *heard, soak_s)
+    method = None if past is None else past.job.method
+    with run_view(verifying=str(run), method=method) as view:
+        heard = view.verification_stage, view.waiting
+        if past is None:
+            outcome = verify_planned(run, *heard, soak_s)
+        else:
+            outcome = verify_again(past, *heard, soak_s)
     if as_json:
         print_json({"schema": 1, **outcome.plain()})
     else:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts import devices
+from autotune.probe.protocol import ProbeRequest
 from autotune.process.proc import process_status, unmapped_bytes
 
 _CPU_WANTED = re.compile(r"tried to allocate (\d+) bytes")
@@ -167,3 +168,18 @@ class CudaMemory:
 
     def lift(self) -> None:
         """Nothing to do: the reply needs no GPU memory."""
+
+
+def with_vllm(
+    figures: dict[str, Any], request: ProbeRequest, resident_bytes: int | None = None
+) -> dict[str, Any]:
+    """Memory fields of a measurement, with what vLLM will have of the device at the peak of both.
+
+    Args:
+        resident_bytes: what the training holds when a generation begins, where that is known.
+    """
+    if not request.vllm_bytes:
+        return figures
+    peak = figures["peak_memory_bytes"]
+    vllm_bytes = request.vllm.added_peak(peak, resident_bytes or 0)
+    return {**figures, "peak_memory_bytes": peak + vllm_bytes, "vllm_bytes": vllm_bytes}

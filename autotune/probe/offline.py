@@ -40,7 +40,7 @@ def train_offline(
     steps = plan(rows, batching, request.rows_total, sampled=request.rows_sampled)
     schedule = Schedule(steps, micro_steps)
     training.max_steps = schedule.steps
-    progress.tell("planned", micro_batches=len(schedule.order))
+    progress.tell("planned", micro_steps=len(schedule.order))
     stages.enter("build")
     batches = ranks.for_all_ranks(schedule.batches(steps))
     trainer = trains.trainer(request, training, model, as_dataset(batches))
@@ -51,7 +51,7 @@ def train_offline(
     preparation = _preparation(request, trains.before_training_s(trainer))
     to_beat = request.to_beat_tokens_per_s
     meter = StepMeter(
-        steps, schedule, batching, accumulation, progress, to_beat, preparation, ranks
+        steps, schedule, batching, accumulation, progress, memory, to_beat, preparation, ranks
     )
     meter.attach(trainer)
     stages.enter("train")

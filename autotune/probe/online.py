@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.memory import CpuMemory, CudaMemory, with_vllm
 from autotune.probe.protocol import ProbeRequest
 from autotune.probe.rollout_throughput import RolloutSpeed
 from autotune.probe.trainer_setup import configured, reply_fields
@@ -29,18 +29,27 @@ def train_online(
     plan = rollout_plan(lengths, rollout, request.rows_total)
     order = plan.timed + plan.longest * rollout.rounds + plan.timed * MAX_CYCLES
     training, model = configured(trains, request, ranks, folder.scratch)
-    training.max_steps = rollout.steps * (WARM_UP_CYCLES + MAX_CYCLES)
-    progress.tell("planned", rounds=len(order) // rollout.prompts)
+    cycles = WARM_UP_CYCLES + MAX_CYCLES
+    training.max_steps = rollout.steps * cycles
+    progress.tell("planned", micro_steps=cycles * rollout.rounds * rollout.micro_steps)
     stages.enter("build")
     rows = raw_rows(request.rows).select(dealt_order(order, rollout, ranks.processes))
     trainer = trains.trainer(request, training, model, rows)
     progress.tell("built")
+
+    def peak(resident_bytes: int) -> int | None:
+        whole: int | None = with_vllm(memory.figures(), request, resident_bytes)[
+            "peak_memory_bytes"
+        ]
+        return whole
+
     meter = RolloutMeter(
         plan,
         rollout,
         memory,
         progress,
         request.to_beat_tokens_per_s,
+        peak=peak,
         elsewhere=bool(request.config.get("use_vllm")),
         ranks=ranks,
     )

@@ -12,6 +12,7 @@ clock is read after a synchronisation. The order of cycles in a probe:
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
@@ -40,12 +41,17 @@ class RolloutMeter(TrainerCallback):
         progress: Progress,
         to_beat: float | None,
         *,
+        peak: Callable[[int], int | None],
         elsewhere: bool = False,
         ranks: Ranks = SINGLE_RANK,
     ):
-        """`elsewhere`: whether something else will generate, and not this program."""
+        """
+        Args:
+            peak: the peak of all so far, by what is held when a generation begins. Bytes.
+            elsewhere: whether something else will generate, and not this program.
+        """
         self._plan, self._rollout, self._progress = plan, rollout, progress
-        self._memory, self._to_beat = memory, to_beat
+        self._memory, self._to_beat, self._whole_peak = memory, to_beat, peak
         self._elsewhere, self._resident, self._ranks = elsewhere, 0, ranks
         self._phase, self._since = OPTIMIZER, 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -134,7 +140,12 @@ class RolloutMeter(TrainerCallback):
             self._estimate(now, control)
         else:
             waited = self.processor_wait_share
-            self._progress.tell("warm_up", step=state.global_step, processor_wait_share=waited)
+            self._progress.tell(
+                "warm_up",
+                step=state.global_step,
+                processor_wait_share=waited,
+                peak_memory_bytes=self._whole_peak(self._resident),
+            )
         if cycle == WARM_UP_CYCLES:
             self._measuring_since = now
             workers = args.dataloader_num_workers
@@ -163,6 +174,7 @@ class RolloutMeter(TrainerCallback):
             optimistic_tokens_per_s=result.optimistic_tokens_per_s,
             relative_uncertainty=result.relative_uncertainty,
             processor_wait_share=self.processor_wait_share,
+            peak_memory_bytes=self._whole_peak(self._resident),
         )
         precise = number >= MIN_CYCLES and enough(
             result.tokens_per_s,

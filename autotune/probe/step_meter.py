@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from autotune.facts.row_formats import Row
+from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.throughput import (
     NO_PREPARATION,
     MicroStep,
@@ -109,11 +110,12 @@ class StepMeter(TrainerCallback):
         batching: Batching,
         accumulation: int,
         progress: Progress,
+        memory: CpuMemory | CudaMemory,
         to_beat: float | None = None,
         preparation: Preparation = NO_PREPARATION,
         ranks: Ranks = SINGLE_RANK,
     ):
-        self._ranks = ranks
+        self._ranks, self._memory = ranks, memory
         self._to_beat, self._preparation = to_beat, preparation
         self._plan, self._schedule, self._batching = plan, schedule, batching
         self._accumulation, self._progress = accumulation, progress
@@ -204,7 +206,12 @@ class StepMeter(TrainerCallback):
                 self._end_of_round(rounds, now, control)
         else:
             waited = self.processor_wait_share
-            self._progress.tell("warm_up", step=state.global_step, processor_wait_share=waited)
+            self._progress.tell(
+                "warm_up",
+                step=state.global_step,
+                processor_wait_share=waited,
+                peak_memory_bytes=self._memory.figures()["peak_memory_bytes"],
+            )
         self._mark = clock.now()
 
     @property
@@ -234,6 +241,7 @@ class StepMeter(TrainerCallback):
             optimistic_tokens_per_s=self.result.optimistic_tokens_per_s,
             relative_uncertainty=self.result.relative_uncertainty,
             processor_wait_share=self.processor_wait_share,
+            peak_memory_bytes=self._memory.figures()["peak_memory_bytes"],
         )
 
     def _end_of_round(self, rounds: int, now: float, control: Any) -> None:

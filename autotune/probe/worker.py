@@ -8,10 +8,9 @@ import os
 import time
 import traceback
 from dataclasses import asdict
-from typing import Any
 
 from autotune.job.methods import METHODS
-from autotune.probe.memory import CpuMemory, CudaMemory
+from autotune.probe.memory import CpuMemory, CudaMemory, with_vllm
 from autotune.probe.offline import train_offline
 from autotune.probe.online import train_online
 from autotune.probe.outcome import beyond_limit, outcome_and_remark, outcome_of
@@ -95,21 +94,6 @@ def _measure(
         **asdict(speed),
         **figures,
     )
-
-
-def with_vllm(
-    figures: dict[str, Any], request: ProbeRequest, resident_bytes: int | None = None
-) -> dict[str, Any]:
-    """Memory fields of a measurement, with what vLLM will have of the device at the peak of both.
-
-    Args:
-        resident_bytes: what the training holds when a generation begins, where that is known.
-    """
-    if not request.vllm_bytes:
-        return figures
-    peak = figures["peak_memory_bytes"]
-    vllm_bytes = request.vllm.added_peak(peak, resident_bytes or 0)
-    return {**figures, "peak_memory_bytes": peak + vllm_bytes, "vllm_bytes": vllm_bytes}
 
 
 def _failed_measurement(

@@ -122,3 +122,6 @@ class RunLines(Listener):
 
     def trying(self, text: str) -> None:
         self._say(f"nothing fits; trying {text} ...")
+
+    def remarked(self, text: str) -> None:
+        self._say(text)

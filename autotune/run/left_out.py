@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from autotune.run.loop import room, too_close, verification_s
+from autotune.run.loop import too_close
+from autotune.run.room import room, verification_s
 from autotune.run.session import Session
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Recommendation

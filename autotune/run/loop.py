@@ -2,8 +2,6 @@
 fastest again, in turns, until their order is certain."""
 
 import itertools
-import math
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -13,10 +11,18 @@ from autotune.probe.protocol import Measurement
 from autotune.run.deadline import OutOfTime
 from autotune.run.expectations import Expectations
 from autotune.run.recipe_values import measured_labels, next_of_values
-from autotune.run.session import Session
-from autotune.run.verify import MARGIN, PAUSES_S, expected_seconds
-from autotune.search.job_time import work_of
-from autotune.search.recommend import NothingFits, Ranked, Recommendation, recommend
+from autotune.run.room import (
+    job_seconds,
+    no_time,
+    outlook,
+    probing_s,
+    reserved_s,
+    room,
+    standing,
+)
+from autotune.run.session import Session, following
+from autotune.run.verify import PAUSES_S
+from autotune.search.recommend import NothingFits, Ranked, recommend
 from autotune.search.record import Record, counts_as_probe
 from autotune.search.repeats import repeatability
 from autotune.search.rules.dominance import dominated
@@ -24,8 +30,6 @@ from autotune.search.rules.replication import contenders, gain_of_a_round
 from autotune.search.rules.stopping import Outlook, stop_reason
 from autotune.search.study import Trial
 from autotune.space.knobs import Candidate, value_label
-from autotune.space.settings import settings
-from autotune.units import format_seconds
 
 GRACE_S = 5.0
 """So long after its own limit a probe that still runs is cut."""
@@ -39,7 +43,9 @@ def search(session: Session) -> str:
     while True:
         records = session.study.records()
         rule_out(session, records)
-        reason, values = reason_to_stop(session, records), values_to_probe(session, records)
+        promise, values = outlook(session, records), values_to_probe(session, records)
+        session.listener.standing(standing(session, records, promise))
+        reason = reason_to_stop(session, records, promise)
         if reason is not None and (not values or room(session, records) < 1):
             return reason
         # The user listed these values to learn what they cost: probes are kept for them.
@@ -58,71 +64,18 @@ def search(session: Session) -> str:
             return f"{measurement.reason}, in {pauses + 1} probes one after another"
 
 
-def reason_to_stop(session: Session, records: Sequence[Record]) -> str | None:
+def reason_to_stop(
+    session: Session, records: Sequence[Record], promise: Outlook | None
+) -> str | None:
     """Why the search ends now; None while it goes on."""
     return stop_reason(
         session.job.budget,
         probes=sum(counts_as_probe(record) for record in records),
         seconds=probing_s(records),
         candidates_left=session.study.candidates_left(),
-        outlook=outlook(session, records),
+        outlook=promise,
         no_time=no_time(session, records),
     )
-
-
-def room(session: Session, records: Sequence[Record]) -> float:
-    """How many more probes the budget has room for, by what they took so far."""
-    budget, cost_s = session.job.budget, probe_cost_s(records)
-    minutes_s = max(60 * budget.minutes - probing_s(records), 0.0)
-    total_s = max(session.deadline.left_s - reserved_s(session, records), 0.0)
-    return min(
-        budget.probes - sum(counts_as_probe(record) for record in records),
-        math.ceil(minutes_s / cost_s) if cost_s else math.inf,
-        total_s // cost_s if cost_s else math.inf if total_s else 0.0,
-    )
-
-
-def no_time(session: Session, records: Sequence[Record]) -> str | None:
-    """Why the total budget has no room for another probe; None where it has."""
-    left_s, kept_s = session.deadline.left_s, reserved_s(session, records)
-    if left_s - kept_s > probe_cost_s(records):
-        return None
-    if left_s <= 0:
-        return f"{session.deadline.words} is used up"
-    text = f"{session.deadline.words} has {format_seconds(left_s)} left"
-    return f"{text}, of which {format_seconds(kept_s)} are for the verification" if kept_s else text
-
-
-def reserved_s(session: Session, records: Sequence[Record]) -> float:
-    """What of a total budget is kept for the verification. Seconds: 0 before there is something to
-    verify, and where there is too little time for it anyway."""
-    best = recommend(records, session.allowed_bytes)
-    without = session.deadline.total_s is None or not session.options.verify
-    if without or isinstance(best, NothingFits) or not has_time_to_verify(session, best):
-        return 0.0
-    return verification_s(session, best.chosen)
-
-
-def has_time_to_verify(session: Session, recommendation: Recommendation) -> bool:
-    """Whether a verification may end before the deadline."""
-    needed_s = verification_s(session, recommendation.chosen) / MARGIN
-    return session.deadline.left_s >= needed_s
-
-
-def verification_s(session: Session, ranked: Ranked) -> float:
-    """What the verification of a candidate is expected to take, in seconds."""
-    return expected_seconds(session.job, ranked, session.server.import_s)
-
-
-def probe_cost_s(records: Sequence[Record]) -> float:
-    """What a probe took, by the median of those so far; 0 before any."""
-    seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
-    return statistics.median(seconds) if seconds else 0.0
-
-
-def probing_s(records: Sequence[Record]) -> float:
-    """Seconds that all probes took."""
-    return sum(r.measurement.seconds for r in records if r.measurement is not None)
 
 
 def rule_out(session: Session, records: Sequence[Record]) -> None:
@@ -157,25 +110,6 @@ def reasons_against(
         **{key: reason for key, reason in reasons.items() if key not in probed},
         **dominated(candidates, records, allowed_bytes, speeds),
     }
-
-
-def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
-    """What the next probe promises; None where nothing is expected of it."""
-    gain = session.study.gain()
-    best = recommend(records, session.allowed_bytes)
-    if gain is None or isinstance(best, NothingFits):
-        return None
-    return Outlook(
-        gain=gain,
-        job_s=job_seconds(session, best.chosen),
-        cost_s=probe_cost_s(records),
-    )
-
-
-def job_seconds(session: Session, chosen: Ranked) -> float | None:
-    """What the whole job takes with a candidate."""
-    config = settings(session.job, session.facts, chosen.candidate).config
-    return work_of(config).seconds(chosen.measurement)
 
 
 def values_to_probe(session: Session, records: Sequence[Record]) -> list[Candidate]:
@@ -222,7 +156,7 @@ def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: boo
                 rows=session.run.rows,
                 output_dir=session.run.output,
                 limit=session.limit_bytes,
-                watch=study.cannot_win(trial) if watched else None,
+                watch=following(session.listener, study.cannot_win(trial) if watched else None),
                 to_beat=study.best_value(),
                 most_s=session.deadline.left_s - kept_s,
             )
@@ -253,6 +187,7 @@ def settle(session: Session) -> bool:
         session.listener.settling(group)
         # There and back again: what drifts meanwhile must not favour one of them.
         for ranked in group if turn % 2 else group[::-1]:
+            session.listener.standing(standing(session, session.study.records()))
             outcome = probe_again(session, ranked.candidate).outcome
             if outcome in ("busy", "interrupted"):
                 return True  # what is known has to do

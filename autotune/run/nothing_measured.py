@@ -11,7 +11,7 @@ from autotune.process.busiest import busiest_others
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
-from autotune.run.loop import no_time
+from autotune.run.room import no_time
 from autotune.run.session import Result, Session
 from autotune.search.record import Record, counts_as_probe, excess_bytes
 from autotune.units import format_seconds

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from autotune.errors import Problem
 from autotune.facts import Facts
@@ -11,6 +11,7 @@ from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import TriedChange
 from autotune.plan.questions.way import Advice
 from autotune.probe.survey import allowed_memory, memory_limit
+from autotune.process.limits import Watcher
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline, OutOfTime
@@ -18,6 +19,7 @@ from autotune.run.estimates import by_formula, expected
 from autotune.run.expectations import Expectations
 from autotune.run.opening import Options, facts_of, recover, space_of, study_of
 from autotune.run.recipe_values import UnprobedValue
+from autotune.run.standing import ProbeSteps, Standing
 from autotune.run.verdict import Verification
 from autotune.search.job_time import Saving
 from autotune.search.recommend import NothingFits, Ranked, Recommendation
@@ -54,8 +56,14 @@ class Listener(Progress):
     def expecting(self, expectations: Expectations) -> None:
         """What is expected of each candidate is known."""
 
+    def standing(self, standing: Standing) -> None:
+        """The search is between two probes."""
+
     def probing(self, number: int, candidate: Candidate) -> None:
         """A probe starts."""
+
+    def stepping(self, steps: ProbeSteps) -> None:
+        """The running probe has got so far."""
 
     def probed(self, record: Record) -> None:
         """A probe has ended."""
@@ -77,6 +85,39 @@ class Listener(Progress):
 
     def trying(self, text: str) -> None:
         """Nothing fits, and a change of the job is tried."""
+
+    def remarked(self, text: str) -> None:
+        """Something is to be said that is no event of the run."""
+
+
+class Listeners(Listener):
+    """Hear of the same run, one after the other."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("_"):
+            return super().__getattribute__(name)
+
+        def tell(*arguments: Any, **named: Any) -> None:
+            for listener in self._listeners:
+                getattr(listener, name)(*arguments, **named)
+
+        return tell
+
+
+def following(listener: Listener, watch: Watcher | None = None) -> Watcher:
+    """Lets a listener follow a probe, and `watch` end it."""
+    steps = ProbeSteps()
+
+    def hear(event: dict[str, Any]) -> str | None:
+        nonlocal steps
+        steps = steps.after(event)
+        listener.stepping(steps)
+        return None if watch is None else watch(event)
+
+    return hear
 
 
 @dataclass(frozen=True, kw_only=True)

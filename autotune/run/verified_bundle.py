@@ -7,7 +7,8 @@ from autotune.bundle.bundle import bundle_files, found_by
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
-from autotune.run.loop import has_time_to_verify, probe_again
+from autotune.run.loop import probe_again
+from autotune.run.room import has_time_to_verify
 from autotune.run.session import Session
 from autotune.run.verdict import Verification
 from autotune.run.verify import verify

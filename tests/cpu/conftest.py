@@ -1,6 +1,7 @@
 """A small job on the CPU that real trainers run in a second or two."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -25,8 +26,11 @@ from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.survey import survey
 from autotune.process.kept import kept_servers
 from autotune.process.limits import Limits
+from autotune.process.messages import ChildFolder
+from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
+from autotune.run.standing import ProbeSteps
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
@@ -94,9 +98,16 @@ class Bench:
         )
 
     def probe(self, name: str, limit: int | None = None, **knobs: Any) -> Measurement:
-        folder = replace(self.run.probe(0), path=self.run.path / "probes" / name)
         request = self.request(limit, **knobs)
-        return measure(self.server, folder, request, Limits(wall_s=120, stall_s=15))
+        return measure(self.server, self._folder(name), request, Limits(wall_s=120, stall_s=15))
+
+    def steps(self, name: str) -> ProbeSteps:
+        """How far a probe told it was, at its end."""
+        events = ProgressReader(self._folder(name).progress).new_events()
+        return functools.reduce(ProbeSteps.after, events, ProbeSteps())
+
+    def _folder(self, name: str) -> ChildFolder:
+        return replace(self.run.probe(0), path=self.run.path / "probes" / name)
 
 
 def open_bench(folder: Path, server: ChildServer, config: dict[str, Any], sets: list[str]) -> Bench:

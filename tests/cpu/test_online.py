@@ -143,6 +143,9 @@ def test_with_vllm_memory_counts_both_and_generation_is_not_the_trainings(online
         assert one.generation_s
     assert both.peak_memory_bytes is not None and asleep.peak_memory_bytes is not None
     assert both.vllm_bytes == round(0.1 * online.facts.device.total_bytes)
+    steps = online.steps("with vllm")
+    assert steps.micro_steps <= (steps.most_micro_steps or 0)
+    assert steps.peak_memory_bytes == pytest.approx(both.peak_memory_bytes, rel=0.05)
     training = both.peak_memory_bytes - both.vllm_bytes
     assert training == max(both.scoring_peak_bytes or 0, both.update_peak_bytes or 0)
     # Awake beside what the training keeps; while that computes it has given its memory back.

@@ -27,6 +27,10 @@ def test_an_ok_probe_tells_times_that_add_up_and_a_peak(bench: Bench) -> None:
     assert m.gradient_norm and math.isfinite(m.gradient_norm)
     assert m.micro_steps_measured >= 16
     assert m.padding_share and 0 < m.padding_share < 0.9
+    steps = bench.steps("ok")
+    assert steps.stage == "train" and steps.tokens_per_s == m.tokens_per_s
+    assert m.micro_steps_measured < steps.micro_steps <= (steps.most_micro_steps or 0)
+    assert steps.peak_memory_bytes == pytest.approx(m.peak_memory_bytes, rel=0.05)
 
 
 def test_grouping_by_length_pads_less_and_padding_free_not_at_all(bench: Bench) -> None:

@@ -1,15 +1,15 @@
 """A real browser at the pages, and what it must not have seen when a test ends."""
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.absent import absent
 
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -21,18 +21,11 @@ _OF_REFUSALS = re.compile(r"the server responded with a status of 4\d\d")
 """What Chromium itself says of a refusal that was wanted."""
 
 
-def missing(what: str) -> NoReturn:
-    """Skip a test, or fail it where nothing is to be skipped (.ci/run)."""
-    if os.environ.get("AUTOTUNE_TESTS_SKIP_NOTHING"):
-        pytest.fail(what)
-    pytest.skip(what)
-
-
 def chromium() -> str:
     """Where it is; a test that needs it is skipped where it is not."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
-        missing("there is no chromium here")
+        absent("there is no chromium here")
     return found
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.server.browser import missing
+from tests.absent import absent
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
@@ -67,7 +67,7 @@ class PostgreSQL:
 def running() -> Iterator[PostgreSQL]:
     """A server until the end of this block; the test is skipped where none is installed."""
     if not PROGRAMS:
-        missing("PostgreSQL is not installed")
+        absent("PostgreSQL is not installed")
     server = PostgreSQL()
     try:
         server.start()

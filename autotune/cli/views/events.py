@@ -1,11 +1,12 @@
-"""What happens in a plan or a run, as JSON lines for programs, beside what is said to people."""
+"""What happens in a plan or a run, as events of plain data: as JSON lines for programs, and for
+what shows it to people."""
 
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.cli.views.json import record_plain
 from autotune.facts import Facts
@@ -15,6 +16,7 @@ from autotune.plan.progress import Progress
 from autotune.report.words import candidate_text
 from autotune.run.expectations import Expectations
 from autotune.run.session import Listener
+from autotune.run.standing import ProbeSteps, Standing
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.search.record import Record
@@ -24,6 +26,13 @@ from autotune.space.knobs import Candidate
 EVENTS = "events.jsonl"
 COUNT_S = 0.5
 """Counts of estimates are written at most so often, but for the first and the last."""
+
+
+class Events(Protocol):
+    """Takes events."""
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Take one event, of JSON-ready data."""
 
 
 class EventFile:
@@ -41,14 +50,14 @@ class EventFile:
 
 
 class ProgressEvents(Progress):
-    """Writes down how far estimates are, and passes it on."""
+    """Makes events of how far estimates are, and passes it on."""
 
-    def __init__(self, path: Path, heard: Progress) -> None:
-        self._events, self._heard = EventFile(path), heard
+    def __init__(self, events: Events, heard: Progress) -> None:
+        self._events, self._heard = events, heard
         self._counted = self._began = time.monotonic()
 
     def surveying(self, job: Job) -> None:
-        self._events.write("surveying")
+        self._events.write("surveying", method=job.method)
         self._heard.surveying(job)
 
     def starting_anew(self, reason: str) -> None:
@@ -93,10 +102,10 @@ class ProgressEvents(Progress):
 
 
 class RunEvents(ProgressEvents, Listener):
-    """Writes down what happens in a run, and passes it on."""
+    """Makes events of what happens in a run, and passes it on."""
 
-    def __init__(self, path: Path, heard: Listener) -> None:
-        super().__init__(path, heard)
+    def __init__(self, events: Events, heard: Listener) -> None:
+        super().__init__(events, heard)
         self._listener = heard
 
     def waiting(self, holder: str) -> None:
@@ -136,6 +145,13 @@ class RunEvents(ProgressEvents, Listener):
     def expecting(self, expectations: Expectations) -> None:
         self._listener.expecting(expectations)
 
+    def standing(self, standing: Standing) -> None:
+        self._events.write("standing", **standing.plain())
+        self._listener.standing(standing)
+
+    def stepping(self, steps: ProbeSteps) -> None:
+        self._listener.stepping(steps)  # several a second: no event
+
     def probing(self, number: int, candidate: Candidate) -> None:
         self._events.write("probing", probe=number, knobs=candidate.knobs)
         self._listener.probing(number, candidate)
@@ -167,3 +183,6 @@ class RunEvents(ProgressEvents, Listener):
     def trying(self, text: str) -> None:
         self._events.write("trying", text=text)
         self._listener.trying(text)
+
+    def remarked(self, text: str) -> None:
+        self._listener.remarked(text)

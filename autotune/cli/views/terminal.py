@@ -4,9 +4,7 @@ from rich.markup import escape
 
 from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.progress import EstimatesShown
-from autotune.report.candidate_lines import describe
 from autotune.report.run_lines import RunLines
-from autotune.space.knobs import Candidate
 
 
 class TerminalListener(RunLines):
@@ -16,11 +14,6 @@ class TerminalListener(RunLines):
         super().__init__(self._print)
         self._console = console
         self._estimates: EstimatesShown = EstimatesShown(console)
-
-    def probing(self, number: int, candidate: Candidate) -> None:
-        if self._console.is_terminal:
-            line = f"probe {number:3d}  {describe(candidate, self._free)} ..."
-            self._console.print(escape(line), end="\r", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Nothing more is said: no line is left half-way."""

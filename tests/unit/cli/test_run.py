@@ -18,6 +18,7 @@ from tests.unit.builders import ok
 from tests.unit.calling import call, refused
 from tests.unit.past_run import make_run, start_run, write_job
 
+NOTHING = recommend([], None)
 FIELDS = {"records": (), "stop_reason": "the budget of 1 probe(s) is spent", "space_size": 3}
 
 
@@ -52,6 +53,22 @@ def test_a_run_begins_with_its_job_resolved_in_its_folder(nasty_dir, tuned):
     assert load_job(run.job)[0] == job
     assert job.budget.probes == 3
     assert read_json(run.run)["study"].startswith("autotune-")
+
+
+def test_a_quiet_run_says_nothing_but_its_result(tmp_path, monkeypatch):
+    def tune(job, definition, run, *, storage, listener, options):
+        begin(job, run, storage, options)
+        listener.surveying(job)
+        listener.stopped("it is over")
+        return Result(outcome="nothing_fits", nothing_fits=NOTHING, **FIELDS)
+
+    monkeypatch.setattr("autotune.run.tuning.tune", tune)
+    job = write_job(tmp_path)
+    loud = call("run", job, "--out", tmp_path / "loud")
+    quiet = call("run", job, "--out", tmp_path / "quiet", "--quiet")
+    assert loud.stderr.splitlines()[-1] == "search ends: it is over"
+    assert (quiet.stdout, quiet.stderr) == (loud.stdout, "")
+    assert json.loads(call("run", job, "--out", tmp_path / "json", "--quiet", "--json").stdout)
 
 
 def test_a_run_is_named_after_its_job_below_the_working_folder(tmp_path, tuned, monkeypatch):

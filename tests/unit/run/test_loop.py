@@ -19,12 +19,12 @@ from autotune.run.left_out import left_out
 from autotune.run.loop import (
     CANNOT_FIT,
     probe_again,
-    reserved_s,
     ruled_out,
     search,
     settle,
 )
 from autotune.run.nothing_measured import nothing_measured
+from autotune.run.room import reserved_s
 from autotune.run.session import Listener, Options, Session
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.sampler.params import guided_sampler

@@ -14,8 +14,8 @@ from autotune.estimate.residual import Residual
 from autotune.estimate.variants.vllm_peak import with_vllm as beside_estimate
 from autotune.plan.questions.changes import single_changes
 from autotune.probe.measure import probe_request
+from autotune.probe.memory import with_vllm
 from autotune.probe.protocol import Measurement
-from autotune.probe.worker import with_vllm
 from autotune.process.limits import LaunchReport
 from autotune.run.rehearse import _fewer_together
 from autotune.run.timed_steps import TimedSteps

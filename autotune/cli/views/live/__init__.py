@@ -1,0 +1,1 @@
+"""A run as it goes, in a few rows below what it prints."""
