@@ -102,7 +102,6 @@ def command(
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
-    from autotune.cli.views.json import result_plain
     from autotune.cli.views.live.panel import run_view
     from autotune.cli.views.tracked import Tracked
     from autotune.run.opening import Options
@@ -122,23 +121,21 @@ def command(
         )
     with closing(Tracked(track, run, storage)) as tracked:
         with run_view(quiet=quiet) as view:
-            listener = tracked.beside(view)
-            if record is not None:
-                listener = _recorded(record, listener)
+            listener = _recorded(record, tracked.beside(view))
             result = tune(
                 loaded, definition, run, storage=storage, listener=listener, options=options
             )
-        if record is not None:
-            write_result(record, result_plain(result, run.bundle))
-        _print(result, run, as_json)
+        _print(result, run, record, as_json)
         tracked.finish()
     return _code(result)
 
 
-def _print(result: Any, run: Any, as_json: bool) -> None:
+def _print(result: Any, run: Any, record: Path | None, as_json: bool) -> None:
     from autotune.cli.views.json import result_plain
     from autotune.report.result_lines import result_lines
 
+    if record is not None:
+        write_result(record, result_plain(result, run.bundle))
     if as_json:
         print_json(result_plain(result, run.bundle))
     else:
@@ -174,7 +171,9 @@ def _by_server(
     )
 
 
-def _recorded(record: Path, view: Any) -> Any:
+def _recorded(record: Path | None, view: Any) -> Any:
+    if record is None:
+        return view
     from autotune.cli.views.events import EVENTS, EventFile, RunEvents
 
     return RunEvents(EventFile(record / EVENTS), view)
