@@ -84,7 +84,7 @@ class Listener(Progress):
         """Nothing fits, and a change of the job is tried."""
 
 
-def following(listener: Listener, watch: Watcher | None = None) -> Watcher:
+def follow_probe(listener: Listener, watch: Watcher | None = None) -> Watcher:
     """Lets a listener follow a probe, and `watch` end it."""
     steps = ProbeSteps()
 
