@@ -18,7 +18,7 @@ from autotune.run.loop import ruled_out
 from autotune.run.nothing_measured import nothing_measured, too_busy
 from autotune.run.recipe_values import unprobed_values
 from autotune.run.room import job_seconds, probing_s
-from autotune.run.session import Result, Session, following
+from autotune.run.session import Result, Session, follow_probe
 from autotune.run.verified_bundle import emitted
 from autotune.search.job_time import Saving
 from autotune.search.recommend import NothingFits, Recommendation, recommend
@@ -171,7 +171,7 @@ def _what_if(
         rows=session.run.rows,
         output_dir=session.run.output,
         limit=limit,
-        watch=following(session.listener),
+        watch=follow_probe(session.listener),
         most_s=session.deadline.left_s,
         timed=False,
     )

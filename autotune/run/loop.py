@@ -20,7 +20,7 @@ from autotune.run.room import (
     room,
     standing,
 )
-from autotune.run.session import Session, following
+from autotune.run.session import Session, follow_probe
 from autotune.run.verify import PAUSES_S
 from autotune.search.recommend import NothingFits, Ranked, recommend
 from autotune.search.record import Record, counts_as_probe
@@ -156,7 +156,7 @@ def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: boo
                 rows=session.run.rows,
                 output_dir=session.run.output,
                 limit=session.limit_bytes,
-                watch=following(session.listener, study.cannot_win(trial) if watched else None),
+                watch=follow_probe(session.listener, study.cannot_win(trial) if watched else None),
                 to_beat=study.best_value(),
                 most_s=session.deadline.left_s - kept_s,
             )

@@ -107,7 +107,7 @@ class Listeners(Listener):
         return tell
 
 
-def following(listener: Listener, watch: Watcher | None = None) -> Watcher:
+def follow_probe(listener: Listener, watch: Watcher | None = None) -> Watcher:
     """Lets a listener follow a probe, and `watch` end it."""
     steps = ProbeSteps()
 

@@ -1,4 +1,4 @@
-"""A run as its listener hears it, moment by moment, told to the real view.
+"""A run as its listener hears it, moment by moment, for the real view to show.
 
     python live_script.py FIFO
 
@@ -71,63 +71,63 @@ def standing(probes: int, outlook: Outlook | None = None) -> Standing:
     )
 
 
-def probe(told: Listener, number: int, steps: ProbeSteps) -> None:
+def probe(listener: Listener, number: int, steps: ProbeSteps) -> None:
     """A probe begins and gets so far."""
     candidate: Candidate = RECORDS[number].candidate
-    told.probing(number, candidate)
-    told.stepping(steps)
+    listener.probing(number, candidate)
+    listener.stepping(steps)
 
 
-def estimating(told: Listener) -> None:
+def estimating(listener: Listener) -> None:
     """Before the first probe."""
-    told.surveying(JOB)
-    told.surveyed(FACTS, SPACE, 10 * GIB)
-    told.estimating(len(SPACE.candidates))
-    told.estimated(0, len(SPACE.candidates))
+    listener.surveying(JOB)
+    listener.surveyed(FACTS, SPACE, 10 * GIB)
+    listener.estimating(len(SPACE.candidates))
+    listener.estimated(0, len(SPACE.candidates))
 
 
-def first_probe(told: Listener) -> None:
+def first_probe(listener: Listener) -> None:
     """Nothing was measured yet."""
-    told.ruled_out({str(number): CANNOT_FIT for number in range(22)})
-    told.standing(standing(0))
-    probe(told, 0, ProbeSteps(stage="build", most_micro_steps=34))
+    listener.ruled_out({str(number): CANNOT_FIT for number in range(22)})
+    listener.standing(standing(0))
+    probe(listener, 0, ProbeSteps(stage="build", most_micro_steps=34))
 
 
-def third_probe(told: Listener) -> None:
+def third_probe(listener: Listener) -> None:
     """Two were measured."""
-    told.probed(RECORDS[0])
-    told.probed(RECORDS[1])
+    listener.probed(RECORDS[0])
+    listener.probed(RECORDS[1])
     reasons = {str(number): CANNOT_FIT for number in range(22)}
-    told.ruled_out(reasons | {f"{number}!": LEANER for number in range(4)})
-    told.standing(standing(2, Outlook(gain=0.03, job_s=4200.0, cost_s=9.0)))
+    listener.ruled_out(reasons | {f"{number}!": LEANER for number in range(4)})
+    listener.standing(standing(2, Outlook(gain=0.03, job_s=4200.0, cost_s=9.0)))
     peak = 4700 * MIB
     steps = ProbeSteps(stage="train", micro_steps=12, most_micro_steps=34, peak_memory_bytes=peak)
-    probe(told, 2, replace(steps, tokens_per_s=1508.8, relative_uncertainty=0.121))
+    probe(listener, 2, replace(steps, tokens_per_s=1508.8, relative_uncertainty=0.121))
 
 
-def settling(told: Listener) -> None:
+def settling(listener: Listener) -> None:
     """The fastest are measured again."""
-    told.probed(RECORDS[2])
-    told.probed(RECORDS[3])
-    told.standing(standing(4))
-    told.stopped("another probe costs about 9.0 s and is expected to save 2.0 s")
-    told.settling([BEST.chosen, *BEST.ties])
-    probe(told, 1, ProbeSteps())
+    listener.probed(RECORDS[2])
+    listener.probed(RECORDS[3])
+    listener.standing(standing(4))
+    listener.stopped("another probe costs about 9.0 s and is expected to save 2.0 s")
+    listener.settling([BEST.chosen, *BEST.ties])
+    probe(listener, 1, ProbeSteps())
 
 
-def verifying(told: Listener) -> None:
+def verifying(listener: Listener) -> None:
     """The bundle is launched."""
-    told.probed(RECORDS[1])
-    told.stopped("the order of the fastest is certain")
-    told.verifying(BEST)
-    told.verification_stage("data", 1.2)
-    told.verification_stage("worst_batch", 9.1)
+    listener.probed(RECORDS[1])
+    listener.stopped("the order of the fastest is certain")
+    listener.verifying(BEST)
+    listener.verification_stage("data", 1.2)
+    listener.verification_stage("worst_batch", 9.1)
 
 
-def ended(told: Listener) -> None:
+def ended(listener: Listener) -> None:
     """The launch held."""
-    told.verification_stage("timed_steps", 4.0)
-    told.verified(Verification(verified=True, reason="launched through its worst batch"))
+    listener.verification_stage("timed_steps", 4.0)
+    listener.verified(Verification(verified=True, reason="launched through its worst batch"))
 
 
 MOMENTS: tuple[Callable[[Listener], None], ...] = (
@@ -143,10 +143,10 @@ MOMENTS: tuple[Callable[[Listener], None], ...] = (
 
 def main() -> None:
     """Tell the moments, one at each sign, and end as a run does."""
-    with Path(sys.argv[1]).open(encoding="utf-8") as signs, run_view() as told:
+    with Path(sys.argv[1]).open(encoding="utf-8") as signs, run_view() as listener:
         for moment in MOMENTS:
             signs.readline()
-            moment(told)
+            moment(listener)
     print("recommended: probe 1")
 
 

@@ -57,7 +57,7 @@ class Panel(Live):
 
     def __init__(self, console: LiveConsole, state: LiveState) -> None:
         self._turn, self._over, self._state = console.turn, threading.Event(), state
-        self._drawn: tuple[int, list[int]] = (0, [])
+        self._drawing: tuple[int, list[int]] = (0, [])
         """Columns of the terminal when it was drawn last, and of each of its rows."""
         self._clock = threading.Thread(target=self._redraw, daemon=True)
         super().__init__(
@@ -107,19 +107,19 @@ class Panel(Live):
             found = rows(self._state, time.monotonic(), width - 1)
             for name, text in found[: height // 2]:
                 shown.append(Text.assemble((f"{name:<{LABEL}}", "cyan"), text, no_wrap=True))
-        self._drawn = width, [row.cell_len for row in shown]
+        self._drawing = width, [row.cell_len for row in shown]
         return shown
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """What is printed, between the erasure of the rows and their next drawing."""
-        return [self._folded(), *super().process_renderables(renderables)]
+        return [self._erase_folds(), *super().process_renderables(renderables)]
 
-    def _folded(self) -> Control:
+    def _erase_folds(self) -> Control:
         """Erases what a narrower terminal has folded: it made several lines of a row."""
-        width, drawn = self.console.width, self._drawn
-        if width >= drawn[0]:
+        width, drawing = self.console.width, self._drawing
+        if width >= drawing[0]:
             return Control()
-        more = sum(-(-columns // width) - 1 for columns in drawn[1])
+        more = sum(-(-columns // width) - 1 for columns in drawing[1])
         return Control(*((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)) * more)
 
 

@@ -30,19 +30,19 @@ def rows(state: LiveState, now: float, width: int) -> list[tuple[str, str]]:
     room = width - LABEL
     found = {
         "now": _doing(state, now, room),
-        "steps": fitting(list(_steps(state, now)), room),
-        "memory": fitting(list(_memory(state, room)), room),
-        "best": fitting(list(_best(state)), room),
-        "gain": fitting(list(_gain(state, room)), room),
-        "time": fitting(list(_time(state, now)), room),
-        "budget": fitting(list(_budget(state, now)), room),
-        "left": fitting(list(_left(state)), room),
-        "out": fitting([f"{count}: {why}" for why, count in _reasons(state)], room),
+        "steps": fit(list(_steps(state, now)), room),
+        "memory": fit(list(_memory(state, room)), room),
+        "best": fit(list(_best(state)), room),
+        "gain": fit(list(_gain(state, room)), room),
+        "time": fit(list(_time(state, now)), room),
+        "budget": fit(list(_budget(state, now)), room),
+        "left": fit(list(_left(state)), room),
+        "out": fit([f"{count}: {why}" for why, count in _reasons(state)], room),
     }
     return [(name, text) for name, text in found.items() if text]
 
 
-def fitting(parts: Sequence[str], room: int) -> str:
+def fit(parts: Sequence[str], room: int) -> str:
     """As many parts as there is room for, one after the other; the last of them may be cut."""
     text = ""
     for part in map(visible, parts):
@@ -88,7 +88,7 @@ def _steps(state: LiveState, now: float) -> Iterator[str]:
     elif state.verifying and state.stages:
         to_come = state.stages_to_come
         if to_come:
-            yield f"now {STAGES[to_come[0]]}, {whole_seconds(now - state.staged)}"
+            yield f"now {STAGES[to_come[0]]}, {whole_seconds(now - state.stage_since)}"
         done = [f"{STAGES[stage]} {format_seconds(seconds)}" for stage, seconds in state.stages]
         yield f"done {', '.join(done)}"
         if to_come[1:]:
@@ -149,7 +149,7 @@ def _budget(state: LiveState, now: float) -> Iterator[str]:
 
 def _time(state: LiveState, now: float) -> Iterator[str]:
     """What is left of it, counted from when that was told."""
-    standing, since_s = state.standing, now - state.stood
+    standing, since_s = state.standing, now - state.standing_since
     if standing is None:
         return
     if standing["total_left_s"] is not None:

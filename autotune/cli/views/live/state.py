@@ -20,13 +20,13 @@ class LiveState:
 
     Attributes:
         doing: what goes on, in a word or two, and `detail`s of it, since `began`.
-        standing: how the search stood at `stood` (`Standing.plain`).
+        standing: how the search stands, since `standing_since` (`Standing.plain`).
         promise: of the next probe (`Outlook`); None: it is made for something else.
         steps: of the running probe (`ProbeSteps`); None: no probe runs.
         probing_since: when the running probe began.
         close: numbers of probes that are measured again, as they are too close to call.
         verifying: the bundle that is being launched, in words; empty: none is.
-        stages: of the launch that are over, with their seconds; the next began at `staged`.
+        stages: of the launch that are over, with their seconds; the next began at `stage_since`.
         ruled_out: reasons, and how many candidates each rules out.
     """
 
@@ -39,14 +39,14 @@ class LiveState:
     candidates: int = 0
     ruled_out: Mapping[str, int] = field(default_factory=dict)
     standing: Mapping[str, Any] | None = None
-    stood: float = 0.0
+    standing_since: float = 0.0
     promise: Mapping[str, Any] | None = None
     steps: Mapping[str, Any] | None = None
     probing_since: float | None = None
     close: Sequence[int] = ()
     verifying: str = ""
     stages: list[tuple[str, float]] = field(default_factory=list)
-    staged: float = 0.0
+    stage_since: float = 0.0
 
     def take(self, kind: str, data: Mapping[str, Any], now: float) -> None:
         """Go on by one event."""
@@ -55,7 +55,7 @@ class LiveState:
                 self.limit_bytes, self.candidates = data["limit_bytes"], data["candidates"]
                 self.free_knobs = data["free_knobs"]
             case "standing":
-                self.standing, self.stood, self.promise = data, now, data["outlook"]
+                self.standing, self.standing_since, self.promise = data, now, data["outlook"]
             case "ruled_out":
                 self.ruled_out = data["reasons"]
             case "probing" | "stepping" | "probed" | "settling" | "stopped":
@@ -110,13 +110,13 @@ class LiveState:
         match kind:
             case "verifying":
                 self.verifying = f"the bundle of probe {data['probe']} is launched"
-                self.stages, self.staged, self.close = [], now, ()
+                self.stages, self.stage_since, self.close = [], now, ()
                 self._begin("verifying", self.verifying, now)
             case "verification_stage" if data["stage"] in (DATA, *LAUNCH):
                 self.stages.append((data["stage"], data["seconds"]))
-                self.staged = now
+                self.stage_since = now
             case "verification_stage":  # a sentence: it is launched once more
-                self.stages, self.staged = self.stages[:1], now
+                self.stages, self.stage_since = self.stages[:1], now
             case "verified":
                 self.verifying = ""
                 self._begin("verified" if data["verified"] else "not verified", data["reason"], now)

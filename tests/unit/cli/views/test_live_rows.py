@@ -8,9 +8,9 @@ import pytest
 from rich.cells import cell_len
 
 from autotune.cli.views.events import RunEvents
-from autotune.cli.views.live.rows import cut, fitting, rows, whole_seconds
+from autotune.cli.views.live.rows import cut, fit, rows, whole_seconds
 from autotune.cli.views.live.state import LiveState
-from autotune.run.session import Listener, following
+from autotune.run.session import Listener, follow_probe
 from autotune.run.standing import ProbeSteps, Standing
 from autotune.search.rules.stopping import Outlook
 from autotune.units import format_bytes
@@ -103,8 +103,8 @@ def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
 
 
 def test_parts_are_left_out_and_words_cut_where_there_is_no_room() -> None:
-    assert fitting(["12 of 34 steps", "99 tokens/s"], 40) == "12 of 34 steps; 99 tokens/s"
-    assert fitting(["12 of 34 steps", "99 tokens/s"], 20) == "12 of 34 steps"
+    assert fit(["12 of 34 steps", "99 tokens/s"], 40) == "12 of 34 steps; 99 tokens/s"
+    assert fit(["12 of 34 steps", "99 tokens/s"], 20) == "12 of 34 steps"
     assert cut("a word that is long", 12) == "a word ..."
     assert cell_len(cut("日本語" * 9, 10)) == 10
     assert cut("x" * 30, 10) == "xxxxxxx..."
@@ -162,7 +162,7 @@ def test_how_a_search_stands_is_an_event_and_each_step_is_not() -> None:
     promise = Outlook(gain=0.1, job_s=60.0, cost_s=9.0)
     standing = Standing(**{**STANDING, "outlook": promise})
     listener.standing(standing)
-    watch = following(listener, lambda event: "enough" if event["n"] == 2 else None)
+    watch = follow_probe(listener, lambda event: "enough" if event["n"] == 2 else None)
     assert [watch({"event": "micro_step", "n": n}) for n in (1, 2)] == [None, "enough"]
     assert heard == [standing, 1, 2]
     ((kind, data),) = events
