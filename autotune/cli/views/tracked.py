@@ -18,7 +18,7 @@ class Tracked(Listener):
     """Sends what happens to trackers; there may be none."""
 
     def __init__(self, tools: Sequence[str], run: RunFolder, storage: str | None) -> None:
-        self._view = Listener()
+        self._chosen, self._view = bool(tools), Listener()
         self._sending = Sending(tools, run, lambda text: self._view.remarked(text))
         self._run, self._storage = run, storage
         self._job: Job | None = None
@@ -26,7 +26,7 @@ class Tracked(Listener):
     def beside(self, view: Listener) -> Listener:
         """Who hears of the run: those who watch it, and then the trackers."""
         self._view = view
-        return Listeners(view, self) if self._sending.tools else view
+        return Listeners(view, self) if self._chosen else view
 
     def surveying(self, job: Job) -> None:
         self._job = job
