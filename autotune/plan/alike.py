@@ -30,8 +30,8 @@ def likes_of(
     tasks: Sequence[VariantTask], kinds: Mapping[int, Kind], replies: Mapping[int, EstimateReply]
 ) -> dict[int, int]:
     """Of each task whose engine was not traced, the index of one that goes the same way and was: of
-    the same library and stage, where there is such a one."""
-    traced = [n for n in kinds if not replies[n].by_formula]
+    the same library and stage, where there is such a one. What has a problem is like nothing."""
+    traced = [n for n in kinds if not replies[n].by_formula and replies[n].problem is None]
     likes: dict[int, int] = {}
     for number, (way, library) in kinds.items():
         stage = tasks[number].request.parsed_sharding.zero_stage
@@ -40,7 +40,7 @@ def likes_of(
             for n in traced
             if kinds[n][0] == way
         }
-        if replies[number].by_formula and order:
+        if replies[number].by_formula and replies[number].problem is None and order:
             likes[number] = min(order, key=lambda n: order[n])
     return likes
 

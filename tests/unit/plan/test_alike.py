@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from autotune.estimate.protocol import ShapeWork
 from autotune.plan.alike import computing_as, expected, kinds_of, likes_of
 from autotune.plan.engines import EngineEstimates, TraceBudget
@@ -10,7 +12,7 @@ from autotune.plan.promising import first_of_kinds, to_trace
 from autotune.plan.shared_traces import bases
 from autotune.plan.speeds import Speeds
 from tests.unit.plan.test_engines import MIB, POINT, offloads, ranked, reply, tasks
-from tests.unit.run.test_expectations import CEILINGS
+from tests.unit.run.test_expectations import CEILINGS, ELEMENTWISE
 
 COPIED = [ShapeWork(rows=1, length=8, masked=False, flat=False, work=[])]
 OWN = [ShapeWork(rows=2, length=8, masked=False, flat=False, work=[])]
@@ -139,3 +141,26 @@ def test_what_computes_the_same_has_its_speeds_worked_out_once():
     assert speeds.of("sft", other, ceilings) is not known
     assert speeds.of("sft", first, None) is None
     assert speeds.of("sft", replace(first, problem="it broke"), ceilings) is None
+
+
+@pytest.mark.parametrize("fails", [("copies",), ("engines",), ("copies", "engines")])
+def test_a_way_that_cannot_be_traced_ends_no_plan(fails: tuple[str, ...]) -> None:
+    way = [tasks()[number] for number in bases(tasks())[0].members]
+
+    def children(some, name, heard):
+        fails_here = ("copies" if name == "copies" else "engines") in fails
+        shape = ShapeWork(rows=1, length=100, masked=False, flat=False, work=[ELEMENTWISE])
+        works = {"shapes": [shape], "optimizer_work": {"": [ELEMENTWISE]}}
+        replies = [replace(reply([POINT] * len(task.request.points)), **works) for task in some]
+        if fails_here:
+            replies = [replace(reply([]), problem="it broke") for _ in some]
+        for place, answer in enumerate(replies):
+            heard(place, answer)
+        return replies
+
+    known = Known()
+    estimates = EngineEstimates(way, TraceBudget(limit=2**36, ceilings=CEILINGS), children, known)
+    estimates.adjust()
+    estimates.trace_first()
+    problems = [answer.problem or answer.engine_problem for answer in known.replies.values()]
+    assert len(problems) == len(way) and "it broke" in problems
