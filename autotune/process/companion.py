@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.process.descendants import tree
 from autotune.process.niceness import stand_back
-from autotune.process.opener import opener
+from autotune.process.opener import private_opener
 
 NICENESS = 5
 _POLL_S = 0.1
@@ -33,7 +33,7 @@ class Companion:
     """
 
     def __init__(self, module: str, arguments: Sequence[str], *, log: Path) -> None:
-        with open(log, "ab", opener=opener) as file:
+        with open(log, "ab", opener=private_opener) as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.PIPE,

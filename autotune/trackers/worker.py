@@ -10,6 +10,7 @@ before is passed over. A line goes out for each, {"sent": key}, or, at the first
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -43,11 +44,16 @@ def main(tool: str, sent_file: Path) -> int:
                 write_json(sent_file, {"sent": marks})
             say(sent=entry.key)
     except (Exception, SystemExit) as error:
-        traceback.print_exc()
-        words = " ".join(str(error).split())
+        print(without_passwords(traceback.format_exc()), file=sys.stderr)
+        words = without_passwords(" ".join(str(error).split()))
         say(fault=f"{type(error).__name__}: {words}"[:300])
         return 1
     return 0
+
+
+def without_passwords(text: str) -> str:
+    """A text whose addresses name nobody: a tracking URI may hold a password."""
+    return re.sub(r"://[^/\s@]+@", "://...@", text)
 
 
 def _marks(sent_file: Path) -> list[str]:

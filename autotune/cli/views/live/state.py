@@ -6,7 +6,14 @@ from typing import Any
 
 from autotune.job.methods import METHODS
 from autotune.report.candidate_lines import describe
-from autotune.run.launch_stages import DATA, EVALUATION, SAVE, TIMED_STEPS, WORST_BATCH
+from autotune.run.launch_stages import (
+    DATA,
+    EVALUATION,
+    SAVE,
+    STAGE_TEXTS,
+    TIMED_STEPS,
+    WORST_BATCH,
+)
 from autotune.space.knobs import from_knobs
 from autotune.units import format_seconds
 
@@ -114,6 +121,8 @@ class LiveState:
                 self._begin("verifying", self.verifying, now)
             case "verification_stage" if data["stage"] in (DATA, *LAUNCH):
                 self.stages.append((data["stage"], data["seconds"]))
+                self.stage_since = now
+            case "verification_stage" if data["stage"] in STAGE_TEXTS:  # the launch is over
                 self.stage_since = now
             case "verification_stage":  # a sentence: it is launched once more
                 self.stages, self.stage_since = self.stages[:1], now

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live.rows import cut, fit, rows, whole_seconds
 from autotune.cli.views.live.state import LiveState
+from autotune.run.launch_stages import STAGE_TEXTS
 from autotune.run.session import Listener, follow_probe
 from autotune.run.standing import ProbeSteps, Standing
 from autotune.search.rules.stopping import Outlook
@@ -95,6 +96,15 @@ def test_a_launch_that_comes_again_begins_anew_after_its_rows() -> None:
     assert shown(state, 6.0)["steps"] == "a process starts"
     state.take("probed", {"probe": 5}, 7.0)
     assert shown(state, 7.0)["now"] == "verifying, 0 s: the bundle of probe 3 is launched"
+
+
+@pytest.mark.parametrize("last", ["end", "soak"])
+def test_the_end_of_a_launch_is_no_launch_that_comes_again(last: str) -> None:
+    stages = ("data", "worst_batch", "timed_steps", "evaluation", "save")
+    assert {*stages, last} <= set(STAGE_TEXTS)
+    over = [("verification_stage", {"stage": name, "seconds": 1.0}) for name in (*stages, last)]
+    state = followed(("surveying", {"method": "sft"}), ("verifying", {"probe": 3}), *over)
+    assert [name for name, _ in state.stages] == list(stages)
 
 
 def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
