@@ -98,7 +98,7 @@ class Answer(ABC):
             fields: fields of that class over the answer's, such as `max_steps=2`.
 
         Raises:
-            UserError: nothing fits.
+            UserError: nothing fits, or the class has no such field or value.
             MachineError: TRL refuses them on this machine, such as bf16 where no GPU is.
         """
         from autotune.api.trainer_arguments import training_arguments

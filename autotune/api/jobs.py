@@ -1,10 +1,12 @@
 """A job of a file, or of what a program holds."""
 
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from autotune.api.talk import say
+from autotune.errors import user_error
 from autotune.job.job import Job
 from autotune.job.yaml_file import dump_flow
 from autotune.plan.questions.missing_trainer import refuse_missing
@@ -39,9 +41,9 @@ def load_job(source: str | Path | Mapping[str, Any], set: Mapping[str, Any] | No
     Raises:
         UserError: the job cannot be, every problem at once; or the installed TRL lacks its trainer.
     """
-    sets = [f"{name}={dump_flow(_plain(value))}" for name, value in (set or {}).items()]
+    sets = _sets(set or {})
     if isinstance(source, Mapping):
-        job, _ = load_data(_plain(source), sets)
+        job, _ = load_data(plain(source), sets)
     else:
         job, _ = load_file(Path(source), sets, imported=lambda found: say(found.line(str(source))))
     refuse_missing(job, device=None, figures=False)
@@ -61,16 +63,36 @@ def pinned(job: Job, knobs: Mapping[str, Any]) -> Job:
     Raises:
         UserError: they cannot be.
     """
-    sets = [f"{name}={dump_flow(_plain(value))}" for name, value in knobs.items()]
-    return load_data(job.plain(), sets)[0]
+    return load_data(job.plain(), _sets(knobs))[0]
 
 
-def _plain(value: Any) -> Any:
-    """A value as a job file has it: a path is a text, a tuple a list."""
+def plain(value: Any, where: str = "") -> Any:
+    """A value as a job file has it: a path is a text, a tuple a list, an enum its value, a number
+    of numpy one of Python.
+
+    Raises:
+        UserError: a file can have no such value.
+    """
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Enum):
+        return plain(value.value, where)
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: plain(part, str(name)) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value
+        return [plain(part, where) for part in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if callable(number := getattr(value, "item", None)):  # of numpy, or a tensor of one number
+        return plain(number(), where)
+    name = type(value).__name__
+    raise user_error(
+        f"a value is a text, a number, true, false, a list or a mapping; this is of type {name}",
+        where=where,
+        hint="give it as a job file would have it",
+    )
+
+
+def _sets(values: Mapping[str, Any]) -> list[str]:
+    """Values by their names, as `--set` takes them."""
+    return [f"{name}={dump_flow(plain(value, name))}" for name, value in values.items()]

@@ -9,7 +9,7 @@ from autotune.api.answer import Answer
 from autotune.api.frame import frame, probe_row, ranked_row
 from autotune.api.jobs import definition_of, pinned
 from autotune.api.talk import say
-from autotune.errors import UserError
+from autotune.errors import AutotuneError
 from autotune.job.job import Job, KnobValue
 from autotune.probe.protocol import Measurement
 from autotune.probe.single import probe_alone
@@ -122,7 +122,7 @@ class MeasuredAnswer(Answer):
             return None, ()
         try:
             candidates = next(sections(content_of(reopen(self.folder))))
-        except UserError:  # its folder was removed
+        except AutotuneError:  # its folder was removed, or its study cannot be read now
             return None, ()
         return candidates.tables[0], candidates.text
 

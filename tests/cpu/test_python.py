@@ -82,6 +82,14 @@ def test_fields_come_over_the_answers_own() -> None:
     assert (own.output_dir, own.max_steps, own.report_to) == ("out", 2, [])
 
 
+def test_a_field_that_the_class_lacks_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(autotune.UserError, match="Unknown arguments.*max_stepps"):
+        planned(precision="fp32").training_arguments("out", max_stepps=2)
+    with pytest.raises(autotune.UserError, match="max_steps.*invalid int value: 'two'"):
+        planned(precision="fp32").training_arguments("out", max_steps="two")
+    assert "usage:" not in capfd.readouterr().err
+
+
 def test_what_this_machine_cannot_make_says_where_it_can_be_made() -> None:
     answer = planned("cuda", precision="bf16")
     with pytest.raises(autotune.MachineError, match="write_bundle"):

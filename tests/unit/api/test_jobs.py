@@ -1,8 +1,10 @@
 """A job as a program gives it: a file, a dict, values over both."""
 
 import doctest
+from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import autotune
@@ -32,6 +34,25 @@ def test_a_dict_a_file_and_flags_make_the_same_job(tmp_path: Path) -> None:
     assert autotune.load_job(FIELDS, set=values) == by_flags
     assert autotune.load_job(str(file), values) == autotune.load_job(file, values) == by_flags
     assert definition_of(by_flags) == definition
+
+
+class Kernel(Enum):
+    SDPA = "sdpa"
+
+
+def test_numbers_of_numpy_and_enums_are_values_and_other_things_are_refused() -> None:
+    job = autotune.load_job(FIELDS, set={"learning_rate": np.float64(1e-4)})
+    assert job == autotune.load_job(FIELDS, set={"learning_rate": 1e-4})
+    knobs = {"per_device_train_batch_size": np.int64(2), "gradient_checkpointing": np.bool_(True)}
+    known = pinned(job, {**knobs, "attn_implementation": Kernel.SDPA}).fixed
+    assert known == {
+        "per_device_train_batch_size": 2,
+        "gradient_checkpointing": True,
+        "attn_implementation": "sdpa",
+    }
+    with pytest.raises(autotune.UserError, match="this is of type object") as error:
+        autotune.load_job(FIELDS, set={"learning_rate": object()})
+    assert error.value.problems[0].where == "learning_rate"
 
 
 def test_paths_of_a_dict_are_relative_to_the_current_folder(
