@@ -53,9 +53,8 @@ class Client:
             hint = "such as http://127.0.0.1:8642"
             raise user_error(f"`{url}` is not the URL of a service", hint=hint)
         self.url, self._patience_s, self._session = url.rstrip("/"), patience_s, requests.Session()
-        self._session.auth = lambda request: (
-            request
-        )  # no password of ~/.netrc takes a token's place
+        # No password of ~/.netrc takes a token's place.
+        self._session.auth = lambda request: request
         if token := token or os.environ.get(TOKEN):
             self._session.headers["Authorization"] = f"Bearer {token}"
         self._session.trust_env = parts.hostname not in _HERE  # no proxy leads to this machine
@@ -138,9 +137,9 @@ class Client:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         path = f"{_path(work)}/events"
         with self._answer("GET", path, headers=headers, stream=True) as answer:
-            if headers["Accept"] not in answer.headers.get("Content-Type", ""):
-                raise self._refusal(answer)
             try:
+                if headers["Accept"] not in answer.headers.get("Content-Type", ""):
+                    raise self._refusal(answer)
                 for line in answer.iter_lines(chunk_size=None):
                     if line == b"event: end":
                         return
@@ -166,10 +165,10 @@ class Client:
         arguments |= {"timeout": _TIMEOUTS_S, "allow_redirects": False}
         try:
             answer = self._session.request(method, f"{self.url}/api/v1/{path}", **arguments)
+            if answer.status_code >= 300:
+                raise self._refusal(answer)  # reads what a broken connection may have cut
         except requests.RequestException as error:
             raise self._away(type(error).__name__) from None
-        if answer.status_code >= 300:
-            raise self._refusal(answer)
         return answer
 
     def _refusal(self, answer: requests.Response) -> AutotuneError:

@@ -98,17 +98,33 @@ def streams(*numbers: int, end: bool = False) -> Answer:
     return answer
 
 
+def breaks_off(status: int, content_type: str) -> Answer:
+    """An answer whose connection ends in the middle of its body."""
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        request.send_header("Content-Type", content_type)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        request.wfile.write(b"40\r\n{")
+        request.close_connection = True
+
+    return answer
+
+
 def test_no_event_is_lost_or_doubled_however_often_the_connection_is(fake: Fake) -> None:
     fake.answers = [
         streams(1, 2),
         says(503, {"detail": "starting"}),
+        breaks_off(502, "text/html"),
+        breaks_off(200, "text/html"),
         streams(2, 3, 5),  # one that came before; one is missing
         streams(4, 5, end=True),
     ]
     events = list(Client(fake.url).follow(WORK))
     assert [event["number"] for event in events] == [1, 2, 3, 4, 5]
     assert events[0]["data"]["text"] == "1 ü\u2028"
-    assert [headers["last-event-id"] for _, headers in fake.heard] == ["0", "2", "2", "3"]
+    assert [headers["last-event-id"] for _, headers in fake.heard] == ["0", "2", "2", "2", "2", "3"]
 
 
 def test_a_service_that_stays_away_is_given_up(fake: Fake) -> None:
