@@ -61,7 +61,6 @@ def command(
     for file, render in ((html, html_report), (markdown, markdown_report)):
         if file is not None:
             past.run.write_text(file, render(content))
-    _track(past, track)
     if as_json:
         stored, ending = past.stored, past.ending
         recommended = None if stored is None else stored.plain
@@ -69,11 +68,12 @@ def command(
         unprobed = [asdict(value) for value in past.unprobed]
         ended = None if ending is None else ending.plain
         print_json({**plain, "unprobed": unprobed, "ending": ended, "damaged": list(past.notes)})
-        return 0
-    print_report(content, PlainConsole(width=None if PlainConsole().is_terminal else 160))
-    for file in (html, markdown):
-        if file is not None:
-            echo(f"report: {file}")
+    else:
+        print_report(content, PlainConsole(width=None if PlainConsole().is_terminal else 160))
+        for file in (html, markdown):
+            if file is not None:
+                echo(f"report: {file}")
+    _track(past, track)
     return 0
 
 
@@ -88,11 +88,10 @@ def _track(past: Any, tools: tuple[str, ...]) -> None:
 
     if not tools:
         return
-    faults: list[str] = []
-    with past.run.locked(), closing(Sending(tools, past.run, faults.append)) as sending:
+    with past.run.locked(), closing(Sending(tools, past.run, warn=lambda _: None)) as sending:
         sending.start()
         sending.finish(past)
-    if faults:
+    if sending.faults:
         hint = f"the logs are in {past.run.tracking}; what was sent already is not sent again"
         raise machine_error("; ".join(sending.faults), where="--track", hint=hint)
 

@@ -119,7 +119,7 @@ def command(
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
-    with closing(Tracked(track, run, storage)) as tracked:
+    with closing(Tracked(track, run, storage, quiet=quiet)) as tracked:
         with run_view(quiet=quiet) as view:
             listener = _recorded(record, tracked.beside(view))
             result = tune(

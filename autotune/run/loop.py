@@ -44,12 +44,12 @@ def search(session: Session) -> str:
         records = session.study.records()
         rule_out(session, records)
         promise, values = outlook(session, records), values_to_probe(session, records)
-        session.listener.standing(standing(session, records, promise))
         reason = reason_to_stop(session, records, promise)
-        if reason is not None and (not values or room(session, records) < 1):
-            return reason
         # The user listed these values to learn what they cost: probes are kept for them.
         due = values and (reason is not None or room(session, records) <= len(values))
+        session.listener.standing(standing(session, records, None if due else promise))
+        if reason is not None and (not values or room(session, records) < 1):
+            return reason
         measurement = probe_again(session, values[0]) if due else probe_next(session)
         if measurement.outcome != "busy":
             pauses = 0

@@ -17,7 +17,8 @@ class Standing:
     Attributes:
         probes: that the budget counts, of at most `most_probes`.
         probing_s: what they took, in seconds, of at most `most_probing_s`.
-        left_s: seconds that the search goes on at most, by what probes took; None: no probe yet.
+        left_s: seconds that the search goes on, by what probes took so far, if all of its budget is
+            used; None: no probe yet.
         total_left_s: seconds of a total budget that are left; None: without one.
         candidates_left: neither probed nor ruled out.
         best: what would be recommended now; None: nothing fits yet.

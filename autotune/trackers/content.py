@@ -43,9 +43,8 @@ def tracked_run(job: Job, facts: Facts, run: RunFolder) -> TrackedRun:
             "max_length": job.max_length,
             "device": facts.device.name,
             "devices": job.devices.total,
-            "autotune": __version__,
         },
-        labels=[job.method, job.tuning, facts.device.name],
+        labels=[job.method, job.tuning, facts.device.name, f"autotune {__version__}"],
     )
 
 

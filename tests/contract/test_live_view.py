@@ -1,6 +1,6 @@
 """What a run shows as it goes, in a real terminal: screens compared with recorded ones.
 
-    python tests/contract/test_live_view.py    records them anew
+    python -m tests.contract.test_live_view    records them anew
 
 Then look at the difference, as a user would.
 """

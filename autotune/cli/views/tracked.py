@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from autotune.cli.echo import echo
 from autotune.errors import AutotuneError
 from autotune.facts import Facts
 from autotune.job.job import Job
@@ -15,11 +16,17 @@ from autotune.trackers.sending import Sending
 
 
 class Tracked(Listener):
-    """Sends what happens to trackers; there may be none."""
+    """Sends what happens to trackers; there may be none.
 
-    def __init__(self, tools: Sequence[str], run: RunFolder, storage: str | None) -> None:
-        self._chosen, self._view = bool(tools), Listener()
-        self._sending = Sending(tools, run, lambda text: self._view.remarked(text))
+    Args:
+        quiet: whether nothing is said as the run goes; a tracker that fails is named all the same.
+    """
+
+    def __init__(
+        self, tools: Sequence[str], run: RunFolder, storage: str | None, *, quiet: bool
+    ) -> None:
+        self._chosen, self._quiet, self._view = bool(tools), quiet, Listener()
+        self._sending = Sending(tools, run, self._warn)
         self._run, self._storage = run, storage
         self._job: Job | None = None
 
@@ -56,3 +63,9 @@ class Tracked(Listener):
     def close(self) -> None:
         """Nothing more is sent."""
         self._sending.close()
+
+    def _warn(self, text: str) -> None:
+        if self._quiet:
+            echo(text, err=True)
+        else:
+            self._view.remarked(text)

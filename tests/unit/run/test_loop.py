@@ -255,7 +255,10 @@ def test_the_saving_is_against_defaults_that_run(tmp_path, monkeypatch, outcome)
 def test_the_last_probes_of_a_budget_are_kept_for_values_that_the_job_lists(tmp_path, monkeypatch):
     lengths = {"max_length": [256, 512, 1024]}
     stub = Stub(tmp_path, monkeypatch, epochs=1e6, recipe=lengths, budget={"probes": 4})
+    promises = []
+    stub.session.listener.standing = lambda standing: promises.append(standing.outlook)
     assert search(stub.session) == "the budget of 4 probes is used"
+    assert promises[1] is not None and promises[3] is None  # the last is not for its speed
     assert len(stub.asked) == 4
     assert {c["max_length"] for c in stub.asked} == {256, 512, 1024}
 

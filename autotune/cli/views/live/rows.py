@@ -154,8 +154,8 @@ def _time(state: LiveState, now: float) -> Iterator[str]:
         return
     if standing["total_left_s"] is not None:
         yield f"{whole_seconds(standing['total_left_s'] - since_s)} left of the total"
-    if standing["left_s"] is not None and not state.verifying:
-        yield f"the search is over in {whole_seconds(standing['left_s'] - since_s)} at the latest"
+    if standing["left_s"] is not None and not (state.verifying or state.close):
+        yield f"the search takes up to about {whole_seconds(standing['left_s'] - since_s)} more"
 
 
 def _left(state: LiveState) -> Iterator[str]:

@@ -63,6 +63,8 @@ class LiveState:
                 self.free_knobs = data["free_knobs"]
             case "standing":
                 self.standing, self.standing_since, self.promise = data, now, data["outlook"]
+                if self.promise is not None:  # one of those that were close has failed
+                    self.close = ()
             case "ruled_out":
                 self.ruled_out = data["reasons"]
             case "probing" | "stepping" | "probed" | "settling" | "stopped":

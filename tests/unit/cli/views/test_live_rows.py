@@ -49,7 +49,7 @@ def test_a_run_in_which_nothing_fits_yet_says_so_and_promises_nothing() -> None:
     seen = shown(followed(("surveyed", SURVEYED), ("standing", STANDING)), 2.0)
     assert seen["best"] == "none yet: nothing that was probed fits"
     assert "gain" not in seen and "memory" not in seen
-    assert seen["time"] == "the search is over in 63 s at the latest"
+    assert seen["time"] == "the search takes up to about 63 s more"
 
 
 def test_a_probe_that_runs_counts_against_the_budget() -> None:
@@ -59,7 +59,7 @@ def test_a_probe_that_runs_counts_against_the_budget() -> None:
     later = shown(state, 13.0)
     assert later["budget"] == "1 of 40 probes; 19 s of 30 min"
     assert later["now"] == "probe 1, 10 s: 4x4 chunked_nll"
-    assert later["time"] == "the search is over in 52 s at the latest"
+    assert later["time"] == "the search takes up to about 52 s more"
 
 
 def test_a_gain_without_a_length_of_the_job_is_a_share() -> None:
@@ -105,6 +105,17 @@ def test_the_end_of_a_launch_is_no_launch_that_comes_again(last: str) -> None:
     over = [("verification_stage", {"stage": name, "seconds": 1.0}) for name in (*stages, last)]
     state = followed(("surveying", {"method": "sft"}), ("verifying", {"probe": 3}), *over)
     assert [name for name, _ in state.stages] == list(stages)
+
+
+def test_a_promise_comes_again_where_the_search_goes_on_after_a_close_call() -> None:
+    outlook = {"gain": 0.1, "job_s": 100.0, "cost_s": 5.0}
+    state = followed(
+        ("surveyed", SURVEYED), ("standing", STANDING), ("settling", {"probes": [1, 3]})
+    )
+    assert "too close to call" in shown(state, 4.0)["gain"] and "time" not in shown(state, 4.0)
+    state.take("standing", {**STANDING, "outlook": outlook}, 5.0)
+    assert "too close to call" not in shown(state, 6.0)["gain"]
+    assert "more" in shown(state, 6.0)["time"]
 
 
 def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
