@@ -79,7 +79,7 @@ def command(
     """
     _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
     from autotune.plan.plan import plan
-    from autotune.plan.promising import EVERY, PROMISING
+    from autotune.plan.trace_choice import EVERY, PROMISING
 
     planned = PlannedJob.of(options)
     if server is not None:

@@ -42,7 +42,7 @@ ADD_SERVER = "add --server URL"
 @click.command("run")
 @job_options
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Run folder to make. Default: runs/NAME."
+    "--out", type=click.Path(path_type=Path), help="Run folder to make. Default: runs/NAME-TIME."
 )
 @click.option(
     "--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder."
@@ -103,7 +103,7 @@ def command(
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
     from autotune.cli.views.live.panel import run_view
-    from autotune.cli.views.tracked import Tracked
+    from autotune.cli.views.tracker_listener import TrackerListener
     from autotune.run.opening import Options
     from autotune.run.tuning import tune
     from autotune.trackers.sending import refuse_missing
@@ -119,14 +119,14 @@ def command(
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
-    with closing(Tracked(track, run, storage, quiet=quiet)) as tracked:
+    with closing(TrackerListener(track, run, storage, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
-            listener = _recorded(record, tracked.beside(view))
+            listener = _recorded(record, trackers.beside(view))
             result = tune(
                 loaded, definition, run, storage=storage, listener=listener, options=options
             )
         _print(result, run, record, as_json)
-        tracked.finish()
+        trackers.finish()
     return _code(result)
 
 

@@ -4,8 +4,8 @@ Where an engine spreads the training, each way through the program is traced wit
 first: how a step's time grows with its shape, no engine changes much, and every engine is estimated
 by formula from that. Few engines are then all traced. Of many those are that the formula does not
 rule out: the fastest that may fit, and of each sharding the first, unless it is much slower
-(`promising.py`). What was traced says something of its like (`alike.py`). That may put others
-first; it ends when the first ones are all traced.
+(`trace_choice.py`). What was traced says something of its like (`engine_kinds.py`). That may put
+others first; it ends when the first ones are all traced.
 
 Engines are traced with a few layers of a deep model. What an allocator loses between blocks does
 not follow well from these, so that of the first candidate all layers are traced in the end.
@@ -19,12 +19,14 @@ from pathlib import Path
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.plan.alike import Kind, computing_as, expected, kinds_of, likes_of
 from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.engine_kinds import Kind, expectation, kinds_of, likes_of, with_work_of
 from autotune.plan.known import Known
 from autotune.plan.progress import Progress
-from autotune.plan.promising import (
+from autotune.plan.shared_traces import bases, shared_out
+from autotune.plan.speeds import Speeds
+from autotune.plan.trace_choice import (
     LIKELY,
     PROMISING,
     RULED_OUT,
@@ -35,8 +37,6 @@ from autotune.plan.promising import (
     representatives,
     to_trace,
 )
-from autotune.plan.shared_traces import bases, shared_out
-from autotune.plan.speeds import Speeds
 from autotune.plan.variants import Member, VariantTask
 from autotune.space.sharding.sharding import heaviest_ranks
 
@@ -149,7 +149,7 @@ class EngineEstimates:
             self.trace(first_of_kinds(numbers, self._kinds))
             likes = likes_of(self._tasks, self._kinds, self.replies)
             self._known.add(
-                {n: computing_as(self.replies[n], self.replies[m]) for n, m in likes.items()}
+                {n: with_work_of(self.replies[n], self.replies[m]) for n, m in likes.items()}
             )
             ranks = self._ranks(self.replies, likes)
 
@@ -190,7 +190,7 @@ class EngineEstimates:
         """
         likes = likes or {}
         alike = {
-            n: expected(n, m, self._tasks, self._formulas, replies[m])
+            n: expectation(n, m, self._tasks, self._formulas, replies[m])
             for n, m in likes.items()
             if self._kinds[n] == self._kinds[m]
         }

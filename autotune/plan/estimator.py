@@ -25,8 +25,8 @@ from autotune.plan.known import Known
 from autotune.plan.least_memory import ruled_out
 from autotune.plan.memory import Memory
 from autotune.plan.progress import Progress
-from autotune.plan.promising import PROMISING, Effort
 from autotune.plan.speeds import Speeds
+from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings

@@ -26,9 +26,9 @@ from autotune.plan.estimator import Estimator
 from autotune.plan.memory import Memory
 from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
 from autotune.plan.progress import Progress
-from autotune.plan.promising import PROMISING, Effort
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import Advisor
+from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition

@@ -1,4 +1,4 @@
-"""Survey a job without a run: for one probe, or to see its space."""
+"""One probe of a job, or its space, without a run."""
 
 import shutil
 import tempfile

@@ -49,9 +49,9 @@ class Runs(Tracker):
 def _texts(bundle: Path) -> dict[str, str]:
     """The files of a bundle, each as it is."""
     paths = sorted(path for path in bundle.rglob("*") if path.is_file())
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in paths}
     return {
-        f"bundle/{path.relative_to(bundle)}": f"```\n{path.read_text(encoding='utf-8')}\n```"
-        for path in paths
+        f"bundle/{path.relative_to(bundle)}": f"```\n{text}\n```" for path, text in texts.items()
     }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.plan.plan import Plan, plan
-from autotune.plan.promising import EVERY, PROMISING, Effort
+from autotune.plan.trace_choice import EVERY, PROMISING, Effort
 from autotune.space.job_file.load import load_job
 from autotune.space.sharding.sharding import engine_name, sharding_of
 

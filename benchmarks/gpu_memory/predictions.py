@@ -31,7 +31,7 @@ from autotune.plan.children import Servers
 from autotune.plan.device import device_facts, placed, planned_limit
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.plan.promising import Effort
+from autotune.plan.trace_choice import Effort
 from autotune.probe.survey import survey
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer

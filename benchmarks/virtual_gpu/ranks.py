@@ -22,7 +22,7 @@ from autotune.plan.candidates import estimates_of  # noqa: E402
 from autotune.plan.children import Servers  # noqa: E402
 from autotune.plan.engines import TraceBudget, answered  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
-from autotune.plan.promising import EVERY  # noqa: E402
+from autotune.plan.trace_choice import EVERY  # noqa: E402
 from autotune.plan.variants import variant_tasks  # noqa: E402
 from autotune.probe.measure import measure, probe_request  # noqa: E402
 from autotune.probe.protocol import Measurement  # noqa: E402

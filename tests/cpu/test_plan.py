@@ -13,8 +13,8 @@ import yaml
 
 from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.stack import fused_head, installed
-from autotune.plan.promising import FIRST, SLOWER
 from autotune.plan.questions import ways
+from autotune.plan.trace_choice import FIRST, SLOWER
 from autotune.run.past_run import reopen
 from autotune.space.sharding.sharding import SHARDING_KNOBS
 from tests.cpu.conftest import LLAMA, Command, write_model

@@ -9,7 +9,7 @@ from autotune.job.job import Job
 from autotune.plan.choices import is_safe
 from autotune.plan.plan import Plan, plan
 from autotune.plan.progress import Progress
-from autotune.plan.promising import Effort
+from autotune.plan.trace_choice import Effort
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import NUM_PROCESSES
 from autotune.space.sharding.processes import shares_with_server

@@ -15,7 +15,7 @@ from autotune.plan.choices import is_safe
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.plan.promising import Effort
+from autotune.plan.trace_choice import Effort
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition

@@ -15,10 +15,10 @@ from autotune.job.methods import METHODS
 from autotune.plan.candidates import TYPICAL_PROCESS, by_formula
 from autotune.plan.ceilings import ceilings_of
 from autotune.plan.estimator import Estimator
-from autotune.plan.promising import RULED_OUT, Effort
 from autotune.plan.questions.bisection import Bisection
 from autotune.plan.questions.leanest import decisive
 from autotune.plan.questions.proposal import Proposal
+from autotune.plan.trace_choice import RULED_OUT, Effort
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness

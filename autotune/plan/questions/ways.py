@@ -20,7 +20,6 @@ from autotune.plan.choices import is_safe, leanness
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
 from autotune.plan.narrowing import narrowed
-from autotune.plan.promising import Effort
 from autotune.plan.questions.changes import (
     Change,
     changed_fields,
@@ -36,6 +35,7 @@ from autotune.plan.questions.leanest import (
 from autotune.plan.questions.proposal import Proposal, smallest_of_each_field
 from autotune.plan.questions.proposal_estimates import BY_FORMULA, ProposalEstimates
 from autotune.plan.questions.way import Advice, Way, is_checked, preference, price
+from autotune.plan.trace_choice import Effort
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate

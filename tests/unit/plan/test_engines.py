@@ -12,8 +12,8 @@ from autotune.plan.candidates import estimates_of
 from autotune.plan.children import Servers
 from autotune.plan.engines import MOST_SETTLED, TraceBudget, answered, traced_or_not
 from autotune.plan.progress import Progress
-from autotune.plan.promising import EVERY, FIRST, Effort, rank, representatives, to_trace
 from autotune.plan.shared_traces import bases, shared_out
+from autotune.plan.trace_choice import EVERY, FIRST, Effort, rank, representatives, to_trace
 from autotune.plan.variants import variant_tasks
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space

@@ -7,7 +7,7 @@ import pytest
 from autotune.plan.children import Servers, untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import LOWER_BOUND
-from autotune.plan.promising import Effort
+from autotune.plan.trace_choice import Effort
 from tests.unit.builders import GIB, make_facts, make_job, make_space
 
 

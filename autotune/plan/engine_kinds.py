@@ -45,7 +45,7 @@ def likes_of(
     return likes
 
 
-def computing_as(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
+def with_work_of(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
     """An engine's reply by formula with the work of one like it, which was traced."""
     return dataclasses.replace(
         formula,
@@ -55,7 +55,7 @@ def computing_as(formula: EstimateReply, traced: EstimateReply) -> EstimateReply
     )
 
 
-def expected(
+def expectation(
     number: int,
     other: int,
     tasks: Sequence[VariantTask],
@@ -81,7 +81,7 @@ def expected(
         _moved(answer, *known[repr(point)]) if repr(point) in known else answer
         for point, answer in zip(tasks[number].request.points, formulas[number].points, strict=True)
     ]
-    return dataclasses.replace(computing_as(formulas[number], traced), points=points)
+    return dataclasses.replace(with_work_of(formulas[number], traced), points=points)
 
 
 def _moved(answer: PointReply, traced: PointReply, by_formula: PointReply) -> PointReply:

@@ -15,7 +15,7 @@ from autotune.space.bind import SearchSpace
 from autotune.trackers.sending import Sending
 
 
-class Tracked(Listener):
+class TrackerListener(Listener):
     """Sends what happens to trackers; there may be none.
 
     Args:

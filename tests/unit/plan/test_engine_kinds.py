@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.estimate.protocol import ShapeWork
-from autotune.plan.alike import computing_as, expected, kinds_of, likes_of
+from autotune.plan.engine_kinds import expectation, kinds_of, likes_of, with_work_of
 from autotune.plan.engines import EngineEstimates, TraceBudget
 from autotune.plan.known import Known
-from autotune.plan.promising import first_of_kinds, to_trace
 from autotune.plan.shared_traces import bases
 from autotune.plan.speeds import Speeds
+from autotune.plan.trace_choice import first_of_kinds, to_trace
 from tests.unit.plan.test_engines import MIB, POINT, offloads, ranked, reply, tasks
 from tests.unit.run.test_expectations import CEILINGS, ELEMENTWISE
 
@@ -41,7 +41,7 @@ def test_kinds_are_the_ways_through_the_program_with_one_library():
 def test_what_was_traced_gives_its_work_to_its_like_and_the_shape_of_its_curves_stays():
     first, second = two_of_a_kind()
     traced = replace(replies_of(first, by_formula=False), optimizer_work={"": []})
-    known = computing_as(replies_of(second, by_formula=True), traced)
+    known = with_work_of(replies_of(second, by_formula=True), traced)
     assert (known.by_formula, known.shapes, known.copied_shapes) == (True, OWN, COPIED)
     assert known.optimizer_work == {"": []}
 
@@ -49,9 +49,9 @@ def test_what_was_traced_gives_its_work_to_its_like_and_the_shape_of_its_curves_
 def test_what_could_not_be_traced_stays_so_with_the_work_of_its_like():
     first, second = two_of_a_kind()
     untraced = replace(replies_of(second, by_formula=True), engine_problem="it broke")
-    known = computing_as(untraced, replies_of(first, by_formula=False))
+    known = with_work_of(untraced, replies_of(first, by_formula=False))
     assert (known.engine_problem, known.shapes) == ("it broke", OWN)
-    assert computing_as(known, replies_of(first, by_formula=False)).copied_shapes == COPIED
+    assert with_work_of(known, replies_of(first, by_formula=False)).copied_shapes == COPIED
 
 
 def test_the_like_is_of_the_same_library_and_stage_where_one_was_traced():
@@ -85,7 +85,7 @@ def test_memory_is_expected_as_far_from_the_formula_as_it_was_there():
     too_large = replace(larger, at_least=True)
     for answer, beyond in ((larger, MIB), (too_large, 0)):
         found = replace(traced, points=[answer] * len(traced.points))
-        reply_expected = expected(second, first, tasks(), formulas, found)
+        reply_expected = expectation(second, first, tasks(), formulas, found)
         shared = [
             point in tasks()[first].request.points for point in tasks()[second].request.points
         ]
@@ -125,7 +125,7 @@ def test_the_curves_of_what_is_traced_later_are_those_of_copies_still():
     estimates.adjust()
     first, second = two_of_a_kind()
     estimates.trace([first])
-    known.add({second: computing_as(known.replies[second], known.replies[first])})
+    known.add({second: with_work_of(known.replies[second], known.replies[first])})
     estimates.trace([second])
     for number in (first, second):
         assert (known.replies[number].shapes, known.replies[number].copied_shapes) == (OWN, COPIED)
