@@ -19,9 +19,10 @@ TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in FIL
 # A folder imports from those to its left, and from none beside it.
 ORDER = (
     "errors units value_types < client < job < facts < space process < training < probe estimate"
-    " < plan search < bundle < run < report < api trackers server doctor < cli"
+    " < plan search < bundle < run < report < api trackers server doctor script < cli"
 )
 CHILD = ("training", "estimate/tracing", "estimate/variants", "estimate/speed/measuring")
+CHILD += ("script/child",)
 """What a child runs, besides the files that are named below and the `*worker.py` everywhere: only
 there the training stack is imported at the top of a file."""
 CHILD_FILES = ("probe/step_meter.py", "probe/rollout_meter.py", "process/clock.py")

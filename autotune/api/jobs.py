@@ -5,11 +5,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from autotune.api.talk import say
 from autotune.errors import user_error
 from autotune.job.job import Job
 from autotune.job.yaml_file import dump_flow
 from autotune.plan.questions.missing_trainer import refuse_missing
+from autotune.report.talk import say
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.job_file.load import load_data
 from autotune.space.job_file.load import load_job as load_file

@@ -10,7 +10,6 @@ from autotune.api.answer import Answer
 from autotune.api.frame import frame, plan_row
 from autotune.api.html import FIGURE
 from autotune.api.jobs import definition_of
-from autotune.api.talk import say
 from autotune.errors import user_error
 from autotune.job.job import Job, KnobValue
 from autotune.plan.choices import Choice, shortened
@@ -27,6 +26,7 @@ from autotune.report.plan_answer import (
 )
 from autotune.report.progress_lines import EstimateLines
 from autotune.report.sections import Table
+from autotune.report.talk import say
 from autotune.space.settings import Settings, settings
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from autotune.cli.job_options import (
     write_result,
 )
 from autotune.cli.remote import JOB, refuse_local, run_there, server_option
+from autotune.cli.script import WithCommand, by_script, is_of_script, print_outcome, script_options
 from autotune.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -39,8 +40,9 @@ CODES = {
 ADD_SERVER = "add --server URL"
 
 
-@click.command("run")
+@click.command("run", cls=WithCommand)
 @job_options
+@script_options
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Run folder to make. Default: runs/NAME-TIME."
 )
@@ -86,42 +88,64 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> int:
-    """Find the fastest stable configuration of JOB and write its verified bundle.
+    """Find the fastest stable configuration of JOB, or of a script, and write its verified bundle.
 
     JOB is a YAML file; it may be left out where flags say it all. Everything is kept in the run
     folder; Ctrl-C ends cleanly, and --resume goes on. While another run of yours has the devices
     this one waits. The exit code is 1 where the bundle failed its verification. A terminal shows
     live how far it is; piped, and where TERM is dumb or CI is set, it gets lines.
 
+    With --script or --command your own training is started as you start it, again and again, with
+    other fields, for a few steps; the bundle's launch.sh starts it with the fastest.
+
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
     --attach comes back to it; --resume ID goes on with one that was cancelled, failed or measured
     nothing. The bundle comes to --out.
     """
+    if is_of_script(flags, resume):
+        outcome = by_script(
+            job, all_sets(sets, flags), flags, out, resume, not no_verify, record, quiet
+        )
+        return _code(print_outcome(outcome, as_json))
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
-    from autotune.cli.views.live.panel import run_view
-    from autotune.cli.views.tracker_listener import TrackerListener
     from autotune.run.opening import Options
-    from autotune.run.tuning import tune
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
     storage = storage_of(storage)
     if resume is not None:
         _refuse_to_resume_with(out, sampler, no_history, no_verify)
-        loaded, definition, run = _resumed(resume, job, sets, flags, storage)
-        options = None
+        search = (*_resumed(resume, job, sets, flags, storage), None)
     else:
-        loaded, definition, run = _new(job, sets, flags, out)
         options = Options(
             sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
         )
+        search = (*_new(job, sets, flags, out), options)
+    return _tune(search, storage, track, record, quiet, as_json)
+
+
+def _tune(
+    search: Any,
+    storage: str | None,
+    track: tuple[str, ...],
+    record: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Run, print what it came to, and send that; the exit code."""
+    from autotune.cli.views.events import recorded
+    from autotune.cli.views.live.panel import run_view
+    from autotune.cli.views.tracker_listener import TrackerListener
+    from autotune.run.tuning import tune
+
+    loaded, definition, run, options = search
     with closing(TrackerListener(track, run, storage, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
-            listener = _recorded(record, trackers.beside(view))
+            listener = recorded(record, trackers.beside(view))
             result = tune(
                 loaded, definition, run, storage=storage, listener=listener, options=options
             )
@@ -169,14 +193,6 @@ def _by_server(
         resume=None if resume is None else str(resume),
         as_json=as_json,
     )
-
-
-def _recorded(record: Path | None, view: Any) -> Any:
-    if record is None:
-        return view
-    from autotune.cli.views.events import EVENTS, EventFile, RunEvents
-
-    return RunEvents(EventFile(record / EVENTS), view)
 
 
 def _refuse_to_resume_with(

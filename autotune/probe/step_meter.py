@@ -19,7 +19,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from autotune.facts.row_formats import Row
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.throughput import (
     NO_PREPARATION,
@@ -30,7 +29,7 @@ from autotune.probe.throughput import (
 )
 from autotune.process import clock
 from autotune.process.progress import Progress
-from autotune.training.batch_plan import Batching, Plan, batch_size
+from autotune.training.batch_plan import Batching, batch_size
 from autotune.training.ranks import SINGLE_RANK, Ranks
 
 WARM_UP_STEPS = 2
@@ -85,7 +84,7 @@ def total_norm(gradients: list[Any]) -> float:
 class Schedule:
     """Which micro-batch comes when, as positions in the plan (-1: the worst)."""
 
-    def __init__(self, plan: Plan, accumulation: int):
+    def __init__(self, plan: Any, accumulation: int):
         self.accumulation = accumulation
         count = len(plan.timed)
         # A round is a whole number of optimizer steps; what fills it up is timed once more.
@@ -95,19 +94,24 @@ class Schedule:
         self.order = warm_up_order + warm_up_order[:-1] + [-1] + filled * MAX_ROUNDS
         self.steps = WARM_UP_STEPS + self.steps_per_round * MAX_ROUNDS
 
-    def batches(self, plan: Plan) -> list[list[Row]]:
+    def batches(self, plan: Any) -> list[list[Any]]:
         """The micro-batches in their order."""
         return [plan.worst if n < 0 else plan.timed[n] for n in self.order]
 
 
 class StepMeter(TrainerCallback):
-    """Wraps one trainer's `training_step` and listens to its callbacks."""
+    """Wraps one trainer's `training_step` and listens to its callbacks.
+
+    Args:
+        plan: a `Plan`, or what has the same micro-batches of rows that somebody else collates.
+        batching: None: of these the sizes are only seen.
+    """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Any,
         schedule: Schedule,
-        batching: Batching,
+        batching: Batching | None,
         accumulation: int,
         progress: Progress,
         memory: CpuMemory | CudaMemory,
@@ -135,16 +139,26 @@ class StepMeter(TrainerCallback):
         trainer.add_callback(self)
         trainer.training_step = self._timed(trainer.training_step)
 
+    def sizes(self, position: int, inputs: Any) -> tuple[int, int]:
+        """(tokens, tokens with padding) of a micro-batch.
+
+        Raises:
+            RuntimeError: it is not the one that was planned.
+        """
+        assert self._batching is not None
+        rows = self._plan.worst if position < 0 else self._plan.timed[position]
+        tokens, padded = batch_size(rows, self._batching)
+        if inputs["input_ids"].numel() != padded:
+            raise RuntimeError(
+                f"micro-batch {self._count} was planned with {padded} tokens, but the "
+                f"trainer formed one of {inputs['input_ids'].numel()}"
+            )
+        return tokens, padded
+
     def _timed(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
         def step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             position = self._schedule.order[self._count]
-            rows = self._plan.worst if position < 0 else self._plan.timed[position]
-            tokens, padded = batch_size(rows, self._batching)
-            if inputs["input_ids"].numel() != padded:
-                raise RuntimeError(
-                    f"micro-batch {self._count} was planned with {padded} tokens, but the "
-                    f"trainer formed one of {inputs['input_ids'].numel()}"
-                )
+            tokens, padded = self.sizes(position, inputs)
             loss = training_step(model, inputs, *args, **kwargs)
             now = clock.now()
             seconds, self._mark = now - self._mark, now

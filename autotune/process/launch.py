@@ -39,11 +39,15 @@ def launch(
     timeout_s: float,
     gpus: Sequence[int],
     hear: Callable[[float, str], None] | None = None,
+    stop: Callable[[], str | None] | None = None,
+    folder: Path | None = None,
 ) -> LaunchReport:
     """Run `command` to its end, or kill its group after `timeout_s`; its output goes to `log`.
 
     Args:
         hear: hears each line as it comes, and how many seconds after the start that is.
+        stop: is asked several times a second; a text that it returns ends the command, too.
+        folder: where it runs; None: here.
     """
     meter, waits = _Meter(gpus), ProcessorWaits()
     began, kills = time.monotonic(), memory_kills()
@@ -55,16 +59,18 @@ def launch(
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,
+            cwd=folder,
         )
         assert process.stdin is not None and process.stdout is not None
         output = _Output(process.stdout.fileno(), file, began, hear)
-        timed_out = False
+        timed_out, stop_reason = False, None
         try:
-            while not _has_ended(process.pid) and not timed_out:
+            while not _has_ended(process.pid) and not timed_out and stop_reason is None:
                 output.read(_POLL_S)
                 meter.sample(process.pid, time.monotonic() - began)
                 waits.look(process.pid, time.monotonic() - began)
                 timed_out = time.monotonic() - began > timeout_s
+                stop_reason = stop() if stop is not None else None
         finally:
             _end_group(process)
             _, status, usage = os.wait4(process.pid, 0)
@@ -75,6 +81,7 @@ def launch(
     return LaunchReport(
         exit_code=process.returncode,
         timed_out=timed_out,
+        stop_reason=stop_reason,
         seconds=time.monotonic() - began,
         peak_resident_bytes=meter.peak_resident(usage.ru_maxrss * 1024),
         peak_gpu_bytes=meter.peak_gpu,

@@ -74,12 +74,14 @@ class LaunchReport:
     """Of the fullest GPU."""
     host_memory: Samples = ()
     """Of the fullest process: what is no file's."""
+    stop_reason: str | None = None
+    """Why it was ended by its watcher; None: it was not."""
 
     @property
     def foreign_signal(self) -> int | None:
         """The signal by which somebody else ended it, or one of its processes; None: nobody did.
         The kernel, where memory runs out, is nobody else."""
-        if self.exit_code == 0 or self.timed_out or self.memory_kills:
+        if self.exit_code == 0 or self.timed_out or self.memory_kills or self.stop_reason:
             return None
         number = -self.exit_code if self.exit_code < 0 else self._launcher_signal()
         return number if number in _FROM_OUTSIDE else None

@@ -1,7 +1,7 @@
 """The files of one run. This class owns every path; nothing else joins path names.
 
 study.db          the Optuna study (unless another storage was asked for)
-job.yaml          the job, resolved
+job.yaml          the job, resolved; of a script in its place script.json: its command, its limits
 run.json          how the run was started: version, study name, whether study.db holds it, time
 machine.json      device and stack at the start
 facts.json        what the survey found
@@ -32,7 +32,7 @@ from autotune.process.whole_folder import finish_replacement, put_in_place, writ
 
 LOCK = ".lock"
 _BEGUN = "run.begun.json"
-_DRAFTS = ("job.yaml.draft", f"{_BEGUN}.draft", _BEGUN)
+_DRAFTS = ("job.yaml.draft", "script.json.draft", f"{_BEGUN}.draft", _BEGUN)
 """What a run that was killed while it began may have left: beside the last of them a job, too."""
 OUTPUT = "AUTOTUNE_OUTPUT"
 """Variable with the folder that bundles train into, where they are handed out: a service's are not
@@ -60,6 +60,10 @@ class RunFolder:
     @property
     def job(self) -> Path:
         return self.path / "job.yaml"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "script.json"
 
     @property
     def run(self) -> Path:
@@ -184,8 +188,12 @@ class RunFolder:
         """Whether a run was started here."""
         return self.run.is_file()
 
-    def begin(self, job_yaml: str, info: Mapping[str, Any]) -> None:
+    def begin(self, text: str, info: Mapping[str, Any], file: Path | None = None) -> None:
         """Start a run in this folder, which must be new or empty.
+
+        Args:
+            text: of the job, or of what is searched in its place.
+            file: that keeps it; None: the job's.
 
         Raises:
             UserError: something is there already.
@@ -194,8 +202,9 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)  # what a job names, and what its data hold, is its owner's
         write_json(self.path / _BEGUN, dict(info))
-        self.write_text(self.job, job_yaml)
-        self.job.chmod(0o600)
+        kept = file or self.job
+        self.write_text(kept, text)
+        kept.chmod(0o600)
         (self.path / _BEGUN).replace(self.run)
 
     def refuse_used(self) -> None:
@@ -208,7 +217,7 @@ class RunFolder:
             return
         if self.path.is_dir():
             names = {entry.name for entry in self.path.iterdir()} - {LOCK}
-            if names <= {*_DRAFTS, *([self.job.name] if _BEGUN in names else [])}:
+            if names <= {*_DRAFTS, *([self.job.name, self.script.name] if _BEGUN in names else [])}:
                 return
         hint = "choose another folder"
         if self.exists():

@@ -18,7 +18,7 @@ from autotune.run.loop import ruled_out
 from autotune.run.nothing_measured import nothing_measured, too_busy
 from autotune.run.recipe_values import unprobed_values
 from autotune.run.room import job_seconds, probing_s
-from autotune.run.session import Result, Session, follow_probe
+from autotune.run.session import Result, SearchSession, Session, follow_probe
 from autotune.run.verified_bundle import emitted
 from autotune.search.job_time import Saving
 from autotune.search.recommend import NothingFits, Recommendation, recommend
@@ -69,7 +69,7 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
     )
 
 
-def searched_result(session: Session, outcome: str, reason: str) -> Result:
+def searched_result(session: SearchSession, outcome: str, reason: str) -> Result:
     """What every search comes to that ended for `reason`."""
     records = tuple(session.study.records())
     skipped = ruled_out(session, records)
@@ -205,7 +205,7 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
         )
 
 
-def interrupted(session: Session | None) -> Result:
+def interrupted(session: SearchSession | None) -> Result:
     """What is known when the run is ended from outside; None: before its search began."""
     if session is None:
         return Result(

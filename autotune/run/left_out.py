@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from autotune.run.loop import too_close
-from autotune.run.room import room, verification_s
+from autotune.run.room import room
 from autotune.run.session import Session
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Recommendation
@@ -26,7 +26,7 @@ def left_out(
         numbers = ", ".join(str(ranked.number) for ranked in group)
         yield f"measuring the fastest again: probes {numbers} are too close to call"
     if verification is None and session.options.verify:
-        needed_s, left_s = verification_s(session, recommendation.chosen), session.deadline.left_s
+        needed_s, left_s = session.verification_s(recommendation.chosen), session.deadline.left_s
         folder = shlex.quote(str(session.run.path))
         yield (
             f"verification: it takes about {format_seconds(needed_s)}, and {session.deadline.words}"

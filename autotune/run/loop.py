@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 from autotune.errors import machine_error
-from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.run.deadline import OutOfTime
 from autotune.run.expectations import Expectations
@@ -20,7 +19,7 @@ from autotune.run.room import (
     room,
     standing,
 )
-from autotune.run.session import Session, follow_probe
+from autotune.run.session import SearchSession, follow_probe
 from autotune.run.verify import PAUSES_S
 from autotune.search.recommend import NothingFits, Ranked, recommend
 from autotune.search.record import Record, counts_as_probe
@@ -37,7 +36,7 @@ CANNOT_FIT = "its estimate exceeds the memory limit"
 BEYOND_HOST = "its estimate exceeds the host's memory"
 
 
-def search(session: Session) -> str:
+def search(session: SearchSession) -> str:
     """Probe until it is time to stop; why it is."""
     pauses = 0
     while True:
@@ -65,7 +64,7 @@ def search(session: Session) -> str:
 
 
 def reason_to_stop(
-    session: Session, records: Sequence[Record], promise: Outlook | None
+    session: SearchSession, records: Sequence[Record], promise: Outlook | None
 ) -> str | None:
     """Why the search ends now; None while it goes on."""
     return stop_reason(
@@ -78,14 +77,14 @@ def reason_to_stop(
     )
 
 
-def rule_out(session: Session, records: Sequence[Record]) -> None:
+def rule_out(session: SearchSession, records: Sequence[Record]) -> None:
     """Leave out what cannot fit, by its estimate, or cannot win, by what was probed."""
     skipped = ruled_out(session, records)
     session.study.leave_out(frozenset(skipped))
     session.listener.ruled_out(skipped)
 
 
-def ruled_out(session: Session, records: Sequence[Record]) -> dict[str, str]:
+def ruled_out(session: SearchSession, records: Sequence[Record]) -> dict[str, str]:
     """Keys of the candidates that need no probe, each with its reason."""
     return reasons_against(
         session.space.candidates, records, session.expectations, session.allowed_bytes
@@ -112,7 +111,7 @@ def reasons_against(
     }
 
 
-def values_to_probe(session: Session, records: Sequence[Record]) -> list[Candidate]:
+def values_to_probe(session: SearchSession, records: Sequence[Record]) -> list[Candidate]:
     """A candidate of each value that the job lists, no probe has measured and nothing rules out."""
     if not session.job.recipe:
         return []
@@ -120,7 +119,7 @@ def values_to_probe(session: Session, records: Sequence[Record]) -> list[Candida
     return next_of_values(session.job, session.space, records, out, speeds)
 
 
-def probe_next(session: Session) -> Measurement:
+def probe_next(session: SearchSession) -> Measurement:
     """Ask for a candidate, probe it, and tell the study how that went. One that brings a value that
     the job lists is measured to the end, whether it can win or not."""
     records = session.study.records()
@@ -133,13 +132,15 @@ def probe_next(session: Session) -> Measurement:
     return _probe(session, trial, candidate, watched=not brings_value)
 
 
-def probe_again(session: Session, candidate: Candidate) -> Measurement:
+def probe_again(session: SearchSession, candidate: Candidate) -> Measurement:
     """Probe this candidate to the end, whether it can win or not."""
     trial, candidate = session.study.ask_for(candidate)
     return _probe(session, trial, candidate, watched=False)
 
 
-def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: bool) -> Measurement:
+def _probe(
+    session: SearchSession, trial: Trial, candidate: Candidate, *, watched: bool
+) -> Measurement:
     study, number = session.study, trial.number
     session.listener.probing(number, candidate)
     session.run.keep_candidate(number, candidate.knobs)
@@ -147,15 +148,9 @@ def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: boo
     try:
         # What is compiled before a probe is not under the probe's own limit.
         with session.deadline.cuts(keep_s=kept_s - GRACE_S):
-            measurement = measure_candidate(
-                session.server,
-                session.run.probe(number),
-                session.job,
-                session.facts,
+            measurement = session.measure(
+                number,
                 candidate,
-                rows=session.run.rows,
-                output_dir=session.run.output,
-                limit=session.limit_bytes,
                 watch=follow_probe(session.listener, study.cannot_win(trial) if watched else None),
                 to_beat=study.best_value(),
                 most_s=session.deadline.left_s - kept_s,
@@ -174,7 +169,7 @@ def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: boo
 # -- the fastest again
 
 
-def settle(session: Session) -> bool:
+def settle(session: SearchSession) -> bool:
     """Measure the fastest again, in turns, until their order is certain, or not worth more.
 
     Returns:
@@ -196,13 +191,13 @@ def settle(session: Session) -> bool:
     return True
 
 
-def unsettled(session: Session, records: Sequence[Record]) -> list[Ranked]:
+def unsettled(session: SearchSession, records: Sequence[Record]) -> list[Ranked]:
     """Who is measured again; empty where nobody has to be, or the budget has no room."""
     group = too_close(session, records)
     return group if room(session, records) >= len(group) else []
 
 
-def too_close(session: Session, records: Sequence[Record]) -> list[Ranked]:
+def too_close(session: SearchSession, records: Sequence[Record]) -> list[Ranked]:
     """Whose order is not certain; empty where it is, or where to measure them again would cost more
     than it can save (but for the first round)."""
     best = recommend(records, session.allowed_bytes)

@@ -12,7 +12,7 @@ from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
 from autotune.run.room import no_time
-from autotune.run.session import Result, Session
+from autotune.run.session import Result, SearchSession
 from autotune.search.record import Record, counts_as_probe, excess_bytes
 from autotune.units import format_seconds
 
@@ -53,7 +53,7 @@ def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
 
 
 def nothing_measured(
-    session: Session, records: Sequence[Record], stop_reason: str
+    session: SearchSession, records: Sequence[Record], stop_reason: str
 ) -> Problem | None:
     """Why it is not known whether anything fits; None where it is known.
 
@@ -86,7 +86,7 @@ def nothing_measured(
     return None if too_large else _failed(probes, session.run)
 
 
-def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: Session) -> Problem:
+def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: SearchSession) -> Problem:
     """The last that timed out, and what to raise; a hang is no lack of time."""
     last, minutes = late[-1], session.job.budget.probe_minutes
     assert last.measurement is not None

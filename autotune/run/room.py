@@ -4,18 +4,16 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from autotune.run.session import Session
+from autotune.run.session import SearchSession
 from autotune.run.standing import Standing
-from autotune.run.verify import MARGIN, expected_seconds
-from autotune.search.job_time import work_of
+from autotune.run.verify import MARGIN
 from autotune.search.recommend import NothingFits, Ranked, Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
 from autotune.search.rules.stopping import Outlook
-from autotune.space.settings import settings
 from autotune.units import format_seconds
 
 
-def room(session: Session, records: Sequence[Record]) -> float:
+def room(session: SearchSession, records: Sequence[Record]) -> float:
     """How many more probes the budget has room for, by what they took so far."""
     budget, cost_s = session.job.budget, probe_cost_s(records)
     minutes_s = max(60 * budget.minutes - probing_s(records), 0.0)
@@ -27,7 +25,7 @@ def room(session: Session, records: Sequence[Record]) -> float:
     )
 
 
-def no_time(session: Session, records: Sequence[Record]) -> str | None:
+def no_time(session: SearchSession, records: Sequence[Record]) -> str | None:
     """Why the total budget has no room for another probe; None where it has."""
     left_s, kept_s = session.deadline.left_s, reserved_s(session, records)
     if left_s - kept_s > probe_cost_s(records):
@@ -38,25 +36,20 @@ def no_time(session: Session, records: Sequence[Record]) -> str | None:
     return f"{text}, of which {format_seconds(kept_s)} are for the verification" if kept_s else text
 
 
-def reserved_s(session: Session, records: Sequence[Record]) -> float:
+def reserved_s(session: SearchSession, records: Sequence[Record]) -> float:
     """What of a total budget is kept for the verification. Seconds: 0 before there is something to
     verify, and where there is too little time for it anyway."""
     best = recommend(records, session.allowed_bytes)
     without = session.deadline.total_s is None or not session.options.verify
     if without or isinstance(best, NothingFits) or not has_time_to_verify(session, best):
         return 0.0
-    return verification_s(session, best.chosen)
+    return session.verification_s(best.chosen)
 
 
-def has_time_to_verify(session: Session, recommendation: Recommendation) -> bool:
+def has_time_to_verify(session: SearchSession, recommendation: Recommendation) -> bool:
     """Whether a verification may end before the deadline."""
-    needed_s = verification_s(session, recommendation.chosen) / MARGIN
+    needed_s = session.verification_s(recommendation.chosen) / MARGIN
     return session.deadline.left_s >= needed_s
-
-
-def verification_s(session: Session, ranked: Ranked) -> float:
-    """What the verification of a candidate is expected to take, in seconds."""
-    return expected_seconds(session.job, ranked, session.server.import_s)
 
 
 def probe_cost_s(records: Sequence[Record]) -> float:
@@ -70,7 +63,7 @@ def probing_s(records: Sequence[Record]) -> float:
     return sum(r.measurement.seconds for r in records if r.measurement is not None)
 
 
-def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
+def outlook(session: SearchSession, records: Sequence[Record]) -> Outlook | None:
     """What the next probe promises; None where nothing is expected of it."""
     gain = session.study.gain()
     best = recommend(records, session.allowed_bytes)
@@ -83,14 +76,13 @@ def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
     )
 
 
-def job_seconds(session: Session, chosen: Ranked) -> float | None:
+def job_seconds(session: SearchSession, chosen: Ranked) -> float | None:
     """What the whole job takes with a candidate."""
-    config = settings(session.job, session.facts, chosen.candidate).config
-    return work_of(config).seconds(chosen.measurement)
+    return session.work(chosen.candidate).seconds(chosen.measurement)
 
 
 def standing(
-    session: Session, records: Sequence[Record], promise: Outlook | None = None
+    session: SearchSession, records: Sequence[Record], promise: Outlook | None = None
 ) -> Standing:
     """How the search stands.
 

@@ -1,5 +1,6 @@
 """What one run works with, who listens to it, and what it comes to."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -10,6 +11,8 @@ from autotune.job.job import Job
 from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import TriedChange
 from autotune.plan.questions.way import Advice
+from autotune.probe.measure import measure_candidate
+from autotune.probe.protocol import Measurement
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.limits import Watcher
 from autotune.process.run_folder import RunFolder
@@ -21,13 +24,15 @@ from autotune.run.opening import Options, facts_of, recover, space_of, study_of
 from autotune.run.recipe_values import UnprobedValue
 from autotune.run.standing import ProbeSteps, Standing
 from autotune.run.verdict import Verification
-from autotune.search.job_time import Saving
+from autotune.run.verify import expected_seconds
+from autotune.search.job_time import Saving, Work, work_of
 from autotune.search.recommend import NothingFits, Ranked, Recommendation
 from autotune.search.record import Record
 from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
+from autotune.space.settings import settings
 
 ESTIMATING = 0.5
 """Of the time that the survey leaves of a total budget so much may go into estimates (once what it
@@ -121,15 +126,14 @@ def follow_probe(listener: Listener, watch: Watcher | None = None) -> Watcher:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """One run at work."""
+class SearchSession(ABC):
+    """What the loop works with, whatever it probes."""
 
     job: Job
     run: RunFolder
     facts: Facts
     space: SearchSpace
     study: Study
-    server: ChildServer
     listener: Listener
     limit_bytes: int
     """Memory a probe may take."""
@@ -142,6 +146,71 @@ class Session:
     """When everything has to be over."""
     estimates_cut: bool = False
     """Whether there was no time to trace: what is expected is by formula, and of memory alone."""
+
+    @abstractmethod
+    def measure(
+        self,
+        number: int,
+        candidate: Candidate,
+        *,
+        watch: Watcher | None,
+        to_beat: float | None,
+        most_s: float,
+    ) -> Measurement:
+        """The measurement of probe `number`.
+
+        Args:
+            watch: ends it.
+            to_beat: tokens/s of the fastest so far.
+            most_s: seconds that it may take, where there are fewer left than its own.
+        """
+
+    @abstractmethod
+    def work(self, candidate: Candidate) -> Work:
+        """How much there is to train."""
+
+    @abstractmethod
+    def verification_s(self, ranked: Ranked) -> float:
+        """What the verification of a candidate is expected to take, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(SearchSession):
+    """One run of a job at work."""
+
+    server: ChildServer
+
+    def measure(
+        self,
+        number: int,
+        candidate: Candidate,
+        *,
+        watch: Watcher | None,
+        to_beat: float | None,
+        most_s: float,
+    ) -> Measurement:
+        """The measurement of a short training in a child."""
+        return measure_candidate(
+            self.server,
+            self.run.probe(number),
+            self.job,
+            self.facts,
+            candidate,
+            rows=self.run.rows,
+            output_dir=self.run.output,
+            limit=self.limit_bytes,
+            watch=watch,
+            to_beat=to_beat,
+            most_s=most_s,
+        )
+
+    def work(self, candidate: Candidate) -> Work:
+        """How much the job trains, by the settings of a candidate."""
+        return work_of(settings(self.job, self.facts, candidate).config)
+
+    def verification_s(self, ranked: Ranked) -> float:
+        """What it takes to launch a bundle for a few steps."""
+        return expected_seconds(self.job, ranked, self.server.import_s)
 
     @classmethod
     def open(

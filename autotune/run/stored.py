@@ -104,6 +104,10 @@ def stored_facts(run: RunFolder) -> Facts:
     Raises:
         UserError: it is missing or damaged.
     """
+    if run.script.is_file():
+        what = "it is the run of a script, and this command reads runs of jobs"
+        hint = "its bundle/README.md says what was found, and `autotune run --resume` goes on"
+        raise user_error(what, where=str(run.path), hint=hint)
     data, hint = read_json(run.facts), "`autotune run --resume` looks at model and data anew"
     if not isinstance(data, dict):
         what = "facts.json is missing or unreadable"

@@ -59,22 +59,24 @@ class Saving:
         job_s: of the job as recommended.
         default_s: of the job as the stack would have it.
         measured: whether the defaults were probed; else their estimate, corrected by the probes.
+        default: what it is held against, in words.
     """
 
     probing_s: float
     job_s: float
     default_s: float
     measured: bool
+    default: str = "the stack's defaults"
 
     def sentence(self) -> str:
         """The saving as a sentence."""
         seconds = self.default_s - self.job_s
         cost = f"{format_seconds(self.probing_s)} of probing saved"
         if seconds <= 0:
-            return f"{cost} nothing: the stack's defaults are as fast"
+            return f"{cost} nothing: {self.default} are as fast"
         prefix = "" if self.measured else "an estimated "
         sentence = (
             f"{cost} {prefix}{format_seconds(seconds)} of the {format_seconds(self.default_s)} "
-            "that the stack's defaults take"
+            f"that {self.default} take"
         )
         return sentence if seconds > self.probing_s else f"{sentence}: less than it cost"

@@ -186,3 +186,9 @@ class RunEvents(ProgressEvents, Listener):
 
     def remarked(self, text: str) -> None:
         self._listener.remarked(text)
+
+
+def recorded(record: Path | None, heard: Listener) -> Listener:
+    """Who hears of a run: what is kept in the folder `record`, where there is one, and then
+    `heard`."""
+    return heard if record is None else RunEvents(EventFile(record / EVENTS), heard)

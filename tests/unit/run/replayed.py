@@ -15,7 +15,7 @@ from autotune.estimate.residual import Residual
 from autotune.probe.protocol import Measurement
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from autotune.run import loop, opening, session, tuning
+from autotune.run import opening, session, tuning
 from autotune.run.expectations import Expectations
 from autotune.run.opening import Options
 from autotune.run.session import Listener
@@ -76,7 +76,7 @@ def without_device() -> Iterator[None]:
         mock.patch.object(tuning, "ChildServer", lambda _: contextlib.nullcontext(server)),
         mock.patch.object(opening, "survey", give_facts),
         mock.patch.object(session, "expected", give_estimates),
-        mock.patch.object(loop, "measure_candidate", replay_probe),
+        mock.patch.object(session, "measure_candidate", replay_probe),
     ):
         yield
 

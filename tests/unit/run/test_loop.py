@@ -11,7 +11,7 @@ from autotune.errors import MachineError
 from autotune.estimate.residual import Residual
 from autotune.probe.outcome import busy_text
 from autotune.process.run_folder import RunFolder
-from autotune.run import loop
+from autotune.run import loop, session
 from autotune.run.conclusion import conclude, saving
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations
@@ -83,7 +83,7 @@ class Stub:
             expectations=Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT),
             options=Options(),
         )
-        monkeypatch.setattr(loop, "measure_candidate", self._measure)
+        monkeypatch.setattr(session, "measure_candidate", self._measure)
         monkeypatch.setattr(loop, "PAUSES_S", (0.0, 0.0))
 
     def _measure(self, server, folder, job, facts, candidate, **_):

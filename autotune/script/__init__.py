@@ -1,0 +1,1 @@
+"""A user's own script, unchanged: looked at, probed with other fields, started with the best."""

@@ -1,0 +1,139 @@
+"""A probe inside a script: a few steps of its own trainer, timed by the meters of all probes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any
+
+from autotune.facts.stack import canonical_name
+from autotune.probe.outcome import beyond_limit, outcome_and_remark
+from autotune.probe.protocol import Measurement
+from autotune.probe.step_meter import Schedule, StepMeter
+from autotune.process.progress import Progress
+from autotune.script.child.checkpointing import CHECKPOINTING, checkpointing_of
+from autotune.script.child.rows import FixedOrder, observed_size, row_lengths, row_plan
+from autotune.space.sharding.sharding import Sharding
+from autotune.training.ranks import Ranks
+from autotune.training.spec import Unsupported
+
+
+class ScriptMeter(StepMeter):
+    """The meter of all probes, for micro-batches that somebody else's collator forms.
+
+    Attributes:
+        expected: fields that the candidate has.
+    """
+
+    expected: Mapping[str, Any] = MappingProxyType({})
+
+    def sizes(self, position: int, inputs: Any) -> tuple[int, int]:
+        """(tokens, tokens with padding) as they came."""
+        tokens, padded = observed_size(inputs)
+        self._plan.note(position, tokens, padded)
+        return tokens, padded
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Training begins; what the model checkpoints is what the candidate says."""
+        checkpoints = checkpointing_of(more.get("model"))
+        wanted = next((self.expected[n] for n in CHECKPOINTING if n in self.expected), None)
+        if None not in (checkpoints, wanted) and checkpoints != wanted:
+            word = "on" if checkpoints else "off"
+            raise Unsupported(
+                f"the script has checkpointing {word} whatever its arguments say",
+                knobs=["gradient_checkpointing"],
+            )
+        super().on_train_begin(args, state, control, **more)
+
+
+def measured(trainer: Any, train: Callable[[], Any], watch: Any) -> Measurement:
+    """The measurement of a trainer's steps; it may have taken too much.
+
+    Raises:
+        Unsupported: the script sets a field of the candidate itself.
+    """
+    args, request = trainer.args, watch.request
+    _check_fields(args, request.expected)
+    watch.stages.enter("train")
+    ranks = Ranks(sharding=Sharding(num_processes=int(args.world_size)))
+    rank_files = watch.folder
+    rank_files.path.mkdir(parents=True, exist_ok=True)
+    file = watch.path / "progress.jsonl" if args.process_index == 0 else rank_files.progress
+    progress = Progress(file)
+    if hasattr(trainer, "_generate_and_score_completions"):
+        from autotune.script.child.rollouts import train_rollouts
+
+        fields, speed = train_rollouts(trainer, train, watch, ranks, progress)
+    else:
+        fields, speed = _train_rows(trainer, train, watch, ranks, progress)
+    figures = watch.memory.figures()
+    limit = request.memory_limit_bytes
+    beyond_bytes = beyond_limit(figures["peak_memory_bytes"], limit)
+    outcome, remark = outcome_and_remark(beyond_bytes, figures["allocator_retries"] or 0)
+    return Measurement(
+        outcome=outcome,
+        reason=f"measured {fields['micro_steps_measured']} micro-steps{remark}",
+        memory_limit_bytes=limit,
+        missing_bytes=beyond_bytes or None,
+        engine=trainer.accelerator.distributed_type.value if ranks.processes > 1 else None,
+        **fields,
+        **asdict(speed),
+        **figures,
+    )
+
+
+def _check_fields(args: Any, expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        found = getattr(args, name, value)
+        found = False if found is None and isinstance(value, bool) else found
+        if getattr(found, "value", found) != value:
+            raise Unsupported(
+                f"the script sets `{name}` itself: {found} in place of {value}",
+                knobs=[canonical_name(name)],
+            )
+
+
+def _train_rows(
+    trainer: Any, train: Callable[[], Any], watch: Any, ranks: Ranks, progress: Progress
+) -> tuple[dict[str, Any], Any]:
+    """Steps on rows of the data: fields of a measurement, and the speed."""
+    args, request = trainer.args, watch.request
+    rows = row_lengths(trainer.train_dataset)
+    count = 0 if rows is None else len(trainer.train_dataset)
+    size, micro_steps = int(args.train_batch_size), int(args.gradient_accumulation_steps)
+    plan = row_plan(
+        rows,
+        count,
+        size,
+        global_batch=size * request.accumulation * ranks.processes,
+        grouped=str(getattr(args, "train_sampling_strategy", "")) == "group_by_length",
+        seed=args.seed,
+    )
+    schedule = Schedule(plan, micro_steps)
+    progress.tell("planned", micro_steps=len(schedule.order))
+    progress.tell("built")
+    args.max_steps = schedule.steps
+    order = FixedOrder([n for b in ranks.for_all_ranks(schedule.batches(plan)) for n in b])
+    if rows is not None:
+        trainer._get_train_sampler = lambda *_, **__: order
+    meter = ScriptMeter(
+        plan,
+        schedule,
+        None,
+        request.accumulation,
+        progress,
+        watch.memory,
+        request.to_beat_tokens_per_s,
+        ranks=ranks,
+    )
+    meter.expected = request.expected
+    meter.attach(trainer)
+    train()
+    if meter.result is None:
+        raise Unsupported("its training ended before its steps could be timed")
+    return {
+        "last_loss": meter.last_loss,
+        "gradient_norm": meter.gradient_norm,
+        "processor_wait_share": meter.processor_wait_share,
+        "micro_steps_measured": len(meter.steps),
+        "tokens_per_epoch": plan.tokens_per_epoch,
+    }, meter.result

@@ -1,0 +1,131 @@
+"""A probe of a script, from the parent's side: start, wait, and name what happened."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.facts import devices
+from autotune.probe.measure import describe_processes
+from autotune.probe.outcome import NEAR_LIMIT, disturbed, measurement_of_reply
+from autotune.probe.protocol import Measurement
+from autotune.probe.ranks.files import clear_ranks, rank_folder
+from autotune.probe.ranks.worst import merged_reply
+from autotune.process.limits import LaunchReport, Watcher, signal_name
+from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.progress import ProgressReader
+from autotune.script.command import Starter
+from autotune.script.looking import last_lines
+from autotune.units import format_bytes
+
+MEMORY = ("oom", "host_oom")
+
+
+def measure_start(
+    starter: Starter,
+    folder: ChildFolder,
+    *,
+    processes: int,
+    device: devices.DeviceFacts,
+    environment: Mapping[str, str],
+    limit_bytes: int,
+    timeout_s: float,
+    watch: Watcher | None = None,
+) -> Measurement:
+    """Start a script with the request that is in `folder`, and say how it ended.
+
+    Args:
+        processes: ranks, each of which replies.
+        device: of several GPUs the first.
+        limit_bytes: memory of each process.
+        watch: ends it.
+    """
+    gpus = (device.index, *device.peers) if device.kind == "cuda" else ()
+    busy = _busy(gpus)
+    if busy is not None:
+        return busy
+    clear_ranks(folder.path)
+    folder.progress.unlink(missing_ok=True)
+    report = starter.start(folder, environment, timeout_s, gpus, _stop(folder, watch))
+    shutil.rmtree(folder.path / "scratch", ignore_errors=True)
+    measurement = disturbed(_named(folder, report, processes, device.kind, limit_bytes))
+    measurement = dataclasses.replace(measurement, seconds=round(report.seconds, 4))
+    write_json(folder.measurement, measurement.plain())
+    return measurement
+
+
+def _busy(gpus: tuple[int, ...]) -> Measurement | None:
+    for index in gpus:
+        gpu = devices.gpu(index)
+        if gpu.is_busy:
+            others = [dataclasses.asdict(process) for process in gpu.processes]
+            return Measurement(outcome="busy", reason=describe_processes(gpu), processes=others)
+    return None
+
+
+def _stop(folder: ChildFolder, watch: Watcher | None) -> Callable[[], str | None] | None:
+    if watch is None:
+        return None
+    reader = ProgressReader(folder.progress)
+
+    def stop() -> str | None:
+        reasons = (watch(event) for event in reader.new_events())
+        return next((reason for reason in reasons if reason is not None), None)
+
+    return stop
+
+
+def _named(
+    folder: ChildFolder, report: LaunchReport, processes: int, kind: str, limit_bytes: int
+) -> Measurement:
+    replies = [read_json(rank_folder(folder.path, rank).reply) for rank in range(processes)]
+    received = [reply for reply in replies if isinstance(reply, dict)]
+    failed = [reply for reply in received if reply.get("failure")]
+    if failed:
+        first = next((reply for reply in failed if reply.get("outcome") in MEMORY), failed[0])
+        measurement = measurement_of_reply(first)
+        if processes == 1:
+            return measurement
+        rank = replies.index(first)
+        reason = f"rank {rank} of {processes}: {measurement.reason}"
+        return dataclasses.replace(measurement, failed_rank=rank, reason=reason)
+    if report.stop_reason is not None:
+        return _stopped(folder, report.stop_reason)
+    if report.timed_out:
+        reason = f"still running after {report.seconds:.0f} s"
+        return Measurement(outcome="timeout", reason=reason)
+    if len(received) == processes:
+        return measurement_of_reply(received[0] if processes == 1 else merged_reply(received))
+    return _silent(folder.path, report, kind, limit_bytes)
+
+
+def _stopped(folder: ChildFolder, reason: str) -> Measurement:
+    events = ProgressReader(folder.progress).new_events()
+    estimates = [event for event in events if event.get("event") == "estimate"]
+    last: dict[str, Any] = estimates[-1] if estimates else {}
+    names = ("tokens_per_s", "relative_uncertainty", "processor_wait_share")
+    estimate: dict[str, Any] = {name: last.get(name) for name in names}
+    return Measurement(outcome="stopped", reason=reason, **estimate)
+
+
+def _silent(path: Path, report: LaunchReport, kind: str, limit_bytes: int) -> Measurement:
+    """A start that ended without the reply of every rank."""
+    full = kind == "cpu" and report.peak_resident_bytes >= NEAR_LIMIT * limit_bytes
+    if report.memory_kills or (full and report.exit_code != 0):
+        who = "the kernel, which ran out of memory, ended it" if report.memory_kills else "it died"
+        held = format_bytes(report.peak_resident_bytes)
+        return Measurement(
+            outcome="host_oom" if kind == "cuda" else "oom",
+            reason=f"{who}, holding {held}",
+            memory_limit_bytes=limit_bytes,
+            inferred=True,
+        )
+    if report.foreign_signal is not None:
+        reason = f"somebody else ended it by {signal_name(report.foreign_signal)}"
+        return Measurement(outcome="interrupted", reason=reason, inferred=True)
+    log_end = last_lines(path / "stderr.log")
+    return Measurement(
+        outcome="crash",
+        reason=f"ended with exit code {report.exit_code} and no reply: {log_end}"[:1500],
+    )
