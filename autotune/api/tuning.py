@@ -51,7 +51,7 @@ class MeasuredAnswer(Answer):
         run = RunFolder(path=self.folder)
         lines = result_lines(self.result, str(run.bundle))
         if self.outcome == INTERRUPTED:
-            lines = [*lines, f"interrupted; go on with: {run.resumption}"]
+            lines = [*lines, run.interruption]
         return tuple(lines)
 
     @property

@@ -165,7 +165,7 @@ def _print(result: Any, run: Any, record: Path | None, as_json: bool) -> None:
     else:
         echo("\n".join(result_lines(result, str(run.bundle))))
     if result.outcome == "interrupted":
-        echo(f"interrupted; go on with: {run.resumption}", err=True)
+        echo(run.interruption, err=True)
 
 
 def _code(result: Any) -> int:

@@ -229,5 +229,5 @@ def print_outcome(outcome: ScriptOutcome, as_json: bool) -> Any:
     else:
         echo("\n".join(outcome.lines()))
     if outcome.searched.result.outcome == "interrupted":
-        echo(f"interrupted; go on with: {outcome.run.resumption}", err=True)
+        echo(outcome.run.interruption, err=True)
     return outcome.searched.result

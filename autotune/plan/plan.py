@@ -176,6 +176,7 @@ def _concluded(
     if draft.stopped:
         return draft, answer_of(draft.choices, estimator.job, estimator.facts), None
     if not first.estimate.fits:
+        estimator.progress.nothing_fits(estimator.limit)
         return draft, None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
     plain = without_flash(first.candidate, draft.space)
     in_half = in_bfloat16(estimator.job, first.candidate)

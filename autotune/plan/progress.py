@@ -36,6 +36,9 @@ class Progress:
     def improved(self, best: Choice, space: SearchSpace, devices: int) -> None:
         """Of what is estimated so far another choice is the best."""
 
+    def nothing_fits(self, limit_bytes: int) -> None:
+        """Nothing fits in so much; estimates from here on are of what would make it fit."""
+
 
 class Count:
     """Counts the candidates of tasks that are answered in several threads."""

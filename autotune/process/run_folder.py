@@ -50,8 +50,13 @@ class RunFolder:
     @property
     def resumption(self) -> str:
         """What takes the run up again, for a message."""
-        own = f"autotune run --resume {shlex.quote(str(self.path))}"
-        return os.environ.get(RESUMPTION) or own
+        command = f"autotune run --resume {shlex.quote(str(self.path))}"
+        return os.environ.get(RESUMPTION) or command
+
+    @property
+    def interruption(self) -> str:
+        """What is said of a run that was interrupted."""
+        return f"interrupted; go on with: {self.resumption}"
 
     @property
     def database(self) -> Path:

@@ -50,3 +50,6 @@ class EstimateLines(Progress):
         speed, peak = best.estimate.tokens_per_s, format_bytes(best.estimate.peak_memory_bytes)
         figures = peak if speed is None else f"{format_speed(speed)}, {peak}"
         self._say(f"so far: {candidate_text(best.candidate, space, devices)}: {figures}")
+
+    def nothing_fits(self, limit_bytes: int) -> None:
+        self._say(f"so far: nothing fits in {format_bytes(limit_bytes)}; looking for what would")

@@ -100,6 +100,10 @@ class ProgressEvents(Progress):
         )
         self._heard.improved(best, space, devices)
 
+    def nothing_fits(self, limit_bytes: int) -> None:
+        self._events.write("nothing_fits", limit_bytes=limit_bytes)
+        self._heard.nothing_fits(limit_bytes)
+
 
 class RunEvents(ProgressEvents, Listener):
     """Makes events of what happens in a run, and passes it on."""

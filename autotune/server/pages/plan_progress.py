@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.server.store.values import Event
+from autotune.units import format_bytes
 
 
 @dataclass
@@ -42,5 +43,8 @@ class PlanProgress:
             case "estimated":
                 self.done, self.of, self.left_s = data["done"], data["of"], data["left_s"]
                 self.doing = self.doing or "Estimating"
+            case "nothing_fits":
+                limit = format_bytes(data["limit_bytes"])
+                self.doing = f"Nothing fits in {limit}: looking for what would"
             case "improved":
                 self.best, self.improvements = data, self.improvements + 1

@@ -89,6 +89,12 @@ def test_the_best_so_far_has_a_line_of_its_own() -> None:
     assert line.startswith("so far: ") and "1.23k tokens/s" in line
 
 
+def test_that_nothing_fits_is_said_before_what_would_is_looked_for() -> None:
+    file = io.StringIO()
+    EstimatesShown(Console(file=file, width=200)).nothing_fits(24 * 2**30)
+    assert file.getvalue() == "so far: nothing fits in 24 GiB; looking for what would\n"
+
+
 def test_what_is_left_is_said_once_some_seconds_tell_of_it(monkeypatch) -> None:
     monkeypatch.setattr(progress, "NOW_AND_THEN_S", 0.0)
     seconds = iter([0.0, 0.0, 10.0])

@@ -4,6 +4,7 @@ connection that hangs, holds up nobody who writes to it."""
 import contextlib
 import os
 import queue
+import select
 import threading
 from typing import IO
 
@@ -56,6 +57,19 @@ class Writer:
             data = text.encode(self.encoding, "backslashreplace")
             with contextlib.suppress(OSError):  # it is gone
                 while data:
-                    data = data[os.write(number, data) :]
+                    data = data[_taken(number, data) :]
             self._texts.task_done()
         self._texts.task_done()
+
+
+def _taken(number: int, data: bytes) -> int:
+    """How many bytes a terminal takes now; one that somebody else made non-blocking is waited for.
+
+    Raises:
+        OSError: it is gone.
+    """
+    try:
+        return os.write(number, data)
+    except BlockingIOError:
+        select.select([], [number], [])
+        return 0

@@ -3,15 +3,20 @@
 import os
 import tty
 
+import pytest
+
 from autotune.cli.views.live.writer import Writer
 
 LINES = [f"{number} ü\n" for number in range(50_000)]
 """More than a terminal keeps for whoever reads it late."""
 
 
-def test_who_writes_to_a_terminal_that_hangs_goes_on() -> None:
+@pytest.mark.parametrize("blocking", [True, False])
+def test_who_writes_to_a_terminal_that_hangs_goes_on(blocking: bool) -> None:
+    """A program that ran there before, such as node, may have left it non-blocking."""
     ours, theirs = os.openpty()
     tty.setraw(theirs)
+    os.set_blocking(theirs, blocking)
     with os.fdopen(theirs, "w", encoding="utf-8") as terminal, os.fdopen(ours, "rb", 0) as reader:
         writer = Writer(terminal)
         for line in LINES:
