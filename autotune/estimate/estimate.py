@@ -9,11 +9,8 @@ from typing import Any
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import (
     ACTIVATIONS,
-    GRADIENTS,
     MICRO_STEP,
-    OPTIMIZER,
     VLLM,
-    WEIGHTS,
 )
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.step_time import TimeParts
@@ -252,15 +249,11 @@ def _offload_parts(point: PointReply, layers: int) -> tuple[dict[str, int], int,
     bytes that go there.
 
     A closed form, not a trace: of activations A of L layers, A (1 - 2 / L) go to the host. The
-    peaks of other phases, where no activations live, stay; where the peak is in one of those, what
-    a micro-step has above the weights counts as activations. Its error is not measured: it is
-    taken for `GUESSED_SIGMA`.
+    peaks of other phases, where no activations live, stay. Its error is not measured: it is taken
+    for `GUESSED_SIGMA`.
     """
     parts = {name: size for name, size in point.parts.items() if size}
-    activations = parts.get(ACTIVATIONS, 0)
-    if point.phase != MICRO_STEP:
-        lasting = sum(parts.get(name, 0) for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
-        activations = max(point.phases.get(MICRO_STEP, 0) - lasting, 0)
+    activations = max((parts.get(ACTIVATIONS, 0) for parts in point.micro_peaks), default=0)
     copied = activations - round(activations * min(2 / max(layers, 1), 1.0))
     other_peak = max(
         (peak for phase, peak in point.phases.items() if phase != MICRO_STEP), default=0

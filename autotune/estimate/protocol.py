@@ -203,6 +203,8 @@ class PointReply(Message):
         oom: whether the allocator, held to the limit, could not serve it.
         retries: how often it had to give its cache back first.
         phases: peak of each phase.
+        micro_peaks: by part, what is live in micro-steps where most is, and where most is that
+            passes; empty: nothing was traced of them.
         sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
         masked: whether the micro-batches of the sample are padded.
         host_bytes: what offloading puts into the host's memory for this device.
@@ -225,6 +227,7 @@ class PointReply(Message):
     sample: list[tuple[int, int, int]]
     masked: bool
     method: str
+    micro_peaks: list[dict[str, int]] = field(default_factory=list)
     host_bytes: int = 0
     sigma: float = 0.0
     at_least: bool = False

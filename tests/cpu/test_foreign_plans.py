@@ -1,7 +1,7 @@
 """Configurations of other tools, planned as they are.
 
 `reports/` has the settings of LLaMA-Factory's users who ran out of memory (its issues 6531, 7490
-and 5077), as they wrote them.
+and 5077), as they wrote them; of 1221, which has no file, as they are told there.
 """
 
 import json
@@ -81,3 +81,20 @@ def test_report_5077_asks_for_a_kernel_that_its_gpu_lacks(
     flags = ("--as-is", "--devices", "2", "--model", "llama-3.1-8b", "--out", str(job))
     autotune("import", str(REPORTS / "5077.yaml"), *flags)
     autotune("plan", str(job), "--device", "t4", expect=2)
+
+
+@LONG
+def test_report_1221_runs_out_in_adams_step_with_zero_2_and_trains_with_zero_3(
+    autotune: Command,
+) -> None:
+    """What happened there: 3.14 GiB more for the root of `exp_avg_sq`, and "stage 3 runs"."""
+    job = REPORTS / "1221" / "job.yaml"
+    plan = planned(autotune, job, "--device", "v100-32gb", expect=1)
+    (row,) = plan["candidates"]
+    peak = row["estimate"]["peak_phase"], row["estimate"]["peak_operator"]
+    assert (row["fits"], peak) == (False, ("step", "aten::_foreach_sqrt"))
+    first = plan["advice"]["ways"][0]["changes"]
+    assert "ZeRO-3" in str(first)
+    pin = "--set=zero_stage=3"
+    (row,) = planned(autotune, job, pin, "--device", "v100-32gb")["candidates"]
+    assert row["fits"] is True

@@ -46,6 +46,7 @@ class Replay:
             "missing_bytes": self.missing_bytes,
             "retries": self.retries,
             "phases": self.use.phases,
+            "micro_peaks": self.use.micro_peaks,
         }
 
 

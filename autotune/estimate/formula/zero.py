@@ -27,6 +27,7 @@ from autotune.estimate.records.events import (
     COMMUNICATION,
     FREE,
     GRADIENTS,
+    LASTING,
     MOVE,
     NOWHERE,
     OPTIMIZER,
@@ -45,7 +46,6 @@ from autotune.space.sharding.sharding import BUCKET_SIZE, Sharding
 GATHERED = 2
 """How often gathered weights are in memory, by real runs of stage 3 (2 and 4 ranks, small models),
 whose truth was too high: torch's profiler does not see what gloo's threads free (docs/log.md)."""
-LASTING = (WEIGHTS, GRADIENTS, OPTIMIZER)
 _FIRST_ID, _GATHERED_ID = 1 << 44, 1 << 45
 
 

@@ -1,22 +1,21 @@
 """An estimate of data parallelism as one of DeepSpeed's stages or of FSDP2, by formula. Pure.
 
-The record of the traced training is not at hand any more, only what its peak is made of and how
+The record of the traced training is not at hand any more, only what its peaks are made of and how
 high each phase goes. A few events stand for it, which `zero.py` divides as it divides a record.
-Known error: that of the formula (`docs/estimates.md`); and where the peak is in an optimizer's
-step, what a micro-step has may be taken for up to all gradients more.
+Known error: that of the formula (`docs/estimates.md`).
 """
 
 from dataclasses import replace
 
-from autotune.estimate.formula.zero import LASTING, Zero, sharded_record
+from autotune.estimate.formula.zero import Zero, sharded_record
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import (
-    ACTIVATIONS,
     ALLOCATE,
     COMMUNICATION,
     DATA,
     FREE,
     GRADIENTS,
+    LASTING,
     MICRO_STEP,
     NOWHERE,
     OPTIMIZER,
@@ -48,6 +47,7 @@ def sharded_point(
         operator=use.operator,
         phase=use.phase,
         phases=use.phases,
+        micro_peaks=use.micro_peaks,
         oom=False,
         missing_bytes=None,
         retries=0,
@@ -56,38 +56,24 @@ def sharded_point(
 
 
 def _stand_in_events(point: PointReply, gradients: int, accumulates: bool) -> list[Event]:
-    """The events that stand for a record: what lasts, a micro-step, an optimizer's step."""
-    early = min(gradients, point.parts.get(GRADIENTS, 0)) if _in_micro_step(point) else 0
-    if accumulates:
-        early = gradients
-    sizes = [(part, point.parts.get(part, 0)) for part in (WEIGHTS, OPTIMIZER)]
-    lasting = [(ALLOCATE, n, size, part, "", NOWHERE) for n, (part, size) in enumerate(sizes)]
-    passing = _passing(point, early)
-    micro = [
-        (ALLOCATE, 4 + n, size, part, point.operator, NOWHERE)
-        for n, (part, size) in enumerate(passing.items())
-    ]
-    return [
-        *lasting,
-        (PHASE, DATA, 0),
-        (PHASE, MICRO_STEP, 0),
-        (ALLOCATE, 2, early, GRADIENTS, "", NOWHERE),
-        *micro,
-        *((FREE, event[1], NOWHERE) for event in micro),
-        (ALLOCATE, 3, gradients - early, GRADIENTS, "", NOWHERE),
-        (PHASE, STEP, 0),
-    ]
+    """The events that stand for a record: what lasts, moments of micro-steps, an optimizer's step.
+
+    Gradients only become more in a micro-step that does not accumulate: at the end all are there. A
+    first step may be the highest, before all states are there.
+    """
+    moments = (point.parts, *point.micro_peaks)
+    lasting = [(part, max(m.get(part, 0) for m in moments)) for part in (WEIGHTS, OPTIMIZER)]
+    events = [_allocate(n, part, size) for n, (part, size) in enumerate(lasting)]
+    events += [(PHASE, DATA, 0), (PHASE, MICRO_STEP, 0)]
+    for moment in point.micro_peaks:
+        early = gradients if accumulates else min(gradients, moment.get(GRADIENTS, 0))
+        passing = {part: n for part, n in moment.items() if part not in (*LASTING, COMMUNICATION)}
+        there = {GRADIENTS: early, **passing}.items()
+        first = len(events)
+        events += [_allocate(first + n, *item, point.operator) for n, item in enumerate(there)]
+        events += [(FREE, first + n, NOWHERE) for n in range(len(there))]
+    return [*events, _allocate(len(events), GRADIENTS, gradients), (PHASE, STEP, 0)]
 
 
-def _in_micro_step(point: PointReply) -> bool:
-    return point.phase == MICRO_STEP
-
-
-def _passing(point: PointReply, early: int) -> dict[str, int]:
-    """What the worst micro-step has above what lasts, by part."""
-    if _in_micro_step(point):
-        left_out = (*LASTING, COMMUNICATION)
-        return {part: size for part, size in point.parts.items() if part not in left_out}
-    lasting_parts = (WEIGHTS, OPTIMIZER, COMMUNICATION)
-    lasting = early + sum(point.parts.get(part, 0) for part in lasting_parts)
-    return {ACTIVATIONS: max(point.phases.get(MICRO_STEP, 0) - lasting, 0)}
+def _allocate(number: int, part: str, size: int, operator: str = "") -> Event:
+    return (ALLOCATE, number, size, part, operator, NOWHERE)

@@ -44,6 +44,7 @@ HOST = "host"
 """What lies in the host's memory where the rest is on a GPU: offloaded weights and states."""
 VLLM = "vllm"
 """What vLLM has beside the training."""
+LASTING = (WEIGHTS, GRADIENTS, OPTIMIZER)
 PARTS = (
     WEIGHTS,
     GRADIENTS,
@@ -126,6 +127,9 @@ class MemoryUse:
     phase: str
     phases: dict[str, int] = field(default_factory=dict)
     """Peak of each phase."""
+    micro_peaks: list[dict[str, int]] = field(default_factory=list)
+    """By part, what was live in the micro-steps where most was, and where most was that passes (is
+    neither weights nor gradients nor states)."""
 
 
 def work_from_plain(row: Sequence[Any]) -> Work:
@@ -144,6 +148,11 @@ class Live:
         self.phase = ""
         self._granule = granule
         self._storages: dict[int, tuple[int, str]] = {}
+
+    @property
+    def passing(self) -> int:
+        """Bytes that are of no lasting part."""
+        return self.total - sum(self.parts[part] for part in LASTING)
 
     def take(self, event: Event) -> bool:
         """Go on by one event; whether something came to life."""
@@ -170,19 +179,37 @@ class Live:
 
 def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
     """The peak of the live bytes over a record, each storage rounded up to `granule` bytes."""
-    live, peak = Live(granule), 0
+    live, peak, passing = Live(granule), 0, 0
     phases: dict[str, int] = {}
     operator, at = "", ""
     at_peak: dict[str, int] = {}
+    highest: dict[str, int] = {}
+    most_passing: dict[str, int] = {}
     for event in events:
         if not live.take(event):
             continue
+        in_micro_step = live.phase == MICRO_STEP
         if live.total > phases.get(live.phase, 0):
             phases[live.phase] = live.total
+            if in_micro_step:
+                highest = dict(live.parts)
+        if in_micro_step and live.passing > passing:
+            passing, most_passing = live.passing, dict(live.parts)
         if live.total > peak:
             peak, operator, at, at_peak = live.total, event[4], live.phase, dict(live.parts)
-    parts = {name: size for name, size in at_peak.items() if size}
-    return MemoryUse(peak_bytes=peak, parts=parts, operator=operator, phase=at, phases=phases)
+    return MemoryUse(
+        peak_bytes=peak,
+        parts=without_empty(at_peak),
+        operator=operator,
+        phase=at,
+        phases=phases,
+        micro_peaks=[without_empty(parts) for parts in (highest, most_passing) if parts],
+    )
+
+
+def without_empty(parts: Mapping[str, int]) -> dict[str, int]:
+    """The parts of which there is something."""
+    return {name: size for name, size in parts.items() if size}
 
 
 def live_at(events: Iterable[Event], phase: str) -> int:

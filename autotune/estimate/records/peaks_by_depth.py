@@ -22,6 +22,8 @@ from autotune.estimate.records.events import (
     ALLOCATE,
     COMMUNICATION,
     GRADIENTS,
+    LASTING,
+    MICRO_STEP,
     PARTS,
     PHASE,
     STEP,
@@ -29,6 +31,7 @@ from autotune.estimate.records.events import (
     Event,
     Live,
     MemoryUse,
+    without_empty,
 )
 from autotune.estimate.records.interpolation import Weights
 from autotune.estimate.records.layers import ENDS, Irregular
@@ -51,6 +54,11 @@ class Peak:
     def live_bytes(self) -> int:
         """All parts together."""
         return sum(self.parts.values())
+
+    @property
+    def passing_bytes(self) -> int:
+        """What is of no lasting part."""
+        return self.live_bytes - sum(self.parts[part] for part in LASTING)
 
 
 Peaks = dict[Key, Peak]
@@ -213,13 +221,17 @@ def highest_peak(peaks: Peaks) -> MemoryUse:
     if not peaks:
         return MemoryUse(peak_bytes=0, parts={}, operator="", phase="", phases={})
     highest = max(peaks.values(), key=lambda peak: peak.live_bytes)
+    in_micro_steps = [peak for peak in peaks.values() if peak.phase == MICRO_STEP]
+    orders = (lambda peak: peak.live_bytes, lambda peak: peak.passing_bytes)
+    micro_peaks = [max(in_micro_steps, key=order).parts for order in orders if in_micro_steps]
     phases: dict[str, int] = {}
     for peak in peaks.values():
         phases[peak.phase] = max(phases.get(peak.phase, 0), peak.live_bytes)
     return MemoryUse(
         peak_bytes=highest.live_bytes,
-        parts={part: size for part, size in highest.parts.items() if size},
+        parts=without_empty(highest.parts),
         operator=highest.operator,
         phase=highest.phase,
         phases=phases,
+        micro_peaks=[without_empty(parts) for parts in micro_peaks],
     )

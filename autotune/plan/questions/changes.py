@@ -33,10 +33,11 @@ from autotune.space.vllm.colocated import SLEEP, USE
 
 MOST_DEVICES = 8
 """Of one machine."""
-_ZERO_2 = {DISTRIBUTED_TYPE: DEEPSPEED, "zero_stage": 2, OPTIMIZER_OFFLOAD: "cpu"}
+_STAGE = "zero_stage"
+_ZERO_2 = {DISTRIBUTED_TYPE: DEEPSPEED, _STAGE: 2, OPTIMIZER_OFFLOAD: "cpu"}
 _OFFLOADED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("the optimizer", _ZERO_2),
-    ("optimizer and weights", {**_ZERO_2, "zero_stage": 3, PARAM_OFFLOAD: "cpu"}),
+    ("optimizer and weights", {**_ZERO_2, _STAGE: 3, PARAM_OFFLOAD: "cpu"}),
 )
 """What ZeRO keeps off a single device, and how it is asked for."""
 
@@ -105,6 +106,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
             kind="speed",
             job=job.model_copy(update={"fixed": {**fixed, knob: value}}),
         )
+    yield from _divided_more(job)
     if nearest.values.get("dtype") == "float32":
         yield _recipe(
             job, "dtype", "bfloat16", "weights in bfloat16 (`recipe: {dtype: [bfloat16]}`)"
@@ -224,6 +226,23 @@ def more_devices(job: Job) -> Iterator[Change]:
             kind="speed",
             job=job.model_copy(update=update),
         )
+
+
+def _divided_more(job: Job) -> Iterator[Change]:
+    """ZeRO-3, where several devices each keep what it would divide, because a pin says so."""
+    kind, stage = job.fixed.get(DISTRIBUTED_TYPE), job.fixed.get(_STAGE)
+    pinned = kind if kind == "MULTI_GPU" else stage if stage in (1, 2) else None
+    if pinned is None or job.devices.total == 1 or METHODS[job.method].value_model:
+        return
+    name = DISTRIBUTED_TYPE if kind == "MULTI_GPU" else _STAGE
+    fixed = {**job.fixed, DISTRIBUTED_TYPE: DEEPSPEED, _STAGE: 3}
+    yield Change(
+        field=_STAGE,
+        text=f"ZeRO-3 in place of the pinned `{name}: {pinned}` "
+        f"(`fixed: {{{DISTRIBUTED_TYPE}: {DEEPSPEED}, {_STAGE}: 3}}`)",
+        kind="speed",
+        job=job.model_copy(update={"fixed": fixed}),
+    )
 
 
 def _less_vllm(job: Job, nearest: Candidate) -> Iterator[Change]:

@@ -44,6 +44,7 @@ def point(parts, **changes):
         "missing_bytes": None,
         "retries": 0,
         "phases": {"micro-step": allocated},
+        "micro_peaks": [parts],
         "sample": [],
         "masked": False,
         "method": "scaled trace",

@@ -47,6 +47,7 @@ def point(activations=4 * GIB, weights=GIB, **changes):
         "missing_bytes": None,
         "retries": 0,
         "phases": {"micro-step": allocated, "step": weights},
+        "micro_peaks": [{ACTIVATIONS: activations, WEIGHTS: weights}],
         "sample": [(800, 1000, 3), (100, 100, 1)],
         "masked": True,
         "method": "trace",

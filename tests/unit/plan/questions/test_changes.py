@@ -65,6 +65,24 @@ def test_a_pin_on_the_weights_gives_way_to_bfloat16():
     assert change.job.recipe == {"dtype": ["bfloat16"]}
 
 
+@pytest.mark.parametrize(
+    ("pins", "pinned"),
+    [
+        ({"distributed_type": "DEEPSPEED", "zero_stage": 2}, "zero_stage: 2"),
+        ({"distributed_type": "MULTI_GPU"}, "distributed_type: MULTI_GPU"),
+    ],
+)
+def test_several_devices_that_are_pinned_to_divide_little_may_divide_all(pins, pinned):
+    job = make_job(devices={"count": 8}, fixed={**pins, "packing": True})
+    (change,) = [c for c in changes(job) if "ZeRO-3" in c.text]
+    assert change.text.startswith(f"ZeRO-3 in place of the pinned `{pinned}`")
+    assert change.kind == "speed"
+    three = {"distributed_type": "DEEPSPEED", "zero_stage": 3, "packing": True}
+    assert change.job.fixed == three
+    assert not [c for c in changes(change.job) if "ZeRO-3" in c.text]
+    assert not [c for c in changes(make_job(fixed=pins)) if "ZeRO-3" in c.text]
+
+
 def test_nothing_that_is_lean_already_is_proposed():
     job = make_job(
         tuning="qlora",
