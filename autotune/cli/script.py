@@ -35,8 +35,7 @@ class WithCommand(click.Command):
         try:
             return super().parse_args(context, options)
         except click.UsageError as error:
-            error.message += f"\n  hint: {BEHIND}"
-            raise
+            raise click.UsageError(f"{error.format_message()}\n  hint: {BEHIND}", context) from None
 
 
 def limits_of(sets: list[str]) -> dict[str, Any]:
