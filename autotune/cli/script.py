@@ -15,6 +15,7 @@ from autotune.errors import user_error
 
 WORDS = "autotune.words"
 """Of a context: what stands behind `--`."""
+BEHIND = "what is the script's own stands behind `--`"
 BUDGETS = ("minutes", "probes", "probe_minutes", "total")
 ELSEWHERE = ("server", "attach", "sampler", "storage", "no_history", "track")
 """Options that the search of a script lacks."""
@@ -26,13 +27,15 @@ class WithCommand(click.Command):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Take the user's own words off, and parse the rest."""
-        if "--" in args:
-            place = args.index("--")
-            options = args[:place]
-            if any(word.split("=")[0] in ("--script", "--command") for word in options):
-                context.meta[WORDS] = tuple(args[place + 1 :])
-                args = options
-        return super().parse_args(context, args)
+        place = args.index("--") if "--" in args else len(args)
+        options = args[:place]
+        if not any(word.split("=")[0] in ("--script", "--command") for word in options):
+            return super().parse_args(context, args)
+        context.meta[WORDS] = tuple(args[place + 1 :])
+        try:
+            return super().parse_args(context, options)
+        except click.UsageError as error:
+            raise click.UsageError(f"{error.format_message()}\n  hint: {BEHIND}", context) from None
 
 
 def limits_of(sets: list[str]) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def _refuse_others(
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
     if job is not None:
-        raise user_error("a script is searched without a job", where="JOB", hint="leave it out")
+        raise user_error("a script is searched without a job", where="JOB", hint=BEHIND)
     if given:
         what = "the search of a script has another way: it does without this option"
         raise user_error(what, where=given[0], hint="leave it out")

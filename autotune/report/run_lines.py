@@ -54,10 +54,12 @@ class RunLines(Listener):
             f"{model.weights} weights"
         )
         sampled = f" ({data.rows_measured} measured)" if data.sampled else ""
-        self._say(
-            f"data    {data.rows} rows{sampled}, tokens p50 {data.quantiles['p50']} "
-            f"p99 {data.quantiles['p99']} longest {data.longest}"
+        rows = f"{data.rows} rows{sampled}" if data.rows else "a stream"
+        lengths = data.quantiles and (
+            f", tokens p50 {data.quantiles['p50']} p99 {data.quantiles['p99']} "
+            f"longest {data.longest}"
         )
+        self._say(f"data    {rows}{lengths or ''}")
         self._say(f"device  {facts.device.name}, limit {format_bytes(limit_bytes)}")
         self._say(
             f"space   {len(space.candidates)} candidates over {len(self._free)} free knobs: "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import time
 import uuid
@@ -50,8 +51,10 @@ class Options:
 
 
 def new_folder(name: str) -> Path:
-    """The folder of a run that nobody named one for: `runs/NAME-TIME`."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The folder of a run that nobody named one for: `runs/NAME-TIME`, which nobody has yet."""
+    path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([path], others) if not folder.exists())
 
 
 def begin(

@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.probe.protocol import Measurement
@@ -52,8 +53,14 @@ class ScriptBundle:
 
     @property
     def by_flags(self) -> bool:
-        """Whether flags on the command line set all of it."""
-        return self.look.flags and all(value is not None for value in self.changes.values())
+        """Whether flags on the command line set all of it; another program that starts the script
+        with words of its own may not hand them on."""
+        if not self.look.flags or None in self.changes.values():
+            return False
+        script, *arguments = self.look.command_line
+        if arguments:
+            return list(self.words[-len(arguments) :]) == arguments
+        return Path(self.words[-1]).name == Path(script).name
 
 
 def files_of(bundle: ScriptBundle, hook: str) -> dict[str, str]:

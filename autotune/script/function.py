@@ -107,8 +107,11 @@ class ForkedFunction:
             os.environ.update({**without_trackers(folder.path), **environment})
             Hook(read_json(folder.request) or {}).install()
             trainer = self.make_trainer()
-            if hasattr(trainer, "train"):
-                trainer.train()
+            trainers = sys.modules.get("transformers.trainer")
+            if trainers is None or not isinstance(trainer, trainers.Trainer):
+                what = f"it has to return a transformers Trainer, not {type(trainer).__name__}"
+                raise TypeError(what)
+            trainer.train()
             code = 0
         except BaseException as error:
             sys.excepthook(type(error), error, error.__traceback__)

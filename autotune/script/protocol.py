@@ -11,6 +11,8 @@ from autotune.process.messages import Message
 
 LOOK = "look"
 PROBE = "probe"
+TOKENS, CHARACTERS = "tokens", "characters"
+"""Units of the length of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class Look(Message):
         groups: whether the trainer can put rows of like length together.
         online: whether the policy generates what it is trained on.
         flags: whether its arguments are parsed from the command line, so that flags change them.
+        command_line: of the process that trains, the script first.
         notes: what limits what can be found, as sentences.
         again: other places at which the script trains.
     """
@@ -88,6 +91,7 @@ class Look(Message):
     groups: bool
     online: bool
     flags: bool
+    command_line: list[str]
     notes: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
 

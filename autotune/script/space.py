@@ -6,6 +6,7 @@ candidate that everything is held against.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from autotune.facts.model import ModelFacts
 from autotune.facts.stack import StackFacts, canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import SFT
-from autotune.script.protocol import Look
+from autotune.script.protocol import TOKENS, Look
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import (
@@ -176,7 +177,11 @@ def facts_of(look: Look, device: DeviceFacts, stack: StackFacts) -> Facts:
             rows_measured=rows,
             test_rows=0,
             mean_length=lengths.get("mean", 1.0),
-            quantiles={name: int(lengths.get(name, 1)) for name in ("p1", "p50", "p99")},
+            quantiles={
+                name: int(lengths[name])
+                for name in ("p1", "p50", "p99")
+                if name in lengths and look.unit == TOKENS
+            },
             longest=int(lengths.get("longest", 1)),
         ),
         device=device,
@@ -190,7 +195,9 @@ def space_of(look: Look, job: Job, facts: Facts) -> SearchSpace:
     Raises:
         UserError: nothing is feasible.
     """
-    space = bind(definition_of(look), job, facts)
+    # To rules a stream has rows without end.
+    data = dataclasses.replace(facts.data, rows=facts.data.rows or sys.maxsize)
+    space = bind(definition_of(look), job, dataclasses.replace(facts, data=data))
     has: dict[str, Any] = {knob.name: knob.default for knob in space.knobs}
     kept = tuple(c for c in space.candidates if _generates_whole(look, c))
     default = min(kept, key=lambda c: (c.distance(has), abs(c.micro_batch - has[MICRO_BATCH])))

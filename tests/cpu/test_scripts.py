@@ -193,6 +193,13 @@ def test_a_loop_of_its_own_is_refused(autotune: Command) -> None:
     assert "without `train()` of a transformers Trainer" in told
 
 
+def test_words_of_the_script_before_the_dashes_are_refused_with_their_place(
+    autotune: Command,
+) -> None:
+    for words in (["--config", "my.yaml"], ["my.yaml"]):
+        assert "stands behind `--`" in autotune.refused("run", "--script", "own.py", *words)
+
+
 def test_a_script_that_fails_is_shown_by_its_own_last_lines(autotune: Command) -> None:
     (autotune.folder / "bad.py").write_text("raise ValueError('no such data')", encoding="utf-8")
     told = autotune.refused("run", "--script", "bad.py")
@@ -209,6 +216,20 @@ def test_a_script_that_trains_twice_is_refused_and_the_place_is_named(
     script.write_text(text.replace("trainer.train()\n", twice), encoding="utf-8")
     with pytest.raises(UserError, match=r"trains more than once \(again at twice.py:\d+"):
         forked(str(script), ["out"], tmp_path / "run", monkeypatch)
+
+
+def test_a_stream_that_is_evaluated_saved_and_stopped_early_is_measured_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = forked(str(SCRIPTS / "stream.py"), ["out"], tmp_path / "run", monkeypatch)
+    measured(found)
+    assert found.look is not None and found.look.rows is None
+    assert not any((tmp_path / "out").glob("*")), "a probe has saved or evaluated"
+
+
+def test_a_function_that_returns_no_trainer_is_refused_by_what_it_returns(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has to return a transformers Trainer, not NoneType"):
+        tune_trainer(lambda: None, out=tmp_path / "run")
 
 
 def test_a_function_that_returns_a_trainer_is_tuned_for_a_batch(

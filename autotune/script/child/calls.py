@@ -6,6 +6,8 @@ work now, and at its top, a loop around the call, the same call further down, or
 """
 
 import ast
+import itertools
+import os
 import re
 import sys
 import sysconfig
@@ -14,13 +16,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _LIBRARIES = tuple(
-    str(Path(folder).resolve())
+    str(Path(folder).resolve()) + os.sep
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
     if (folder := sysconfig.get_path(name))
 )
 _PACKAGES = re.compile(r"/(site|dist)-packages/")
 """Of any environment: one may see another's."""
-_OWN = str(Path(__file__).resolve().parents[2])
+_HOOK = str(Path(__file__).resolve().parent) + os.sep
+_OWN = str(Path(__file__).resolve().parents[2]) + os.sep
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -32,15 +35,13 @@ def other_trainings() -> list[str]:
 def _frames_of_script() -> Iterator[FrameType]:
     """The frames of the script, from the innermost on; not of who runs it."""
     frame: FrameType | None = sys._getframe(2)
-    begun = False
     while frame is not None:
         file = str(Path(frame.f_code.co_filename).resolve())
         is_main = frame.f_globals.get("__name__") == "__main__"
         if not is_main and file.startswith(_OWN):
-            if begun:
+            if not file.startswith(_HOOK):  # who calls the function that makes a Trainer
                 return
         elif is_main or not (file.startswith(_LIBRARIES) or _PACKAGES.search(file)):
-            begun = True
             yield frame
             if is_main and frame.f_code.co_name == "<module>":
                 return
@@ -55,8 +56,7 @@ def _again(frame: FrameType) -> Iterator[str]:
         return
     scope, line = _scope(tree, frame.f_code), frame.f_lineno
     calls = [node for node in _nodes(scope, line) if isinstance(node, ast.Call)]
-    current = [node for node in calls if node.lineno <= line <= (node.end_lineno or 0)]
-    texts = {ast.unparse(node.func) for node in current} - {"print"}
+    texts = {ast.unparse(node.func) for node in calls if _place(node) == _current_place(frame)}
     for node in _nodes(scope, line):
         if isinstance(node, ast.For | ast.While) and node.lineno < line <= (node.end_lineno or 0):
             yield f"{file.name}:{node.lineno} (a loop around it)"
@@ -98,18 +98,36 @@ def _holds(body: list[ast.stmt], line: int) -> bool:
     return body[0].lineno <= line <= (body[-1].end_lineno or 0)
 
 
+def _place(node: ast.expr) -> tuple[int | None, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _current_place(frame: FrameType) -> tuple[int | None, ...]:
+    """Where the call stands that a frame waits for."""
+    places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    return next(places)
+
+
 def _is_training(call: ast.Call, scope: Scope) -> bool:
-    """Whether a call is `NAME.train()` of something that was made of a class `...Trainer`."""
+    """Whether a call is `train()` of what is called a trainer, or was made by what is."""
     function = call.func
     if not (isinstance(function, ast.Attribute) and function.attr == "train"):
         return False
-    if not isinstance(function.value, ast.Name):
-        return "Trainer" in ast.unparse(function.value)
-    name = function.value.id
-    made = [
+    owner = function.value
+    if isinstance(owner, ast.Call):
+        return _names_trainer(owner.func)
+    if _names_trainer(owner):
+        return True
+    name = owner.id if isinstance(owner, ast.Name) else None
+    values = [
         node.value
         for node in _nodes(scope)
         if isinstance(node, ast.Assign)
         and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     ]
-    return any(isinstance(v, ast.Call) and "Trainer" in ast.unparse(v.func) for v in made)
+    return any(isinstance(v, ast.Call) and _names_trainer(v.func) for v in values)
+
+
+def _names_trainer(node: ast.expr) -> bool:
+    """By its last name: `trainer.model` is none."""
+    return "trainer" in ast.unparse(node).rpartition(".")[2].lower()

@@ -1,13 +1,14 @@
 """What a script is when its training begins."""
 
 import dataclasses
+import sys
 from statistics import fmean
 from typing import Any
 
 from autotune.script.child.calls import other_trainings
 from autotune.script.child.checkpointing import checkpointing_of
-from autotune.script.child.rows import TOKENS, RowLengths, row_lengths
-from autotune.script.protocol import Look
+from autotune.script.child.rows import RowLengths, row_lengths
+from autotune.script.protocol import TOKENS, Look
 
 ONLINE = "_generate_and_score_completions"
 PLAIN = (bool, int, float, str, type(None))
@@ -43,6 +44,7 @@ def look_at(trainer: Any, watch: Any) -> Look:
         groups="input_ids" in (getattr(trainer.train_dataset, "column_names", None) or ()),
         online=hasattr(trainer, ONLINE),
         flags=any(isinstance(args, kind) for kind in watch.parsed),
+        command_line=list(sys.argv),
         notes=_notes(trainer, rows, watch),
         again=other_trainings(),
     )

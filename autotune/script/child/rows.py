@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from autotune.script.protocol import CHARACTERS, TOKENS
 from autotune.training.batch_plan import (
     MEGA_BATCH,
     MIN_TIMED,
@@ -22,7 +23,6 @@ from autotune.training.batch_plan import (
 LOOKED_AT = 2000
 """Rows whose length is looked up one by one, where no column tells it."""
 LOOKING_S = 20.0
-TOKENS, CHARACTERS = "tokens", "characters"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ trainer its `train`. There the look is taken, or a few steps are measured, and t
 what the script does after its training is not run.
 """
 
+import enum
 import os
 import sys
 import traceback
@@ -23,18 +24,19 @@ from autotune.script.protocol import LOOK, ScriptRequest
 
 QUIET: dict[str, Any] = {
     "save_strategy": "no",
-    "eval_strategy": "no",
+    "eval_delay": 10**9,
     "eval_on_start": False,
     "load_best_model_at_end": False,
     "push_to_hub": False,
-    "report_to": "none",
+    "report_to": [],
     "disable_tqdm": True,
     "resume_from_checkpoint": None,
     "auto_find_batch_size": False,
     "mask_truncated_completions": False,
 }
 """Fields of a probe: it leaves nothing behind. Memory that runs out ends it, and every completion,
-which has its full length here, is learned from."""
+which has its full length here, is learned from. Callbacks and schedules ask for a strategy of
+evaluation, which stays: it is only put off."""
 
 
 class Watch:
@@ -67,18 +69,25 @@ class Watch:
         original = parser.parse_args_into_dataclasses
 
         def parse_args_into_dataclasses(this: Any, *args: Any, **kwargs: Any) -> Any:
-            self.parsed += list(this.dataclass_types)
+            words = kwargs.get("args", args[0] if args else None)
+            if words is None or set(words) <= set(sys.argv):
+                self.parsed += list(this.dataclass_types)
             return original(this, *args, **kwargs)
 
         parser.parse_args_into_dataclasses = parse_args_into_dataclasses
 
     def before_arguments(self, arguments: Any) -> None:
-        """Change what a look or a probe is not to do, before the arguments check themselves."""
+        """Arguments are about to be made: what they refuse, they refuse to the candidate."""
         if self.stages.current == "start":
             self.stages.enter("plan")
+
+    def silence(self, arguments: Any) -> None:
+        """Change what a look or a probe is not to do, after the arguments have checked what the
+        script passed to them."""
         for name, value in QUIET.items():
             if hasattr(arguments, name):
-                setattr(arguments, name, value)
+                kind = type(getattr(arguments, name))
+                setattr(arguments, name, kind(value) if issubclass(kind, enum.Enum) else value)
         arguments.output_dir = str(self.path / "scratch")
         length = getattr(arguments, "max_completion_length", None)
         if length is not None and hasattr(arguments, "generation_kwargs"):
@@ -87,6 +96,7 @@ class Watch:
 
     def arguments_made(self, arguments: Any) -> None:
         """The device is known from here on, and mostly nothing is on it: its limit begins."""
+        self.silence(arguments)
         self._rank = int(arguments.process_index)
         self._device_kind = str(arguments.device.type)
         if self.request.mode == LOOK or self.memory is not None:
@@ -119,6 +129,7 @@ class Watch:
 
     def _trains(self, trainer: Any, train: Callable[[], Any]) -> NoReturn:
         """Look or measure, and end the process."""
+        self.silence(trainer.args)  # the script may have set them since
         if self.request.mode == LOOK:
             from autotune.script.child.look import look_at
 

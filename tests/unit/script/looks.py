@@ -44,6 +44,7 @@ LOOK = Look(
     groups=True,
     online=False,
     flags=True,
+    command_line=["train.py", "--config", "a b'c.yaml"],
 )
 
 

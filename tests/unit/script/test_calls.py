@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 HEAD = """
+from types import SimpleNamespace
 from autotune.script.child.calls import other_trainings
 
 
 class Trainer:
+    model = SimpleNamespace(train=lambda: None)
+
     def train(self):
         raise SystemExit(other_trainings())
 
@@ -18,6 +21,7 @@ def get():
     return Trainer()
 
 
+get_trainer = get
 first = Trainer()
 """
 
@@ -54,6 +58,9 @@ def places(folder: Path, text: str) -> list[str]:
             "def main():\n    first.train()\n\n\nfor _ in (1, 2):\n    main()\n",
             ["5 (a loop around it)"],
         ),
+        ("second = get_trainer()\nfirst.train()\nsecond.train()\n", ["3"]),
+        ("trainer2 = get()\nfirst.train()\ntrainer2.train()\n", ["3"]),
+        ("first.train(*eval(str([])))\nfirst.model.train()\nprint(str(first))\n", []),
         ("def later():\n    first.train()\n\n\nfirst.train()\n", []),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.probe.protocol import Measurement
+from autotune.run.opening import new_folder
 from autotune.script.command import HOOK
 from autotune.script.files import ScriptBundle, files_of
 from tests.unit.script.looks import looked
@@ -57,6 +58,40 @@ def test_what_flags_cannot_say_is_said_by_the_hook(
     (nasty_dir / "sitecustomize.py").write_text("", encoding="utf-8")
     out = subprocess.run(["bash", str(launch)], capture_output=True, text=True, check=True).stdout
     assert out.strip().endswith(f"{nasty_dir}/fields.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "command_line", "by_flags"),
+    [
+        ("python t.py --lr 1", "t.py --lr 1", True),
+        ("torchrun --nproc_per_node 2 t.py", "/a/t.py", True),
+        ("bash run.sh", "t.py --lr 1", False),
+        ("bash run.sh", "t.py", False),
+    ],
+)
+def test_flags_are_added_only_where_the_script_gets_what_is_typed(
+    words: str, command_line: str, by_flags: bool
+) -> None:
+    bundle = ScriptBundle(
+        words=words.split(),
+        folder="",
+        look=looked(command_line=command_line.split()),
+        changes={"optim": "adamw_torch"},
+        environment={},
+        measurement=Measurement(outcome="ok", reason=""),
+        reasons=(),
+    )
+    assert bundle.by_flags is by_flags
+
+
+def test_two_searches_of_one_second_have_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    first = new_folder("trainer")
+    first.mkdir(parents=True)
+    assert new_folder("trainer") != first
 
 
 STACK = """
