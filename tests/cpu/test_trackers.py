@@ -91,8 +91,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Sent:
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         },
     )
-    one = {**FEW, "gradient_checkpointing": False}
-    write_job(folder, fixed=one, budget={"probes": 2, "minutes": 5})
+    write_job(folder, fixed=FEW, budget={"probes": 2, "minutes": 5})
     (folder / "file").touch()
     command = ("run", "job.yaml", "--out", "runs/a", "--json", "--no-verify", "--no-history")
     beneath = str(folder / "file" / "trackio")
