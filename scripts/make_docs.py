@@ -95,8 +95,8 @@ What users of LLaMA-Factory reported, planned from their YAML and GPU (`tests/cp
   does, one row with checkpointing takes 13.7 of 14.6 GiB, two with activation offloading 10.3.
 - Its issue 7490 (Qwen2.5-1.5B, full, ZeRO-3 on eight RTX 4090, 4 rows of 16,384, Liger): in TRL it
   takes 18.6 of 24 GiB and fits, though it ran out of memory there. Why is not known.
-- Its issue 1221 (a Llama of 7B, full, fp16, eight V100 of 32 GB) has no file. With ZeRO-2 it ran out
-  in Adam's root of `exp_avg_sq`, with ZeRO-3 it trained. Planned: 34.1 of 31.7 GiB, its peak in
+- Its issue 1221 (a Llama of 7B, full, fp16, eight V100 of 32 GB) has no file. With ZeRO-2 it ran
+  out in Adam's root of `exp_avg_sq`, with ZeRO-3 it trained. Planned: 34.1 of 31.7 GiB, its peak in
   `aten::_foreach_sqrt`, and what makes it fit is ZeRO-3 first; that takes 27.3 GiB.
 
 LLaMA-Factory and Axolotl do not install beside this stack: their own parsers (0.9.5 and 0.19.0)
