@@ -50,14 +50,9 @@ def conclude(session: Session, reason: str) -> Result:
 
 def without_recommendation(session: Session, first: NothingFits, reason: str) -> Result:
     """What the run comes to that has no stable candidate: nothing fits, or nobody knows."""
-    records = session.study.records()
-    for outcome, problem in (
-        ("nothing_stable", too_busy(session.run, records)),
-        ("nothing_measured", nothing_measured(session, records, reason)),
-    ):
-        if problem is not None:
-            unknown = searched_result(session, outcome, reason)
-            return dataclasses.replace(unknown, nothing_measured=problem)
+    unknown = unknown_result(session, reason)
+    if unknown is not None:
+        return unknown
     first = measured_shortfall(session, first)
     tried_changes = tuple(try_changes(session, first))
     return dataclasses.replace(
@@ -67,6 +62,19 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
         advice=advice_of(session, first, tried_changes),
         left_out=(UNTRIED,) if session.deadline.left_s <= 0 else (),
     )
+
+
+def unknown_result(session: SearchSession, reason: str) -> Result | None:
+    """What a search comes to that leaves open whether anything fits; None: it does not."""
+    records = session.study.records()
+    for outcome, problem in (
+        ("nothing_stable", too_busy(session.run, records)),
+        ("nothing_measured", nothing_measured(session, records, reason)),
+    ):
+        if problem is not None:
+            result = searched_result(session, outcome, reason)
+            return dataclasses.replace(result, nothing_measured=problem)
+    return None
 
 
 def searched_result(session: SearchSession, outcome: str, reason: str) -> Result:

@@ -3,8 +3,7 @@
 import dataclasses
 
 from autotune.process.messages import ChildFolder
-from autotune.run.conclusion import searched_result
-from autotune.run.nothing_measured import nothing_measured, too_busy
+from autotune.run.conclusion import searched_result, unknown_result
 from autotune.run.room import has_time_to_verify, job_seconds, probing_s
 from autotune.run.session import Result
 from autotune.run.verdict import Verification
@@ -20,14 +19,9 @@ MAX_VERIFICATIONS = 2
 
 def without(session: ScriptSession, first: NothingFits, reason: str) -> Result:
     """What a search comes to that has no stable candidate: nothing fits, or nobody knows."""
-    records = session.study.records()
-    for outcome, problem in (
-        ("nothing_stable", too_busy(session.run, records)),
-        ("nothing_measured", nothing_measured(session, records, reason)),
-    ):
-        if problem is not None:
-            unknown = searched_result(session, outcome, reason)
-            return dataclasses.replace(unknown, nothing_measured=problem)
+    unknown = unknown_result(session, reason)
+    if unknown is not None:
+        return unknown
     nothing = searched_result(session, "nothing_fits", reason)
     return dataclasses.replace(nothing, nothing_fits=first)
 

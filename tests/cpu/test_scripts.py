@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autotune import tune_trainer
 from autotune.errors import UserError
@@ -249,6 +250,51 @@ def test_a_function_that_returns_a_trainer_is_tuned_for_a_batch(
     expected = {"per_device_train_batch_size": 3, "optim": "adamw_torch"}
     assert found.fields == expected
     assert not (tmp_path / "out").exists()
+
+
+def test_a_loader_that_decides_how_many_rows_come_is_not_taken_for_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows at a time, whatever is set: one micro-batch is true, and every other a lie."""
+    module = runpy.run_path(str(SCRIPTS / "collator.py"))
+
+    def make_trainer() -> Any:
+        trainer = module["trainer_of"]("out")
+        loader = torch.utils.data.DataLoader(
+            module["Rows"](), batch_size=2, collate_fn=module["collate"]
+        )
+
+        class Loading(type(trainer)):  # type: ignore[misc]
+            def get_train_dataloader(self) -> Any:
+                return loader
+
+        trainer.__class__ = Loading
+        return trainer
+
+    monkeypatch.chdir(tmp_path)
+    found = tune_trainer(
+        make_trainer, fixed={"optim": "adamw_torch"}, budget={"probes": 2}, out="run"
+    )
+    assert found.look is not None
+    assert any("its own data loader" in note for note in found.look.notes)
+    by_size = {
+        record.candidate.micro_batch: record.measurement
+        for record in found.result.records
+        if record.measurement is not None
+    }
+    assert by_size[2].outcome == "ok"
+    assert by_size[2].tokens_per_epoch is None
+    others = [measurement for size, measurement in by_size.items() if size != 2]
+    assert others and all(measurement.outcome == "unsupported" for measurement in others)
+    assert "takes 2 rows at a time" in str(others[0].reason)
+
+
+def test_arguments_of_before_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = runpy.run_path(str(SCRIPTS / "collator.py"))
+    trainer = module["trainer_of"]("out")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="make them within the function"):
+        tune_trainer(lambda: trainer, out="run")
 
 
 COMPUTES = """

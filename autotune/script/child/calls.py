@@ -22,8 +22,8 @@ _LIBRARIES = tuple(
 )
 _PACKAGES = re.compile(r"/(site|dist)-packages/")
 """Of any environment: one may see another's."""
-_HOOK = str(Path(__file__).resolve().parent) + os.sep
-_OWN = str(Path(__file__).resolve().parents[2]) + os.sep
+_CHILD = str(Path(__file__).resolve().parent) + os.sep
+_AUTOTUNE = str(Path(__file__).resolve().parents[2]) + os.sep
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -38,8 +38,8 @@ def _frames_of_script() -> Iterator[FrameType]:
     while frame is not None:
         file = str(Path(frame.f_code.co_filename).resolve())
         is_main = frame.f_globals.get("__name__") == "__main__"
-        if not is_main and file.startswith(_OWN):
-            if not file.startswith(_HOOK):  # who calls the function that makes a Trainer
+        if not is_main and file.startswith(_AUTOTUNE):
+            if not file.startswith(_CHILD):  # who calls the function that makes a Trainer
                 return
         elif is_main or not (file.startswith(_LIBRARIES) or _PACKAGES.search(file)):
             yield frame

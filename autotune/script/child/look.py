@@ -72,6 +72,11 @@ def _notes(trainer: Any, rows: RowLengths | None, watch: Any) -> list[str]:
         )
     elif len(rows.indices) < len(trainer.train_dataset):
         notes.append(f"the lengths of {len(rows.indices)} of its rows were looked at")
+    if rows is not None and not _is_of_library(type(trainer).get_train_dataloader):
+        notes.append(
+            "it makes its own data loader: probes train on rows in its order, and the longest rows "
+            "of the data may take more memory than any that was seen"
+        )
     if _checkpoints_by_itself(trainer):
         notes.append(
             "it switches checkpointing on by itself, so that its arguments cannot switch it off: "
@@ -82,6 +87,10 @@ def _notes(trainer: Any, rows: RowLengths | None, watch: Any) -> list[str]:
             f"it makes {watch.trainers} trainers: what is measured is the first that trains"
         )
     return notes
+
+
+def _is_of_library(function: Any) -> bool:
+    return function.__module__.split(".")[0] in ("transformers", "trl")
 
 
 def _checkpoints_by_itself(trainer: Any) -> bool:

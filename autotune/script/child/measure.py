@@ -12,6 +12,7 @@ from autotune.probe.step_meter import Schedule, StepMeter
 from autotune.process.progress import Progress
 from autotune.script.child.checkpointing import CHECKPOINTING, checkpointing_of
 from autotune.script.child.rows import FixedOrder, observed_size, row_lengths, row_plan
+from autotune.space.knobs import MICRO_BATCH
 from autotune.space.sharding.sharding import Sharding
 from autotune.training.ranks import Ranks
 from autotune.training.spec import Unsupported
@@ -22,9 +23,11 @@ class ScriptMeter(StepMeter):
 
     Attributes:
         expected: fields that the candidate has.
+        order: the rows that the trainer's own data loader asks for; None: a stream has none.
     """
 
     expected: Mapping[str, Any] = MappingProxyType({})
+    order: FixedOrder | None = None
 
     def sizes(self, position: int, inputs: Any) -> tuple[int, int]:
         """(tokens, tokens with padding) as they came."""
@@ -33,7 +36,13 @@ class ScriptMeter(StepMeter):
         return tokens, padded
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Training begins; what the model checkpoints is what the candidate says."""
+        """Training begins; what the model checkpoints, and how many rows come at a time, is what
+        the candidate says.
+
+        Raises:
+            Unsupported: it is not.
+        """
+        self._check_loader(more.get("train_dataloader"), int(args.train_batch_size))
         checkpoints = checkpointing_of(more.get("model"))
         wanted = next((self.expected[n] for n in CHECKPOINTING if n in self.expected), None)
         if None not in (checkpoints, wanted) and checkpoints != wanted:
@@ -43,6 +52,22 @@ class ScriptMeter(StepMeter):
                 knobs=["gradient_checkpointing"],
             )
         super().on_train_begin(args, state, control, **more)
+
+    def _check_loader(self, loader: Any, size: int) -> None:
+        """See that a loader takes `size` rows at a time. One that did not ask for the order of the
+        probe is the script's own, and takes rows in its own."""
+        sampler = getattr(loader, "batch_sampler", None)
+        taken = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
+        in_own_order = self.order is not None and not self.order.used
+        if taken not in (None, size) or (taken is None and in_own_order):
+            rows = "as many rows as it likes" if taken is None else f"{taken} rows"
+            raise Unsupported(
+                f"the script's own data loader takes {rows} at a time, whatever its arguments say "
+                f"({size})",
+                knobs=[MICRO_BATCH],
+            )
+        if in_own_order:
+            self._plan.take_rows_as_they_come()
 
 
 def measured(trainer: Any, train: Callable[[], Any], watch: Any) -> Measurement:
@@ -112,9 +137,10 @@ def _train_rows(
     progress.tell("planned", micro_steps=len(schedule.order))
     progress.tell("built")
     args.max_steps = schedule.steps
-    order = FixedOrder([n for b in ranks.for_all_ranks(schedule.batches(plan)) for n in b])
+    order = None
     if rows is not None:
-        trainer._get_train_sampler = lambda *_, **__: order
+        order = FixedOrder([n for b in ranks.for_all_ranks(schedule.batches(plan)) for n in b])
+        trainer._get_train_sampler = order.sampler
     meter = ScriptMeter(
         plan,
         schedule,
@@ -125,15 +151,20 @@ def _train_rows(
         request.to_beat_tokens_per_s,
         ranks=ranks,
     )
-    meter.expected = request.expected
+    meter.expected, meter.order = request.expected, order
     meter.attach(trainer)
     train()
     if meter.result is None:
         raise Unsupported("its training ended before its steps could be timed")
+    return figures_of(meter, plan, len(meter.steps)), meter.result
+
+
+def figures_of(meter: Any, plan: Any, micro_steps: int) -> dict[str, Any]:
+    """What a meter saw besides the speed, as fields of a measurement."""
     return {
         "last_loss": meter.last_loss,
         "gradient_norm": meter.gradient_norm,
         "processor_wait_share": meter.processor_wait_share,
-        "micro_steps_measured": len(meter.steps),
+        "micro_steps_measured": micro_steps,
         "tokens_per_epoch": plan.tokens_per_epoch,
-    }, meter.result
+    }

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
 from autotune.process.progress import Progress
+from autotune.script.child.measure import figures_of
 from autotune.space.knobs import ACCUMULATION, COMPLETION, GENERATION_BATCH, GROUP, MICRO_BATCH
 from autotune.training.ranks import Ranks
 from autotune.training.registry import family
@@ -54,14 +55,7 @@ def train_rollouts(
         train()
     if meter.result is None:
         raise Unsupported("its training ended before its steps could be timed")
-    return {
-        "last_loss": meter.last_loss,
-        "gradient_norm": meter.gradient_norm,
-        "processor_wait_share": meter.processor_wait_share,
-        "micro_steps_measured": meter.micro_steps,
-        "tokens_per_epoch": plan.tokens_per_epoch,
-        **meter.peaks,
-    }, meter.result
+    return {**figures_of(meter, plan, meter.micro_steps), **meter.peaks}, meter.result
 
 
 def _tokens(tokenizer: Any, prompt: Any) -> int:

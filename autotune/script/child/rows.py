@@ -129,6 +129,10 @@ class RowPlan:
         if position >= 0:
             self._seen[position] = (tokens, padded)
 
+    def take_rows_as_they_come(self) -> None:
+        """Somebody else chooses the rows: of the data only what is seen is known."""
+        self.expected, self.expected_timed, self.epoch = [], [], None
+
     def _scale(self, part: int) -> float:
         """Tokens for each unit of length, as seen."""
         expected = sum(self.expected_timed[n][part] for n in self._seen)
@@ -191,13 +195,17 @@ def _sizes(rows: RowLengths, batch: Sequence[int]) -> tuple[int, int]:
 
 
 class FixedOrder(Sampler[int]):
-    """Rows in a given order. `used` tells whether a loader has asked for them."""
+    """Rows in a given order. `used` tells whether a loader was made with them."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order, self.used = order, False
 
-    def __iter__(self) -> Iterator[int]:
+    def sampler(self, *_: Any, **__: Any) -> "FixedOrder":
+        """This, for a trainer that makes its loader."""
         self.used = True
+        return self
+
+    def __iter__(self) -> Iterator[int]:
         return iter(self._order)
 
     def __len__(self) -> int:

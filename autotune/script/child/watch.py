@@ -54,6 +54,7 @@ class Watch:
         self.parsed: list[type] = []
         """Classes of arguments that were parsed from the command line."""
         self.trainers = 0
+        self._made_arguments = False
         self._rank = int(os.environ.get("RANK", "0"))
         self._device_kind = "cpu"
         if self.request.mode != LOOK:
@@ -97,6 +98,7 @@ class Watch:
     def arguments_made(self, arguments: Any) -> None:
         """The device is known from here on, and mostly nothing is on it: its limit begins."""
         self.silence(arguments)
+        self._made_arguments = True
         self._rank = int(arguments.process_index)
         self._device_kind = str(arguments.device.type)
         if self.request.mode == LOOK or self.memory is not None:
@@ -128,7 +130,16 @@ class Watch:
         trainer.__init__, trainer.train = __init__, train_watched
 
     def _trains(self, trainer: Any, train: Callable[[], Any]) -> NoReturn:
-        """Look or measure, and end the process."""
+        """Look or measure, and end the process.
+
+        Raises:
+            RuntimeError: its arguments are of before, so that no field of them can be set.
+        """
+        if not self._made_arguments:
+            raise RuntimeError(
+                "the arguments were made before the function was called, so that autotune cannot "
+                "set their fields: make them within the function"
+            )
         self.silence(trainer.args)  # the script may have set them since
         if self.request.mode == LOOK:
             from autotune.script.child.look import look_at
