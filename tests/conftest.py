@@ -30,8 +30,25 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, own)
 
 
+LONG_FILES = (
+    "test_run.py",
+    "test_launch_several.py",
+    "test_ppo.py",
+    "test_online.py",
+    "test_plan.py",
+    "test_ranks.py",
+    "test_planned_bundle.py",
+    "test_preference.py",
+    "test_loading.py",
+)
+"""Files of minutes in `tests/cpu`, which come first: none is left to one worker at the end. While
+the first that needs it compiles DeepSpeed's code, the other worker has one that does not."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sweeps of exactness are left out, but where they are asked for."""
+    """Long files come first. Sweeps of exactness are left out, but where they are asked for."""
+    places = {f"tests/cpu/{name}": place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
     if "exactness" not in config.option.markexpr:
         sweeps = [item for item in items if item.get_closest_marker("exactness")]
         config.hook.pytest_deselected(items=sweeps)

@@ -21,6 +21,7 @@ from filelock import FileLock
 from autotune.cli import main
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.probe import measure as measuring
 from autotune.probe.measure import measure, probe_request
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.survey import survey
@@ -30,12 +31,14 @@ from autotune.process.messages import ChildFolder
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
+from autotune.run import verdict, verify
 from autotune.run.standing import ProbeSteps
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 
+ROOT = str(Path(__file__).parents[2])
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -128,10 +131,24 @@ def _servers_kept() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _brief_probes() -> Iterator[None]:
+    """How well a speed is known is not what these tests are about: a probe measures for a second
+    in place of ten, a launch times four steps, and is not repeated where its speed is another. A
+    command that is typed, in a process of its own, measures and judges as a user's does."""
+    path = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)  # where the children find the worker
+        patch.setattr(measuring, "WORKER", "tests.cpu.workers:brief")
+        patch.setattr(verdict, "SPEED_TOLERANCE", 10.0)
+        patch.setattr(verify, "TIMED_ROWS", 16)
+        patch.setattr(verify, "TIMED_S", 0.5)
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildServer]:
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
     log = tmp_path_factory.mktemp("server") / "server.log"
     with ChildServer(log, environment={"PYTHONPATH": path}) as running:
         yield running

@@ -6,6 +6,7 @@ import subprocess
 from tests.cpu.conftest import Command
 from tests.cpu.test_run import FEW, assert_launched, save_chat_model, write_job
 
+ONE = {**FEW, "gradient_checkpointing": False, "per_device_train_batch_size": 4}
 COLUMNS = {"prompt": "instruction", "completion": "output"}
 
 
@@ -13,7 +14,7 @@ def test_a_run_renames_columns_and_its_bundle_trains_on_the_renamed_copy(autotun
     folder = autotune.folder
     rows = [{"instruction": f"add {n} and {n}", "output": f"it is {2 * n}"} for n in range(60)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    write_job(folder, model="model", dataset="rows.jsonl", columns=COLUMNS, fixed=FEW)
+    write_job(folder, model="model", dataset="rows.jsonl", columns=COLUMNS, fixed=ONE)
     save_chat_model(folder / "model")
     result = json.loads(
         autotune("run", "job.yaml", "--out", "run", "--budget", "1", "--json", expect=None)

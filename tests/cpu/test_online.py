@@ -1,6 +1,7 @@
 """GRPO and RLOO: runs of tiny models on the CPU, from a job to a trained model."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from tests.cpu.stand_ins import give_tokenizer, stand_in
 from tests.cpu.test_run import assert_launched, probes_of, write_job
 
 METHODS = ("grpo", "rloo")
+LONG = pytest.mark.skipif(
+    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="as of GRPO: AUTOTUNE_LONG_TESTS=1"
+)
 WIDE = {**LLAMA, "intermediate_size": 6000, "vocab_size": 5000}
 """Its activations outweigh what one process takes more than another."""
 REWARDS = '''
@@ -29,6 +33,7 @@ FEW = {
     "gradient_checkpointing": False,
     "num_generations": 4,
     "max_completion_length": 12,
+    "per_device_train_batch_size": 4,
 }
 
 
@@ -47,7 +52,12 @@ def prompts(count: int = 60) -> list[dict[str, Any]]:
 def arguments(method: str, folder: Path) -> list[str]:
     """GRPO is the example's, with adapters; RLOO has a reward of the user's."""
     if method == "grpo":
-        sets = (f"dataset={folder / 'prompts.jsonl'}", "gradient_checkpointing=false", "budget=2")
+        sets = (
+            f"dataset={folder / 'prompts.jsonl'}",
+            "gradient_checkpointing=false",
+            "per_device_train_batch_size=2",
+            "budget=1",
+        )
         return stand_in("grpo-7b-lora", folder, *sets)
     (folder / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
     write_job(
@@ -55,7 +65,7 @@ def arguments(method: str, folder: Path) -> list[str]:
         method=method,
         dataset="prompts.jsonl",
         max_length=None,
-        budget={"probes": 2, "minutes": 5},
+        budget={"probes": 1, "minutes": 5},
         reward_funcs=["get_soft_overlong_punishment", "my_rewards.by_length"],
         fixed=FEW,
     )
@@ -77,8 +87,7 @@ def test_an_online_job_becomes_a_verified_bundle_that_trains(
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     probes = probes_of(autotune, "run")
-    assert len(probes) >= 2
-    assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
+    assert {one["outcome"] for one in probes} <= {"ok", "stopped"} and probes
     best = result["measurement"]
     phases = [best[f"{name}_s"] for name in ("generation", "scoring", "update")]
     assert all(phase > 0 for phase in phases)
@@ -102,6 +111,7 @@ def online(
     return open_bench(tmp_path_factory.mktemp(request.param), server, WIDE, sets)
 
 
+@pytest.mark.parametrize("online", ["grpo", pytest.param("rloo", marks=LONG)], indirect=True)
 def test_more_memory_than_there_is_is_a_real_oom(online: Bench) -> None:
     knobs = {"gradient_checkpointing": False, "generation_batch_size": 8}
     few, many = (

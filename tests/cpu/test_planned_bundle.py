@@ -1,6 +1,7 @@
 """A plan's bundle: written without a device, then verified where it trains; here that is a CPU."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -89,18 +90,13 @@ def test_a_plans_bundle_trains_and_loses_its_mark_where_it_is_verified(autotune:
     assert unmarked(bundle) == []
     assert "its probe ended as `" in (bundle / "launch.sh").read_text(encoding="utf-8")
     job.write_text(whole, encoding="utf-8")
-    # Whether this machine is as fast as a moment ago is not what is tested.
-    for _ in range(3):
-        held = json.loads(autotune("verify", "it's b", "--json", expect=None))
-        assert_launched(held)
-        if held["verified"]:
-            break
+    held = json.loads(autotune("verify", "it's b", "--json"))
     assert held["verified"], held
+    assert_launched(held)
+    # It was launched, and without the mark.
+    assert "'loss': " in (said := Path(held["log"]).read_text("utf-8")) and MARK not in said
     assert marked(bundle) == []
     assert "agree" in autotune("check", "it's b")
-    after = train(bundle, folder / "after")
-    assert MARK not in after.stderr
-    assert (folder / "after" / "model.safetensors").exists()
     stored = json.loads(texts(bundle)["recommendation.json"])
     assert stored["verified"] and stored["verification"]["peak_memory_bytes"] > 0
     assert stored["chosen"]["measurement"]["outcome"] == "ok"
@@ -111,6 +107,9 @@ def test_a_plans_bundle_trains_and_loses_its_mark_where_it_is_verified(autotune:
     assert config.read_text(encoding="utf-8").endswith("# mine\n")
 
 
+@pytest.mark.skipif(
+    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="two runs more: AUTOTUNE_LONG_TESTS=1"
+)
 @pytest.mark.parametrize("method", ["reward", "ppo"])
 def test_other_methods_bundles_are_verified_too(method: str, autotune: Command) -> None:
     folder = autotune.folder
@@ -127,7 +126,6 @@ def test_other_methods_bundles_are_verified_too(method: str, autotune: Command) 
         save_judge(folder / "judge")
         more = [f"dataset={data}", f"reward_model_path={folder / 'judge'}", *MORE]
         job = stand_in("ppo-memory", folder, *more)
-    job += ["--set", "per_device_train_batch_size=2"]
     autotune("plan", *job, "--emit", "b")
     bundle = folder / "b"
     assert unmarked(bundle) == []

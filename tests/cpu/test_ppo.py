@@ -15,7 +15,8 @@ from tests.cpu.test_online import WIDE, prompts
 from tests.cpu.test_run import probes_of
 
 MORE = (
-    "budget=2",
+    "budget=1",
+    "per_device_train_batch_size=2",
     "tuning=lora",
     "gradient_checkpointing=false",
     "num_ppo_epochs=2",
@@ -59,8 +60,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
         verification["only_too_slow"] or verification["only_too_fast"]
     ), verification
     probes = probes_of(autotune, "run")
-    assert len(probes) >= 2
-    assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
+    assert {one["outcome"] for one in probes} <= {"ok", "stopped"} and probes
     best = result["measurement"]
     phases = [best[f"{name}_s"] for name in ("generation", "scoring", "update")]
     assert all(phase > 0 for phase in phases)

@@ -84,9 +84,8 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     autotune = Command(folder)
     texts, rows = folder / "texts.jsonl", TEXTS.read_text(encoding="utf-8").splitlines()
     texts.write_text("\n".join(rows[:200]) + "\n", encoding="utf-8")
-    sets = (f"dataset={texts}", "gradient_checkpointing=false", "budget=4")
+    sets = (f"dataset={texts}", "gradient_checkpointing=false", "budget=2")
     job = stand_in("sft-factorisations", folder, *sets)
-    # By estimates it may be over after three.
     flags = ("--sampler", "random", "--json")
     result = json.loads(autotune.typed("run", *job, "--out", "run 1", *flags, expect=None))
     assert result["outcome"] == "recommended"
@@ -94,7 +93,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     assert result["verification"]["evaluated"] and result["verification"]["saved"]
     stages = result["verification"]["stages_s"]
     assert set(stages) == {"data", "worst_batch", "timed_steps", "evaluation", "save", "end"}
-    assert_budget_kept(result, 4)
+    assert_budget_kept(result, 2)
     probes = probes_of(autotune, "run 1")
     assert {one["outcome"] for one in probes} <= {"ok", "stopped"}
     assert {one["knobs"]["global_batch_size"] for one in probes} == {4, 8}
@@ -291,7 +290,7 @@ def test_a_limit_below_the_process_itself_is_said_before_any_probe(
 
 def test_each_value_of_the_recipe_is_probed_or_told_with_its_estimate(autotune: Command) -> None:
     pins = {**FEW, "per_device_train_batch_size": 16, "gradient_checkpointing": False}
-    values = {"max_length": [50, 100, 400], "dtype": ["float32", "bfloat16"]}
+    values = {"max_length": [100, 400], "dtype": ["float32", "bfloat16"]}
     data = {"lengths": {"max": 400, "rows": 500}}
     write_job(autotune.folder, dataset=data, recipe=values, fixed=pins, global_batch_size=16)
     config = {**LLAMA, "vocab_size": 16000}
@@ -307,7 +306,7 @@ def test_each_value_of_the_recipe_is_probed_or_told_with_its_estimate(autotune: 
     flags = ["--set", f"devices.memory={limit}", "--no-verify"]
     result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
     made = [one["knobs"] for one in probes_of(autotune, "run")]
-    assert {knobs["max_length"] for knobs in made} == {50, 100}
+    assert {knobs["max_length"] for knobs in made} == {100}
     assert {knobs["dtype"] for knobs in made} == {"float32", "bfloat16"}
     (told,) = result["unprobed"]
     assert (told["knob"], told["value"], told["limit_bytes"]) == ("max_length", 400, limit)

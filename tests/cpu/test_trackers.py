@@ -91,7 +91,8 @@ def sent(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Sent:
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         },
     )
-    write_job(folder, fixed=FEW, budget={"probes": 2, "minutes": 5})
+    one = {**FEW, "gradient_checkpointing": False}
+    write_job(folder, fixed=one, budget={"probes": 2, "minutes": 5})
     (folder / "file").touch()
     command = ("run", "job.yaml", "--out", "runs/a", "--json", "--no-verify", "--no-history")
     beneath = str(folder / "file" / "trackio")

@@ -37,6 +37,15 @@ def one_step(path: Path) -> None:
     write_json(folder.reply, {"loss": trainer.state.log_history[-1]["train_loss"], "moved": moved})
 
 
+def brief(path: Path) -> None:
+    """The probe, which has measured enough after a second."""
+    from autotune.probe import step_meter
+    from autotune.probe.ranks import group
+
+    step_meter.ENOUGH_SECONDS = 1.0
+    group.probe(path)
+
+
 ENGINE_SETTINGS = "engine.json"
 """What `zero_as_it_is` leaves in the folder of each rank."""
 
