@@ -8,7 +8,7 @@ from autotune.estimate.speed.datasheet import ceilings_of_kind
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.plan.cache import PlanCache
-from autotune.plan.children import LIMITS, Servers
+from autotune.plan.children import LIMITS
 from autotune.plan.progress import Progress
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
@@ -26,7 +26,7 @@ def ceilings_of(
     facts: Facts,
     kind: DeviceKind | None,
     cache: PlanCache,
-    servers: Servers,
+    server: ChildServer,
     folder: Path,
     progress: Progress,
     *,
@@ -44,7 +44,7 @@ def ceilings_of(
     if stored is not None or not worth_measuring:
         return stored
     progress.measuring()
-    return _measured(facts, cache, servers.first, ChildFolder(path=folder))
+    return _measured(facts, cache, server, ChildFolder(path=folder))
 
 
 def _measured(

@@ -1,13 +1,12 @@
-"""Variants, traced in children: one at a time for each process that forks them."""
+"""Variants, traced in children of one process."""
 
 import contextlib
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
 
 from autotune.estimate.protocol import EstimateReply
 from autotune.facts.control_group import cores
@@ -21,79 +20,37 @@ from autotune.value_types import NONSENSE
 
 WORKER = "autotune.estimate.worker:estimate"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
-MAX_SERVERS = 8
+MOST_AT_ONCE = 8
+"""Each trace takes the memory of a model's shapes, and some hundred MiB."""
 PROCESS_STEP = 32 * 2**20
 """Bytes that the size of a fresh process is rounded up to: it differs by some pages from one to the
 next, and a plan of the same job is to say the same."""
-TASKS_A_SERVER = 4
-"""Another process to fork from takes as long to start as this many traces."""
-AT_ONCE = 2
-"""So many import the stack beside each other where a space is planned: few spaces are one trace."""
 
 
-class Servers:
-    """Processes that children are forked from, started as they are needed. A context manager.
+@contextlib.contextmanager
+def trace_server(folder: Path, *, elsewhere: bool) -> Iterator[ChildServer]:
+    """Give the process that children are forked from; it begins with the first.
 
     Args:
-        folder: where their logs go.
-        running: those that run already; they are left running.
+        folder: where its log goes.
         elsewhere: whether the device is in another machine: nothing but traces is made here.
     """
-
-    def __init__(self, folder: Path, *running: ChildServer, elsewhere: bool = False) -> None:
-        self._folder, self._stack = folder, contextlib.ExitStack()
-        self._preload = PRELOAD_OF_TRACES if elsewhere else PRELOAD
-        self._running = dict(enumerate(running))
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def first(self) -> ChildServer:
-        """The one that does what needs a single one."""
-        return self.at(0)
-
-    def at(self, number: int) -> ChildServer:
-        """The server of this number. Where it does not run yet it begins to import; its first child
-        waits for that."""
-        with self._lock:
-            if number not in self._running:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                server = ChildServer(self._folder / f"server-{number}.log", self._preload)
-                self._stack.push(server)
-                server.begin()
-                self._running[number] = server
-            return self._running[number]
-
-    def begin(self, count: int) -> None:
-        """Let so many import beside each other, as there are cores."""
-        for number in range(min(count, cores())):
-            self.at(number)
-
-    def wanted(self, tasks: int) -> int:
-        """How many servers that many tasks are worth: at most one for each core."""
-        count = min(cores(), MAX_SERVERS, tasks // TASKS_A_SERVER)
-        return min(max(count, len(self._running), 1), max(tasks, 1))
-
-    def end(self) -> None:
-        """End them and their children now, though another Ctrl-C comes between."""
-        with contextlib.ExitStack() as ending:
-            for server in self._running.values():
-                ending.callback(server.close)
+    preload = PRELOAD_OF_TRACES if elsewhere else PRELOAD
+    server = ChildServer(folder / "server.log", preload)
+    try:
+        yield server
+    finally:
+        server.leave()
 
 
 def traced_in_children(
     tasks: Sequence[VariantTask],
-    servers: Servers,
+    server: ChildServer,
     folder: Path,
     progress: Progress,
     heard: Callable[[int, EstimateReply], None] | None = None,
 ) -> list[EstimateReply]:
-    """Answer the tasks, one child at a time for each server.
+    """Answer the tasks, in as many children at a time as there are cores.
 
     Args:
         heard: called with each reply as it comes, and the index of its task.
@@ -104,8 +61,7 @@ def traced_in_children(
     replies: dict[int, EstimateReply] = {}
     count = Count(tasks, progress)
 
-    def answer(place: int) -> None:
-        server = servers.at(place)
+    def answer() -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 number = numbers.get_nowait()
@@ -120,15 +76,14 @@ def traced_in_children(
 
     pool, stopped = ThreadPoolExecutor(), threading.Event()
     try:
-        # One that runs begins at once, while the others are still being started.
-        at_work = [pool.submit(answer, place) for place in range(servers.wanted(len(tasks)))]
-        for future in at_work:
+        at_work = [pool.submit(answer) for _ in range(min(cores(), MOST_AT_ONCE, len(tasks)))]
+        for future in wait(at_work, return_when=FIRST_EXCEPTION).done:
             future.result()
-    except BaseException:  # Ctrl-C too: the children end with their servers, the threads with them
+    except BaseException:  # Ctrl-C too: the children end with their server, the threads with them
         stopped.set()
         while not numbers.empty():
             numbers.get_nowait()
-        servers.end()
+        server.close()
         raise
     finally:
         pool.shutdown()
@@ -142,9 +97,9 @@ def _in_child(
     folder = ChildFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())
-    ending = server.run(folder, WORKER, LIMITS, count.watch)
+    ending = server.run(folder, WORKER, LIMITS, count.watch, cancelled=stopped)
     if ending.by_another and not folder.reply.exists() and not stopped.is_set():
-        ending = server.run(folder, WORKER, LIMITS)
+        ending = server.run(folder, WORKER, LIMITS, cancelled=stopped)
     count.ended()
     try:
         reply = reply_from_plain(read_json(folder.reply) or {})

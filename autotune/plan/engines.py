@@ -20,7 +20,7 @@ from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.candidates import estimates_of
-from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.children import traced_in_children
 from autotune.plan.engine_kinds import Kind, expectation, kinds_of, likes_of, with_work_of
 from autotune.plan.known import Known
 from autotune.plan.progress import Progress
@@ -38,6 +38,7 @@ from autotune.plan.trace_choice import (
     to_trace,
 )
 from autotune.plan.variants import Member, VariantTask
+from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import heaviest_ranks
 
 MOST_SETTLED = 3
@@ -64,7 +65,7 @@ class TraceBudget:
 def answered(
     tasks: Sequence[VariantTask],
     budget: TraceBudget,
-    servers: Servers,
+    server: ChildServer,
     folder: Path,
     progress: Progress,
     known: Known | None = None,
@@ -79,7 +80,7 @@ def answered(
         tasks,
         budget,
         lambda subset, name, heard: traced_in_children(
-            subset, servers, folder / name, progress, heard
+            subset, server, folder / name, progress, heard
         ),
         known or Known(),
     )

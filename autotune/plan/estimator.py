@@ -17,7 +17,6 @@ from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
 from autotune.plan.candidates import estimates_of
-from autotune.plan.children import Servers
 from autotune.plan.device import allocator_limit
 from autotune.plan.engines import TraceBudget, answered
 from autotune.plan.exchange import with_server
@@ -28,6 +27,7 @@ from autotune.plan.progress import Progress
 from autotune.plan.speeds import Speeds
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.plan.variants import VariantTask, variant_tasks
+from autotune.process.server import ChildServer
 from autotune.space.knobs import Candidate
 from autotune.space.settings import settings
 
@@ -38,7 +38,7 @@ class Estimator:
 
     Attributes:
         limit: bytes a process may take on the device.
-        servers: where traces run.
+        server: what traces are forked from.
         folder: for their files.
         rows: folder of the tokenized rows.
         ceilings: rates of the device; None: no speeds.
@@ -49,7 +49,7 @@ class Estimator:
     job: Job
     facts: Facts
     limit: int
-    servers: Servers
+    server: ChildServer
     folder: Path
     rows: Path
     ceilings: Ceilings | None = None
@@ -100,7 +100,7 @@ class Estimator:
             limit=self.limit, ceilings=self.ceilings, effort=self.effort, speeds=self._speeds
         )
         folder = self.folder / f"{next(self._numbers):03d}"
-        return self.memory.keep(answered(tasks, budget, self.servers, folder, self.progress, known))
+        return self.memory.keep(answered(tasks, budget, self.server, folder, self.progress, known))
 
     def combined(
         self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]

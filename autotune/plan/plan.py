@@ -17,7 +17,7 @@ from autotune.job.job import Job, NoData
 from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
-from autotune.plan.children import AT_ONCE, Servers
+from autotune.plan.children import trace_server
 from autotune.plan.choices import Choice, order
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft, with_candidate
@@ -30,6 +30,7 @@ from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import Advisor
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.process.run_folder import RunFolder
+from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
@@ -118,12 +119,11 @@ def plan(
     place = f"{kind!r}, {assume=}, {only_default=}, {whole_space=}, {effort!r}"
     key = cache.key(job, definition, None if kind is None else place)
     stored = None if key is None else cache.read(key)
-    with Servers(scratch, elsewhere=kind is not None) as servers:
-        servers.begin(0 if stored or only_default else AT_ONCE)
-        facts = stored[0] if stored else planned_facts(job, run, servers.first, kind, assume=assume)
+    with trace_server(scratch, elsewhere=kind is not None) as server:
+        facts = stored[0] if stored else planned_facts(job, run, server, kind, assume=assume)
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
         memory = Memory(None if stored is None else stored[1])
-        estimator = _estimator(job, facts, space, run, servers, kind, effort, progress, memory)
+        estimator = _estimator(job, facts, space, run, server, kind, effort, progress, memory)
         draft = drafted(space, estimator, whole=whole_space)
         draft, answer, advice = _concluded(draft, estimator, kind, alone=only_default)
     if not stored and key and not draft.stopped:
@@ -212,7 +212,7 @@ def _estimator(
     facts: Facts,
     space: SearchSpace,
     run: RunFolder,
-    servers: Servers,
+    server: ChildServer,
     kind: DeviceKind | None,
     effort: Effort,
     progress: Progress | None,
@@ -224,7 +224,7 @@ def _estimator(
         facts,
         kind,
         cache,
-        servers,
+        server,
         run.path / "ceilings",
         progress,
         worth_measuring=len(space.candidates) >= WORTH_MEASURING,
@@ -233,7 +233,7 @@ def _estimator(
         job=job,
         facts=facts,
         limit=planned_limit(job, facts),
-        servers=servers,
+        server=server,
         folder=run.path / "traces",
         rows=run.rows,
         ceilings=ceilings,

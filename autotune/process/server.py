@@ -11,6 +11,7 @@ import os
 import selectors
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -40,7 +41,11 @@ _CLOSE_S = 10.0
 
 
 class ChildServer:
-    """A running forkserver, and the only way to start a child. Use as a context manager."""
+    """A running forkserver, and the only way to start a child. Use as a context manager, which
+    waits until the stack is imported; or let the first child begin it, and `leave` in the end.
+
+    Several threads may each run a child at a time; an orphan of one ends with any of them.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,8 @@ class ChildServer:
         self._surroundings: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self._talking = threading.Lock()
+        self._endings: dict[int, dict[str, Any]] = {}
         self.fresh: str | None = None
         """Why every child is a fresh process, slower by the imports; None: children are forked."""
         self._importing_since: float | None = None
@@ -69,6 +76,10 @@ class ChildServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Keep it for the next where there may be one (`kept.py`), or end it."""
         if self._importing_since is not None:
             self.close()
         process, self._process = self._process, None
@@ -79,11 +90,13 @@ class ChildServer:
     def begin(self) -> None:
         """Start to import; the first child waits until that is done."""
         self._buffer = b""
+        self._endings.clear()
         self._surroundings = {**os.environ, **child_environment(), **self._environment}
         if kept := take(self._preload, self._surroundings):
             self._process, self.fresh, self.import_s = kept.process, kept.fresh, kept.import_s
             return
         # -P: the folder that the user stands in may hold a `datasets.py`.
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab", opener=opener) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autotune.process.forkserver", *self._preload],
@@ -104,7 +117,7 @@ class ChildServer:
         if self._importing_since is None:
             return
         deadline = self._importing_since + self._ready_s
-        ready = self.next_event(deadline - time.monotonic())
+        ready = self._next_event(deadline - time.monotonic())
         if ready is None:
             is_late = time.monotonic() >= deadline
             self.close()
@@ -141,11 +154,13 @@ class ChildServer:
         limits: Limits,
         watch: Watcher | None = None,
         host: HostMeter | None = None,
+        cancelled: threading.Event | None = None,
     ) -> Ending:
         """Run `worker` on `folder` in a child of its own until it ends, one way or another.
 
         Args:
             host: watches what it takes of the host's memory, and may end it.
+            cancelled: where it is set by the time that the server is free, no child is started.
         """
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.reply.unlink(missing_ok=True)
@@ -153,48 +168,76 @@ class ChildServer:
         for log in (folder.stdout, folder.stderr):  # the child does not follow links
             if log.is_symlink():
                 log.unlink()
+        try:
+            with self._talking:
+                if cancelled is not None and cancelled.is_set():
+                    return lost_ending(0.0)
+                pid = self._start(folder, worker)
+            if pid is None:
+                return lost_ending(0.0)
+            return ChildWatch(self, folder, pid, limits, watch, host).until_end()
+        except BaseException:
+            self.close()  # and the children with it; what they would still say is not for the next
+            raise
+
+    def _start(self, folder: ChildFolder, worker: str) -> int | None:
+        """The process of a new child; None where the server does not answer, which ends it."""
         importing = self._importing_since is not None
         if self._process is None or (not importing and self._process.poll() is not None):
             self.close()
             self.begin()
         self._await_imports()
-        try:
-            self._send({"start": str(folder.path), "worker": worker})
-            event = self.next_event(timeout_s=30.0)
-            if event is None:
-                self.close()
-                return lost_ending(0.0)
-            return ChildWatch(self, folder, int(event["pid"]), limits, watch, host).until_end()
-        except BaseException:
-            self.close()  # and the child with it; what it would still say is not for the next run
-            raise
+        self._send({"start": str(folder.path), "worker": worker})
+        while event := self._next_event(timeout_s=30.0):
+            if event["event"] == "started":
+                return int(event["pid"])
+            self._endings[event["pid"]] = event
+        self.close()
+        return None
+
+    def await_ending(self, pid: int, timeout_s: float) -> dict[str, Any] | None:
+        """What the server says of the end of a child; None after `timeout_s` or when the server is
+        gone."""
+        with self._talking:
+            if pid not in self._endings and (event := self._next_event(timeout_s)):
+                self._endings[event["pid"]] = event
+            return self._endings.pop(pid, None)
 
     def kill(self, pid: int) -> None:
         """Kill a child and its whole group."""
         self._send({"kill": pid})
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        process = self._process
+        if process is None:  # another thread has closed it, and its children have ended with it
+            return
+        assert process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
         except BrokenPipeError:
-            self._process.wait()
+            process.wait()
 
-    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
+    def _next_event(self, timeout_s: float) -> dict[str, Any] | None:
         """The server's next event; None after `timeout_s` or when the server is gone."""
-        assert self._process is not None and self._process.stdout is not None
+        process = self._process
+        if process is None:  # another thread has closed it
+            return None
+        assert process.stdout is not None
         deadline = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0 or not selector.select(remaining_s):
-                    return None
-                chunk = os.read(self._process.stdout.fileno(), 65536)
-                if not chunk:
-                    return None
-                self._buffer += chunk
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                while b"\n" not in self._buffer:
+                    remaining_s = deadline - time.monotonic()
+                    if remaining_s <= 0 or not selector.select(remaining_s):
+                        return None
+                    chunk = os.read(process.stdout.fileno(), 65536)
+                    if not chunk:
+                        return None
+                    self._buffer += chunk
+        except ValueError:  # another thread closes it
+            return None
         line, _, self._buffer = self._buffer.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
         return event

@@ -58,8 +58,8 @@ class ChildWatch:
     def until_end(self) -> Ending:
         """Watch until it has ended, and say how."""
         while True:
-            event = self._server.next_event(_POLL_S)
-            if event is not None and event["event"] == "exited" and event["pid"] == self._pid:
+            event = self._server.await_ending(self._pid, _POLL_S)
+            if event is not None:
                 self._read_progress(deciding=False)
                 break
             if time.monotonic() > self._kill_by:

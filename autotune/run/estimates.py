@@ -9,7 +9,7 @@ from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
 from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
-from autotune.plan.children import Servers, untraced
+from autotune.plan.children import untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.process.messages import read_json, write_json
@@ -37,28 +37,27 @@ def expected(
     """
     stored = _stored(run, limit)
     folder = run.path / "estimates"
-    with Servers(folder, server) as servers:
-        estimator = _estimator(job, facts, run, servers, limit, progress)
-        missing = [
-            task
-            for task in estimator.tasks(space.candidates)
-            if any(member.candidate.key not in stored.estimates for member in task.members)
-        ]
-        bounds = estimator.ruled_out(space.candidates)
-        if not missing and bounds.keys() <= stored.estimates.keys():
-            return stored
-        progress.estimating(len(space.candidates))
-        ceilings = ceilings_of(
-            facts,
-            None,
-            estimator.cache,
-            servers,
-            folder / "ceilings",
-            progress,
-            worth_measuring=len(space.candidates) >= WORTH_MEASURING,
-        )
-        estimator = dataclasses.replace(estimator, ceilings=ceilings)
-        replies = estimator.replies(missing)
+    estimator = _estimator(job, facts, run, server, limit, progress)
+    missing = [
+        task
+        for task in estimator.tasks(space.candidates)
+        if any(member.candidate.key not in stored.estimates for member in task.members)
+    ]
+    bounds = estimator.ruled_out(space.candidates)
+    if not missing and bounds.keys() <= stored.estimates.keys():
+        return stored
+    progress.estimating(len(space.candidates))
+    ceilings = ceilings_of(
+        facts,
+        None,
+        estimator.cache,
+        server,
+        folder / "ceilings",
+        progress,
+        worth_measuring=len(space.candidates) >= WORTH_MEASURING,
+    )
+    estimator = dataclasses.replace(estimator, ceilings=ceilings)
+    replies = estimator.replies(missing)
     expectations = dataclasses.replace(
         stored,
         estimates={**bounds, **stored.estimates, **estimator.combined(missing, replies)},
@@ -78,24 +77,23 @@ def by_formula(
         limit: what a probe may take, in bytes.
     """
     stored = _stored(run, limit)
-    with Servers(run.path / "estimates", server) as servers:
-        estimator = _estimator(job, facts, run, servers, limit, Progress())
-        tasks = estimator.tasks(space.candidates)
-        reply = untraced("the total budget had no time to trace it")
-        replies = [dataclasses.replace(reply, process_bytes=TYPICAL_PROCESS)] * len(tasks)
-        estimates = estimator.combined(tasks, replies) | estimator.ruled_out(space.candidates)
+    estimator = _estimator(job, facts, run, server, limit, Progress())
+    tasks = estimator.tasks(space.candidates)
+    reply = untraced("the total budget had no time to trace it")
+    replies = [dataclasses.replace(reply, process_bytes=TYPICAL_PROCESS)] * len(tasks)
+    estimates = estimator.combined(tasks, replies) | estimator.ruled_out(space.candidates)
     prior = stored.prior if stored.estimates else prior_of(replies, facts, job.devices.total)
     return dataclasses.replace(stored, estimates={**estimates, **stored.estimates}, prior=prior)
 
 
 def _estimator(
-    job: Job, facts: Facts, run: RunFolder, servers: Servers, limit: int, progress: Progress
+    job: Job, facts: Facts, run: RunFolder, server: ChildServer, limit: int, progress: Progress
 ) -> Estimator:
     return Estimator(
         job=job,
         facts=facts,
         limit=limit,
-        servers=servers,
+        server=server,
         folder=run.path / "estimates",
         rows=run.rows,
         cache=PlanCache.of_user(),

@@ -27,7 +27,6 @@ from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import ceilings_of
-from autotune.plan.children import Servers
 from autotune.plan.device import device_facts, placed, planned_limit
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
@@ -164,15 +163,15 @@ def estimator_of(
     run = RunFolder(path=folder / "run")
     run.path.mkdir(parents=True, exist_ok=True)
     facts: Facts = device_facts(survey(job, run, server), kind, assume=False)
-    servers, rates = Servers(run.path, server), run.path / "ceilings"
+    rates = run.path / "ceilings"
     return Estimator(
         job=job,
         facts=facts,
         limit=planned_limit(job, facts),
-        servers=servers,
+        server=server,
         folder=run.path / "traces",
         rows=run.rows,
-        ceilings=ceilings or ceilings_of(facts, kind, cache, servers, rates, Progress()),
+        ceilings=ceilings or ceilings_of(facts, kind, cache, server, rates, Progress()),
         effort=Effort(first=None),
         cache=cache,
     )

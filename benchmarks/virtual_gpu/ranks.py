@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.plan.candidates import estimates_of  # noqa: E402
-from autotune.plan.children import Servers  # noqa: E402
 from autotune.plan.engines import TraceBudget, answered  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
 from autotune.plan.trace_choice import EVERY  # noqa: E402
@@ -129,7 +128,7 @@ def compare(case: Row, server: ChildServer, folder: Path, known: Row | None) -> 
         known = {**_figures(found), "knobs": dict(candidate.values)}
     (task,) = variant_tasks(job, facts, [candidate], rows=run.rows, limit=NO_LIMIT, cache=None)
     budget = TraceBudget(limit=NO_LIMIT, ceilings=None, effort=EVERY)
-    replies = answered([task], budget, Servers(folder, server), folder / "traces", Progress())
+    replies = answered([task], budget, server, folder / "traces", Progress())
     plan = estimates_of([task], replies, NO_LIMIT)[candidate.key]
     return {**known, "plan": _planned(plan)}
 

@@ -23,7 +23,7 @@ from autotune.errors import UserError  # noqa: E402
 from autotune.facts import Facts, devices  # noqa: E402
 from autotune.facts.kind_names import find_kind  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
-from autotune.plan.children import Servers, traced_in_children  # noqa: E402
+from autotune.plan.children import traced_in_children  # noqa: E402
 from autotune.plan.device import device_facts, placed  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
 from autotune.plan.variants import variant_tasks  # noqa: E402
@@ -82,9 +82,7 @@ class Bound:
             self.job, self.facts, [self.candidate], rows=self.run.rows, limit=limit, cache=cache
         )
         began = time.monotonic()
-        (reply,) = traced_in_children(
-            [task], Servers(self.run.path, server), self.run.path / f"traces-{limit}", Progress()
-        )
+        (reply,) = traced_in_children([task], server, self.run.path / f"traces-{limit}", Progress())
         if reply.problem is not None:
             return {"failure": reply.problem}
         point = reply.points[0]

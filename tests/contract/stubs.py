@@ -68,6 +68,14 @@ def says_its_surroundings(folder: Path) -> None:
     (folder / "surroundings").write_text(text, encoding="utf-8")
 
 
+def meets(folder: Path) -> None:
+    """Ends, with the given exit code, when each of the given folders has its process."""
+    note_pid(folder)
+    while not all((Path(peer) / "pids").exists() for peer in settings(folder)["peers"]):
+        time.sleep(0.02)
+    os._exit(settings(folder)["code"])
+
+
 def draft_only(folder: Path) -> None:
     (folder / "reply.json.draft").write_text('{"outcome": "ok", "reason": "x"}', encoding="utf-8")
 

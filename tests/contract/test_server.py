@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,29 @@ def test_a_child_that_kills_the_server_is_lost_and_the_next_one_runs(stage: Stag
     assert (ending.why, ending.exit_code, ending.signal) == ("lost", None, None)
     assert still_running(stage.pids()) == []
     assert stage.run("exits", code=7).exit_code == 7
+
+
+def test_children_of_several_threads_run_beside_each_other(
+    shared_server: ChildServer, tmp_path: Path
+) -> None:
+    """Each waits until all are there, and hears of its own end alone."""
+    count = 3
+    stages = [Stage(shared_server, tmp_path / str(number)) for number in range(count)]
+
+    def exit_code(number: int) -> int | None:
+        peers = [str(stage.folder.path) for stage in stages]
+        return stages[number].run("meets", peers=peers, code=40 + number).exit_code
+
+    with ThreadPoolExecutor(count) as pool:
+        assert list(pool.map(exit_code, range(count))) == [40, 41, 42]
+
+
+def test_a_cancelled_child_is_not_started(shared_server: ChildServer, tmp_path: Path) -> None:
+    cancelled = threading.Event()
+    cancelled.set()
+    folder = ChildFolder(path=tmp_path / "probe")
+    ending = shared_server.run(folder, "stubs:silent", Limits(), cancelled=cancelled)
+    assert ending.why == "lost" and list(folder.path.iterdir()) == []
 
 
 def test_a_kill_sent_to_a_dead_server_does_not_spoil_the_next_run(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.plan.children import Servers
+from autotune.plan.children import trace_server
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
@@ -35,13 +35,13 @@ def advise(
     """
     job, kind = placed(job, device)
     run = RunFolder(path=scratch)
-    with Servers(scratch, elsewhere=kind is not None) as servers:
-        facts = planned_facts(job, run, servers.first, kind, assume=assume)
+    with trace_server(scratch, elsewhere=kind is not None) as server:
+        facts = planned_facts(job, run, server, kind, assume=assume)
         estimator = Estimator(
             job=job,
             facts=facts,
             limit=planned_limit(job, facts),
-            servers=servers,
+            server=server,
             folder=scratch / "advice",
             rows=run.rows,
             effort=FASTEST,
@@ -66,14 +66,13 @@ def advise_in_run(
         tried: single changes, by their texts, that probes found not to be enough.
     """
     folder = run.path / "advice"
-    with Servers(folder, server) as servers:
-        estimator = Estimator(
-            job=job,
-            facts=facts,
-            limit=limit,
-            servers=servers,
-            folder=folder,
-            rows=run.rows,
-            effort=FASTEST,
-        )
-        return Advisor(estimator, tried=tried).advice(space, seen_to_fail=True, briefly=True)
+    estimator = Estimator(
+        job=job,
+        facts=facts,
+        limit=limit,
+        server=server,
+        folder=folder,
+        rows=run.rows,
+        effort=FASTEST,
+    )
+    return Advisor(estimator, tried=tried).advice(space, seen_to_fail=True, briefly=True)

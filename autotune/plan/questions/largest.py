@@ -10,7 +10,7 @@ from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.plan.children import Servers
+from autotune.plan.children import trace_server
 from autotune.plan.choices import is_safe
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.estimator import Estimator
@@ -82,13 +82,13 @@ def largest(
         )
     run = RunFolder(path=scratch)
     job, kind = placed(job, device)
-    with Servers(scratch, elsewhere=kind is not None) as servers:
-        facts = planned_facts(job, run, servers.first, kind, assume=assume)
+    with trace_server(scratch, elsewhere=kind is not None) as server:
+        facts = planned_facts(job, run, server, kind, assume=assume)
         estimator = Estimator(
             job=job,
             facts=facts,
             limit=planned_limit(job, facts),
-            servers=servers,
+            server=server,
             folder=scratch / "traces",
             rows=run.rows,
             effort=Effort(first=None),

@@ -149,7 +149,7 @@ class ProposalEstimates:
             estimator.facts,
             self._kind,
             estimator.cache,
-            estimator.servers,
+            estimator.server,
             folder,
             estimator.progress,
         )

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from autotune.plan.children import Servers
 from autotune.plan.drafting import drafted
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
+from autotune.process.server import ChildServer
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job
@@ -44,7 +44,7 @@ def stopped(tmp_path, job, *, early=False):
         job=job,
         facts=facts,
         limit=40 * GIB,
-        servers=Servers(tmp_path),
+        server=ChildServer(tmp_path / "log"),
         folder=tmp_path,
         rows=tmp_path,
         progress=heard,

@@ -9,12 +9,12 @@ import pytest
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.plan import engines as answering
 from autotune.plan.candidates import estimates_of
-from autotune.plan.children import Servers
 from autotune.plan.engines import MOST_SETTLED, TraceBudget, answered, traced_or_not
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import bases, shared_out
 from autotune.plan.trace_choice import EVERY, FIRST, Effort, rank, representatives, to_trace
 from autotune.plan.variants import variant_tasks
+from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 
@@ -207,7 +207,7 @@ def settled(monkeypatch, whole_bytes, stages=(3,)):
 
     monkeypatch.setattr(answering, "traced_in_children", traced)
     wanted = TraceBudget(limit=2**36, ceilings=None, effort=EVERY)
-    return answered(few, wanted, Servers(Path("nowhere")), Path("nowhere"), Progress()), asked
+    return answered(few, wanted, ChildServer(Path("nowhere")), Path("nowhere"), Progress()), asked
 
 
 def test_of_the_first_candidate_all_layers_are_traced(monkeypatch):

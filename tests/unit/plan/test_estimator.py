@@ -4,10 +4,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from autotune.plan.children import Servers, untraced
+from autotune.plan.children import untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.trace_choice import Effort
+from autotune.process.server import ChildServer
 from tests.unit.builders import GIB, make_facts, make_job, make_space
 
 
@@ -30,7 +31,7 @@ def counted(tmp_path, job, parameters=1000, effort=None):
         job=job,
         facts=facts,
         limit=40 * GIB,
-        servers=Servers(tmp_path),
+        server=ChildServer(tmp_path / "log"),
         folder=tmp_path,
         rows=tmp_path,
         effort=effort or Effort(first=2),

@@ -1,13 +1,14 @@
 """A trace that goes wrong must not end a plan or a run."""
 
+import itertools
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.plan.children import Servers, traced_in_children
+from autotune.plan import children
+from autotune.plan.children import traced_in_children
 from autotune.plan.progress import Progress
 from autotune.plan.variants import variant_tasks
 from autotune.process.limits import Ending, lost_ending
@@ -23,7 +24,7 @@ class SilentServer:
         self.closed = False
         self._error = error
 
-    def run(self, *_: object) -> Ending:
+    def run(self, *_: object, **__: object) -> Ending:
         if self._error is not None:
             raise self._error
         return Ending(
@@ -43,62 +44,43 @@ def tasks(folder: Path) -> list:
 
 def test_a_child_that_dies_leaves_its_path_to_the_formula(tmp_path: Path) -> None:
     asked = tasks(tmp_path)
-    replies = traced_in_children(asked, Servers(tmp_path, SilentServer()), tmp_path, Progress())
+    replies = traced_in_children(asked, SilentServer(), tmp_path, Progress())
     assert len(replies) == len(asked) > 0
     assert all("signal 9" in (reply.problem or "") for reply in replies)
 
 
-def test_ctrl_c_closes_the_servers_and_goes_on_up(tmp_path: Path) -> None:
+def test_ctrl_c_closes_the_server_and_goes_on_up(tmp_path: Path) -> None:
     server = SilentServer(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        traced_in_children(tasks(tmp_path), Servers(tmp_path, server), tmp_path, Progress())
+        traced_in_children(tasks(tmp_path), server, tmp_path, Progress())
     assert server.closed
 
 
-def test_a_second_ctrl_c_while_servers_are_closed_leaves_none_open(tmp_path: Path) -> None:
-    """The others' children would be waited for until their traces end."""
-
-    class Interrupted(SilentServer):
-        def close(self) -> None:
-            super().close()
-            raise KeyboardInterrupt
-
-    servers = [Interrupted(KeyboardInterrupt) for _ in range(3)]
-    with pytest.raises(KeyboardInterrupt):
-        traced_in_children(tasks(tmp_path), Servers(tmp_path, *servers), tmp_path, Progress())
-    assert all(server.closed for server in servers)
-
-
-def test_a_trace_that_ctrl_c_ended_is_not_begun_again(tmp_path: Path) -> None:
+def test_a_trace_that_ctrl_c_ended_is_not_begun_again(tmp_path: Path, monkeypatch) -> None:
     """It took an import of the stack, and its trace, to end."""
 
-    class Running(SilentServer):
-        runs = 0
+    class Pressed(SilentServer):
+        """The first of its two children runs until the server is closed; at the second, Ctrl-C."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.ended = threading.Event()
+            self.runs, self.ended = itertools.count(), threading.Event()
 
-        def run(self, *_: object) -> Ending:
-            self.runs += 1
-            assert self.ended.wait(20)
+        def run(self, *_: object, cancelled: threading.Event, **__: object) -> Ending:
+            if next(self.runs):
+                raise KeyboardInterrupt
+            assert self.ended.wait(20) and cancelled.is_set()
             return lost_ending(1.0)
 
         def close(self) -> None:
             super().close()
             self.ended.set()
 
-    class Pressed(SilentServer):
-        def run(self, *_: object) -> Ending:
-            while not running.runs:
-                time.sleep(0.01)
-            raise KeyboardInterrupt
-
-    running, heard = Running(), []
-    servers = Servers(tmp_path, Pressed(), running)
+    monkeypatch.setattr(children, "cores", lambda: 2)
+    server, heard = Pressed(), []
     with pytest.raises(KeyboardInterrupt):
         traced_in_children(
-            tasks(tmp_path), servers, tmp_path, Progress(), lambda *told: heard.append(told)
+            tasks(tmp_path), server, tmp_path, Progress(), lambda *told: heard.append(told)
         )
-    assert running.runs == 1
+    assert next(server.runs) == 2
     assert heard == []

@@ -9,7 +9,7 @@ from rich.console import Console
 from autotune.cli.views import progress
 from autotune.cli.views.progress import EstimatesShown
 from autotune.estimate.protocol import POINT
-from autotune.plan.children import Servers, traced_in_children
+from autotune.plan.children import traced_in_children
 from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
 from autotune.report import progress_lines
@@ -20,7 +20,7 @@ from tests.unit.plan.test_plan import SilentServer, tasks
 class TellingServer(SilentServer):
     """Its children tell of each point but the last, as real ones may when they end."""
 
-    def run(self, folder, worker, limits, watch=None):
+    def run(self, folder, worker, limits, watch=None, cancelled=None):
         if watch is None:  # tried again, as somebody else ended it: nothing is counted twice
             return super().run()
         points = self.points.pop(0)
@@ -42,7 +42,7 @@ def test_every_candidate_is_counted_once(tmp_path: Path) -> None:
     server = TellingServer()
     server.points = [len(task.request.points) for task in asked]
     assert max(server.points) > 1
-    traced_in_children(asked, Servers(tmp_path, server), tmp_path, Heard(heard))
+    traced_in_children(asked, server, tmp_path, Heard(heard))
     of = sum(len(task.members) for task in asked)
     assert [done for done, _ in heard] == sorted({done for done, _ in heard})
     assert len(heard) > len(asked)

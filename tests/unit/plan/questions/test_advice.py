@@ -7,12 +7,12 @@ import pytest
 
 from autotune.facts.kind_names import find_kind
 from autotune.plan.cache import PlanCache
-from autotune.plan.children import Servers
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed
 from autotune.plan.questions.changes import more_devices
 from autotune.plan.questions.leanest import decisive, leanest
 from autotune.plan.questions.ways import Advisor
+from autotune.process.server import ChildServer
 from autotune.report.advice import advice_lines, advice_plain
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
@@ -69,7 +69,7 @@ def advised(tmp_path):
             job=job,
             facts=facts,
             limit=40 * GIB,
-            servers=Servers(tmp_path),
+            server=ChildServer(tmp_path / "log"),
             folder=tmp_path,
             rows=tmp_path,
             cache=cache,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from autotune.cli.views.limits import largest_lines, largest_plain
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.cache import PlanCache
-from autotune.plan.children import Servers
 from autotune.plan.estimator import Estimator
 from autotune.plan.questions.largest import STEP, LargestSearch
+from autotune.process.server import ChildServer
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space
 
 ROWS, LENGTH = "per_device_train_batch_size", "max_length"
@@ -49,7 +49,7 @@ def answered(folder, knob, safe, possible, **pins):
         job=job,
         facts=facts,
         limit=max(possible, 1) * GIB // 100,
-        servers=Servers(folder),
+        server=ChildServer(folder / "log"),
         folder=folder,
         rows=folder,
         cache=PlanCache(path=folder),
