@@ -12,7 +12,12 @@ from typing import Any
 
 from autotune.facts.columns import copy_splits, rename_columns
 from autotune.facts.data_card import check_card
-from autotune.facts.synthetic_text import labelled_of_lengths, pairs_of_lengths, prompts_of_lengths
+from autotune.facts.synthetic_text import (
+    labelled_of_lengths,
+    pairs_of_lengths,
+    prompts_of_lengths,
+    tokens_of_texts,
+)
 from autotune.facts.token_ids import check_tokens
 from autotune.facts.tokenizing import (
     as_trained,
@@ -162,7 +167,11 @@ def sequence_lengths(rows: Any) -> list[list[int]]:
 def _of_lengths(
     request: Any, tokenizer: Any, scratch: Path, vocabulary: int | None
 ) -> tuple[Any, Any]:
-    """(text to launch with, or None; tokenized rows) with the stated lengths."""
+    """(text to launch with, or None; tokenized rows) with the stated lengths.
+
+    A plan launches nothing: no text is tokenized for it.
+    """
+    import pyarrow
     from datasets import Dataset
 
     lengths: dict[str, Any] = request.lengths
@@ -181,6 +190,9 @@ def _of_lengths(
     else:
         rejected_lengths = [max(1, round(n * generator.uniform(0.6, 1.0))) for n in drawn_lengths]
         texts = pairs_of_lengths(list(zip(drawn_lengths, rejected_lengths, strict=True)), tokenizer)
+    if request.planned:
+        columns = tokens_of_texts(request.method, texts, tokenizer)
+        return None, Dataset(pyarrow.table(columns))
     raw = Dataset.from_list(texts)
     return raw, tokenize(request.method, raw, tokenizer, request.training, scratch)
 

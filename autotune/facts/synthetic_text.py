@@ -1,8 +1,11 @@
-"""Text of stated lengths in tokens, where a trainer takes no tokenized rows. Pure."""
+"""Text of stated lengths in tokens, where a trainer takes no tokenized rows, and the rows that it
+makes of it. Pure."""
 
 import random
 from collections.abc import Sequence
 from typing import Any
+
+from autotune.facts.row_formats import A_TOKEN
 
 WORDS = ("a", "the", "and", "x", "1", "<3>")
 """One of them, again and again, is one token each for about every tokenizer."""
@@ -51,6 +54,32 @@ def prompts_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str,
     """
     word, extra = one_token_word(tokenizer)
     return [{"prompt": " ".join([word] * max(length - extra, 1))} for length in lengths]
+
+
+def tokens_of_texts(
+    method: str, texts: Sequence[dict[str, Any]], tokenizer: Any
+) -> dict[str, list[Any]]:
+    """The columns that the method's trainer makes of such rows: with the right numbers of tokens,
+    the tokens themselves as they come.
+
+    Raises:
+        ValueError: as above.
+    """
+    _, extra = one_token_word(tokenizer)
+    counts = [
+        {name: len(text.split()) for name, text in row.items() if name != "label"} for row in texts
+    ]
+    prompts = [row["prompt"] + extra for row in counts]
+    columns: dict[str, list[Any]] = {}
+    if method != "reward":
+        columns["prompt_ids"] = [[A_TOKEN] * count for count in prompts]
+    for name in sorted({"chosen", "rejected", "completion"} & counts[0].keys()):
+        before = prompts if method == "reward" else [0] * len(counts)
+        lengths = [start + row[name] + 1 for start, row in zip(before, counts, strict=True)]
+        columns[f"{name}_ids"] = [[A_TOKEN] * length for length in lengths]
+    if method == "kto":
+        columns["label"] = [row["label"] for row in texts]
+    return columns
 
 
 def one_token_word(tokenizer: Any) -> tuple[str, int]:

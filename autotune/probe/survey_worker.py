@@ -30,6 +30,8 @@ _TELL_S = 1.0
 """How often a moving bar is told of."""
 NO_SENTENCES = (json.JSONDecodeError, UnicodeError)
 """Of these it is not known what was read, unless their names are told."""
+WORDS_MADE = 4096
+"""Of a tokenizer that is made: rows of stated lengths need few, and each process loads them all."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model")
 
 
@@ -229,7 +231,10 @@ def _tokenizer(request: SurveyRequest, model: Any) -> Any:
                 f"{folder} holds no tokenizer, needed to read the data; put one beside the "
                 "config, or give `dataset: {lengths: ...}`"
             )
-        return make_tokenizer(built_folder, model.vocab_size or 256)
+        vocabulary = model.vocab_size or 256
+        if not METHODS[request.method].online:  # what is generated may be any token
+            vocabulary = min(vocabulary, WORDS_MADE)
+        return make_tokenizer(built_folder, vocabulary)
     return transformers.AutoTokenizer.from_pretrained(
         model.path, trust_remote_code=_trusts(request)
     )

@@ -1,13 +1,14 @@
-"""Whether a service under load disturbs the run that its worker makes.
+"""Whether a service under load disturbs the runs that its worker makes.
 
-    python -m benchmarks.service.load --minutes 20
+    python -m benchmarks.service.load --minutes 10
     python -m benchmarks.service.load --minutes 0    # one run, and the pages when nothing happens
 
-A service is started with a tiny job's run, alone and then beside `--readers` live event streams and
-`--rate` requests a second, in turns (A B A B). A row says each probe's speed, the latency of the
-requests, the service's memory, and whether a reader lost or doubled an event: each reader is cut
-off now and then, and goes on after the last number that it had. At the end each page is asked for
-a hundred times, one after the other, by a client that stands back for nobody.
+A service makes a tiny job's run, some times alone, then one after the other beside `--readers` live
+event streams and `--rate` requests a second that go on for all the minutes, then some times alone
+again. A row says each probe's speed, the latency of the requests, the service's memory, and whether
+a reader lost or doubled an event: each reader is cut off now and then, and goes on after the last
+number that it had. At the end each page is asked for a hundred times, one after the other, by a
+client that stands back for nobody.
 """
 
 import argparse
@@ -15,13 +16,12 @@ import asyncio
 import contextlib
 import json
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 
@@ -29,7 +29,7 @@ from autotune.client import Client
 from autotune.facts.stack import installed
 from autotune.process.niceness import session_standing_back
 from tests.cpu.conftest import LLAMA, write_model
-from tests.server.conftest import served
+from tests.server.conftest import Served, served
 from tests.server.restarts import small_job
 
 RESULTS = Path(__file__).parent / "results.jsonl"
@@ -42,38 +42,48 @@ READ_S = 600.0
 
 @dataclass
 class Load:
-    """Readers and requests of one service.
+    """Requests to a service for as long as the block lasts, and readers of one run after the other.
 
     Attributes:
-        numbers: of each reader, the events that it has heard, in their order.
-        latencies_s: of each request that was answered.
+        readers: how many follow each run.
+        rate: requests a second.
+        latencies_s: of each request that was answered, in the order of the answers.
         errors: requests and readers that were not answered with 200.
     """
 
     url: str
-    work: str
     readers: int
     rate: float
-    numbers: list[list[int]] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    async def run(self, ended: asyncio.Event) -> None:
-        """Load the service until told to end."""
+    async def __aenter__(self) -> Self:
         limits = httpx2.Limits(max_connections=self.readers + 50)
-        async with httpx2.AsyncClient(base_url=self.url, limits=limits, timeout=60) as client:
-            self.numbers = [[] for _ in range(self.readers)]
-            tasks = [self._read(client, heard) for heard in self.numbers]
-            reading = asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), READ_S)
-            await asyncio.gather(reading, self._ask(client, ended), return_exceptions=True)
+        self._client = httpx2.AsyncClient(base_url=self.url, limits=limits, timeout=60)
+        self._ended = asyncio.Event()
+        self._asking = asyncio.create_task(self._ask())
+        return self
 
-    async def _read(self, client: httpx2.AsyncClient, heard: list[int]) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self._ended.set()
+        await self._asking
+        await self._client.aclose()
+
+    async def follow(self, work: str) -> list[list[int]]:
+        """The numbers of the events that each reader of a run heard, to its end."""
+        numbers: list[list[int]] = [[] for _ in range(self.readers)]
+        reading = asyncio.gather(*(self._read(work, heard) for heard in numbers))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reading, READ_S)
+        return numbers
+
+    async def _read(self, work: str, heard: list[int]) -> None:
         while True:  # to the end of the work: what does not come by then is lost
             until = time.monotonic() + random.expovariate(1 / CUT_S)
             last = {"Last-Event-ID": str(heard[-1])} if heard else {}
             try:
-                path = f"/api/v1/runs/{self.work}/events"
-                async with client.stream("GET", path, headers=last) as answer:
+                path = f"/api/v1/runs/{work}/events"
+                async with self._client.stream("GET", path, headers=last) as answer:
                     async for line in answer.aiter_lines():
                         if line.startswith("id: "):
                             heard.append(int(line[4:]))
@@ -85,20 +95,20 @@ class Load:
                 self.errors.append(repr(error))
                 await asyncio.sleep(1)
 
-    async def _ask(self, client: httpx2.AsyncClient, ended: asyncio.Event) -> None:
+    async def _ask(self) -> None:
         asked, due = set(), time.monotonic()
-        while not ended.is_set():
-            task = asyncio.create_task(self._request(client, random.choice(PAGES)))
+        while self.rate and not self._ended.is_set():
+            task = asyncio.create_task(self._request(random.choice(PAGES)))
             asked.add(task)
             task.add_done_callback(asked.discard)
             due += 1 / self.rate  # a client that is late does not ask less
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
         await asyncio.gather(*asked)
 
-    async def _request(self, client: httpx2.AsyncClient, path: str) -> None:
+    async def _request(self, path: str) -> None:
         began = time.monotonic()
         try:
-            answer = await client.get(path)
+            answer = await self._client.get(path)
             if answer.status_code != 200:
                 self.errors.append(f"{answer.status_code} {path}")
         except httpx2.HTTPError as error:
@@ -106,23 +116,34 @@ class Load:
         self.latencies_s.append(time.monotonic() - began)
 
 
-async def loaded_run(url: str, job: str, readers: int, rate: float) -> dict[str, Any]:
-    """A run beside a load; without readers, alone."""
-    client = Client(url)
+async def block(
+    service: Served, job: str, load: Load, least_runs: int, minutes: float, results: Path
+) -> None:
+    """Runs one after the other beside a load that goes on; a row of the results for each."""
+    until = time.monotonic() + 60 * minutes
+    async with load:
+        count = 0
+        while count < least_runs or time.monotonic() < until:
+            row = await run_beside(service.url, job, load)
+            row |= {"service_bytes": resident_bytes(service.process.pid)}
+            add_row(results, row)
+            count += 1
+
+
+async def run_beside(url: str, job: str, load: Load) -> dict[str, Any]:
+    """The row of a run, and of the load beside it."""
+    client, first, first_error = Client(url), len(load.latencies_s), len(load.errors)
     work = await asyncio.to_thread(client.submit, "run", job)
-    load, ended = Load(url, work["id"], readers, rate), asyncio.Event()
-    task = asyncio.create_task(load.run(ended)) if readers else None
+    reading = asyncio.create_task(load.follow(work["id"]))
     done = await asyncio.to_thread(client.wait, work)
-    ended.set()
-    if task is not None:
-        await task
+    numbers = await reading
     events = await asyncio.to_thread(lambda: list(client.follow(work)))
     complete = list(range(1, len(events) + 1))
     probes = [event["data"]["measurement"] for event in events if event["kind"] == "probed"]
-    ordered = sorted(load.latencies_s)
+    ordered = sorted(load.latencies_s[first:])
     return {
-        "readers": readers,
-        "rate": rate if readers else 0,
+        "readers": load.readers,
+        "rate": load.rate,
         "state": done["state"],
         "outcome": done["outcome"],
         "seconds": round(done["ended"] - done["started"], 1),
@@ -138,11 +159,19 @@ async def loaded_run(url: str, job: str, readers: int, rate: float) -> dict[str,
         if ordered
         else None,
         "events": len(events),
-        "lost": sum(len(set(complete) - set(heard)) for heard in load.numbers),
-        "doubled": sum(len(heard) - len(set(heard)) for heard in load.numbers),
-        "out_of_order": sum(heard != sorted(heard) for heard in load.numbers),
-        "errors": load.errors[:20],
+        "lost": sum(len(set(complete) - set(heard)) for heard in numbers),
+        "doubled": sum(len(heard) - len(set(heard)) for heard in numbers),
+        "out_of_order": sum(heard != sorted(heard) for heard in numbers),
+        "errors": load.errors[first_error:][:20],
     }
+
+
+def add_row(results: Path, row: dict[str, Any]) -> None:
+    """Add a row, with what it was measured with, and print it."""
+    print(json.dumps(row), flush=True)
+    row |= {"utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    with results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**row, "versions": installed().versions}) + "\n")
 
 
 def idle_latencies(url: str, run: str) -> dict[str, dict[str, float]]:
@@ -178,9 +207,10 @@ def as_elsewhere() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run in turns until the time is over, and add the rows."""
+    """Measure alone, under load and alone again, and add the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of load, at once")
+    parser.add_argument("--alone", type=int, default=4, help="runs before and after it")
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
     parser.add_argument("--probes", type=int, default=4)
@@ -191,26 +221,17 @@ def main() -> None:
         with served(base, base / "cache", {"limits": {"live": 400}, "niceness": 19}) as service:
             write_model(service.models / "tiny", LLAMA)
             job = small_job(service.models / "tiny" / "config.json", options.probes)
-            until = time.monotonic() + 60 * options.minutes
-            turn = 0
-            while turn == 0 or time.monotonic() < until:
-                readers = options.readers if turn % 2 else 0
-                row = asyncio.run(loaded_run(service.url, job, readers, options.rate))
-                row |= {
-                    "service_bytes": resident_bytes(service.process.pid),
-                    "versions": installed().versions,
-                    "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                }
-                speeds = [probe["tokens_per_s"] for probe in row["probes"] if probe["tokens_per_s"]]
-                print(json.dumps({n: row[n] for n in row if n != "versions"}), flush=True)
-                print("median tokens/s of its probes:", statistics.median(speeds or [0]))
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                turn += 1
+
+            def measure(load: Load, least: int, minutes: float = 0.0) -> None:
+                asyncio.run(block(service, job, load, least, minutes, options.results))
+
+            measure(Load(service.url, 0, 0.0), max(options.alone, 1))
+            if options.minutes:
+                load = Load(service.url, options.readers, options.rate)
+                measure(load, 1, options.minutes)
+                measure(Load(service.url, 0, 0.0), options.alone)
             run = Client(service.url).list("run")["items"][0]["id"]
-            row = {"idle": idle_latencies(service.url, run), "versions": installed().versions}
-            with options.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            add_row(options.results, {"idle": idle_latencies(service.url, run)})
 
 
 if __name__ == "__main__":

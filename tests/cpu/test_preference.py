@@ -3,9 +3,15 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from datasets import load_from_disk
+from tokenizers.processors import TemplateProcessing
 
+from autotune.facts.data import survey_data
+from autotune.probe.survey_worker import make_tokenizer
 from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer, stand_in
@@ -145,3 +151,32 @@ def test_lengths_in_place_of_pairs_are_the_lengths_of_the_rows(
     assert data.form == "lengths"
     assert abs(data.longest - 120) <= 2
     assert abs(data.quantiles["p50"] - 30) <= 4
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["bare", "with a first token"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_plan_takes_the_rows_that_the_trainer_would_make_of_a_text(
+    method: str, begins: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
+    tokenizer = make_tokenizer(tmp_path, 300)
+    if begins:
+        first = ("<3>", tokenizer.convert_tokens_to_ids("<3>"))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<3> $A", special_tokens=[first]
+        )
+    lengths = {"max": 90, "p50": 20, "p99": 70, "rows": 60}
+
+    def rows_of(planned: bool) -> Any:
+        request = SimpleNamespace(
+            method=method, lengths=lengths, seed=3, training={}, planned=planned
+        )
+        folder = tmp_path / str(planned)
+        survey_data(request, tokenizer, folder)
+        return load_from_disk(folder / "rows")
+
+    planned, trained = rows_of(True), rows_of(False)
+    assert planned.column_names == trained.column_names
+    for name in ("lengths", "first_label", *({"label"} & {*trained.column_names})):
+        assert planned[name][:] == trained[name][:], name
+    assert max(map(max, planned["lengths"][:])) == 90

@@ -152,7 +152,8 @@ class Live:
     @property
     def passing(self) -> int:
         """Bytes that are of no lasting part."""
-        return self.total - sum(self.parts[part] for part in LASTING)
+        parts = self.parts  # not by a loop over LASTING: it is asked at each allocation
+        return self.total - parts[WEIGHTS] - parts[GRADIENTS] - parts[OPTIMIZER]
 
     def take(self, event: Event) -> bool:
         """Go on by one event; whether something came to life."""

@@ -23,6 +23,7 @@ from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
 from autotune.space.settings import settings
+from autotune.space.sharding.sharding import sharding_of
 
 BY_FORMULA = Effort(first=0)
 """A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
@@ -88,8 +89,11 @@ class ProposalEstimates:
         return known
 
     def _should_fit(self, proposal: Proposal) -> bool:
-        """Whether the leanest candidate of a list fits by the closed form."""
+        """Whether the leanest candidate of a list fits by the closed form, which knows nothing of
+        what is divided among devices: such a list is made because that should be enough."""
         job = proposal.job
+        if sharding_of(proposal.candidates[0].values, job.devices.total).zero_stage:
+            return True
         residual = prior_residual(self._facts.device, TYPICAL_PROCESS, job.devices.total)
         chosen = settings(job, self._facts, proposal.candidates[0])
         return by_formula(chosen, residual, self._estimator.limit, "").fits
