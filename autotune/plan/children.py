@@ -19,6 +19,7 @@ from autotune.process.server import PRELOAD, PRELOAD_OF_TRACES, ChildServer
 from autotune.value_types import NONSENSE
 
 WORKER = "autotune.estimate.worker:estimate"
+MORE_OF_TRACES = "autotune.estimate.preload"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
 MOST_AT_ONCE = 8
 """Each trace takes the memory of a model's shapes, and some hundred MiB."""
@@ -35,7 +36,7 @@ def trace_server(folder: Path, *, elsewhere: bool) -> Iterator[ChildServer]:
         folder: where its log goes.
         elsewhere: whether the device is in another machine: nothing but traces is made here.
     """
-    preload = PRELOAD_OF_TRACES if elsewhere else PRELOAD
+    preload = (*PRELOAD_OF_TRACES, MORE_OF_TRACES) if elsewhere else PRELOAD
     server = ChildServer(folder / "server.log", preload)
     try:
         yield server
