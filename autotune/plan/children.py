@@ -19,7 +19,7 @@ from autotune.process.server import PRELOAD, PRELOAD_OF_TRACES, ChildServer
 from autotune.value_types import NONSENSE
 
 WORKER = "autotune.estimate.worker:estimate"
-MORE_OF_TRACES = "autotune.estimate.preload"
+MORE_OF_TRACES = "autotune.estimate.variants.preload"
 LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
 MOST_AT_ONCE = 8
 """Each trace takes the memory of a model's shapes, and some hundred MiB."""
