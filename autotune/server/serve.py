@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from autotune.errors import machine_error, user_error
+from autotune.process.arenas import share_one_arena
 from autotune.process.command import Command
 from autotune.process.niceness import keep_to_last_core, session_standing_back
 from autotune.process.proc import start_ticks
@@ -40,6 +41,7 @@ def serve(settings: Settings, folder: Path) -> None:
         UserError: it would listen to the world without a token.
         MachineError: it cannot listen there, or its database cannot be used.
     """
+    share_one_arena()
     with private_folder(folder):
         _serve(settings, folder)
 
