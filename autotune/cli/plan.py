@@ -34,6 +34,11 @@ NOW_COMMANDS = {
 @click.option(
     "--all", "every", is_flag=True, help="Every candidate, those that no estimate prefers, too."
 )
+@click.option(
+    "--only-default",
+    is_flag=True,
+    help="The default candidate alone, pinned knobs as pinned: what the job takes as it stands.",
+)
 @click.option("--fits", is_flag=True, help="Only what fits.")
 @click.option(
     "--trace-all",
@@ -55,6 +60,7 @@ NOW_COMMANDS = {
 @guarded
 def command(
     every: bool,
+    only_default: bool,
     fits: bool,
     top: int | None,
     trace_all: bool,
@@ -74,8 +80,7 @@ def command(
     Ctrl-C ends it with what is known by then, and with exit code 130.
 
     With --server a service plans it: model and data have to be where that may read them; only a
-    bare config.json goes along. Flags without JOB are a job there, whose candidates are all
-    planned.
+    bare config.json goes along.
     """
     _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
     from autotune.plan.plan import plan
@@ -83,7 +88,7 @@ def command(
 
     planned = PlannedJob.of(options)
     if server is not None:
-        return _by_server(server, planned, emit, as_json)
+        return _by_server(server, planned, emit, as_json, only_default)
     job, definition = planned.loaded()
     refuse_used_folder(emit)
     with scratch_folder() as folder, shown_progress(record) as progress:
@@ -93,7 +98,7 @@ def command(
             folder,
             device=planned.device,
             assume=planned.assume,
-            only_default=planned.job is None,
+            only_default=only_default or planned.job is None,
             whole_space=every,
             effort=EVERY if trace_all else PROMISING,
             progress=progress,
@@ -120,12 +125,17 @@ def _code(answer: Any) -> int:
     return EXIT_DONE if fits else EXIT_NOTHING_FITS
 
 
-def _by_server(server: str, planned: PlannedJob, emit: Path | None, as_json: bool) -> int:
-    refuse_local({*JOB, "device", "devices", "nodes", "stack", "emit"})
+def _by_server(
+    server: str, planned: PlannedJob, emit: Path | None, as_json: bool, only_default: bool
+) -> int:
+    refuse_local({*JOB, "device", "devices", "nodes", "stack", "emit", "only_default"})
     sets = all_sets(planned.completed(), planned.flags)
     stack = "any" if planned.assume else INSTALLED
     there = {"device": planned.device, "stack": stack}
-    return plan_there(server, planned.job, sets, emit=emit, as_json=as_json, **there)
+    alone = only_default or planned.job is None
+    return plan_there(
+        server, planned.job, sets, emit=emit, as_json=as_json, only_default=alone, **there
+    )
 
 
 def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def plan_there(
 
     Args:
         sets: of all flags.
-        options: `device` and `stack`.
+        options: `device`, `stack` and `only_default`.
     """
     from autotune.client import Client
 

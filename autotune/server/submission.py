@@ -55,6 +55,8 @@ class Submission(Value):
     """Of a plan: on how many machines."""
     stack: str = "any"
     """Of a plan: `any` package that its GPU can use, or only those that are `installed`."""
+    only_default: bool = False
+    """Of a plan: the default candidate alone, pinned knobs as pinned."""
     priority: int = 0
     """The higher goes first; from -10 to 10."""
     parent: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
@@ -224,7 +226,11 @@ def _arguments(submission: Submission) -> list[str]:
         value = getattr(submission, name)
         if value not in (None, ""):
             arguments.append(f"--{name}={value}")
-    return [*arguments, *(["--stack=installed"] if submission.stack == "installed" else [])]
+    if submission.stack == "installed":
+        arguments.append("--stack=installed")
+    if submission.only_default:
+        arguments.append("--only-default")
+    return arguments
 
 
 def _model_name(model: str, config: str | None) -> str:

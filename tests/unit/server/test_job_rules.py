@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from autotune.cli import plan
 from autotune.facts.stack import field_types
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.server.access import job_rules, training_fields
 from autotune.server.access.plain import MOST_TEXT
+from autotune.server.settings import Allowed
+from autotune.server.submission import Submission, accepted
 from tests.unit.server.conftest import JOB, Served
 
 DATA = {"model": "qwen2.5-0.5b", "dataset": {"lengths": {"max": 128}}}
@@ -293,3 +296,14 @@ def test_columns_and_splits_are_names(served: Served, tmp_path: Path) -> None:
     assert served.submit(job).status_code == 202
     for field in ("dataset_config", "dataset_train_split", "dataset_test_split"):
         assert field in served.refusals({**job, field: "../../x"})
+
+
+def test_what_is_asked_of_a_plan_are_flags_of_the_command() -> None:
+    asked = {"device": "RTX 3070", "devices": 2, "stack": "installed", "only_default": True}
+    submission = Submission(job=DATA, **asked)
+    work = accepted("plan", submission, Allowed(), "ada")
+    flags = ["--device=RTX 3070", "--devices=2", "--stack=installed", "--only-default"]
+    assert work.arguments == flags
+    context = plan.command.make_context("plan", ["job.yaml", *flags])
+    assert context.params["only_default"] and context.params["devices"] == 2
+    assert accepted("plan", Submission(job=DATA), Allowed(), "ada").arguments == []
