@@ -22,9 +22,9 @@ from autotune.server.store import queue
 from autotune.server.store.values import Ending, WorkerInfo
 from autotune.server.submission import Submission, accepted
 
-LEAST = 1000
+LEAST = 2000
 """Cases of all operations together."""
-EACH = 28
+EACH = 55
 """Of each operation, as many right ones as wrong ones."""
 CSRF = "c" * 64
 JOB = "model: qwen2.5-0.5b\ndataset: {lengths: {max: 128}}\n"
