@@ -55,9 +55,12 @@ def command(
 
     refuse_missing(track)
     _refuse_used(html, markdown)
-    past = reopen(run, storage_of(storage))
+    if (run / "script.json").is_file():
+        past, content = _of_script(run, storage, track)
+    else:
+        past = reopen(run, storage_of(storage))
+        content = content_of(past)
     print_notes(past.notes)
-    content = content_of(past)
     for file, render in ((html, html_report), (markdown, markdown_report)):
         if file is not None:
             past.run.write_text(file, render(content))
@@ -75,6 +78,22 @@ def command(
                 echo(f"report: {file}")
     _track(past, track)
     return 0
+
+
+def _of_script(run: Path, storage: str | None, track: tuple[str, ...]) -> tuple[Any, Any]:
+    """(The run of a script; what a report says of it).
+
+    Raises:
+        UserError: it cannot be read, or an option is of jobs alone.
+    """
+    from autotune.script.past_run import reopen_script
+
+    for given, option in ((storage, "--storage"), (track, "--track")):
+        if given:
+            what = "the run of a script does without this option"
+            raise user_error(what, where=option, hint="leave it out")
+    past = reopen_script(run)
+    return past.past, past.content()
 
 
 def _track(past: Any, tools: tuple[str, ...]) -> None:

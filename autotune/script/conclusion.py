@@ -87,6 +87,7 @@ def write_files(
         look=session.look,
         changes=changes_of(candidate, session.look),
         environment=environment_of(candidate),
+        probe=recommendation.chosen.number,
         measurement=recommendation.chosen.measurement,
         reasons=recommendation.reasons,
         verification=None if verification is None else verification.plain(),

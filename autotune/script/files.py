@@ -37,6 +37,7 @@ class ScriptBundle:
         folder: where.
         changes: fields in which it differs from the script's own.
         environment: variables beside them.
+        probe: the number of the one that measured them.
         measurement: with these fields.
         reasons: why they, as sentences.
         verification: what a start of `launch.sh` showed; None: it was not started.
@@ -47,6 +48,7 @@ class ScriptBundle:
     look: Look
     changes: Mapping[str, Any]
     environment: Mapping[str, str]
+    probe: int
     measurement: Measurement
     reasons: Sequence[str]
     verification: Mapping[str, Any] | None = None
@@ -80,6 +82,7 @@ def files_of(bundle: ScriptBundle, hook: str) -> dict[str, str]:
                 "fields": dict(bundle.changes),
                 "environment": dict(bundle.environment),
                 "by_flags": bundle.by_flags,
+                "chosen": {"probe": bundle.probe},
                 "measurement": bundle.measurement.plain(),
                 "reasons": list(bundle.reasons),
                 "verification": bundle.verification,

@@ -17,7 +17,7 @@ from autotune.job.job import Budget, as_budget
 from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import read_json
+from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations
@@ -39,8 +39,13 @@ LOOK_S = 60.0
 """A look may take so much for each minute of a probe."""
 
 
-def begin(starter: Starter, run: RunFolder, limits: Mapping[str, Any]) -> None:
+def begin(
+    starter: Starter, run: RunFolder, limits: Mapping[str, Any], global_batch: int | None
+) -> None:
     """Start a search in a folder that is new or empty.
+
+    Args:
+        global_batch: rows of an optimizer step; None: what the script's arguments come to.
 
     Raises:
         UserError: something is there already.
@@ -55,7 +60,7 @@ def begin(starter: Starter, run: RunFolder, limits: Mapping[str, Any]) -> None:
     }
     words = list(starter.words) if isinstance(starter, ScriptCommand) else []
     folder = str(starter.folder) if isinstance(starter, ScriptCommand) else ""
-    kept = {"words": words, "folder": folder, "limits": dict(limits)}
+    kept = {"words": words, "folder": folder, "limits": dict(limits), "global_batch": global_batch}
     run.begin(json.dumps(kept, indent=1), info, run.script)
 
 
@@ -82,6 +87,7 @@ def opened(
     )
     device = devices.detect(seen.device_kind, job.devices.index, seen.ways)
     facts = facts_of(seen, device, stack.installed())
+    write_json(run.facts, facts.plain())
     space = space_of(seen, job, facts)
     limit, allowed = memory_limit(job, device), allowed_memory(job, device)
     listener.surveyed(facts, space, limit)

@@ -69,7 +69,7 @@ def tune_script(
     began = time.monotonic()
     with run.locked(), contextlib.ExitStack() as locks, faults_of_storage(str(run.database)):
         if not run.exists():
-            begin(starter, run, limits)
+            begin(starter, run, limits, global_batch)
         run.ending.unlink(missing_ok=True)
         session: ScriptSession | None = None
         try:

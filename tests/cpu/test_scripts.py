@@ -112,7 +112,14 @@ def test_trls_sft_is_searched_and_its_launch_script_trains(
     again = json.loads(autotune("run", "--resume", "run", "--no-verify", "--json"))
     assert (again["knobs"], again["probes"]) == (knobs, found["probes"])
     assert "only the budget" in autotune.refused("run", "--resume", "run", "--set", "headroom=0.2")
-    assert "it is the run of a script" in autotune.refused("report", "run")
+    assert "it is the run of a script" in autotune.refused("verify", "run")
+    report = autotune("report", "run", "--html", "report.html", "--markdown", "report.md")
+    assert f"recommended: probe {found['probe']}" in report
+    page = (autotune.folder / "report.md").read_text(encoding="utf-8")
+    assert "SFTTrainer" in page and f"autotune run --command -- {sys.executable}" in page
+    assert "A script is not traced" in page and "autotune verify" not in page
+    told = json.loads(autotune("report", "run", "--json"))
+    assert told["recommendation"]["fields"] == fields
     launch = autotune.folder / "run" / "bundle" / "launch.sh"
     assert "--activation_checkpointing false" in launch.read_text(encoding="utf-8")
     done = subprocess.run(["bash", str(launch)], capture_output=True, text=True, timeout=300)

@@ -25,6 +25,7 @@ def write(folder: Path, changes: dict[str, Any], *, flags: bool, where: Path) ->
         look=looked(flags=flags),
         changes=changes,
         environment={"MY_VARIABLE": "x:True"},
+        probe=0,
         measurement=Measurement(outcome="ok", reason="", tokens_per_s=5.0, peak_memory_bytes=2**30),
         reasons=("it is fast",),
     )
@@ -78,6 +79,7 @@ def test_flags_are_added_only_where_the_script_gets_what_is_typed(
         look=looked(command_line=command_line.split()),
         changes={"optim": "adamw_torch"},
         environment={},
+        probe=0,
         measurement=Measurement(outcome="ok", reason=""),
         reasons=(),
     )

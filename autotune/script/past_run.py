@@ -1,0 +1,148 @@
+"""A script's run that was made before, as reports read it."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import user_error
+from autotune.estimate.estimate import prior_residual
+from autotune.facts import Facts, facts_from_plain
+from autotune.plan.candidates import TYPICAL_PROCESS
+from autotune.probe.survey import allowed_memory, memory_limit
+from autotune.process.messages import read_json
+from autotune.process.run_folder import RunFolder
+from autotune.report.content import Chosen, Content
+from autotune.report.gather import content_of
+from autotune.run.expectations import Expectations
+from autotune.run.loop import reasons_against
+from autotune.run.past_run import PastRun
+from autotune.run.stored import StoredFiles, needed
+from autotune.script.protocol import Look
+from autotune.script.space import job_of, space_of
+from autotune.search.storage import fault_of_file, faults_of_storage
+from autotune.search.study import Study
+from autotune.value_types import NONSENSE, checked
+
+RESUME = "`autotune run --resume` looks at it anew"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PastScriptRun:
+    """A script's run on disk.
+
+    Attributes:
+        past: as of every run; its job is what the search made of the script.
+        words: of the command; empty: a function was searched.
+    """
+
+    past: PastRun
+    look: Look
+    words: tuple[str, ...]
+
+    def content(self) -> Content:
+        """What a report says of it."""
+        look, content = self.look, content_of(self.past)
+        of_job = ("weights", "method", "tuning", "data", "global batch")
+        about = [pair for pair in content.about if pair[0] not in of_job]
+        return dataclasses.replace(
+            content,
+            method=look.trainer.rpartition(".")[2],
+            chosen=self._chosen(content),
+            about=(
+                ("script", shlex.join(self.words) or "a function (`tune_trainer`)"),
+                *about,
+                ("rows of an optimizer step", str(look.global_batch)),
+            ),
+            absent=("A script is not traced, so there are no estimates.", *self._absent(content)),
+            job="",
+            commands=tuple(self._commands(content)),
+        )
+
+    def _chosen(self, content: Content) -> Chosen | None:
+        """`launch.sh` of a script is started by `--resume`."""
+        chosen, stored = content.chosen, self.past.stored
+        if chosen is None or (stored is not None and stored.verification is not None):
+            return chosen
+        return dataclasses.replace(chosen, verification="NOT verified: launch.sh was not started")
+
+    def _absent(self, content: Content) -> list[str]:
+        return [text for text in content.absent if "was not estimated" not in text]
+
+    def _commands(self, content: Content) -> list[tuple[str, str]]:
+        """What is as of a job's run, and how this search was begun."""
+        others = ("launch and check it again", "do the search again")
+        commands = [pair for pair in content.commands if pair[0] not in others]
+        if self.words:
+            again = f"autotune run --command -- {shlex.join(self.words)}"
+            commands.append((others[1], again))
+        return commands
+
+
+def reopen_script(path: Path) -> PastScriptRun:
+    """The script's run in a folder; nothing in it is changed or made.
+
+    Raises:
+        UserError: there is none, or what it cannot do without is damaged.
+    """
+    run = RunFolder(path=path.absolute())
+    info, kept = run.read(run.run), run.read(run.script)
+    look, facts = _look(run), _facts(run)
+    name, limits = str(info.get("study")), kept.get("limits") or {}
+    if (fault := fault_of_file(run.database, name)) is not None:
+        raise user_error(f"study.db: {fault}", where=str(run.path), hint=RESUME)
+    with needed(run, run.script.name, RESUME):
+        words = tuple(checked(kept["words"], list[str]))
+        job = job_of(look, limits, _global_batch(kept))
+        space = space_of(look, job, facts)
+        limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
+    files = StoredFiles(run)
+    with needed(run, "study.db", RESUME), faults_of_storage(str(run.path)):
+        study = Study(space, run.database, name, allowed_bytes=allowed)
+        records, unreadable = tuple(study.records()), study.unreadable()
+    files.notes += [f"trial {n} of the study is left out: {why}" for n, why in unreadable.items()]
+    prior = prior_residual(facts.device, TYPICAL_PROCESS, look.ways)
+    nothing = Expectations(estimates={}, prior=prior, limit_bytes=limit)
+    past = PastRun(
+        run=run,
+        job=job,
+        facts=facts,
+        space=space,
+        records=records,
+        allowed_bytes=allowed,
+        stored=files.choice(),
+        ending=files.ending(),
+        expectations=nothing,
+        skipped=reasons_against(space.candidates, records, nothing, allowed),
+        notes=tuple(files.notes),
+    )
+    return PastScriptRun(past=past, look=look, words=words)
+
+
+def _global_batch(kept: Mapping[str, Any]) -> int | None:
+    rows = kept.get("global_batch")
+    return rows if isinstance(rows, int) else None
+
+
+def _look(run: RunFolder) -> Look:
+    file = run.survey.path / "look.json"
+    try:
+        return checked(Look.from_plain(read_json(file) or {}), Look)
+    except NONSENSE:
+        what = "what was seen of the script is missing, or damaged"
+        raise user_error(what, where=str(file), hint=RESUME) from None
+
+
+def _facts(run: RunFolder) -> Facts:
+    """What was true of its machine.
+
+    Raises:
+        UserError: it is not there.
+    """
+    data = read_json(run.facts)
+    if not isinstance(data, dict):
+        what = "facts.json is missing or unreadable"
+        raise user_error(what, where=str(run.path), hint=RESUME)
+    with needed(run, run.facts.name, RESUME):
+        return facts_from_plain(data)
