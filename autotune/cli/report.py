@@ -47,6 +47,7 @@ def command(
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import report_plain
     from autotune.cli.views.report import print_report
+    from autotune.process.run_folder import RunFolder
     from autotune.report.gather import content_of
     from autotune.report.html import html_report
     from autotune.report.markdown import markdown_report
@@ -55,7 +56,7 @@ def command(
 
     refuse_missing(track)
     _refuse_used(html, markdown)
-    if (run / "script.json").is_file():
+    if RunFolder(path=run).script.is_file():
         past, content = _of_script(run, storage, track)
     else:
         past = reopen(run, storage_of(storage))

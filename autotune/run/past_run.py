@@ -26,26 +26,27 @@ from autotune.run.launch_stages import Heard
 from autotune.run.loop import reasons_against
 from autotune.run.recipe_values import UnprobedValue, unprobed_values
 from autotune.run.stored import (
+    RESUME,
     StoredChoice,
     StoredEnding,
     StoredFiles,
     needed,
     reason_of,
+    refuse_script,
     stored_facts,
+    stored_records,
+    study_name,
 )
 from autotune.run.verdict import Verification, memory_limit_of
 from autotune.run.verified_bundle import render
 from autotune.run.verify import verify
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
-from autotune.search.storage import fault_of_file, faults_of_storage
-from autotune.search.study import Study
+from autotune.search.storage import fault_of_file
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
-from autotune.value_types import NONSENSE, matches
-
-RESUME = "`autotune run --resume` looks at everything anew"
+from autotune.value_types import NONSENSE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,9 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
     """
     run = RunFolder(path=path.absolute())
     run.check_storage(storage)
-    name, facts = _study_name(run), stored_facts(run)
+    name = study_name(run)
+    refuse_script(run)
+    facts = stored_facts(run)
     if storage is None and (fault := fault_of_file(run.database, name)) is not None:
         raise _without_study(run, fault)
     job, definition = load_job(run.job, elsewhere=True)
@@ -174,10 +177,7 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
         space = bind(definition, job, facts)
         allowed = allowed_memory(job, facts.device)
     files = StoredFiles(run)
-    with needed(run, "study.db", RESUME), faults_of_storage(str(run.path)):
-        study = Study(space, storage or run.database, name, allowed_bytes=allowed)
-        records, unreadable = tuple(study.records()), study.unreadable()
-    files.notes += [f"trial {n} of the study is left out: {why}" for n, why in unreadable.items()]
+    records = stored_records(files, space, storage or run.database, name, allowed)
     stored, ending, expectations = files.choice(), files.ending(), files.expectations()
     expectations, skipped = _usable(space, records, expectations, allowed, files)
     return PastRun(
@@ -213,17 +213,6 @@ def _usable(
             )
     with needed(files.run, "study.db", RESUME):
         return None, reasons_against(space.candidates, records, None, allowed)
-
-
-def _study_name(run: RunFolder) -> str:
-    name = run.read(run.run).get("study")
-    if not isinstance(name, str) or not matches(name, str):
-        raise user_error(
-            "run.json does not name the run's study",
-            where=str(run.path),
-            hint="name a run folder that this version made",
-        )
-    return name
 
 
 def _without_study(run: RunFolder, fault: str) -> UserError:

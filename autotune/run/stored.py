@@ -17,9 +17,14 @@ from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations, expectations_from_plain
 from autotune.run.verdict import Verification
 from autotune.search.job_time import Saving
+from autotune.search.record import Record
+from autotune.search.storage import faults_of_storage
+from autotune.search.study import Study
+from autotune.space.bind import SearchSpace
 from autotune.value_types import NONSENSE, checked, matches
 
 _T = TypeVar("_T")
+RESUME = "`autotune run --resume` looks at everything anew"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +103,66 @@ def needed(run: RunFolder, name: str, hint: str) -> Iterator[None]:
         raise user_error(what, where=str(run.path), hint=hint) from error
 
 
+def refuse_script(run: RunFolder) -> None:
+    """Refuse the run of a script where a job's is read.
+
+    Raises:
+        UserError: it is one.
+    """
+    if run.script.is_file():
+        what = "it is the run of a script, and this command reads runs of jobs"
+        hint = "`autotune report` says what was found, and `autotune run --resume` goes on"
+        raise user_error(what, where=str(run.path), hint=hint)
+
+
 def stored_facts(run: RunFolder) -> Facts:
     """What the survey found.
 
     Raises:
         UserError: it is missing or damaged.
     """
-    if run.script.is_file():
-        what = "it is the run of a script, and this command reads runs of jobs"
-        hint = "its bundle/README.md says what was found, and `autotune run --resume` goes on"
-        raise user_error(what, where=str(run.path), hint=hint)
     data, hint = read_json(run.facts), "`autotune run --resume` looks at model and data anew"
     if not isinstance(data, dict):
         what = "facts.json is missing or unreadable"
         raise user_error(what, where=str(run.path), hint=hint)
     with needed(run, "facts.json", hint):
         return facts_from_plain(data)
+
+
+def stored_records(
+    files: StoredFiles, space: SearchSpace, storage: Path | str, study: str, allowed: int
+) -> tuple[Record, ...]:
+    """What the study holds; the notes of `files` tell what of it is left out.
+
+    Args:
+        study: its name.
+        allowed: bytes that what is recommended may take.
+
+    Raises:
+        UserError: it is of another run, or damaged.
+    """
+    run = files.run
+    with needed(run, "study.db", RESUME), faults_of_storage(str(run.path)):
+        opened = Study(space, storage, study, allowed_bytes=allowed)
+        records, unreadable = tuple(opened.records()), opened.unreadable()
+    files.notes += [f"trial {n} of the study is left out: {why}" for n, why in unreadable.items()]
+    return records
+
+
+def study_name(run: RunFolder) -> str:
+    """The name of the run's study.
+
+    Raises:
+        UserError: run.json does not say it.
+    """
+    name = run.read(run.run).get("study")
+    if not isinstance(name, str) or not matches(name, str):
+        raise user_error(
+            "run.json does not name the run's study",
+            where=str(run.path),
+            hint="name a run folder that this version made",
+        )
+    return name
 
 
 def reason_of(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """A script's run that was made before, as reports read it."""
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 
 from autotune.errors import user_error
 from autotune.estimate.estimate import prior_residual
-from autotune.facts import Facts, facts_from_plain
 from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.messages import read_json
@@ -18,14 +18,18 @@ from autotune.report.gather import content_of
 from autotune.run.expectations import Expectations
 from autotune.run.loop import reasons_against
 from autotune.run.past_run import PastRun
-from autotune.run.stored import StoredFiles, needed
+from autotune.run.stored import (
+    RESUME,
+    StoredFiles,
+    needed,
+    stored_facts,
+    stored_records,
+    study_name,
+)
 from autotune.script.protocol import Look
 from autotune.script.space import job_of, space_of
-from autotune.search.storage import fault_of_file, faults_of_storage
-from autotune.search.study import Study
+from autotune.search.storage import fault_of_file
 from autotune.value_types import NONSENSE, checked
-
-RESUME = "`autotune run --resume` looks at it anew"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +39,15 @@ class PastScriptRun:
     Attributes:
         past: as of every run; its job is what the search made of the script.
         words: of the command; empty: a function was searched.
+        folder: where the command is started.
+        limits: `budget`, `headroom`, `devices` and `fixed` of the search.
     """
 
     past: PastRun
     look: Look
     words: tuple[str, ...]
+    folder: str
+    limits: Mapping[str, Any]
 
     def content(self) -> Content:
         """What a report says of it."""
@@ -75,9 +83,19 @@ class PastScriptRun:
         others = ("launch and check it again", "do the search again")
         commands = [pair for pair in content.commands if pair[0] not in others]
         if self.words:
-            again = f"autotune run --command -- {shlex.join(self.words)}"
-            commands.append((others[1], again))
+            search = ["autotune", "run", "--command", *_flags(self.limits), "--", *self.words]
+            commands.append((others[1], f"cd {shlex.quote(self.folder)} && {shlex.join(search)}"))
         return commands
+
+
+def _flags(limits: Mapping[str, Any]) -> list[str]:
+    """The limits of a search as flags."""
+    flags: list[str] = []
+    for room, value in sorted(limits.items()):
+        fields = {f"{room}.{n}": v for n, v in value.items()} if isinstance(value, dict) else None
+        for name, limit in (fields or {room: value}).items():
+            flags += ["--set", f"{name}={limit if isinstance(limit, str) else json.dumps(limit)}"]
+    return flags
 
 
 def reopen_script(path: Path) -> PastScriptRun:
@@ -87,9 +105,9 @@ def reopen_script(path: Path) -> PastScriptRun:
         UserError: there is none, or what it cannot do without is damaged.
     """
     run = RunFolder(path=path.absolute())
-    info, kept = run.read(run.run), run.read(run.script)
-    look, facts = _look(run), _facts(run)
-    name, limits = str(info.get("study")), kept.get("limits") or {}
+    name, kept = study_name(run), run.read(run.script)
+    look, facts = _look(run), stored_facts(run)
+    limits = kept.get("limits") or {}
     if (fault := fault_of_file(run.database, name)) is not None:
         raise user_error(f"study.db: {fault}", where=str(run.path), hint=RESUME)
     with needed(run, run.script.name, RESUME):
@@ -98,10 +116,7 @@ def reopen_script(path: Path) -> PastScriptRun:
         space = space_of(look, job, facts)
         limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
     files = StoredFiles(run)
-    with needed(run, "study.db", RESUME), faults_of_storage(str(run.path)):
-        study = Study(space, run.database, name, allowed_bytes=allowed)
-        records, unreadable = tuple(study.records()), study.unreadable()
-    files.notes += [f"trial {n} of the study is left out: {why}" for n, why in unreadable.items()]
+    records = stored_records(files, space, run.database, name, allowed)
     prior = prior_residual(facts.device, TYPICAL_PROCESS, look.ways)
     nothing = Expectations(estimates={}, prior=prior, limit_bytes=limit)
     past = PastRun(
@@ -117,7 +132,8 @@ def reopen_script(path: Path) -> PastScriptRun:
         skipped=reasons_against(space.candidates, records, nothing, allowed),
         notes=tuple(files.notes),
     )
-    return PastScriptRun(past=past, look=look, words=words)
+    folder = str(kept.get("folder"))
+    return PastScriptRun(past=past, look=look, words=words, folder=folder, limits=limits)
 
 
 def _global_batch(kept: Mapping[str, Any]) -> int | None:
@@ -132,17 +148,3 @@ def _look(run: RunFolder) -> Look:
     except NONSENSE:
         what = "what was seen of the script is missing, or damaged"
         raise user_error(what, where=str(file), hint=RESUME) from None
-
-
-def _facts(run: RunFolder) -> Facts:
-    """What was true of its machine.
-
-    Raises:
-        UserError: it is not there.
-    """
-    data = read_json(run.facts)
-    if not isinstance(data, dict):
-        what = "facts.json is missing or unreadable"
-        raise user_error(what, where=str(run.path), hint=RESUME)
-    with needed(run, run.facts.name, RESUME):
-        return facts_from_plain(data)

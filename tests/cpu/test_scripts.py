@@ -116,7 +116,8 @@ def test_trls_sft_is_searched_and_its_launch_script_trains(
     report = autotune("report", "run", "--html", "report.html", "--markdown", "report.md")
     assert f"recommended: probe {found['probe']}" in report
     page = (autotune.folder / "report.md").read_text(encoding="utf-8")
-    assert "SFTTrainer" in page and f"autotune run --command -- {sys.executable}" in page
+    again = "autotune run --command --set budget.probes=1 --set devices.memory=3GiB --set fixed."
+    assert "SFTTrainer" in page and again in page and f"false -- {sys.executable}" in page
     assert "A script is not traced" in page and "autotune verify" not in page
     told = json.loads(autotune("report", "run", "--json"))
     assert told["recommendation"]["fields"] == fields
