@@ -35,7 +35,7 @@ PRELOAD = (
     "datasets",
     "autotune.process.preload",
 )
-PRELOAD_OF_TRACES = ("torch", "autotune.process.compile_later", *PRELOAD[1:])
+PRELOAD_OF_TRACES = ("torch", "autotune.process.later_imports", *PRELOAD[1:])
 """Where nothing but traces is made: in three quarters of the time."""
 _CLOSE_S = 10.0
 

@@ -1,0 +1,67 @@
+"""Imported behind torch: what a trace does not need is imported when it is first called for.
+
+A fifth of the time that the stack takes to be imported. Not for probes: their processes are to be
+as large as those of a training.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+_compile_now = torch.compile
+
+
+def compile_later(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """`torch.compile`, at the first call of what it returns.
+
+    Libraries decorate functions with it while they are imported (bitsandbytes): torch would then
+    import its compiler.
+    """
+    if function is None:
+        return functools.partial(compile_later, **options)
+    compiled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not compiled:
+            compiled.append(_compile_now(function, **options))
+        return compiled[0](*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def solver_later() -> Iterator[None]:
+    """Within this block scipy's solver of assignments is imported at its first call.
+
+    Transformers imports it for the losses of object detection.
+    """
+
+    def linear_sum_assignment(*args: Any, **kwargs: Any) -> Any:
+        return importlib.import_module(name).linear_sum_assignment(*args, **kwargs)
+
+    name = "scipy.optimize"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = SimpleNamespace(linear_sum_assignment=linear_sum_assignment)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+torch.compile = compile_later
+# Transformers and TRL both read the names of all that is installed.
+importlib.metadata.packages_distributions = functools.cache(
+    importlib.metadata.packages_distributions
+)
+with solver_later():
+    import transformers.loss.loss_utils  # noqa: F401
