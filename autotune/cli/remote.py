@@ -6,7 +6,7 @@ import json
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -87,7 +87,7 @@ def plan_there(
     sent, model = _job(job, sets)
     work = client.submit("plan", **sent, **options)
     _say_where(client, work)
-    done = _followed(client, work)
+    done = _followed(client, work, _say_line)
     if sent["model_config_json"] is not None and done["result"]:
         done["result"]["model"]["name"] = model  # there it is the file that came along
     if emit is not None and "bundle.zip" in done["files"]:
@@ -124,6 +124,7 @@ def run_there(
         attach: the id of a run, to follow it.
         resume: the id of a run that was cancelled or failed, to go on with it.
     """
+    from autotune.cli.views.live.remote import remote_view
     from autotune.client import Client
 
     id = attach or resume
@@ -141,7 +142,8 @@ def run_there(
         work = client.submit("run", **_job(job, sets)[0])
     _say_where(client, work)
     try:
-        done = _followed(client, work, after)
+        with remote_view(_say_line, quiet=is_quiet()) as hear:
+            done = _followed(client, work, hear, after)
     except KeyboardInterrupt:
         back = f"autotune run --server {url} --attach {work['id']}"
         echo(f"the run goes on without you; come back with: {back}", err=True)
@@ -230,8 +232,13 @@ def _say_where(client: Any, work: dict[str, Any]) -> None:
     say(f"{work['kind']} {work['id']} is {now['state']}{waits}: {where}")
 
 
-def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, Any]:
-    """The work when it has ended; what it says meanwhile is said here."""
+def _followed(
+    client: Any,
+    work: dict[str, Any],
+    hear: Callable[[Mapping[str, Any]], None],
+    after: int = 0,
+) -> dict[str, Any]:
+    """The work when it has ended; `hear` hears of what happens meanwhile."""
     said: list[str] = []
     asked = False
     while True:
@@ -240,7 +247,7 @@ def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, An
                 after = event["number"]
                 if event["kind"] == "line":
                     said.append(event["data"]["text"])
-                    say(said[-1])
+                hear(event)
             done: dict[str, Any] = client.wait(work, after)
             break
         except KeyboardInterrupt:
@@ -253,6 +260,11 @@ def _followed(client: Any, work: dict[str, Any], after: int = 0) -> dict[str, An
     if error and (is_quiet() or error.splitlines()[0] not in said):
         echo(error, err=True)
     return done
+
+
+def _say_line(event: Mapping[str, Any]) -> None:
+    if event["kind"] == "line":
+        say(event["data"]["text"])
 
 
 def _told(done: dict[str, Any], as_json: bool) -> int:

@@ -1,16 +1,24 @@
 """A run as its listener hears it, moment by moment, for the real view to show.
 
-    python live_script.py FIFO
+    python live_script.py FIFO [remote]
 
-A line that comes through the FIFO is the sign for the next moment.
+A line that comes through the FIFO is the sign for the next moment. `remote`: its events come from a
+service, as JSON.
 """
 
+import contextlib
+import json
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live.panel import run_view
+from autotune.cli.views.live.remote import Hear, remote_view
+from autotune.report.run_lines import RunLines
 from autotune.run.loop import CANNOT_FIT
 from autotune.run.session import Listener
 from autotune.run.standing import ProbeSteps, Standing
@@ -141,9 +149,29 @@ MOMENTS: tuple[Callable[[Listener], None], ...] = (
 """The last of them is not to be seen for long: the view closes."""
 
 
+class Sent:
+    """Events as they arrive from a service."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Take one event."""
+        self._hear(json.loads(json.dumps({"utc": time.time(), "kind": kind, "data": data})))
+
+
+@contextlib.contextmanager
+def view_from_afar() -> Iterator[Listener]:
+    """As `run_view`, of what a service says of its run."""
+    with remote_view(lambda _: None, quiet=False) as hear:
+        sent = Sent(hear)
+        yield RunEvents(sent, RunLines(lambda text: sent.write("line", text=text)))
+
+
 def main() -> None:
     """Tell the moments, one at each sign, and end as a run does."""
-    with Path(sys.argv[1]).open(encoding="utf-8") as signs, run_view() as listener:
+    view = view_from_afar if sys.argv[2:] == ["remote"] else run_view
+    with Path(sys.argv[1]).open(encoding="utf-8") as signs, view() as listener:
         for moment in MOMENTS:
             signs.readline()
             moment(listener)

@@ -36,6 +36,12 @@ def normalised(screen: str) -> str:
     return CLOCKS.sub(lambda row: re.sub(r"\b(\d+ min )?[\d.]+ s\b", "T", row[0]), screen)
 
 
+def without_steps(screen: str) -> set[str]:
+    """What a screen says that does not follow from the steps of a probe."""
+    lines = normalised(screen).splitlines()
+    return {line for line in lines if not line.startswith(("steps ", "memory "))}
+
+
 def screens(there: Terminal, signs: Path) -> Iterator[tuple[str, int]]:
     """Goes through the moments of the script, and shows each at each width: its name, the width."""
     with signs.open("w", encoding="utf-8") as sign:
@@ -47,11 +53,12 @@ def screens(there: Terminal, signs: Path) -> Iterator[tuple[str, int]]:
                 yield moment.__name__, width
 
 
-def play(folder: Path) -> tuple[str, Path, dict[str, str]]:
+def play(folder: Path, *options: str) -> tuple[str, Path, dict[str, str]]:
     """The line that plays the script, its signs, and its environment."""
     signs = folder / "signs"
     os.mkfifo(signs)
-    command = [sys.executable, str(ROOT / "tests" / "contract" / "live_script.py"), str(signs)]
+    script = ROOT / "tests" / "contract" / "live_script.py"
+    command = [sys.executable, str(script), str(signs), *options]
     return (
         shlex.join(command),
         signs,
@@ -75,6 +82,22 @@ def test_each_moment_is_seen_at_each_width(tmp_path: Path) -> None:
         assert not PANEL.search(there.screen()), "nothing of the panel is left"
         assert there.shows_cursor
         assert not COLOURS.search(there.screen(colours=True)), "NO_COLOR is set"
+
+
+def test_a_services_run_is_seen_as_one_that_is_done_here(tmp_path: Path) -> None:
+    """But for the steps within a probe, which no service sends."""
+    command, signs, environment = play(tmp_path, "remote")
+    with (
+        terminal(command, tmp_path, WIDTHS[0], HEIGHT, environment) as there,
+        signs.open("w", encoding="utf-8") as sign,
+    ):
+        for moment in MOMENTS:
+            print("go on", file=sign, flush=True)
+            expected = recorded(moment.__name__, WIDTHS[0]).read_text(encoding="utf-8")
+            lines = without_steps(expected)
+            seen = there.until(lambda screen, e=lines: e <= without_steps(screen), STARTED_S)
+            assert lines <= without_steps(seen), moment.__name__
+        assert there.shows_cursor
 
 
 @pytest.mark.parametrize(
