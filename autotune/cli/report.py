@@ -47,20 +47,24 @@ def command(
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import report_plain
     from autotune.cli.views.report import print_report
+    from autotune.cli.views.tracked_script import tracked_script
     from autotune.process.run_folder import RunFolder
     from autotune.report.gather import content_of
     from autotune.report.html import html_report
     from autotune.report.markdown import markdown_report
     from autotune.run.past_run import reopen
+    from autotune.trackers.content import tracked_run
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
     _refuse_used(html, markdown)
     if RunFolder(path=run).script.is_file():
-        past, content = _of_script(run, storage, track)
+        script = _of_script(run, storage)
+        past, content = script.past, script.content()
+        tracked = tracked_script(script.look, script.words, past.facts, past.run)
     else:
         past = reopen(run, storage_of(storage))
-        content = content_of(past)
+        content, tracked = content_of(past), tracked_run(past.job, past.facts, past.run)
     print_notes(past.notes)
     for file, render in ((html, html_report), (markdown, markdown_report)):
         if file is not None:
@@ -77,27 +81,25 @@ def command(
         for file in (html, markdown):
             if file is not None:
                 echo(f"report: {file}")
-    _track(past, track)
+    _track(past, tracked, track)
     return 0
 
 
-def _of_script(run: Path, storage: str | None, track: tuple[str, ...]) -> tuple[Any, Any]:
-    """(The run of a script; what a report says of it).
+def _of_script(run: Path, storage: str | None) -> Any:
+    """The run of a script.
 
     Raises:
-        UserError: it cannot be read, or an option is of jobs alone.
+        UserError: it cannot be read, or has no storage of its own.
     """
     from autotune.script.past_run import reopen_script
 
-    for given, option in ((storage, "--storage"), (track, "--track")):
-        if given:
-            what = "the run of a script does without this option"
-            raise user_error(what, where=option, hint="leave it out")
-    past = reopen_script(run)
-    return past.past, past.content()
+    if storage:
+        what = "the run of a script does without this option"
+        raise user_error(what, where="--storage", hint="leave it out")
+    return reopen_script(run)
 
 
-def _track(past: Any, tools: tuple[str, ...]) -> None:
+def _track(past: Any, tracked: Any, tools: tuple[str, ...]) -> None:
     """Send what trackers have not got yet.
 
     Raises:
@@ -110,7 +112,7 @@ def _track(past: Any, tools: tuple[str, ...]) -> None:
         return
     with past.run.locked(), closing(Sending(tools, past.run, warn=lambda _: None)) as sending:
         sending.start()
-        sending.finish(past)
+        sending.finish(past, tracked)
     if sending.faults:
         hint = f"the logs are in {past.run.tracking}; what was sent already is not sent again"
         raise machine_error("; ".join(sending.faults), where="--track", hint=hint)

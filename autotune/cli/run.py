@@ -20,7 +20,7 @@ from autotune.cli.job_options import (
     write_result,
 )
 from autotune.cli.remote import JOB, refuse_local, run_there, server_option
-from autotune.cli.script import WithCommand, by_script, is_of_script, print_outcome, script_options
+from autotune.cli.script import WithCommand, by_script, is_of_script, script_options
 from autotune.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -104,10 +104,10 @@ def command(
     nothing. The bundle comes to --out.
     """
     if is_of_script(flags, resume):
-        outcome = by_script(
-            job, all_sets(sets, flags), flags, out, resume, not no_verify, record, quiet
+        told = (track, record, quiet, as_json)
+        return _code(
+            by_script(job, all_sets(sets, flags), flags, out, resume, not no_verify, *told)
         )
-        return _code(print_outcome(outcome, as_json))
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:

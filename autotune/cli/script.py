@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ WORDS = "autotune.words"
 """Of a context: what stands behind `--`."""
 BEHIND = "what is the script's own stands behind `--`"
 BUDGETS = ("minutes", "probes", "probe_minutes", "total")
-ELSEWHERE = ("server", "attach", "sampler", "storage", "no_history", "track")
+ELSEWHERE = ("server", "attach", "sampler", "storage", "no_history")
 """Options that the search of a script lacks."""
 
 
@@ -99,21 +100,29 @@ def by_script(
     out: Path | None,
     resume: Path | None,
     verify: bool,
+    track: tuple[str, ...],
     record: Path | None,
     quiet: bool,
-) -> "ScriptOutcome":
-    """Search the fields of a script, or go on with that.
+    as_json: bool,
+) -> Any:
+    """Search the fields of a script, or go on with that; print and send what it came to.
+
+    Returns:
+        The result of the run.
 
     Raises:
         UserError: it cannot be tuned from outside, or an option is of jobs alone.
     """
     from autotune.cli.views.events import recorded
     from autotune.cli.views.live.panel import run_view
+    from autotune.cli.views.tracker_listener import ScriptTrackerListener
     from autotune.process.run_folder import RunFolder
     from autotune.run.opening import new_folder
     from autotune.script.tuning import tune_script
+    from autotune.trackers.sending import refuse_missing
 
     _refuse_others(job, flags, resume, out)
+    refuse_missing(track)
     if resume is not None:
         run = RunFolder(path=resume.absolute())
         command, limits = _command_of(run)
@@ -129,13 +138,16 @@ def by_script(
         path = out or new_folder(name)
         run = RunFolder(path=path.absolute())
         run.refuse_used()
-    with run_view(quiet=quiet) as view:
-        listener = recorded(record, view)
-        result = tune_script(command, run, limits, listener=listener, verify=verify)
-    outcome = ScriptOutcome(result, run)
-    if record is not None:
-        write_result(record, outcome.plain())
-    return outcome
+    with closing(ScriptTrackerListener(track, run, None, quiet=quiet)) as trackers:
+        with run_view(quiet=quiet) as view:
+            listener = recorded(record, trackers.beside(view))
+            found = tune_script(command, run, limits, listener=listener, verify=verify)
+        outcome = ScriptOutcome(found, run)
+        if record is not None:
+            write_result(record, outcome.plain())
+        result = print_outcome(outcome, as_json)
+        trackers.finish()
+    return result
 
 
 def _refuse_others(

@@ -106,7 +106,7 @@ def reopen_script(path: Path) -> PastScriptRun:
     """
     run = RunFolder(path=path.absolute())
     name, kept = study_name(run), run.read(run.script)
-    look, facts = _look(run), stored_facts(run)
+    look, facts = look_of_run(run), stored_facts(run)
     limits = kept.get("limits") or {}
     if (fault := fault_of_file(run.database, name)) is not None:
         raise user_error(f"study.db: {fault}", where=str(run.path), hint=RESUME)
@@ -141,7 +141,12 @@ def _global_batch(kept: Mapping[str, Any]) -> int | None:
     return rows if isinstance(rows, int) else None
 
 
-def _look(run: RunFolder) -> Look:
+def look_of_run(run: RunFolder) -> Look:
+    """What was seen of the script of a run.
+
+    Raises:
+        UserError: it is missing, or damaged.
+    """
     file = run.survey.path / "look.json"
     try:
         return checked(Look.from_plain(read_json(file) or {}), Look)

@@ -5,14 +5,12 @@ import shlex
 from collections.abc import Callable, Collection
 
 from autotune.errors import Problem, UserError, in_one_line
-from autotune.facts import Facts
-from autotune.job.job import Job
 from autotune.process.companion import Companion
 from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations
 from autotune.run.past_run import PastRun
 from autotune.search.record import Record
-from autotune.trackers.content import entries, probe_entry, tracked_run
+from autotune.trackers.content import entries, probe_entry
 from autotune.trackers.tracker import Entry, TrackedRun
 
 QUIET_S = 120.0
@@ -67,11 +65,11 @@ class Sending:
             except OSError as error:
                 self._fail(tool, str(error))
 
-    def begin(self, job: Job, facts: Facts) -> None:
+    def begin(self, run: TrackedRun) -> None:
         """Tell the tools of the run."""
         if not self._workers:
             return
-        self._facts = tracked_run(job, facts, self._run)
+        self._facts = run
         for worker in self._workers.values():
             worker.send(self._facts.plain())
 
@@ -85,10 +83,14 @@ class Sending:
             estimates = self._expectations.estimates if self._expectations else {}
             self._send(probe_entry(self._facts, record, estimates.get(record.candidate.key)))
 
-    def finish(self, past: PastRun) -> None:
-        """Send what was not sent yet of a run, and what it came to; wait until it has arrived."""
+    def finish(self, past: PastRun, run: TrackedRun) -> None:
+        """Send what was not sent yet of a run, and what it came to; wait until it has arrived.
+
+        Args:
+            run: what the tools are told of it, where they were not yet.
+        """
         if self._facts is None:
-            self.begin(past.job, past.facts)
+            self.begin(run)
         if self._facts is None:
             return
         for entry in entries(self._facts, past):

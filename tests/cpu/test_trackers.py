@@ -42,11 +42,11 @@ class Tracked:
         assert "Traceback" not in done.stderr
         return done.stdout, done.stderr
 
-    def read(self, tool: str) -> dict[str, dict[str, Any]]:
-        """What a tool holds, by the names of its runs."""
+    def read(self, tool: str, *runs: str) -> dict[str, dict[str, Any]]:
+        """What a tool holds of these runs, by the names of its own."""
         folders = [self.folder]
         if tool == "tensorboard":
-            folders = [self.folder / run / "tracking" / tool for run in ("runs/a", "run")]
+            folders = [self.folder / run / "tracking" / tool for run in runs]
         done = self._python(str(READER), tool, *map(str, folders))
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -74,12 +74,9 @@ class Sent:
     held: Mapping[str, Mapping[str, dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Sent:
-    """A run while Trackio cannot write; later it can. A recorded run, and again after one more
-    probe, as `--resume` leaves it."""
-    folder = tmp_path_factory.mktemp("a 0 ü")
-    tracked = Tracked(
+def tracked_in(folder: Path, plan_cache: Path) -> Tracked:
+    """Commands in a folder, which is the home of the tools, too."""
+    return Tracked(
         folder,
         {
             "HOME": str(folder / "home"),
@@ -91,6 +88,14 @@ def sent(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Sent:
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         },
     )
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Sent:
+    """A run while Trackio cannot write; later it can. A recorded run, and again after one more
+    probe, as `--resume` leaves it."""
+    folder = tmp_path_factory.mktemp("a 0 ü")
+    tracked = tracked_in(folder, plan_cache)
     one = {**FEW, "gradient_checkpointing": False}
     write_job(folder, fixed=one, budget={"probes": 2, "minutes": 5})
     (folder / "file").touch()
@@ -107,7 +112,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Sent:
         said=said,
         probes=json.loads(report)["probes"],
         bundle=folder / "runs" / "a" / "bundle",
-        held={tool: tracked.read(tool) for tool in TRACKERS},
+        held={tool: tracked.read(tool, "runs/a", "run") for tool in TRACKERS},
     )
 
 
@@ -127,6 +132,26 @@ def assert_near(found: float | None, expected: float | None) -> None:
     """The same figure, in TensorBoard of single precision, or none on both sides."""
     near = None if expected is None else pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found == near
+
+
+def test_the_search_of_a_script_is_sent_as_one_of_a_job_is(
+    tmp_path: Path, plan_cache: Path
+) -> None:
+    tracked = tracked_in(tmp_path, plan_cache)
+    script = str(Path(__file__).parent / "scripts" / "collator.py")
+    limits = ["--set", "budget.probes=1", "--no-verify", "--out", "run", "--json"]
+    sending = ("--script", script, *limits, *flags("tensorboard"), "--", "out")
+    out, _ = tracked.run("run", *sending)
+    measured = json.loads(out)["measurement"]
+    before = tracked.read("tensorboard", "run")
+    probe, whole = before["run probe 0"], before["run"]
+    assert probe["config"]["trainer"] == "WeightedTrainer" == whole["config"]["trainer"]
+    assert "collator.py" in str(probe["config"]["script"])
+    assert_near(probe["metrics"]["tokens_per_s"], measured["tokens_per_s"])
+    assert (probe["state"], whole["state"]) == (FINISHED["tensorboard"],) * 2
+    assert "launch.sh" in whole["files"]
+    tracked.run("report", "run", *flags("tensorboard"))
+    assert tracked.read("tensorboard", "run") == before, "nothing is sent twice"
 
 
 def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(sent: Sent) -> None:

@@ -3,16 +3,20 @@
 from collections.abc import Sequence
 
 from autotune.cli.echo import echo
+from autotune.cli.views.tracked_script import tracked_script
 from autotune.errors import AutotuneError
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations
-from autotune.run.past_run import reopen
+from autotune.run.past_run import PastRun, reopen
 from autotune.run.session import Listener, Listeners
+from autotune.script.past_run import look_of_run, reopen_script
 from autotune.search.record import Record
 from autotune.space.bind import SearchSpace
+from autotune.trackers.content import tracked_run
 from autotune.trackers.sending import Sending
+from autotune.trackers.tracker import TrackedRun
 
 
 class TrackerListener(Listener):
@@ -41,7 +45,7 @@ class TrackerListener(Listener):
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         assert self._job is not None
-        self._sending.begin(self._job, facts)
+        self._sending.begin(tracked_run(self._job, facts, self._run))
 
     def expecting(self, expectations: Expectations) -> None:
         self._sending.expect(expectations)
@@ -54,11 +58,16 @@ class TrackerListener(Listener):
         if not self._sending.tools:
             return
         try:
-            past = reopen(self._run.path, self._storage)
+            past, tracked = self._past()
         except AutotuneError:  # it ended before there was anything to send
             return
         self._view.remarked(f"sending what is left to {', '.join(self._sending.tools)} ...")
-        self._sending.finish(past)
+        self._sending.finish(past, tracked)
+
+    def _past(self) -> tuple[PastRun, TrackedRun]:
+        """The run as it is on disk, and what trackers are told of it."""
+        past = reopen(self._run.path, self._storage)
+        return past, tracked_run(past.job, past.facts, past.run)
 
     def close(self) -> None:
         """Nothing more is sent."""
@@ -69,3 +78,17 @@ class TrackerListener(Listener):
             echo(text, err=True)
         else:
             self._view.remarked(text)
+
+
+class ScriptTrackerListener(TrackerListener):
+    """The same of the search of a script."""
+
+    def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
+        self._sending.start()
+        words = self._run.read(self._run.script)["words"]
+        self._sending.begin(tracked_script(look_of_run(self._run), words, facts, self._run))
+
+    def _past(self) -> tuple[PastRun, TrackedRun]:
+        script = reopen_script(self._run.path)
+        past = script.past
+        return past, tracked_script(script.look, script.words, past.facts, past.run)

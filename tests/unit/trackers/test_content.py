@@ -90,7 +90,8 @@ def test_a_tool_that_cannot_begin_is_told_once_with_what_sends_it_later(tmp_path
     run.tracking.write_text("in the way", encoding="utf-8")
     sending = Sending(["tensorboard"], run, said.append)
     sending.start()
-    sending.finish(reopen(run.path))
+    past = reopen(run.path)
+    sending.finish(past, tracked_run(past.job, past.facts, run))
     sending.close()
     (warning,) = said
     assert warning.startswith("tracking with tensorboard: ")
