@@ -33,6 +33,16 @@ def test_a_knob_whose_effect_depends_on_the_rest_has_to_be_the_same():
     assert reasons(make_candidate(8, 2), probe) is None
 
 
+def test_a_larger_micro_batch_outweighs_knobs_that_change_little():
+    probe = record(3, OOM, make_candidate(2, 8, optim="adamw_torch_fused"))
+    little = {"train_sampling_strategy": "group_by_length", "optim": "adamw_torch"}
+    assert "as probe 3" in reasons(make_candidate(4, 4, **little), probe)
+    assert reasons(make_candidate(2, 8, **little), probe) is None
+    plain = record(3, OOM, make_candidate(2, 8, optim="adamw_torch"))
+    assert reasons(make_candidate(4, 4, optim="adamw_torch_fused"), plain) is None
+    assert reasons(make_candidate(4, 4, optim="adafactor"), probe) is None
+
+
 def test_a_single_step_of_accumulation_holds_no_gradients_meanwhile():
     assert reasons(make_candidate(16, 1), record(0, OOM, make_candidate(8, 2))) is None
     assert reasons(make_candidate(16, 1), record(0, OOM, make_candidate(8, 1))) is not None
