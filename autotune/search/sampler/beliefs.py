@@ -24,8 +24,9 @@ OWN_SPEED, UNKNOWN_SPEED = 0.06, 0.5
 """What of a speed's error is its own: where it was estimated, and where nobody knew it."""
 PEAK_NOISE, LEAST_NOISE = 0.01, 0.05
 """Standard deviation of a measured peak, and of one that is a lower bound, relative."""
-UNKNOWN_FITS = 0.5
-"""Probability to fit where nobody estimated the memory."""
+UNKNOWN_FITS, DOUBT = 0.5, 0.3
+"""Probability to fit where nobody estimated the memory, and how much it counts beside one probe of
+the very same candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +162,21 @@ class Believer:
             return np.ones(len(self._params)), np.zeros(len(self._params))
         mean, sd = self.peaks(trials)
         room = (math.log(max(self._allowed_bytes, 1.0)) - mean) / sd
-        fits = np.where(self._without_estimate, UNKNOWN_FITS, [normal(sds) for sds in room])
-        return fits, np.where((room < -5) & ~self._without_estimate, room, 0.0)
+        fits, unknown = np.array([normal(sds) for sds in room]), self._without_estimate
+        if unknown.any():
+            fits = np.where(unknown, self._fits_as_its_like(trials), fits)
+        return fits, np.where((room < -5) & ~unknown, room, 0.0)
+
+    def _fits_as_its_like(self, trials: Sequence[TrialReading]) -> Array:
+        """How often candidates fit that are like each one, the more alike the more they count."""
+        fitted = np.full(len(self._params), UNKNOWN_FITS * DOUBT)
+        seen = np.full(len(self._params), DOUBT)
+        for trial in trials:
+            if trial.peak_bytes is not None and not trial.failed:
+                likeness = self._memory.likeness(trial.index)
+                seen += likeness
+                fitted += likeness * (not self._is_against(trial))
+        return np.asarray(fitted / seen)
 
     def _runs(self, trials: Sequence[TrialReading]) -> Array:
         """A candidate runs as often as the knob value of its that failed most: a value that was

@@ -83,6 +83,10 @@ class Surrogate:
             self._rows[index] = self._features.covariance(index)
         return self._rows[index]
 
+    def likeness(self, index: int) -> Array:
+        """How like each candidate is to the one at `index` in all its knobs: 1 where the same."""
+        return self._features.likeness(index)[1][: self._count]
+
     def _prior(self, logs: Sequence[float]) -> Array:
         """Logarithms of the expected values; where there is none, of a middling one."""
         known_logs = [math.log(value) for value in self._values if value] or list(logs) or [0.0]
@@ -130,8 +134,8 @@ class _Features:
         shares = (self._shares**2).sum(axis=1)
         self.variance = scales.shared**2 + shares + knobs + self._own_sigma**2
 
-    def covariance(self, index: int) -> Array:
-        """Covariance of the point at `index` with every point: one number for each."""
+    def likeness(self, index: int) -> tuple[Array, Array]:
+        """How like every point is to the one at `index`: (sum over the knobs, product)."""
         knobs, product = np.zeros(len(self._own_sigma)), np.ones(len(self._own_sigma))
         for values, ordered in self._columns:
             distance = values - values[index]
@@ -140,6 +144,11 @@ class _Features:
                 likeness = np.exp(-0.5 * (distance / DOUBLINGS) ** 2)
             knobs += likeness
             product *= likeness
+        return knobs, product
+
+    def covariance(self, index: int) -> Array:
+        """Covariance of the point at `index` with every point: one number for each."""
+        knobs, product = self.likeness(index)
         shares = self._shares @ self._shares[index]
         own_part = self._own_sigma * self._own_sigma[index] * product
         return np.asarray(self._scales.shared**2 + shares + self._scales.knob**2 * knobs + own_part)

@@ -198,6 +198,17 @@ def test_without_estimates_it_still_learns_which_values_are_good():
     assert max(speeds) >= 0.98 * max(map(truth, CANDIDATES))
 
 
+def test_without_estimates_what_is_like_one_that_ran_out_of_memory_is_tried_late():
+    """Six of 24 fit here: the smallest micro-batches."""
+    study = make_study(make_sampler(expected=[Expected()] * len(CANDIDATES)))
+    fits = []
+    while sum(fits) < 6:
+        trial, params = ask(study)
+        fits.append(params["micro"] == 1)
+        tell(study, trial, peak=100.0 if fits[-1] else 1200.0)
+    assert fits.count(False) <= 8, "by chance it is 15, and was 17 where all were believed alike"
+
+
 def test_earlier_readings_order_the_first_guess():
     history = [
         Reading(
