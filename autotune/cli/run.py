@@ -104,10 +104,9 @@ def command(
     nothing. The bundle comes to --out.
     """
     if is_of_script(flags, resume):
-        told = (track, record, quiet, as_json)
-        return _code(
-            by_script(job, all_sets(sets, flags), flags, out, resume, not no_verify, *told)
-        )
+        told: dict[str, Any] = {"record": record, "quiet": quiet, "as_json": as_json}
+        told |= {"verify": not no_verify, "track": track}
+        return _code(by_script(job, all_sets(sets, flags), flags, out, resume, **told))
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:

@@ -99,6 +99,7 @@ def by_script(
     flags: Mapping[str, Any],
     out: Path | None,
     resume: Path | None,
+    *,
     verify: bool,
     track: tuple[str, ...],
     record: Path | None,

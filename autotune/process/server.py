@@ -36,7 +36,7 @@ PRELOAD = (
     "autotune.process.preload",
 )
 PRELOAD_OF_TRACES = ("torch", "autotune.process.later_imports", *PRELOAD[1:])
-"""Where nothing but traces is made: in three quarters of the time."""
+"""Where nothing but traces is made: what only a training needs is left out."""
 _CLOSE_S = 10.0
 
 

@@ -97,6 +97,7 @@ def test_a_services_run_is_seen_as_one_that_is_done_here(tmp_path: Path) -> None
             lines = without_steps(expected)
             seen = there.until(lambda screen, e=lines: e <= without_steps(screen), STARTED_S)
             assert lines <= without_steps(seen), moment.__name__
+            assert not re.search("^steps .*starts", seen, re.MULTILINE), "nobody tells of it"
         assert there.shows_cursor
 
 

@@ -1,7 +1,7 @@
 """What trackers are told of the search of a script."""
 
-import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from autotune import __version__
 from autotune.facts import Facts
@@ -11,7 +11,7 @@ from autotune.trackers.tracker import TrackedRun
 
 
 def tracked_script(look: Look, words: Sequence[str], facts: Facts, run: RunFolder) -> TrackedRun:
-    """What a tracker is told of a search as it begins.
+    """What a tracker is told of a search as it begins; of the command no more than its script.
 
     Args:
         words: of the command; none: a function is searched.
@@ -22,7 +22,7 @@ def tracked_script(look: Look, words: Sequence[str], facts: Facts, run: RunFolde
         name=run.path.name,
         folder=str(run.tracking),
         config={
-            "script": shlex.join(words) or "a function",
+            "script": Path(look.command_line[0]).name if words else "a function",
             "trainer": trainer,
             "model": look.model,
             "parameters": facts.model.parameters,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autotune.cli.echo import echo
 from autotune.cli.views.tracked_script import tracked_script
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, in_one_line
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
@@ -33,6 +33,7 @@ class TrackerListener(Listener):
         self._sending = Sending(tools, run, self._warn)
         self._run, self._storage = run, storage
         self._job: Job | None = None
+        self._begun = False
 
     def beside(self, view: Listener) -> Listener:
         """Who hears of the run: those who watch it, and then the trackers."""
@@ -45,7 +46,11 @@ class TrackerListener(Listener):
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         assert self._job is not None
-        self._sending.begin(tracked_run(self._job, facts, self._run))
+        self._begin(tracked_run(self._job, facts, self._run))
+
+    def _begin(self, run: TrackedRun) -> None:
+        self._sending.begin(run)
+        self._begun = True
 
     def expecting(self, expectations: Expectations) -> None:
         self._sending.expect(expectations)
@@ -59,7 +64,9 @@ class TrackerListener(Listener):
             return
         try:
             past, tracked = self._past()
-        except AutotuneError:  # it ended before there was anything to send
+        except AutotuneError as error:  # damaged, or it ended before there was anything to send
+            if self._begun:
+                self._warn(f"nothing more is sent: {in_one_line(str(error))}")
             return
         self._view.remarked(f"sending what is left to {', '.join(self._sending.tools)} ...")
         self._sending.finish(past, tracked)
@@ -86,7 +93,7 @@ class ScriptTrackerListener(TrackerListener):
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         self._sending.start()
         words = self._run.read(self._run.script)["words"]
-        self._sending.begin(tracked_script(look_of_run(self._run), words, facts, self._run))
+        self._begin(tracked_script(look_of_run(self._run), words, facts, self._run))
 
     def _past(self) -> tuple[PastRun, TrackedRun]:
         script = reopen_script(self._run.path)

@@ -24,9 +24,8 @@ OWN_SPEED, UNKNOWN_SPEED = 0.06, 0.5
 """What of a speed's error is its own: where it was estimated, and where nobody knew it."""
 PEAK_NOISE, LEAST_NOISE = 0.01, 0.05
 """Standard deviation of a measured peak, and of one that is a lower bound, relative."""
-UNKNOWN_FITS, DOUBT = 0.5, 0.3
-"""Probability to fit where nobody estimated the memory, and how much it counts beside one probe of
-the very same candidate."""
+UNKNOWN_FITS, PRIOR_PROBES = 0.5, 0.3
+"""Probability to fit where nobody estimated the memory, and as how many probes it counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +168,11 @@ class Believer:
 
     def _fits_as_its_like(self, trials: Sequence[TrialReading]) -> Array:
         """How often candidates fit that are like each one, the more alike the more they count."""
-        fitted = np.full(len(self._params), UNKNOWN_FITS * DOUBT)
-        seen = np.full(len(self._params), DOUBT)
+        fitted = np.full(len(self._params), UNKNOWN_FITS * PRIOR_PROBES)
+        seen = np.full(len(self._params), PRIOR_PROBES)
         for trial in trials:
-            if trial.peak_bytes is not None and not trial.failed:
-                likeness = self._memory.likeness(trial.index)
+            if trial.stopped or trial.peak_bytes is not None:
+                likeness = self._memory.likeness_to(trial.index)
                 seen += likeness
                 fitted += likeness * (not self._is_against(trial))
         return np.asarray(fitted / seen)

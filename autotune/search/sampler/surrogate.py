@@ -83,7 +83,7 @@ class Surrogate:
             self._rows[index] = self._features.covariance(index)
         return self._rows[index]
 
-    def likeness(self, index: int) -> Array:
+    def likeness_to(self, index: int) -> Array:
         """How like each candidate is to the one at `index` in all its knobs: 1 where the same."""
         return self._features.likeness(index)[1][: self._count]
 

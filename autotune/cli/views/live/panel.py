@@ -5,7 +5,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
@@ -70,12 +70,8 @@ class Panel(Live):
 
     def write(self, kind: str, **data: Any) -> None:
         """Take one event."""
-        self.take(kind, data)
-
-    def take(self, kind: str, data: Mapping[str, Any], age_s: float = 0.0) -> None:
-        """Take one event that happened so many seconds ago."""
         with self._turn:
-            self._state.take(kind, data, time.monotonic() - age_s)
+            self._state.take(kind, data, time.monotonic())
 
     def start(self, refresh: bool = False) -> None:
         """Draw it from now on."""

@@ -29,7 +29,8 @@ class LiveState:
         doing: what goes on, in a word or two, and `detail`s of it, since `began`.
         standing: how the search stands, since `standing_since` (`Standing.plain`).
         promise: of the next probe (`Outlook`); None: it is made for something else.
-        steps: of the running probe (`ProbeSteps`); None: no probe runs.
+        steps: of the running probe (`ProbeSteps`); None: no probe runs, or nobody tells of them.
+        hears_steps: whether somebody tells of the steps of a probe.
         probing_since: when the running probe began.
         close: numbers of probes that are measured again, as they are too close to call.
         verifying: the bundle that is being launched, in words; empty: none is.
@@ -41,6 +42,7 @@ class LiveState:
     doing: str = "starting"
     detail: str = "the training stack is imported"
     method: str | None = None
+    hears_steps: bool = True
     free_knobs: Sequence[str] = ()
     limit_bytes: int | None = None
     candidates: int = 0
@@ -74,12 +76,18 @@ class LiveState:
             case _:
                 self._prepare(kind, data, now)
 
+    def _forget(self) -> None:
+        """Begin anew: what an attempt that was cut off has left says nothing of the next one."""
+        self.standing = self.promise = self.steps = self.probing_since = None
+        self.ruled_out, self.close, self.verifying, self.stages = {}, (), "", []
+
     def _begin(self, doing: str, detail: str, now: float) -> None:
         self.doing, self.detail, self.began = doing, detail, now
 
     def _prepare(self, kind: str, data: Mapping[str, Any], now: float) -> None:
         match kind:
             case "surveying":
+                self._forget()
                 self.method = data.get("method", self.method)
                 self._begin("surveying", "the training stack, the model and the data", now)
             case "waiting":
@@ -102,7 +110,7 @@ class LiveState:
                 candidate = from_knobs(data["knobs"])
                 words = describe(candidate, self.free_knobs)
                 self._begin(f"probe {data['probe']}", words, now)
-                self.probing_since, self.steps = now, {}
+                self.probing_since, self.steps = now, {} if self.hears_steps else None
             case "stepping":
                 self.steps = data
             case "probed":
@@ -136,7 +144,7 @@ class LiveState:
     def stages_to_come(self) -> list[str]:
         """Stages of the launch that goes on, the running one first; none before its rows are
         written, or where nobody said what method it is of."""
-        if not self.stages or self.method is None:
+        if not self.stages or self.method not in METHODS:
             return []
         over = {stage for stage, _ in self.stages}
         evaluates = METHODS[self.method].evaluates

@@ -188,3 +188,15 @@ def test_how_a_search_stands_is_an_event_and_each_step_is_not() -> None:
     assert heard == [standing, 1, 2]
     ((kind, data),) = events
     assert (kind, json.loads(data)) == ("standing", {**STANDING, "outlook": asdict(promise)})
+
+
+def test_an_attempt_that_was_cut_off_leaves_nothing_to_the_next_one() -> None:
+    """As a service's run has several, and its steps are told by nobody."""
+    state = LiveState(began=0.0, hears_steps=False)
+    state.take("ruled_out", {"reasons": {"its estimate exceeds the memory limit": 3}}, 1.0)
+    state.take("probing", {"probe": 2, "knobs": make_candidate(2, 8).knobs}, 2.0)
+    assert state.steps is None and state.probing_since == 2.0
+    state.take("verifying", {"probe": 2}, 3.0)
+    state.take("surveying", {"method": "sft"}, 4.0)
+    assert state.probing_since is None and not state.verifying and not state.ruled_out
+    assert (state.doing, state.method, state.hears_steps) == ("surveying", "sft", False)
