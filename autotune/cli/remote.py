@@ -6,7 +6,7 @@ import json
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -235,7 +235,7 @@ def _say_where(client: Any, work: dict[str, Any]) -> None:
 def _followed(
     client: Any,
     work: dict[str, Any],
-    hear: Callable[[Mapping[str, Any]], None],
+    hear: Callable[[dict[str, Any]], None],
     after: int = 0,
 ) -> dict[str, Any]:
     """The work when it has ended; `hear` hears of what happens meanwhile."""
@@ -262,7 +262,7 @@ def _followed(
     return done
 
 
-def _say_line(event: Mapping[str, Any]) -> None:
+def _say_line(event: dict[str, Any]) -> None:
     if event["kind"] == "line":
         say(event["data"]["text"])
 

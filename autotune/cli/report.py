@@ -61,10 +61,10 @@ def command(
     if RunFolder(path=run).script.is_file():
         script = _of_script(run, storage)
         past, content = script.past, script.content()
-        tracked = tracked_script(script.look, script.words, past.facts, past.run)
+        summary = tracked_script(script.look, script.words, past.facts, past.run)
     else:
         past = reopen(run, storage_of(storage))
-        content, tracked = content_of(past), tracked_run(past.job, past.facts, past.run)
+        content, summary = content_of(past), tracked_run(past.job, past.facts, past.run)
     print_notes(past.notes)
     for file, render in ((html, html_report), (markdown, markdown_report)):
         if file is not None:
@@ -81,7 +81,7 @@ def command(
         for file in (html, markdown):
             if file is not None:
                 echo(f"report: {file}")
-    _track(past, tracked, track)
+    _track(past, summary, track)
     return 0
 
 
@@ -89,7 +89,7 @@ def _of_script(run: Path, storage: str | None) -> Any:
     """The run of a script.
 
     Raises:
-        UserError: it cannot be read, or has no storage of its own.
+        UserError: it cannot be read, or a storage is named: its study is in its folder.
     """
     from autotune.script.past_run import reopen_script
 
@@ -99,7 +99,7 @@ def _of_script(run: Path, storage: str | None) -> Any:
     return reopen_script(run)
 
 
-def _track(past: Any, tracked: Any, tools: tuple[str, ...]) -> None:
+def _track(past: Any, summary: Any, tools: tuple[str, ...]) -> None:
     """Send what trackers have not got yet.
 
     Raises:
@@ -112,7 +112,7 @@ def _track(past: Any, tracked: Any, tools: tuple[str, ...]) -> None:
         return
     with past.run.locked(), closing(Sending(tools, past.run, warn=lambda _: None)) as sending:
         sending.start()
-        sending.finish(past, tracked)
+        sending.finish(past, summary)
     if sending.faults:
         hint = f"the logs are in {past.run.tracking}; what was sent already is not sent again"
         raise machine_error("; ".join(sending.faults), where="--track", hint=hint)

@@ -104,9 +104,10 @@ def command(
     nothing. The bundle comes to --out.
     """
     if is_of_script(flags, resume):
-        told: dict[str, Any] = {"record": record, "quiet": quiet, "as_json": as_json}
-        told |= {"verify": not no_verify, "track": track}
-        return _code(by_script(job, all_sets(sets, flags), flags, out, resume, **told))
+        output: dict[str, Any] = {"track": track, "record": record}
+        output |= {"quiet": quiet, "as_json": as_json}
+        limits = all_sets(sets, flags)
+        return _code(by_script(job, limits, flags, out, resume, verify=not no_verify, **output))
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import nearest, user_error
+from autotune.estimate.variant import SAME_STATE
 from autotune.facts import Facts
 from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts
@@ -48,8 +49,6 @@ SET_FROM_OUTSIDE = (
 SWITCHES = (CHECKPOINTING, "use_liger_kernel", PADDING_FREE, "activation_offloading")
 AS_THEY_ARE = (GLOBAL_BATCH, "max_length", "packing")
 """Knobs of the recipe that rules ask for."""
-SAME_UPDATE = ("adamw_torch", "adamw_torch_fused")
-"""Optimizers that compute the same."""
 BATCH_IS_RECIPE = ("SentenceTransformerTrainer", "CrossEncoderTrainer", "KTOTrainer")
 """Trainers whose loss compares the rows of a micro-batch: another size learns something else."""
 
@@ -108,7 +107,7 @@ def _may_vary(name: str, look: Look, has: Any) -> bool:
     if name in AS_THEY_ARE:
         return False
     if name == OPTIM:
-        return has in SAME_UPDATE
+        return has in SAME_STATE
     if name == SAMPLING:
         return look.groups and not look.online and has in ("random", "group_by_length")
     if name == PADDING_FREE:

@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live.panel import run_view
-from autotune.cli.views.live.remote import Hear, remote_view
+from autotune.cli.views.live.remote import EventListener, remote_view
 from autotune.report.run_lines import RunLines
 from autotune.run.loop import CANNOT_FIT
 from autotune.run.session import Listener
@@ -149,10 +149,10 @@ MOMENTS: tuple[Callable[[Listener], None], ...] = (
 """The last of them is not to be seen for long: the view closes."""
 
 
-class Sent:
+class ServiceEvents:
     """Events as they arrive from a service."""
 
-    def __init__(self, hear: Hear) -> None:
+    def __init__(self, hear: EventListener) -> None:
         self._hear = hear
 
     def write(self, kind: str, **data: Any) -> None:
@@ -161,16 +161,16 @@ class Sent:
 
 
 @contextlib.contextmanager
-def view_from_afar() -> Iterator[Listener]:
+def service_view() -> Iterator[Listener]:
     """As `run_view`, of what a service says of its run."""
     with remote_view(lambda _: None, quiet=False) as hear:
-        sent = Sent(hear)
-        yield RunEvents(sent, RunLines(lambda text: sent.write("line", text=text)))
+        events = ServiceEvents(hear)
+        yield RunEvents(events, RunLines(lambda text: events.write("line", text=text)))
 
 
 def main() -> None:
     """Tell the moments, one at each sign, and end as a run does."""
-    view = view_from_afar if sys.argv[2:] == ["remote"] else run_view
+    view = service_view if sys.argv[2:] == ["remote"] else run_view
     with Path(sys.argv[1]).open(encoding="utf-8") as signs, view() as listener:
         for moment in MOMENTS:
             signs.readline()

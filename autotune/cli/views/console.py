@@ -14,3 +14,7 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """A text as it is printed, also in a cell."""
         return super().render_str(visible(text), **options)
+
+    def print_line(self, text: str) -> None:
+        """Print a text as it is: nothing in it is markup, and the terminal folds it."""
+        self.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -38,4 +38,4 @@ class EstimatesShown(EstimateLines):
 
     def _print(self, text: str) -> None:
         self.clear()
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self._console.print_line(text)

@@ -1,7 +1,5 @@
 """What a run says in a terminal, on stderr: its lines, and below them one that moves."""
 
-from rich.markup import escape
-
 from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.progress import EstimatesShown
 from autotune.report.run_lines import RunLines
@@ -21,4 +19,4 @@ class TerminalListener(RunLines):
 
     def _print(self, text: str) -> None:
         self._estimates.clear()
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
+        self._console.print_line(text)

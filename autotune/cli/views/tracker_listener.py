@@ -63,13 +63,13 @@ class TrackerListener(Listener):
         if not self._sending.tools:
             return
         try:
-            past, tracked = self._past()
+            past, summary = self._past()
         except AutotuneError as error:  # damaged, or it ended before there was anything to send
             if self._begun:
                 self._warn(f"nothing more is sent: {in_one_line(str(error))}")
             return
         self._view.remarked(f"sending what is left to {', '.join(self._sending.tools)} ...")
-        self._sending.finish(past, tracked)
+        self._sending.finish(past, summary)
 
     def _past(self) -> tuple[PastRun, TrackedRun]:
         """The run as it is on disk, and what trackers are told of it."""

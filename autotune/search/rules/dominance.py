@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from autotune.estimate.variant import SAME_STATE
 from autotune.search.record import Record, counts_as_probe, excess_bytes
 from autotune.search.rules.dominance_sharding import divides_more_than_it_must
 from autotune.space.job_file.problems import as_yaml
@@ -41,8 +42,8 @@ LITTLE = (SAMPLING, "dataloader_num_workers")
 """Knobs that a micro-batch twice as large outweighs: the worst rows are the same whatever the order
 (of 136 pairs of a recorded CPU grid, random order took 15% less to 6% more), and workers are on the
 host."""
-FUSED, PLAIN = "adamw_torch_fused", "adamw_torch"
-"""The same states; on GPUs the plain one makes more beside them. On CPUs it took 4% less to 8% more
+FUSED, PLAIN = SAME_STATE
+"""Optimizers: on GPUs the plain one makes more beside them. On CPUs it took 4% less to 8% more
 (88 pairs of a recorded grid), which twice the micro-batch outweighs, too."""
 SAVES_MEMORY_ONLY = {
     "gradient_checkpointing": "checkpointing recomputes activations",

@@ -2,22 +2,18 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-from rich.markup import escape
+from collections.abc import Callable, Iterator
 
 from autotune.cli.views.live.panel import LiveConsole, Panel, has_room
 from autotune.cli.views.live.state import LiveState
+from autotune.client import Event
 from autotune.value_types import NONSENSE
 
-Event = Mapping[str, Any]
-"""As the service sends it: `kind` and `data`."""
-Hear = Callable[[Event], None]
+EventListener = Callable[[Event], None]
 
 
 @contextlib.contextmanager
-def remote_view(lines: Hear, *, quiet: bool) -> Iterator[Hear]:
+def remote_view(lines: EventListener, *, quiet: bool) -> Iterator[EventListener]:
     """Who hears of the events of a service's run: a panel, or `lines` alone, which says those.
 
     Times begin when an event arrives: one who attaches later sees those of what follows.
@@ -33,7 +29,7 @@ def remote_view(lines: Hear, *, quiet: bool) -> Iterator[Hear]:
 
         def hear(event: Event) -> None:
             if event["kind"] == "line":
-                console.print(escape(event["data"]["text"]), highlight=False, soft_wrap=True)
+                console.print_line(event["data"]["text"])
             else:
                 with contextlib.suppress(*NONSENSE):  # of a worker of another version
                     panel.write(event["kind"], **event["data"])

@@ -7,6 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.tables import (
     expected_table,
     lines_table,
@@ -86,7 +87,7 @@ def test_an_own_space_that_looks_like_markup_is_shown_as_it_is():
 
 
 def test_the_progress_of_a_run_is_told_literally():
-    console = Console(file=StringIO(), width=200, color_system=None)
+    console = PlainConsole(file=StringIO(), width=200, color_system=None)
     listener = TerminalListener(console)
     listener.trying("`lora_target_modules: [q]`")
     listener.stopped("all [/done]")
