@@ -4,9 +4,9 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from autotune.cli.views import progress
+from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.progress import EstimatesShown
 from autotune.estimate.protocol import POINT
 from autotune.plan.children import traced_in_children
@@ -57,7 +57,7 @@ def test_every_candidate_is_counted_once(tmp_path: Path) -> None:
 def test_without_a_terminal_there_is_a_line_now_and_then(seconds, shown, monkeypatch) -> None:
     monkeypatch.setattr(progress, "NOW_AND_THEN_S", seconds)
     file = io.StringIO()
-    told = EstimatesShown(Console(file=file))
+    told = EstimatesShown(PlainConsole(file=file))
     for done in (1, 2, 3):
         told.estimated(done, 3)
     told.clear()
@@ -67,7 +67,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(seconds, shown, monkeyp
 def test_in_a_terminal_one_line_moves_and_goes(monkeypatch) -> None:
     monkeypatch.setattr(progress, "_MOVE_S", 0.0)
     file = io.StringIO()
-    told = EstimatesShown(Console(file=file, force_terminal=True, color_system=None))
+    told = EstimatesShown(PlainConsole(file=file, force_terminal=True, color_system=None))
     told.estimated(1, 3)
     assert file.getvalue() == "\x1b[2Kestimated 1 of 3 candidates ...\r"
     told.looking_at("list of changes 2")
@@ -84,14 +84,14 @@ def test_the_best_so_far_has_a_line_of_its_own() -> None:
         make_estimate(2**30, tokens_per_s=1234.0),
     )
     best = Choice(candidate=space.default(), estimate=estimate, folded=1)
-    EstimatesShown(Console(file=file, width=200)).improved(best, space, 1)
+    EstimatesShown(PlainConsole(file=file, width=200)).improved(best, space, 1)
     (line,) = file.getvalue().splitlines()
     assert line.startswith("so far: ") and "1.23k tokens/s" in line
 
 
 def test_that_nothing_fits_is_said_before_what_would_is_looked_for() -> None:
     file = io.StringIO()
-    EstimatesShown(Console(file=file, width=200)).nothing_fits(24 * 2**30)
+    EstimatesShown(PlainConsole(file=file, width=200)).nothing_fits(24 * 2**30)
     assert file.getvalue() == "so far: nothing fits in 24 GiB; looking for what would\n"
 
 
@@ -100,7 +100,7 @@ def test_what_is_left_is_said_once_some_seconds_tell_of_it(monkeypatch) -> None:
     seconds = iter([0.0, 0.0, 10.0])
     monkeypatch.setattr(progress_lines.time, "monotonic", lambda: next(seconds))
     file = io.StringIO()
-    told = EstimatesShown(Console(file=file, width=200))
+    told = EstimatesShown(PlainConsole(file=file, width=200))
     told.estimated(0, 4)
     told.estimated(1, 4)
     assert file.getvalue().splitlines()[-1] == "estimated 1 of 4 candidates, about 30.0 s left ..."
