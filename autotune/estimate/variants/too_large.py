@@ -4,6 +4,7 @@ import dataclasses
 
 from autotune.estimate.allocator.replay import FAR_BEYOND
 from autotune.estimate.protocol import Point, PointReply
+from autotune.estimate.records.events import GRADIENTS
 from autotune.training.rollout_plan import Rollout
 
 
@@ -21,7 +22,7 @@ class TooLarge:
 
     def smaller_than(self, point: Point) -> PointReply | None:
         """What a smaller point takes that is too large; None: there is none."""
-        return next((reply for other, reply in self._found if is_larger(point, other)), None)
+        return next((reply for other, reply in self._found if is_larger(point, other, reply)), None)
 
 
 def sizes(point: Point) -> tuple[int, int]:
@@ -30,8 +31,13 @@ def sizes(point: Point) -> tuple[int, int]:
     return rollout.micro_batch, rollout.at_once
 
 
-def is_larger(point: Point, other: Point) -> bool:
-    """Whether a point differs from another one only in that it trains or generates more at once."""
+def is_larger(point: Point, other: Point, reply: PointReply) -> bool:
+    """Whether a point differs from another one only in that it trains or generates more at once.
+
+    Args:
+        reply: of the other one. Where no gradients are there at its peak, it does not matter
+            whether they are kept for a next micro-step.
+    """
     sizes, others = Rollout(**point.batching), Rollout(**other.batching)
     alike = dataclasses.replace(
         sizes,
@@ -43,7 +49,7 @@ def is_larger(point: Point, other: Point) -> bool:
     return (
         alike == others
         and same == other
-        and point.accumulates >= other.accumulates
+        and (point.accumulates >= other.accumulates or not reply.parts.get(GRADIENTS))
         and sizes.micro_batch >= others.micro_batch
         and sizes.at_once >= others.at_once
     )

@@ -21,11 +21,11 @@ def point(accumulates=True, expandable_segments=False, **changes):
     )
 
 
-def reply(missing_bytes):
+def reply(missing_bytes, **parts):
     return PointReply(
         peak_allocated_bytes=LIMIT,
         peak_reserved_bytes=LIMIT,
-        parts={},
+        parts=parts,
         operator="aten::mm",
         phase="micro-step",
         oom=True,
@@ -51,7 +51,13 @@ def reply(missing_bytes):
     ],
 )
 def test_a_point_is_larger_only_where_it_differs_in_nothing_but_sizes(other, larger):
-    assert is_larger(other, point()) is larger
+    assert is_larger(other, point(), reply(1, gradients=9)) is larger
+
+
+@pytest.mark.parametrize(("gradients", "larger"), [(0, True), (9, False)])
+def test_where_no_gradients_are_at_the_peak_a_last_micro_step_is_as_large(gradients, larger):
+    alone = point(micro_batch=8, accumulation=1, accumulates=False)
+    assert is_larger(alone, point(), reply(1, gradients=gradients)) is larger
 
 
 @pytest.mark.parametrize(
