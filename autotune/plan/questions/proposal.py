@@ -1,11 +1,15 @@
 """Lists of changes that are looked at while a job does not fit. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.job.job import Job
 from autotune.plan.questions.changes import Change
+from autotune.plan.questions.leanest import decisive, leanest
+from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
+from autotune.space.memory_order import expected_leanness
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -13,14 +17,34 @@ class Proposal:
     """A list of changes, the job that it makes, and what that may be trained with.
 
     Attributes:
-        lean: the leanest candidate of all.
-        candidates: those that differ in what decides about memory, the leanest first.
+        bind: gives the space of that job; None: it has none. It is called where it matters: many
+            devices have thousands of candidates.
     """
 
     changes: tuple[Change, ...]
     job: Job
-    lean: Candidate
-    candidates: Sequence[Candidate] = ()
+    bind: Callable[[], SearchSpace | None]
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the job has a space."""
+        return self._space is not None
+
+    @cached_property
+    def lean(self) -> Candidate:
+        """The leanest candidate of all."""
+        assert self._space is not None
+        return leanest(self._space)
+
+    @cached_property
+    def candidates(self) -> Sequence[Candidate]:
+        """Those that differ in what decides about memory, the leanest first."""
+        assert self._space is not None
+        return sorted(decisive(self._space), key=expected_leanness)
+
+    @cached_property
+    def _space(self) -> SearchSpace | None:
+        return self.bind()
 
     @property
     def texts(self) -> frozenset[str]:
@@ -34,8 +58,10 @@ class Proposal:
 
 
 def smallest_of_each_field(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """The first of the lists that differ only in how much they change the last field."""
+    """The first possible one of the lists that differ only in how much they change the last
+    field."""
     firsts: dict[object, Proposal] = {}
     for proposal in proposals:
-        firsts.setdefault(proposal.place, proposal)
+        if proposal.place not in firsts and proposal.is_possible:
+            firsts[proposal.place] = proposal
     return list(firsts.values())

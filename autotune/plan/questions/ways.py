@@ -10,6 +10,7 @@ the fastest is found by bisection: the largest micro-batch that is safe.)
 A plan of a job that does not fit asks for the shortest lists; `autotune advise` goes on from there.
 """
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from autotune.errors import UserError
@@ -27,11 +28,7 @@ from autotune.plan.questions.changes import (
     offloading,
     single_changes,
 )
-from autotune.plan.questions.leanest import (
-    decisive,
-    leanest,
-    offloads,
-)
+from autotune.plan.questions.leanest import leanest, offloads
 from autotune.plan.questions.proposal import Proposal, smallest_of_each_field
 from autotune.plan.questions.proposal_estimates import BY_FORMULA, ProposalEstimates
 from autotune.plan.questions.way import Advice, Way, is_checked, preference, price
@@ -39,7 +36,6 @@ from autotune.plan.trace_choice import Effort
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
-from autotune.space.memory_order import expected_leanness
 from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
 from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
@@ -83,7 +79,7 @@ class Advisor:
         estimate = self._estimates.of_job(nearest)
         ways: list[Way] = []
         if seen_to_fail or not is_safe(estimate):
-            levels = self._levels(nearest, self._most_lists if briefly else None)
+            levels = self._levels(space, self._most_lists if briefly else None)
             if briefly:
                 ways = next((level for level in levels if level), [])
             else:
@@ -99,7 +95,7 @@ class Advisor:
         """
         nearest = min(space.candidates, key=lambda one: leanness((one, estimates[one.key])))
         self._estimates = ProposalEstimates(self._estimator, self._kind, BY_FORMULA, space)
-        levels = self._levels(leanest(space), self._most_lists)
+        levels = self._levels(space, self._most_lists)
         ways = next((level for level in levels if level), [])
         estimate = estimates[nearest.key]
         return self._advice(nearest, estimate, ways, fits=estimate.fits)
@@ -122,13 +118,13 @@ class Advisor:
             ruled_out=self._ruled_out,
         )
 
-    def _levels(self, nearest: Candidate, most: int | None = None) -> Iterator[list[Way]]:
+    def _levels(self, space: SearchSpace, most: int | None = None) -> Iterator[list[Way]]:
         """The ways of one change, then of two, then of three.
 
         Args:
             most: lists of one length that are estimated at most; None: all.
         """
-        front = [Proposal(changes=(), job=self._job, lean=nearest)]
+        front = [Proposal(changes=(), job=self._job, bind=lambda: space)]
         looked_at: set[frozenset[str]] = set()
         fitting: list[frozenset[str]] = []
         for _ in range(MOST_CHANGES):
@@ -159,6 +155,8 @@ class Advisor:
         fitting: Sequence[frozenset[str]],
     ) -> Iterator[Proposal]:
         """The lists with one more change."""
+        if not shorter.is_possible:
+            return
         changed = {change.field for change in shorter.changes}
         for change in self._changes(shorter.job, shorter.lean):
             changes = (*shorter.changes, change)
@@ -168,14 +166,8 @@ class Advisor:
             if texts in looked_at or any(fits <= texts for fits in fitting):
                 continue
             looked_at.add(texts)
-            space = self._space(change.job)
-            if space is not None:
-                yield Proposal(
-                    changes=changes,
-                    job=change.job,
-                    lean=leanest(space),
-                    candidates=sorted(decisive(space), key=expected_leanness),
-                )
+            bind = functools.partial(self._space, change.job)
+            yield Proposal(changes=changes, job=change.job, bind=bind)
 
     def _is_probed(self, proposal: Proposal) -> bool:
         return len(proposal.changes) == 1 and proposal.changes[0].text in self._tried

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.plan.questions.bisection import NEARLY_LEANEST, Bisection
 from autotune.plan.questions.proposal import Proposal
-from tests.unit.builders import GIB, make_candidate, make_estimate, make_job
+from tests.unit.builders import GIB, make_candidate, make_estimate, make_facts, make_job, make_space
 
 CANDIDATES = [make_candidate(2**n, 1) for n in range(10)]
 
@@ -23,7 +23,8 @@ def estimates_of(candidates, largest):
 def searched(largest, at_once):
     """(the largest that is known to be safe, rounds, estimates) of a search."""
     job = make_job()
-    proposal = Proposal(changes=(), job=job, lean=CANDIDATES[0], candidates=CANDIDATES)
+    space = replace(make_space(job, make_facts()), candidates=tuple(CANDIDATES))
+    proposal = Proposal(changes=(), job=job, bind=lambda: space)
     known = estimates_of(CANDIDATES[:1], largest)
     search, rounds = Bisection(proposal, known), 0
     while following := search.following(at_once):
