@@ -1,7 +1,7 @@
 """Scaled traces against whole ones, over many combinations.
 
 Each combination gets a child of its own: it estimates a candidate as `autotune plan` does (a trace
-of five decoder layers at a few small micro-batches, scaled), then traces the candidate whole: all
+of four decoder layers at a few small micro-batches, scaled), then traces the candidate whole: all
 layers, its own micro-batch. `results.jsonl` gets a row after each; what it already holds is not run
 again.
 """
@@ -162,7 +162,7 @@ def _worst(done: list[dict[str, Any]]) -> str:
 
 
 def _seconds(done: list[dict[str, Any]]) -> str:
-    text = "\n## Seconds, median\n\n| model | layers | trace of five layers | scale and replay | "
+    text = "\n## Seconds, median\n\n| model | layers | trace of four layers | scale and replay | "
     text += "whole trace |\n|---|---|---|---|---|\n"
     for model, config in CONFIGS.items():
         some = [row for row in done if row["case"]["model"] == model]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate import residual
+from autotune.estimate.allocator.replay import replayed
 from autotune.estimate.protocol import (
     EstimateRequest,
     MicroBatch,
@@ -15,7 +15,9 @@ from autotune.estimate.protocol import (
     TraceRequest,
 )
 from autotune.estimate.records.events import Work, work_from_plain
+from autotune.estimate.records.layers import CHUNKS
 from autotune.estimate.variants import sizes
+from autotune.estimate.variants.chunking import chunking_of
 from autotune.estimate.variants.offline import OfflineEstimates
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.training.batch_plan import Batching, Rows, plan
@@ -47,7 +49,7 @@ def compare(path: Path) -> None:
     traced = time.perf_counter()
     replies = [estimates.point(point) for point in request.points[:2]]
     scaled = time.perf_counter()
-    worst, truth = whole_trace(case, request, estimates)
+    worst, truth = whole_trace(case, request)
     ended = time.perf_counter()
     found = {
         **memory_errors(replies, truth),
@@ -125,10 +127,8 @@ def point_of(case: Case, micro_batch: int, *, expandable: bool) -> Point:
     )
 
 
-def whole_trace(
-    case: Case, request: EstimateRequest, estimates: OfflineEstimates
-) -> tuple[sizes.Worst, TraceReply]:
-    """A small first step, as the estimate's, then a step of the case's worst micro-batch."""
+def whole_trace(case: Case, request: EstimateRequest) -> tuple[sizes.Worst, TraceReply]:
+    """Two steps of the case's worst micro-batch: the first one makes the optimizer's states."""
     from autotune.estimate.tracing.trace import trace_steps
 
     batching = Batching(**request.points[0].batching)
@@ -144,7 +144,7 @@ def whole_trace(
         model_path=request.model_path,
         layers=None,
         cuda=request.cuda,
-        steps=[estimates.opening, MicroBatch(lengths=worst.lengths, labelled=case.labelled)],
+        steps=[MicroBatch(lengths=worst.lengths, labelled=case.labelled)] * 2,
         micro_steps=[case.accumulation] * 2,
     )
     return worst, trace_steps(asked)
@@ -153,9 +153,7 @@ def whole_trace(
 def memory_errors(replies: Sequence[PointReply], truth: TraceReply) -> dict[str, Any]:
     """Relative errors of the peaks, and what they are errors of."""
     events = [tuple(event) for event in truth.events]
-    fixed, expandable = (
-        residual.replayed(events, None, expandable_segments=mode) for mode in (False, True)
-    )
+    fixed, expandable = (replayed(events, None, expandable_segments=mode) for mode in (False, True))
     return {
         "allocated_bytes": fixed.use.peak_bytes,
         "reserved_bytes": fixed.reserved_bytes,
@@ -176,9 +174,9 @@ def work_errors(
     keys = estimates.traces.traced()
     longest = max(length for _, length, _ in keys)
     fitting = [key for key in keys if key[1] == longest and key[2] == worst.padded]
-    loss = str(request.config["loss_type"])
-    per_chunk = 256 if loss == "chunked_nll" else 128
-    chunks = sizes.chunk_count(worst, loss, per_chunk)
+    counts = {key: estimates.traces.shape(key).chunks for key in fitting}
+    fitting = [key for key in fitting if not counts[key] or counts[key] >= CHUNKS.smallest]
+    chunks = sizes.chunk_count(worst, chunking_of(request))
     whole = [work_from_plain(row) for row in truth.micro_work[1]]
     scaled = estimates.traces.work(fitting, worst.size, chunks)
     found: dict[str, Any] = {"flops": _flops((work, 1) for work in whole)}

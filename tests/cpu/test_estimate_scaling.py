@@ -1,6 +1,6 @@
-"""Estimates from a trace of five layers at small micro-batches, held against whole traces.
+"""Estimates from a trace of few layers at small micro-batches, held against whole traces.
 
-A child does both, as a plan's does; the model has nine layers, so that four of them are copies.
+A child does both, as a plan's does; the model has nine layers, so that most of them are copies.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.estimate.records.layers import LAYERS as ENDS
 from autotune.estimate.variants.data import ORDER_SIGMA
 from autotune.facts.stack import fused_head
 from autotune.process.limits import Limits
@@ -197,6 +198,15 @@ EXPERTS = {
     "decoder_sparse_step": 2,
 }
 """Every other layer is a mixture of experts."""
+TWO_KINDS = {
+    **LLAMA,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "sliding_window": 64,
+    "layer_types": [("full" if n == 5 else "sliding") + "_attention" for n in range(LAYERS)],
+}
+"""One layer attends to all tokens, and it is none of the first or the last."""
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +246,7 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     name: str, model: Path, server: ChildServer, tmp_path: Path
 ) -> None:
     reply = answered(CASES[name], model, server, tmp_path)
-    assert reply["layers"] == [5, LAYERS]
+    assert reply["layers"] == [ENDS.smallest, LAYERS]
     for estimate, whole, method in reply["pairs"]:
         assert method == "scaled trace"
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)
@@ -244,11 +254,23 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     # Another order of ragged rows leaves other blocks, where segments are fixed.
     if name in UNEVEN + EVEN:
         assert reply["sigmas"] == [ORDER_SIGMA if name in UNEVEN else 0.0, 0.0]
-    if name == "full":  # so much more is trained than in the five layers that were traced
+    if name == "full":  # so much more is trained than in the few layers that were traced
         layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160 + 2 * 64
         outside = 2 * 509 * 64 + 64
-        growth = (outside + LAYERS * layer) / (outside + 5 * layer)
+        growth = (outside + LAYERS * layer) / (outside + ENDS.smallest * layer)
         assert reply["growth"] == pytest.approx(growth, rel=1e-6)
+
+
+@pytest.mark.exactness
+def test_a_kind_of_attention_that_few_layers_have_is_traced(
+    server: ChildServer, tmp_path: Path
+) -> None:
+    model = model_folder(tmp_path / "model", TWO_KINDS)
+    eager = {**LORA, **CHECKPOINTED, "attn_implementation": "eager"}
+    reply = answered(Case(eager, rows=14, shortest=130), model, server, tmp_path)
+    assert reply["layers"] == [ENDS.smallest, LAYERS]
+    for estimate, whole, _ in reply["pairs"]:
+        assert estimate[0] == pytest.approx(whole[0], rel=0.001)
 
 
 @pytest.mark.exactness

@@ -40,7 +40,7 @@ class Toy:
         between: that is when this layer has been left.
         cached: each layer's forward makes a copy of its weight; all die after the loss, in an order
             that this number decides.
-        special_ends: the first two and the last two layers are larger than the others.
+        special_ends: the first two layers and the last one are larger than the others.
         passing: bytes that an optimizer step makes for each weight and lets go of, in their order.
         workspace: bytes that the first forward and the first backward pass make for good.
     """
@@ -204,8 +204,8 @@ class Toy:
             self._free(key, layer(index))
 
     def _weight(self, index):
-        end = min(index, self.layers - 1 - index)
-        return WEIGHT + 640 * (3 - end) * (self.special_ends and end < 2)
+        larger = {self.layers - 1: 1, 1: 2, 0: 3} if self.special_ends else {}
+        return WEIGHT + 640 * larger.get(index, 0)
 
     # -- events
 

@@ -1,7 +1,8 @@
 """A record of few decoder layers as a record of many; a loss of few chunks as one of many. Pure.
 
-The stretches of a program that belong to one layer repeat. A trace of five layers holds two at
-each end, which may be special, and one in the middle, of which copies are inserted or left out.
+The stretches of a program that belong to one layer repeat. A trace of four layers holds the first
+two and the last one, which may be special, and one between, of which copies are inserted or left
+out. Of chunks the last two are kept: where the head is trained, its gradient passes through both.
 What an event refers to is found by its distance: what the middle layer frees of the layer below,
 each copy frees of the copy below. The rule is checked by comparing with whole traces
 (`benchmarks/estimate_rules`); where the repeated stretches are not alike, `Irregular` is raised.
@@ -13,10 +14,29 @@ from itertools import groupby
 
 from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, Event, chunk, layer
 
-ENDS = 2
-"""Stretches at each end that are kept as they are."""
-SMALLEST = 2 * ENDS + 1
-_MIDDLE = ENDS
+
+@dataclass(frozen=True)
+class Ends:
+    """How many stretches are kept as they are.
+
+    Attributes:
+        first: at the beginning; the next one is copied.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def smallest(self) -> int:
+        """So many stretches stand for any number of them."""
+        return self.first + 1 + self.last
+
+    def between(self, count: int) -> int:
+        """How many of so many stretches are copies of one."""
+        return count - self.first - self.last
+
+
+LAYERS, CHUNKS = Ends(first=2, last=1), Ends(first=2, last=2)
 
 _Slot = tuple[int, int, str, int]
 """Phase, run of the stretch in this phase, operator, how many-th storage of it in this run."""
@@ -31,6 +51,10 @@ class _Axis:
     """Which repeated stretches are meant: decoder layers or chunks."""
 
     layers: bool
+
+    @property
+    def ends(self) -> Ends:
+        return LAYERS if self.layers else CHUNKS
 
     def index(self, event: Event) -> int | None:
         """Which layer (chunk) an event happened in; None: in none."""
@@ -47,7 +71,7 @@ def with_layers(events: list[Event], traced_count: int, wanted_count: int) -> li
     """The record of `traced_count` decoder layers as one of `wanted_count`.
 
     Raises:
-        Irregular: the layers are not alike, or there are fewer than five on either side.
+        Irregular: the layers are not alike, or there are fewer than four on either side.
     """
     return _Resizing(events, _Axis(layers=True), traced_count, wanted_count).events()
 
@@ -71,8 +95,9 @@ class _Resizing:
             traced_count,
             wanted_count,
         )
-        if not self._unchanged and min(traced_count, wanted_count) < SMALLEST:
+        if not self._unchanged and min(traced_count, wanted_count) < axis.ends.smallest:
             raise Irregular(f"{traced_count} stretches cannot stand for {wanted_count}")
+        self._ends, self._middle = axis.ends, axis.ends.first
         self._runs = _runs(events, axis)
         self._home: dict[int, tuple[int, _Slot]] = {}
         self._by_slot: dict[tuple[int, _Slot], int] = {}
@@ -93,7 +118,7 @@ class _Resizing:
                 self._emit_outside(run)
                 continue
             targets = list(self._targets(index))
-            if index == _MIDDLE and self._descending(number, previous):
+            if index == self._middle and self._descending(number, previous):
                 targets.reverse()
             singles = [self._is_single(event, index) for event in run]
             copied = [event for event, single in zip(run, singles, strict=True) if not single]
@@ -136,35 +161,37 @@ class _Resizing:
                 self._by_slot[index, slot] = event[1]
 
     def _source_of(self, target: int) -> int:
-        if target < ENDS:
+        if target < self._ends.first:
             return target
-        if target >= self._wanted_count - ENDS:
+        if target >= self._wanted_count - self._ends.last:
             return self._traced_count - (self._wanted_count - target)
-        return _MIDDLE
+        return self._middle
 
     def _targets(self, index: int) -> range:
-        if index < ENDS:
+        if index < self._ends.first:
             return range(index, index + 1)
-        if index >= self._traced_count - ENDS:
+        if index >= self._traced_count - self._ends.last:
             target = self._wanted_count - (self._traced_count - index)
             return range(target, target + 1)
-        if index == _MIDDLE:
-            return range(ENDS, self._wanted_count - ENDS)
+        if index == self._middle:
+            return range(self._middle, self._wanted_count - self._ends.last)
         return range(0)
 
     def _descending(self, number: int, previous: int | None) -> bool:
-        if previous is not None and previous != _MIDDLE:
-            return previous > _MIDDLE
-        later = (index for index, _ in self._runs[number + 1 :] if index not in (None, _MIDDLE))
+        if previous is not None and previous != self._middle:
+            return previous > self._middle
+        later = (
+            index for index, _ in self._runs[number + 1 :] if index not in (None, self._middle)
+        )
         following = next(later, None)
-        return following is not None and following < _MIDDLE
+        return following is not None and following < self._middle
 
     def _repeated_references(self) -> set[tuple[str, int, _Slot]]:
         """What the middle stretch does to storages of others: how far away, and which."""
         return {
-            (event[0], _MIDDLE - self._home[event[1]][0], self._home[event[1]][1])
+            (event[0], self._middle - self._home[event[1]][0], self._home[event[1]][1])
             for index, run in self._runs
-            if index == _MIDDLE
+            if index == self._middle
             for event in run
             if event[0] != ALLOCATE and event[1] in self._home
         }
@@ -176,7 +203,7 @@ class _Resizing:
         if event[1] not in self._home:
             return True
         home, slot = self._home[event[1]]
-        elsewhere = index not in (home, _MIDDLE)
+        elsewhere = index not in (home, self._middle)
         return elsewhere and (event[0], index - home, slot) not in self._repeated
 
     def _id(self, key: int, target: int) -> int:
@@ -229,7 +256,7 @@ class _Resizing:
         """Bytes of an allocation; the last chunk, which may be a part, counts as a full one."""
         if self._axis.layers or index != self._traced_count - 1:
             return int(event[2])
-        analog = self._by_slot.get((_MIDDLE, self._home[event[1]][1]))
+        analog = self._by_slot.get((self._middle, self._home[event[1]][1]))
         if analog is None:
             return int(event[2])
         return max(int(event[2]), self._sizes()[analog])

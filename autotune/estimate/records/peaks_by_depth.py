@@ -34,12 +34,14 @@ from autotune.estimate.records.events import (
     without_empty,
 )
 from autotune.estimate.records.interpolation import Weights
-from autotune.estimate.records.layers import ENDS, Irregular
+from autotune.estimate.records.layers import Irregular
 
 Place = tuple[str | int, ...]
 Key = tuple[int, Place]
 """The how-many-th phase, and where in it."""
 _OUTSIDE, _TOP, _END, _INSIDE, _BETWEEN = "outside", "top", "end", "inside", "between"
+_ENDS = 2
+"""So many layers at each end have stretches of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +104,9 @@ def _places(runs: Sequence[int]) -> list[Place]:
         for n in sweep:
             index = order.index(runs[n])
             to_end = len(order) - 1 - index
-            if index < ENDS:
+            if index < _ENDS:
                 places[n] = (_TOP, number, index)
-            elif to_end < ENDS:
+            elif to_end < _ENDS:
                 places[n] = (_END, number, to_end)
             else:
                 places[n] = (_INSIDE, number)

@@ -26,9 +26,14 @@ from autotune.estimate.records.events import (
     chunk,
 )
 from autotune.estimate.records.interpolation import Weights, lagrange
-from autotune.estimate.records.layers import ENDS, Irregular, with_chunks, with_layers
+from autotune.estimate.records.layers import (
+    CHUNKS,
+    LAYERS,
+    Irregular,
+    with_chunks,
+    with_layers,
+)
 
-CHUNKS = 2 * ENDS + 1
 OWN, OWN_OF_OTHER = 1 << 40, 1 << 41
 """Ids from here on are a step's own; those below are of what was there before."""
 
@@ -163,7 +168,7 @@ class ShapeFamily:
             _interpolate_event(counterparts, weights)
             for counterparts in zip(*resized_events, strict=True)
         ]
-        return with_chunks(out, CHUNKS, chunks) if self.shapes[0].chunks else out
+        return with_chunks(out, CHUNKS.smallest, chunks) if self.shapes[0].chunks else out
 
     def work(self, size: int, chunks: int, traced_layers: int, layers: int) -> Counter[Work]:
         """The work of one micro-step at `size`: each operator, and how often. Regions are left out.
@@ -174,7 +179,7 @@ class ShapeFamily:
         total: Counter[Work] = Counter()
         if len(self.shapes) == 1:
             only = self.shapes[0]
-            resized = chunks != only.chunks and min(chunks, only.chunks) >= CHUNKS
+            resized = chunks != only.chunks and min(chunks, only.chunks) >= CHUNKS.smallest
             for work in _work_of_few_chunks(only) if resized else only.work:
                 times = _layer_times(work.region, traced_layers, layers)
                 times *= _chunk_times(work.region, chunks) if resized else 1
@@ -196,31 +201,31 @@ class ShapeFamily:
 def _few_chunks(shape: Shape) -> list[Event]:
     if not shape.chunks:
         return shape.events
-    if shape.chunks < CHUNKS:
+    if shape.chunks < CHUNKS.smallest:
         raise Irregular(f"{shape.chunks} chunks are too few")
-    return renumber(with_chunks(shape.events, shape.chunks, CHUNKS))
+    return renumber(with_chunks(shape.events, shape.chunks, CHUNKS.smallest))
 
 
 def _work_of_few_chunks(shape: Shape) -> list[Work]:
     """The operators, those of chunks between the ends and the middle one left out."""
     if not shape.chunks:
         return shape.work
-    if shape.chunks < CHUNKS:
+    if shape.chunks < CHUNKS.smallest:
         raise Irregular(f"{shape.chunks} chunks are too few")
     works = []
     for work in shape.work:
         index = -work.region - 1
-        if work.region >= 0 or index <= ENDS:
+        if work.region >= 0 or index <= CHUNKS.first:
             works.append(work)
-        elif index >= shape.chunks - ENDS:
-            works.append(replace(work, region=chunk(CHUNKS - (shape.chunks - index))))
+        elif index >= shape.chunks - CHUNKS.last:
+            works.append(replace(work, region=chunk(CHUNKS.smallest - (shape.chunks - index))))
     return _last_as_full(works)
 
 
 def _last_as_full(works: list[Work]) -> list[Work]:
     """The operators, those of the last chunk, which may be a part, as large as the middle one's."""
     slots = list(_slots(works))
-    middle, last = chunk(ENDS), chunk(CHUNKS - 1)
+    middle, last = chunk(CHUNKS.first), chunk(CHUNKS.smallest - 1)
     full = {slot: work for slot, work in zip(slots, works, strict=True) if work.region == middle}
     return [
         replace(full.get(slot, work), region=last) if work.region == last else work
@@ -245,14 +250,14 @@ def _layer_times(region: int, traced_layers: int, layers: int) -> int:
     if region <= 0 or traced_layers == layers:
         return 1
     index = region - 1
-    if index < ENDS or index >= traced_layers - ENDS:
+    if index < LAYERS.first or index >= traced_layers - LAYERS.last:
         return 1
-    return layers - 2 * ENDS if index == ENDS else 0
+    return LAYERS.between(layers) if index == LAYERS.first else 0
 
 
 def _chunk_times(region: int, chunks: int) -> int:
     """How often an operator of the middle chunk is run."""
-    return max(chunks - 2 * ENDS, 1) if region < 0 and -region - 1 == ENDS else 1
+    return max(CHUNKS.between(chunks), 1) if -region - 1 == CHUNKS.first else 1
 
 
 def _interpolate_event(counterparts: tuple[Event, ...], weights: Weights) -> Event:

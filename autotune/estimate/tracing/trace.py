@@ -8,7 +8,7 @@ Runs in a child only.
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.records import events as record
-from autotune.estimate.records.layers import ENDS, Irregular
+from autotune.estimate.records.layers import LAYERS, Irregular
 from autotune.estimate.tracing.engines.patches import built_whole, engines_on_fake_tensors
 from autotune.estimate.tracing.engines.phases import ShardedStepPhases
 from autotune.estimate.tracing.engines.process_group import fake_world, sharded_config
@@ -124,10 +124,9 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
         if len({len(signatures(module)) for module in full_models.modules()}) != 1:
             raise Irregular("the models do not all have as many layers")
-        middle = (
-            [layers[ENDS]] * (len(full_layers) - 2 * ENDS) if len(layers) == request.layers else []
-        )
-        if full_layers != [*layers[:ENDS], *middle, *layers[-ENDS:]]:
+        copies = LAYERS.between(len(full_layers)) if len(layers) == request.layers else 0
+        first, last = layers[: LAYERS.first], layers[-LAYERS.last :]
+        if full_layers != [*first, *([layers[LAYERS.first]] * copies), *last]:
             raise Irregular("the model's layers do not all have the same parameters")
     return models
 
@@ -155,14 +154,21 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         text = config.get_text_config()
         types = getattr(text, "layer_types", None)
         if types:
-            # Those at the ends stay what they are; what is between is like the third.
             with contextlib.suppress(AttributeError):  # some configs compute them
-                text.layer_types = [*types[: layers - ENDS], *types[-ENDS:]]
+                text.layer_types = _few_types(types, layers)
         text.num_hidden_layers = layers
         return config
 
     with replaced(transformers.AutoConfig, "from_pretrained", read_config):
         yield
+
+
+def _few_types(types: Sequence[str], layers: int) -> list[str]:
+    """The kinds of the layers that are traced: the first ones, and last of all a kind that these
+    leave out, or else the last one's. What is between is like the third."""
+    first = list(types[: layers - LAYERS.last])
+    left_out = [kind for kind in types if kind not in first]
+    return [*first, *(left_out or types)[-LAYERS.last :]]
 
 
 def trainer_spec(request: TraceRequest) -> TrainerSpec:

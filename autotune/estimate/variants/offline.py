@@ -8,7 +8,7 @@ from autotune.estimate.allocator.pools import LARGE_SEGMENT
 from autotune.estimate.allocator.replay import Replay
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
 from autotune.estimate.records.events import STEP, Event, counted_rows, grown, live_bytes
-from autotune.estimate.records.layers import SMALLEST, Irregular
+from autotune.estimate.records.layers import CHUNKS, Irregular
 from autotune.estimate.records.shapes import passing_of_step
 from autotune.estimate.tracing.kernels.cuda import MOST_UNSORTED_IDS
 from autotune.estimate.variant import optimizer_config
@@ -93,7 +93,7 @@ class OfflineEstimates(Retracing):
         """Share that is traced: of a chunked loss as few as make chunks."""
         share = self._labelled
         if self._chunking.labelled_only:
-            enough = (SMALLEST + 0.5) * self._chunking.rows
+            enough = (CHUNKS.smallest + 0.5) * self._chunking.rows
             share = min(share, enough / max(size if self._flat else size * (length - 1), 1))
         return share
 

@@ -35,7 +35,7 @@ from autotune.estimate.records.events import (
     live_bytes,
     work_from_plain,
 )
-from autotune.estimate.records.layers import SMALLEST, with_layers
+from autotune.estimate.records.layers import LAYERS, with_layers
 from autotune.estimate.records.shapes import passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
@@ -269,8 +269,8 @@ class RolloutEstimates(Retracing):
         return self._steps[optim]
 
     def _layers_to_trace(self) -> int | None:
-        traces_few = self._request.layers > SMALLEST + 1 and self.way == FEW_LAYERS
-        return SMALLEST if traces_few else None
+        traces_few = self._request.layers > LAYERS.smallest + 1 and self.way == FEW_LAYERS
+        return LAYERS.smallest if traces_few else None
 
     def _reply(self, request: RolloutTraceRequest) -> RolloutTraceReply:
         return TraceCache(self._request).reply(request, RolloutTraceReply, trace_rollout)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.protocol import MicroBatch
-from autotune.estimate.records.shapes import CHUNKS
+from autotune.estimate.records.layers import CHUNKS
 
 FLAT_ROWS = 4
 
@@ -159,8 +159,8 @@ def _family(
 
 
 def smallest_with_chunks(per_size: float, rows_per_chunk: int, *, flat: bool) -> int:
-    """The smallest size with `CHUNKS` chunks and something over, where each unit has `per_size`."""
-    tokens = CHUNKS * rows_per_chunk + 1
+    """The smallest size with enough chunks and something over, where each unit has `per_size`."""
+    tokens = CHUNKS.smallest * rows_per_chunk + 1
     size = int(-(-tokens // max(per_size, 1e-9))) + 1
     return -(-size // 128) * 128 if flat else size
 

@@ -16,7 +16,7 @@ from autotune.estimate.records.accumulation import (
 )
 from autotune.estimate.records.events import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.records.first_step import with_first_step, with_smaller_batches
-from autotune.estimate.records.layers import SMALLEST, Irregular
+from autotune.estimate.records.layers import LAYERS, Irregular
 from autotune.estimate.records.shapes import (
     Shape,
     ShapeFamily,
@@ -59,7 +59,8 @@ class Traces:
         """
         keys = sorted(batches)
         steps = [opening, *(batches[key] for key in keys)]
-        layers = SMALLEST if self.request.layers > SMALLEST + 1 and not all_layers else None
+        few = self.request.layers > LAYERS.smallest + 1 and not all_layers
+        layers = LAYERS.smallest if few else None
         reply = self._traced(steps, layers, later=1)
         steps_of_trace = divide([tuple(event) for event in reply.events])
         try:

@@ -19,10 +19,11 @@ from autotune.estimate.records.events import (
     training_start,
 )
 from autotune.estimate.records.first_step import EMPTY_CACHE, with_first_step, with_smaller_batches
+from autotune.estimate.records.layers import LAYERS
 from autotune.estimate.records.shapes import divide, whole_record
 from tests.unit.toy_program import Toy, canonical
 
-LAYERS = 5
+FEW = LAYERS.smallest
 SIZES = st.integers(1, 40)
 PROGRAMS = st.fixed_dictionaries(
     {
@@ -36,7 +37,7 @@ PROGRAMS = st.fixed_dictionaries(
 )
 
 
-def run_of(sizes, *, layers=LAYERS, **program):
+def run_of(sizes, *, layers=FEW, **program):
     return divide(Toy(layers=layers, **program).record(sizes))
 
 
@@ -84,7 +85,7 @@ def test_it_can_be_made_as_deep_as_the_model(layers, size, program):
     short_run = run_of([3, size], **program)
     opening = with_first_step(short_run.opening, short_run.steps[0])
     direct = run_of([size, size], layers=layers, **program).opening
-    assert compared(whole_record(opening, [], LAYERS, layers)) == compared(direct)
+    assert compared(whole_record(opening, [], FEW, layers)) == compared(direct)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

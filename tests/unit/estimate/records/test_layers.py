@@ -6,10 +6,17 @@ from hypothesis import strategies as st
 
 from autotune.estimate.allocator.replay import replayed
 from autotune.estimate.records.events import ALLOCATE, FREE, chunk, layer, live_bytes
-from autotune.estimate.records.layers import SMALLEST, Irregular, with_chunks, with_layers
+from autotune.estimate.records.layers import (
+    CHUNKS,
+    LAYERS,
+    Irregular,
+    with_chunks,
+    with_layers,
+)
 from tests.unit.toy_program import Toy, canonical, curve
 
-COUNTS = st.integers(SMALLEST, 30)
+FEW = LAYERS.smallest
+COUNTS, CHUNK_COUNTS = st.integers(FEW, 30), st.integers(CHUNKS.smallest, 30)
 PROGRAMS = st.fixed_dictionaries(
     {
         "rows_per_chunk": st.sampled_from([0, 2, 5]),
@@ -17,7 +24,6 @@ PROGRAMS = st.fixed_dictionaries(
         "mask": st.booleans(),
         "special_ends": st.booleans(),
         "recomputes": st.booleans(),
-        "lag": st.integers(1, 2),
         "between": st.booleans(),
         "passing": st.sampled_from([(), (4096,), (100, 7)]),
     }
@@ -43,7 +49,7 @@ def test_a_record_of_few_layers_becomes_that_of_many_and_back(
 def test_peaks_and_reserved_bytes_follow_the_depth_exactly(
     wanted_count, program, sizes, expandable
 ):
-    resized = with_layers(record(sizes, layers=SMALLEST, **program), SMALLEST, wanted_count)
+    resized = with_layers(record(sizes, layers=FEW, **program), FEW, wanted_count)
     direct = record(sizes, layers=wanted_count, **program)
     assert curve(resized) == curve(direct)
     assert live_bytes(resized) == live_bytes(direct)
@@ -58,8 +64,8 @@ def test_peaks_and_reserved_bytes_follow_the_depth_exactly(
 def test_the_order_in_which_many_die_at_once_does_not_matter(
     wanted_count, program, sizes, order, other_order, expandable
 ):
-    shallow = record(sizes, layers=SMALLEST, cached=order, **program)
-    resized = with_layers(shallow, SMALLEST, wanted_count)
+    shallow = record(sizes, layers=FEW, cached=order, **program)
+    resized = with_layers(shallow, FEW, wanted_count)
     direct = record(sizes, layers=wanted_count, cached=other_order, **program)
     assert curve(resized) == curve(direct)
     replay, direct_replay = (
@@ -69,7 +75,7 @@ def test_the_order_in_which_many_die_at_once_does_not_matter(
 
 
 @settings(deadline=None)
-@given(COUNTS, COUNTS, st.integers(1, 6), st.integers(1, 6))
+@given(CHUNK_COUNTS, CHUNK_COUNTS, st.integers(1, 6), st.integers(1, 6))
 def test_a_loss_of_few_chunks_becomes_one_of_many_and_back(
     traced_count, wanted_count, rows, layers
 ):
@@ -93,7 +99,7 @@ class Chunked(Toy):
 
 
 @settings(deadline=None)
-@given(COUNTS, st.integers(2, 9), st.data())
+@given(CHUNK_COUNTS, st.integers(2, 9), st.data())
 def test_a_last_chunk_that_is_a_part_counts_as_a_whole_one(chunks, rows, data):
     size = chunks * rows - data.draw(st.integers(0, rows - 1))
     part = record([size], layers=2, rows_per_chunk=rows)
@@ -102,13 +108,14 @@ def test_a_last_chunk_that_is_a_part_counts_as_a_whole_one(chunks, rows, data):
 
 
 @settings(deadline=None)
-@given(COUNTS, COUNTS)
+@given(COUNTS, CHUNK_COUNTS)
 def test_chunks_and_layers_are_resized_one_after_the_other(layers, chunks):
-    shallow = Chunked(layers=SMALLEST, rows_per_chunk=3, count=SMALLEST).record([7])
+    few = CHUNKS.smallest
+    shallow = Chunked(layers=FEW, rows_per_chunk=3, count=few).record([7])
     deep = Chunked(layers=layers, rows_per_chunk=3, count=chunks).record([7])
-    resized = with_layers(with_chunks(shallow, SMALLEST, chunks), SMALLEST, layers)
+    resized = with_layers(with_chunks(shallow, few, chunks), FEW, layers)
     assert canonical(resized) == canonical(deep)
-    layers_first = with_chunks(with_layers(shallow, SMALLEST, layers), SMALLEST, chunks)
+    layers_first = with_chunks(with_layers(shallow, FEW, layers), few, chunks)
     assert canonical(layers_first) == canonical(deep)
 
 
@@ -123,7 +130,7 @@ def test_a_loss_that_is_not_chunked_has_no_chunks_to_resize():
     assert with_chunks(events, 0, 0) is events
 
 
-@pytest.mark.parametrize(("traced_count", "wanted_count"), [(4, 9), (9, 4), (1, 5), (5, 0)])
+@pytest.mark.parametrize(("traced_count", "wanted_count"), [(3, 9), (9, 3), (1, 4), (4, 0)])
 def test_too_few_stretches_cannot_stand_for_others(traced_count, wanted_count):
     with pytest.raises(
         Irregular, match=f"{traced_count} stretches cannot stand for {wanted_count}"
@@ -165,6 +172,11 @@ def test_chunks_that_do_not_hand_on_alike_are_irregular():
         with_chunks(mirrored(handed_on(5, 2)), 5, 8)
 
 
+def test_what_is_kept_for_longer_than_a_layer_is_irregular():
+    with pytest.raises(Irregular, match="freed"):
+        with_layers(record([5], layers=FEW, lag=2), FEW, 9)
+
+
 def let_go_of(*frees, layers=5):
     """Layers make a storage each; then `frees`: (layer that frees, layer that made it)."""
     events = [(ALLOCATE, n, 100, "activations", "mm", layer(n)) for n in range(layers)]
@@ -182,16 +194,17 @@ def test_a_list_that_one_layer_lets_go_of_is_freed_whole():
 
 
 def test_layers_that_free_each_other_without_a_pattern_are_irregular():
-    with_layers(let_go_of((2, 0), (3, 1), (4, 2)), 5, 9)
+    with_layers(let_go_of((2, 1), (3, 2), (4, 3)), 5, 9)
     with pytest.raises(Irregular, match="freed twice"):
         with_layers(let_go_of((2, 0), (4, 1)), 5, 9)
     with pytest.raises(Irregular, match="never be freed"):
         with_layers(let_go_of((3, 2), layers=6), 6, 9)  # of six, the fourth is left out
 
 
-@given(st.integers(0, 4), COUNTS)
+@given(st.integers(0, FEW - 1), COUNTS)
 def test_what_was_made_outside_is_freed_once(by, wanted_count):
     outside = [(ALLOCATE, 77, 50, "activations", "cat", 0)]
-    resized = with_layers([*outside, *let_go_of(), (FREE, 77, layer(by))], SMALLEST, wanted_count)
+    made = [*outside, *let_go_of(layers=FEW), (FREE, 77, layer(by))]
+    resized = with_layers(made, FEW, wanted_count)
     assert [event[1] for event in resized if event[0] == FREE] == [77]
     assert curve(resized)[-1] == wanted_count * 100

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from autotune.estimate.allocator.replay import replayed
 from autotune.estimate.records.events import ALLOCATE, FREE, PHASE, live_bytes
+from autotune.estimate.records.layers import CHUNKS, LAYERS
 from autotune.estimate.records.shapes import (
-    CHUNKS,
     Irregular,
     Shape,
     ShapeFamily,
@@ -20,14 +20,13 @@ from autotune.estimate.records.shapes import (
 )
 from tests.unit.toy_program import Toy, canonical, curve
 
-LAYERS = 5
+FEW = LAYERS.smallest
 SIZES = st.integers(1, 40)
 PROGRAMS = st.fixed_dictionaries(
     {
         "accumulation": st.integers(1, 2),
         "special_ends": st.booleans(),
         "recomputes": st.booleans(),
-        "lag": st.integers(1, 2),
         "between": st.booleans(),
         "passing": st.sampled_from([(), (4096,), (100, 7)]),
     }
@@ -36,13 +35,13 @@ PROGRAMS = st.fixed_dictionaries(
 PASSING = st.lists(st.integers(1, 9000), max_size=3).map(tuple)
 
 
-def steps_of(sizes, *, layers=LAYERS, **program):
+def steps_of(sizes, *, layers=FEW, **program):
     """The toy's steps after a first one of size 3."""
     return divide(Toy(layers=layers, **program).record([3, *sizes]))
 
 
 def template_of(sizes, **program):
-    toy = Toy(layers=LAYERS, **program)
+    toy = Toy(layers=FEW, **program)
     return ShapeFamily(
         shapes=tuple(
             Shape(size=size, chunks=toy.chunks(size), events=step, work=[])
@@ -69,7 +68,7 @@ def test_every_step_is_as_if_it_had_been_the_only_one(sizes, program):
 @given(SIZES, PROGRAMS)
 def test_opening_and_step_together_have_the_peaks_of_the_run(size, program):
     divided = steps_of([size], **program)
-    direct = live_bytes(Toy(layers=LAYERS, **program).record([3, size]))
+    direct = live_bytes(Toy(layers=FEW, **program).record([3, size]))
     combined = live_bytes([*divided.opening, *divided.steps[0]])
     assert (combined.peak_bytes, combined.parts) == (direct.peak_bytes, direct.parts)
     for phase in ("micro-step", "clip", "step"):
@@ -80,7 +79,7 @@ def test_opening_and_step_together_have_the_peaks_of_the_run(size, program):
 def test_what_the_first_step_leaves_behind_is_gone_before_the_next(size):
     divided = steps_of([size])
     live = curve(divided.opening)[-1]
-    weights_and_states = curve(Toy(layers=LAYERS).record([]))[-1] + LAYERS * 2 * 4096
+    weights_and_states = curve(Toy(layers=FEW).record([]))[-1] + FEW * 2 * 4096
     assert live == weights_and_states
 
 
@@ -150,7 +149,7 @@ def test_size_chunks_and_depth_together_are_exact(expandable, layers, traced, wa
     step = template_of(traced, rows_per_chunk=4, **program).events(
         wanted_size, Toy(layers=1, **whole_program).chunks(wanted_size)
     )
-    resized = whole_record(opening, step, LAYERS, layers)
+    resized = whole_record(opening, step, FEW, layers)
     direct = [*truth.opening, *truth.steps[0]]
     assert canonical(resized) == canonical(direct)
     replay, direct_replay = (
@@ -163,7 +162,7 @@ def test_a_model_whose_layers_cannot_be_told_stays_as_it_is():
     divided = steps_of([4])
     combined = [*divided.opening, *divided.steps[0]]
     assert whole_record(divided.opening, divided.steps[0], 0, 30) == combined
-    assert whole_record(divided.opening, divided.steps[0], LAYERS, LAYERS) == combined
+    assert whole_record(divided.opening, divided.steps[0], FEW, FEW) == combined
 
 
 # -- what does not fit
@@ -199,7 +198,7 @@ def test_shapes_with_other_events_are_irregular(first, second, reason):
 
 def test_a_loss_in_too_few_chunks_to_resize_is_irregular():
     toy = {"rows_per_chunk": 5}
-    assert Toy(layers=1, **toy).chunks(20) == CHUNKS - 1
+    assert Toy(layers=1, **toy).chunks(20) == CHUNKS.smallest - 1
     with pytest.raises(Irregular, match="too few"):
         template_of([20, 30], **toy).events(60, 12)
     template_of([21, 30], **toy).events(60, 12)
@@ -268,5 +267,5 @@ def test_the_optimizer_can_be_put_into_an_opening_too_where_its_state_is_made(
     direct = steps_of([size], layers=layers, **{**program, "passing": other_passing})
     opening = with_optimizer_step(steps.opening, other_step.opening)
     step = with_optimizer_step(steps.steps[0], other_step.steps[0])
-    resized = whole_record(opening, step, LAYERS, layers)
+    resized = whole_record(opening, step, FEW, layers)
     assert canonical(resized) == canonical([*direct.opening, *direct.steps[0]])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from autotune.estimate.records.shapes import CHUNKS
+from autotune.estimate.records.layers import CHUNKS
 from autotune.estimate.variants.sizes import (
     LossChunks,
     Worst,
@@ -151,10 +151,10 @@ def test_the_order_of_sizes_and_repeats_do_not_matter(sizes, flat, smallest):
 def test_the_smallest_size_of_padded_rows_has_chunks_enough(length, rows_per_chunk):
     size = smallest_with_chunks(length - 1, rows_per_chunk, flat=False)
     traced_batch = micro_batch(size, length, flat=False, padded=True, share=1.0)
-    assert chunks_of(worst(traced_batch.lengths), "nll", rows_per_chunk) > CHUNKS
+    assert chunks_of(worst(traced_batch.lengths), "nll", rows_per_chunk) > CHUNKS.smallest
     # Not one row more than is needed, but for the one in reserve.
     fewer = worst((length,) * max(size - 2, 1))
-    assert size <= 2 or chunks_of(fewer, "nll", rows_per_chunk) <= CHUNKS
+    assert size <= 2 or chunks_of(fewer, "nll", rows_per_chunk) <= CHUNKS.smallest
 
 
 @given(st.sampled_from([128, 256]))
@@ -162,7 +162,9 @@ def test_the_smallest_size_of_flat_rows_has_chunks_enough_and_is_round(rows_per_
     size = smallest_with_chunks(1.0, rows_per_chunk, flat=True)
     assert size % 128 == 0
     traced_batch = micro_batch(size, 999, flat=True, padded=False, share=1.0)
-    assert chunks_of(worst(traced_batch.lengths, flat=True), "nll", rows_per_chunk) > CHUNKS
+    assert (
+        chunks_of(worst(traced_batch.lengths, flat=True), "nll", rows_per_chunk) > CHUNKS.smallest
+    )
 
 
 @given(st.integers(10, 2000), st.floats(0.01, 1.0), st.sampled_from([128, 256]))
@@ -171,7 +173,7 @@ def test_rows_of_which_little_counts_need_more_rows(length, share, rows_per_chun
     assume(positions < length)
     size = smallest_with_chunks(positions, rows_per_chunk, flat=False)
     labelled = worst((length,) * size, labelled=size * positions)
-    assert chunks_of(labelled, "chunked_nll", rows_per_chunk) > CHUNKS
+    assert chunks_of(labelled, "chunked_nll", rows_per_chunk) > CHUNKS.smallest
 
 
 # -- sizes met
