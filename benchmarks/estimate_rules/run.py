@@ -162,7 +162,7 @@ def _worst(done: list[dict[str, Any]]) -> str:
 
 
 def _seconds(done: list[dict[str, Any]]) -> str:
-    text = "\n## Seconds, median\n\n| model | layers | trace of four layers | scale and replay | "
+    text = "\n## Seconds, median\n\n| model | layers | small trace | scale and replay | "
     text += "whole trace |\n|---|---|---|---|---|\n"
     for model, config in CONFIGS.items():
         some = [row for row in done if row["case"]["model"] == model]

@@ -175,7 +175,7 @@ def work_errors(
     longest = max(length for _, length, _ in keys)
     fitting = [key for key in keys if key[1] == longest and key[2] == worst.padded]
     counts = {key: estimates.traces.shape(key).chunks for key in fitting}
-    fitting = [key for key in fitting if not counts[key] or counts[key] >= CHUNKS.smallest]
+    fitting = [key for key in fitting if not 0 < counts[key] < CHUNKS.smallest]  # too few to scale
     chunks = sizes.chunk_count(worst, chunking_of(request))
     whole = [work_from_plain(row) for row in truth.micro_work[1]]
     scaled = estimates.traces.work(fitting, worst.size, chunks)

@@ -23,7 +23,7 @@ from benchmarks.estimate_exactness.run import rows_of
 from benchmarks.plan_time.cases import CASES, Case
 
 RESULTS = Path(__file__).parent / "results.jsonl"
-KEEPS_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 """Where it is set, every process compiles all of autotune again: users do not have it set."""
 
 
@@ -33,7 +33,7 @@ def planned(case: Case, cache: str, *flags: str) -> tuple[dict[str, Any], dict[s
     command += [*flags, "--json"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "AUTOTUNE_CACHE": cache, "HF_HUB_OFFLINE": "1"}
-    environment.pop(KEEPS_NO_BYTECODE, None)
+    environment.pop(NO_BYTECODE, None)
     first_s = None
     with tempfile.TemporaryFile("w+") as out:  # a pipe would fill up while the other one is read
         process = subprocess.Popen(

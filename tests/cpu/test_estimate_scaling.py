@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate.records.layers import LAYERS as ENDS
+from autotune.estimate.records import layers
 from autotune.estimate.variants.data import ORDER_SIGMA
 from autotune.facts.stack import fused_head
 from autotune.process.limits import Limits
@@ -19,7 +19,7 @@ from autotune.process.server import ChildServer
 from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, some_of, write_model
 
-LAYERS = 9
+LAYERS, FEW = 9, layers.LAYERS.smallest
 LONGER = 10 if fused_head() else 1
 """The chunks of a loss with a fused head are as many times larger, and must be more than five."""
 LONGEST = 260 * LONGER
@@ -246,7 +246,7 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     name: str, model: Path, server: ChildServer, tmp_path: Path
 ) -> None:
     reply = answered(CASES[name], model, server, tmp_path)
-    assert reply["layers"] == [ENDS.smallest, LAYERS]
+    assert reply["layers"] == [FEW, LAYERS]
     for estimate, whole, method in reply["pairs"]:
         assert method == "scaled trace"
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)
@@ -257,7 +257,7 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     if name == "full":  # so much more is trained than in the few layers that were traced
         layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160 + 2 * 64
         outside = 2 * 509 * 64 + 64
-        growth = (outside + LAYERS * layer) / (outside + ENDS.smallest * layer)
+        growth = (outside + LAYERS * layer) / (outside + FEW * layer)
         assert reply["growth"] == pytest.approx(growth, rel=1e-6)
 
 
@@ -268,7 +268,7 @@ def test_a_kind_of_attention_that_few_layers_have_is_traced(
     model = model_folder(tmp_path / "model", TWO_KINDS)
     eager = {**LORA, **CHECKPOINTED, "attn_implementation": "eager"}
     reply = answered(Case(eager, rows=14, shortest=130), model, server, tmp_path)
-    assert reply["layers"] == [ENDS.smallest, LAYERS]
+    assert reply["layers"] == [FEW, LAYERS]
     for estimate, whole, _ in reply["pairs"]:
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)
 

@@ -1,6 +1,6 @@
-"""Estimates of online trainers from five layers and six tokens, held against whole traces.
+"""Estimates of online trainers from few layers and six tokens, held against whole traces.
 
-A child does both, as a plan's does; the model has nine layers, so that four of them are copies, and
+A child does both, as a plan's does; the model has nine layers, so that most of them are copies, and
 every token is decoded in the whole trace.
 """
 

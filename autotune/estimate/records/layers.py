@@ -17,11 +17,8 @@ from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, Event,
 
 @dataclass(frozen=True)
 class Ends:
-    """How many stretches are kept as they are.
-
-    Attributes:
-        first: at the beginning; the next one is copied.
-    """
+    """How many stretches are kept as they are, at the beginning and at the end; the one that
+    follows the first ones is copied."""
 
     first: int
     last: int
@@ -32,7 +29,7 @@ class Ends:
         return self.first + 1 + self.last
 
     def between(self, count: int) -> int:
-        """How many of so many stretches are copies of one."""
+        """How many of `count` stretches are copies of one."""
         return count - self.first - self.last
 
 

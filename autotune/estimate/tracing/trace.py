@@ -164,11 +164,18 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
 
 
 def _few_types(types: Sequence[str], layers: int) -> list[str]:
-    """The kinds of the layers that are traced: the first ones, and last of all a kind that these
-    leave out, or else the last one's. What is between is like the third."""
-    first = list(types[: layers - LAYERS.last])
+    """The kinds of the layers that are traced: the first ones, more like the last of these, and at
+    the end the kind that they leave out, or else the last layer's.
+
+    Raises:
+        Irregular: they leave out more than one.
+    """
+    first = list(types[: LAYERS.first + 1])
+    first += first[-1:] * (layers - 1 - len(first))
     left_out = [kind for kind in types if kind not in first]
-    return [*first, *(left_out or types)[-LAYERS.last :]]
+    if len(set(left_out)) > 1:
+        raise Irregular("the model's layers are of more kinds than are traced")
+    return [*first, (left_out or types)[-1]]
 
 
 def trainer_spec(request: TraceRequest) -> TrainerSpec:

@@ -12,17 +12,26 @@ class TooLarge:
     """The points of a variant that were found to be far beyond the limit."""
 
     def __init__(self, limit_bytes: int | None) -> None:
-        self._far = FAR_BEYOND * (limit_bytes or 0)
+        self._limit = limit_bytes or 0
         self._found: list[tuple[Point, PointReply]] = []
 
     def note(self, point: Point, reply: PointReply) -> None:
         """A point was traced."""
-        if (reply.missing_bytes or 0) > self._far:
+        if (reply.missing_bytes or 0) > FAR_BEYOND * self._limit:
             self._found.append((point, reply))
 
     def smaller_than(self, point: Point) -> PointReply | None:
         """What a smaller point takes that is too large; None: there is none."""
-        return next((reply for other, reply in self._found if is_larger(point, other, reply)), None)
+        for other, reply in self._found:
+            accumulates = point.accumulates or self._keeps_no_gradients(reply)
+            if is_larger(dataclasses.replace(point, accumulates=accumulates), other):
+                return reply
+        return None
+
+    def _keeps_no_gradients(self, reply: PointReply) -> bool:
+        """Whether what is live is too much by itself, at a moment without gradients: then it does
+        not matter whether these are kept for a next micro-step."""
+        return reply.peak_allocated_bytes > self._limit and not reply.parts.get(GRADIENTS)
 
 
 def sizes(point: Point) -> tuple[int, int]:
@@ -31,13 +40,8 @@ def sizes(point: Point) -> tuple[int, int]:
     return rollout.micro_batch, rollout.at_once
 
 
-def is_larger(point: Point, other: Point, reply: PointReply) -> bool:
-    """Whether a point differs from another one only in that it trains or generates more at once.
-
-    Args:
-        reply: of the other one. Where no gradients are there at its peak, it does not matter
-            whether they are kept for a next micro-step.
-    """
+def is_larger(point: Point, other: Point) -> bool:
+    """Whether a point differs from another one only in that it trains or generates more at once."""
     sizes, others = Rollout(**point.batching), Rollout(**other.batching)
     alike = dataclasses.replace(
         sizes,
@@ -49,7 +53,7 @@ def is_larger(point: Point, other: Point, reply: PointReply) -> bool:
     return (
         alike == others
         and same == other
-        and (point.accumulates >= other.accumulates or not reply.parts.get(GRADIENTS))
+        and point.accumulates >= other.accumulates
         and sizes.micro_batch >= others.micro_batch
         and sizes.at_once >= others.at_once
     )

@@ -1,6 +1,6 @@
 """Lists of changes that are looked at while a job does not fit. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,23 +28,24 @@ class Proposal:
     @property
     def is_possible(self) -> bool:
         """Whether the job has a space."""
-        return self._space is not None
+        return bool(self.candidates)
 
-    @cached_property
+    @property
     def lean(self) -> Candidate:
         """The leanest candidate of all."""
-        assert self._space is not None
-        return leanest(self._space)
+        return self._found[0]
 
-    @cached_property
+    @property
     def candidates(self) -> Sequence[Candidate]:
-        """Those that differ in what decides about memory, the leanest first."""
-        assert self._space is not None
-        return sorted(decisive(self._space), key=expected_leanness)
+        """Those that differ in what decides about memory, the leanest first; none: no space."""
+        return self._found[1:]
 
     @cached_property
-    def _space(self) -> SearchSpace | None:
-        return self.bind()
+    def _found(self) -> Sequence[Candidate]:
+        space = self.bind()
+        if space is None:
+            return ()
+        return leanest(space), *sorted(decisive(space), key=expected_leanness)
 
     @property
     def texts(self) -> frozenset[str]:
@@ -57,11 +58,11 @@ class Proposal:
         return frozenset(change.text for change in self.changes[:-1]), self.changes[-1].field
 
 
-def smallest_of_each_field(proposals: Sequence[Proposal]) -> list[Proposal]:
+def smallest_of_each_field(proposals: Sequence[Proposal]) -> Iterator[Proposal]:
     """The first possible one of the lists that differ only in how much they change the last
     field."""
-    firsts: dict[object, Proposal] = {}
+    places: set[object] = set()
     for proposal in proposals:
-        if proposal.place not in firsts and proposal.is_possible:
-            firsts[proposal.place] = proposal
-    return list(firsts.values())
+        if proposal.place not in places and proposal.is_possible:
+            places.add(proposal.place)
+            yield proposal

@@ -11,6 +11,7 @@ A plan of a job that does not fit asks for the shortest lists; `autotune advise`
 """
 
 import functools
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from autotune.errors import UserError
@@ -135,7 +136,10 @@ class Advisor:
             before = self._lists
             while proposals and not (ways and self._estimates.is_by_formula):
                 left = None if most is None else most - (self._lists - before)
-                wave = smallest_of_each_field(proposals)[:left]
+                wave = list(itertools.islice(smallest_of_each_field(proposals), left))
+                if not wave:
+                    front += proposals
+                    break
                 found = self._ways(wave)
                 ways += [way for way in found if way is not None]
                 enough = [p for p, way in zip(wave, found, strict=True) if way is not None]
@@ -143,9 +147,6 @@ class Advisor:
                 front += [p for p in wave if p not in enough]
                 fields = [p.place for p in enough]
                 proposals = [p for p in proposals if p not in wave and p.place not in fields]
-                if not wave:
-                    front += proposals
-                    break
             yield ways
 
     def _longer(
@@ -166,8 +167,8 @@ class Advisor:
             if texts in looked_at or any(fits <= texts for fits in fitting):
                 continue
             looked_at.add(texts)
-            bind = functools.partial(self._space, change.job)
-            yield Proposal(changes=changes, job=change.job, bind=bind)
+            space = functools.partial(self._space, change.job)
+            yield Proposal(changes=changes, job=change.job, bind=space)
 
     def _is_probed(self, proposal: Proposal) -> bool:
         return len(proposal.changes) == 1 and proposal.changes[0].text in self._tried

@@ -172,9 +172,11 @@ def test_chunks_that_do_not_hand_on_alike_are_irregular():
         with_chunks(mirrored(handed_on(5, 2)), 5, 8)
 
 
-def test_what_is_kept_for_longer_than_a_layer_is_irregular():
+@settings(deadline=None)
+@given(st.integers(FEW + 1, 30), PROGRAMS, SIZES)
+def test_what_is_kept_for_longer_than_a_layer_is_irregular(wanted_count, program, sizes):
     with pytest.raises(Irregular, match="freed"):
-        with_layers(record([5], layers=FEW, lag=2), FEW, 9)
+        with_layers(record(sizes, layers=FEW, lag=2, **program), FEW, wanted_count)
 
 
 def let_go_of(*frees, layers=5):

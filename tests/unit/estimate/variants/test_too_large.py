@@ -51,13 +51,22 @@ def reply(missing_bytes, **parts):
     ],
 )
 def test_a_point_is_larger_only_where_it_differs_in_nothing_but_sizes(other, larger):
-    assert is_larger(other, point(), reply(1, gradients=9)) is larger
+    assert is_larger(other, point()) is larger
 
 
-@pytest.mark.parametrize(("gradients", "larger"), [(0, True), (9, False)])
-def test_where_no_gradients_are_at_the_peak_a_last_micro_step_is_as_large(gradients, larger):
+@pytest.mark.parametrize(
+    ("live_bytes", "gradients", "skipped"),
+    [(LIMIT + 1, 0, True), (LIMIT + 1, 9, False), (LIMIT, 0, False)],
+)
+def test_where_no_gradients_are_at_the_peak_a_last_micro_step_is_as_large(
+    live_bytes, gradients, skipped
+):
+    found = TooLarge(LIMIT)
+    large = replace(reply(LIMIT, gradients=gradients), peak_allocated_bytes=live_bytes)
+    found.note(point(), large)
     alone = point(micro_batch=8, accumulation=1, accumulates=False)
-    assert is_larger(alone, point(), reply(1, gradients=gradients)) is larger
+    assert (found.smaller_than(alone) is large) is skipped
+    assert found.smaller_than(point(micro_batch=1, accumulation=8, accumulates=False)) is None
 
 
 @pytest.mark.parametrize(

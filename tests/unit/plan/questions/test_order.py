@@ -37,12 +37,12 @@ def test_of_lists_that_change_one_field_more_and_more_the_first_is_looked_at():
         proposal(("tuning", 1), ("length", 2)),
         proposal(("length", 1), ("tuning", 1)),
     ]
-    assert smallest_of_each_field(lists) == [lists[0], lists[2], lists[4]]
+    assert list(smallest_of_each_field(lists)) == [lists[0], lists[2], lists[4]]
 
 
 def test_of_lists_that_cannot_be_the_next_is_looked_at():
     lists = [proposal(("length", 1), space=False), proposal(("length", 2))]
-    assert smallest_of_each_field(lists) == [lists[1]]
+    assert list(smallest_of_each_field(lists)) == [lists[1]]
 
 
 def test_a_space_is_bound_only_where_it_matters():
@@ -51,6 +51,6 @@ def test_a_space_is_bound_only_where_it_matters():
         replace(proposal(("devices", n)), bind=lambda n=n: bound.append(n) or SPACE)
         for n in (2, 4, 8)
     ]
-    (first,) = smallest_of_each_field(lists)
+    (first,) = list(smallest_of_each_field(lists))
     assert first.lean in SPACE.candidates and first.candidates[0] in SPACE.candidates
     assert bound == [2]
