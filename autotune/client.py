@@ -175,9 +175,9 @@ class Client:
         """What the service has against a request; or that it is another's answer."""
         status, hint = answer.status_code, None
         try:
-            said = answer.json()
-            problems = [Problem(**each) for each in said["errors"]]
-            problems = problems or [Problem(where="", what=said["detail"])]
+            document = answer.json()
+            problems = [Problem(**each) for each in document["errors"]]
+            problems = problems or [Problem(where="", what=document["detail"])]
             if status < 500 and status not in _OF_THE_SERVICE:
                 return UserError(*problems)
             if status == 401:

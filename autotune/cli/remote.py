@@ -93,7 +93,7 @@ def plan_there(
     if emit is not None and "bundle.zip" in done["files"]:
         unpack(client.bundle(work), emit)
         done["result"]["bundle"] = str(emit.absolute())
-    code = _told(done, as_json)
+    code = _print_result(done, as_json)
     if emit is None or code != EXIT_DONE:
         return code
     if "bundle.zip" not in done["files"]:
@@ -151,7 +151,7 @@ def run_there(
     if "bundle.zip" in done["files"] and bundle is not None:
         unpack(client.bundle(work), bundle)
         done["result"] = {**(done["result"] or {}), "bundle": str(bundle)}
-    code = _told(done, as_json)
+    code = _print_result(done, as_json)
     if "bundle.zip" in done["files"]:
         there = f"{client.url}/api/v1/runs/{work['id']}/bundle.zip"
         say(f"bundle: {bundle or there}")
@@ -239,25 +239,25 @@ def _followed(
     after: int = 0,
 ) -> dict[str, Any]:
     """The work when it has ended; `hear` hears of what happens meanwhile."""
-    said: list[str] = []
-    asked = False
+    lines: list[str] = []
+    cancelling = False
     while True:
         try:
             for event in client.follow(work, after):
                 after = event["number"]
                 if event["kind"] == "line":
-                    said.append(event["data"]["text"])
+                    lines.append(event["data"]["text"])
                 hear(event)
             done: dict[str, Any] = client.wait(work, after)
             break
         except KeyboardInterrupt:
-            if work["kind"] == "run" or asked:
+            if work["kind"] == "run" or cancelling:
                 raise
-            asked = True
+            cancelling = True
             with contextlib.suppress(UserError):  # it has ended by now
                 client.cancel(work)
     error = done["error"] or ""
-    if error and (is_quiet() or error.splitlines()[0] not in said):
+    if error and (is_quiet() or error.splitlines()[0] not in lines):
         echo(error, err=True)
     return done
 
@@ -267,7 +267,7 @@ def _say_line(event: dict[str, Any]) -> None:
         say(event["data"]["text"])
 
 
-def _told(done: dict[str, Any], as_json: bool) -> int:
+def _print_result(done: dict[str, Any], as_json: bool) -> int:
     """Print what the command printed; its exit code."""
     if as_json and done["result"] is not None:
         print_json(done["result"])
