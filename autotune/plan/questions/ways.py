@@ -167,8 +167,9 @@ class Advisor:
             if texts in looked_at or any(fits <= texts for fits in fitting):
                 continue
             looked_at.add(texts)
-            space = functools.partial(self._space, change.job)
-            yield Proposal(changes=changes, job=change.job, bind=space)
+            yield Proposal(
+                changes=changes, job=change.job, bind=functools.partial(self._space, change.job)
+            )
 
     def _is_probed(self, proposal: Proposal) -> bool:
         return len(proposal.changes) == 1 and proposal.changes[0].text in self._tried
