@@ -159,7 +159,7 @@ def _table(name: str) -> dict[str, Any]:
     from autotune.job.yaml_file import parse_yaml
 
     file = resources.files("autotune").joinpath("facts", name)
-    return parse_yaml(file.read_text(encoding="utf-8"), name)[0]
+    return parse_yaml(file.read_text(encoding="utf-8"), name, shipped=True)[0]
 
 
 def _kind(row: Mapping[str, Any]) -> DeviceKind:

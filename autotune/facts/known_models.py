@@ -50,7 +50,7 @@ def known_models() -> tuple[KnownModel, ...]:
     from autotune.job.yaml_file import parse_yaml
 
     file = resources.files("autotune").joinpath("facts", _FILE)
-    shapes = parse_yaml(file.read_text(encoding="utf-8"), _FILE)[0]["models"]
+    shapes = parse_yaml(file.read_text(encoding="utf-8"), _FILE, shipped=True)[0]["models"]
     return tuple(
         KnownModel(
             hub_id=hub_id,

@@ -69,6 +69,16 @@ _Loader.add_implicit_resolver(
 )
 
 
+class _TableLoader(_Loader):
+    """The same by libyaml, ten times as fast: for our own tables, in which nothing is wrong."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("")
+        events = yaml.CSafeLoader(text)
+        for name in ("check_event", "peek_event", "get_event"):
+            setattr(self, name, getattr(events, name))
+
+
 def parse_scalar(text: str) -> Any:
     """One value as it would be read in a file (for `--set name=value`)."""
     loader, node = _composed(text)
@@ -84,9 +94,9 @@ def check_size(text: str) -> None:
     _composed(text)
 
 
-def _composed(text: str) -> tuple[_Loader, yaml.Node | None]:
+def _composed(text: str, kind: type[_Loader] = _Loader) -> tuple[_Loader, yaml.Node | None]:
     """A text as YAML's nodes, and who makes values of them; not of too many."""
-    loader = _Loader(text)
+    loader = kind(text)
     node = loader.get_single_node()
     if node is not None and _size(node, {}) > MOST_VALUES:
         raise yaml.composer.ComposerError(None, None, _TOO_MANY, node.start_mark)
@@ -106,8 +116,13 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path_, int]]:
+def parse_yaml(
+    text: str, name: str, *, shipped: bool = False
+) -> tuple[dict[str, Any], dict[Path_, int]]:
     """The mapping in `text` and the line of each of its entries (1-based).
+
+    Args:
+        shipped: whether it is one of our own tables.
 
     Raises:
         UserError: not YAML, not a mapping, a key given twice, or one that is no word.
@@ -115,7 +130,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path_, int]]:
     lines: dict[Path_, int] = {}
     problems: list[Problem] = []
     try:
-        loader, node = _composed(text)
+        by_libyaml = shipped and yaml.__with_libyaml__
+        loader, node = _composed(text, _TableLoader if by_libyaml else _Loader)
         if node is not None:
             # Before construction, which copies the keys of a merge (`<<`) into the node.
             _walk(node, (), lines, problems, name)

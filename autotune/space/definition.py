@@ -68,7 +68,7 @@ def shipped_space(method: str) -> str:
 
 @functools.cache
 def _shipped_definition(method: str) -> SpaceDefinition:
-    return parse_definition(shipped_space(method), f"search_spaces/{method}.yaml")
+    return parse_definition(shipped_space(method), f"search_spaces/{method}.yaml", shipped=True)
 
 
 def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
@@ -90,13 +90,17 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
     return definition
 
 
-def parse_definition(text: str, name: str) -> SpaceDefinition:
+def parse_definition(text: str, name: str, *, shipped: bool = False) -> SpaceDefinition:
     """A search space from its text, with what it includes.
+
+    Args:
+        shipped: whether it is one of ours.
 
     Raises:
         UserError: with every problem and its line.
     """
-    main_part = _Part.of(text, name, {"method", "knobs", "rules", "include"})
+    keys = {"method", "knobs", "rules", "include"}
+    main_part = _Part.of(text, name, keys, shipped=shipped)
     if not isinstance(main_part.data.get("method"), str):
         main_part.report(("method",), "`method` must name the training method")
     if MICRO_BATCH not in main_part.entries:
@@ -133,7 +137,7 @@ def _included(main_part: "_Part") -> list["_Part"]:
 
 def _shipped_part(file: str) -> "_Part":
     text = shipped_space(file.removesuffix(".yaml"))
-    return _Part.of(text, f"search_spaces/{file}", {"knobs", "rules"})
+    return _Part.of(text, f"search_spaces/{file}", {"knobs", "rules"}, shipped=True)
 
 
 def shared_part(file: str) -> SpaceDefinition:
@@ -154,8 +158,8 @@ class _Part:
     problems: list[Problem]
 
     @classmethod
-    def of(cls, text: str, name: str, keys: set[str]) -> "_Part":
-        data, lines = parse_yaml(text, name)
+    def of(cls, text: str, name: str, keys: set[str], *, shipped: bool) -> "_Part":
+        data, lines = parse_yaml(text, name, shipped=shipped)
         part = cls(name, data, lines, [])
         for key in data.keys() - keys:
             part.report((key,), f"unknown key `{key}`", nearest(key, sorted(keys)))

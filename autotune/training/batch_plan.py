@@ -241,10 +241,13 @@ class Rows:
         self.longest = [max(lengths) for lengths in self.lengths]
         self._first_label: list[int] = dataset["first_label"][:]
         self._dataset = dataset.select_columns(list(METHODS[method].columns))
+        self._rows: dict[int, Row] = {}
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = self._dataset[index]
-        return row
+        """A row, read once: each way to make micro-batches looks at much the same ones."""
+        if index not in self._rows:
+            self._rows[index] = self._dataset[index]
+        return self._rows[index]
 
     def usable(self, batching: Batching) -> list[int]:
         """Rows with something left to learn after the cut: TRL drops the others."""

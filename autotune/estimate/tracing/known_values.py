@@ -6,6 +6,7 @@ inputs are all known is run on them as well. What is not known is answered by po
 Runs in a child only.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -32,8 +33,15 @@ def tensors_in(*values: Any) -> list[torch.Tensor]:
 
 
 def _small(tensor: torch.Tensor) -> bool:
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    return bool(tensor.numel() <= (MAX_FLOATS if floating else MAX_NUMBERS))
+    numbers = tensor.numel()
+    if numbers <= MAX_FLOATS:
+        return True
+    return numbers <= MAX_NUMBERS and not (tensor.is_floating_point() or tensor.is_complex())
+
+
+@functools.cache
+def _is_mutable(operator: Any) -> bool:
+    return bool(operator._schema.is_mutable)
 
 
 class KnownValues:
@@ -75,8 +83,8 @@ class KnownValues:
     def follow(self, operator: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Run the operator on the values as well, where all of them are known."""
         outs = tensors_in(out)
-        mutates = operator._schema.is_mutable
-        if not mutates and not any(_small(tensor) for tensor in outs):
+        mutates = _is_mutable(operator)
+        if not mutates and not any(map(_small, outs)):
             return
         values = self._values(tensors_in(args, kwargs))
         if values is None:

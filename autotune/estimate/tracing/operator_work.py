@@ -3,6 +3,7 @@
 Runs in a child only.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -24,9 +25,13 @@ _ADAM_TRAFFIC = 1.75
 """Fused Adam reads parameter, gradient and two moments, and writes three of them: 7 of 4."""
 
 
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _bytes(tensor: torch.Tensor) -> int:
-    size = tensor.numel() * tensor.element_size()
-    return int(min(size, tensor.untyped_storage().nbytes()))
+    return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
 
 
 def _argument(func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -55,7 +60,7 @@ def work_of(
 ) -> Work:
     """What an operator has to do."""
     inputs = tensors_in(args, kwargs)
-    dtype = str((outs or inputs)[0].dtype).removeprefix("torch.") if outs or inputs else ""
+    dtype = _dtype_name((outs or inputs)[0].dtype) if outs or inputs else ""
     kind, flops = "memory", 0
     dims: tuple[int, ...] = ()
     moved_bytes = sum(map(_bytes, inputs)) + sum(map(_bytes, outs))

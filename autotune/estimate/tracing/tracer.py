@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,6 +36,7 @@ _WRITES_IN_PLACE_FOR_REAL = {
     *(aten.scatter_add.default, aten.scatter.src, aten.index_put.default, aten.index_add.default),
 }
 _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
+_FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
 _PASSING = (events.ACTIVATIONS, events.TEMPORARIES)
 
 
@@ -214,9 +214,10 @@ class Tracer(TorchDispatchMode):
             return self._on_local_tensors(func, args, kwargs)
         if self.paused:
             return func(*args, **kwargs)
+        fake_mode = torch._C._get_dispatch_mode(_FAKE_MODE)
         if self._fake is None:
-            self._fake = active_fake_mode()
-        elif active_fake_mode() is not self._fake:
+            self._fake = fake_mode
+        elif fake_mode is not self._fake:
             return func(*args, **kwargs)  # DTensor propagates shapes in a nested fake mode
         is_known, answer = self.unknown_values.answer(func, args)
         if is_known:

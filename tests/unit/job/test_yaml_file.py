@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import pytest
 import yaml
@@ -148,3 +149,19 @@ def test_a_file_has_so_many_values_and_no_more():
 def test_an_alias_may_be_used_as_often_as_a_file_needs_it():
     data, _ = parse_yaml("a: &a [x, y]\nb: [*a, *a]\n", "job")
     assert data["b"] == [["x", "y"], ["x", "y"]]
+
+
+ROOT = Path(__file__).parents[3]
+TABLES = sorted(
+    path
+    for folder in ("search_spaces", "autotune/facts")
+    for path in (ROOT / folder).glob("*.yaml")
+)
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="this PyYAML was built without libyaml")
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_a_table_of_ours_is_read_by_libyaml_as_a_file_of_the_users_is(path):
+    text = path.read_text(encoding="utf-8")
+    by_pyyaml, by_libyaml = (parse_yaml(text, path.name, shipped=ours) for ours in (False, True))
+    assert repr(by_libyaml) == repr(by_pyyaml)
