@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from autotune.cli.echo import echo, say
 from autotune.errors import user_error
+from autotune.job.text_file import text_of
 from autotune.trackers import TRACKERS
 
 RESULT = "result.json"
@@ -61,11 +62,7 @@ def storage_of(option: str | None) -> str | None:
     if option is None:
         return None
     if option.startswith("@"):
-        try:
-            return Path(option[1:]).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            what = f"the file of the URL cannot be read: {error}"
-            raise user_error(what, where="--storage") from None
+        return text_of(Path(option[1:]), "file with the URL of a storage").strip()
     from autotune.search.storage import holds_password
 
     typed = click.get_current_context().get_parameter_source("storage")

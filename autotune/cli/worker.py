@@ -60,6 +60,7 @@ def command(
     """
     from autotune.cli.views.log import log_to_stderr
     from autotune.errors import user_error
+    from autotune.job.text_file import MOST_BYTES, readable_text, text_of
     from autotune.server.worker.loop import Capacity
     from autotune.server.worker.start import start_worker, worker_info
     from autotune.units import parse_bytes
@@ -68,7 +69,7 @@ def command(
         raise user_error("the service is missing", hint="add --server http://host:8642")
     token = os.environ.get("AUTOTUNE_TOKEN", "")
     if token_file is not None:
-        token = token_file.read_text(encoding="utf-8").strip()
+        token = text_of(token_file, "file with a token").strip()
     if not token:
         raise user_error(
             "a worker's token is needed",
@@ -79,7 +80,10 @@ def command(
     def address() -> str:
         if server_file is None:
             return str(server).rstrip("/")
-        return server_file.read_text(encoding="utf-8").strip()
+        text = readable_text(server_file, MOST_BYTES)
+        if text is None:  # the service may be about to write it
+            raise FileNotFoundError(f"{server_file}: there is no such file of text")
+        return text.strip()
 
     try:
         wanted = None if devices is None else [int(one) for one in devices.split(",")]

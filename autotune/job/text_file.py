@@ -4,8 +4,11 @@ from pathlib import Path
 
 from autotune.errors import user_error
 
+MOST_BYTES = 2**20
+"""Of a file that somebody writes by hand."""
 
-def text_of(path: Path, kind: str, most_bytes: int, *, hint: str | None = None) -> str:
+
+def text_of(path: Path, kind: str, most_bytes: int = MOST_BYTES, *, hint: str | None = None) -> str:
     """What a text file holds; of a pipe, which might never end, nothing is read.
 
     Args:
@@ -22,7 +25,7 @@ def text_of(path: Path, kind: str, most_bytes: int, *, hint: str | None = None) 
             raise user_error(what, where=name, hint=hint)
         if not path.is_file():
             what = "a folder" if path.is_dir() else "a pipe or a device"
-            raise user_error(f"is {what}, not a {kind}", where=name, hint="name a YAML file")
+            raise user_error(f"is {what}, not a {kind}", where=name, hint="name a regular file")
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:

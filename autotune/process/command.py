@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.process.descendants import tree
 from autotune.process.launch import GUARD
 from autotune.process.niceness import stand_back
-from autotune.process.opener import opener
+from autotune.process.opener import private_opener
 from autotune.process.proc import resident_bytes
 
 
@@ -41,8 +41,8 @@ class Command:
         command = [sys.executable, "-P", "-m", "autotune", *arguments]
         guard = [sys.executable, "-P", "-m", GUARD] if guarded else []
         with (
-            open(output, "ab", opener=opener) as out,
-            open(errors, "ab", opener=opener) as err,
+            open(output, "ab", opener=private_opener) as out,
+            open(errors, "ab", opener=private_opener) as err,
         ):
             self._process = subprocess.Popen(
                 [*guard, *command],

@@ -1,7 +1,8 @@
-"""Imported behind torch: what a trace does not need is imported when it is first called for.
+"""Imported behind torch: what a trace does not need is imported when it is first called for, and
+what libraries look up meanwhile is found with less work.
 
 Of the seconds that the stack takes two are torch's compiler, where bitsandbytes is installed, and
-0.4 the rest. Not for probes: their processes are to be as large as those of a training.
+one the rest. Not for probes: their processes are to be as large as those of a training.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from autotune.process import import_lookups
 
 _compile_now = torch.compile
 
@@ -58,11 +61,21 @@ def solver_later() -> Iterator[None]:
         del sys.modules[name]
 
 
+def look_up_with_less_work() -> None:
+    """Put in the lookups of `import_lookups.py`; a library without these functions stays as it
+    is."""
+    # Transformers and TRL both read the names of all that is installed.
+    importlib.metadata.packages_distributions = import_lookups.packages_distributions
+    registering: Any = importlib.import_module("torch._library.utils")
+    if hasattr(registering, "get_source"):
+        registering.get_source = import_lookups.source_of_caller
+    importing: Any = importlib.import_module("transformers.utils.import_utils")
+    if read := getattr(importing, "fetch__all__", None):
+        importing.fetch__all__ = functools.partial(import_lookups.exported_names, read)
+
+
 torch.compile = compile_later
-# Transformers and TRL both read the names of all that is installed.
-importlib.metadata.packages_distributions = functools.cache(
-    importlib.metadata.packages_distributions
-)
+look_up_with_less_work()
 importlib.import_module("accelerate")  # before the block: it may want more of scipy
 with solver_later():
     importlib.import_module("transformers.loss.loss_utils")

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from autotune.facts import devices
 from autotune.facts.control_group import memory_kills
 from autotune.process.limits import LaunchReport
-from autotune.process.opener import opener
+from autotune.process.opener import private_opener
 from autotune.process.proc import process_status, session_memory
 from autotune.process.processor_waits import ProcessorWaits
 
@@ -51,7 +51,7 @@ def launch(
     """
     meter, waits = _Meter(gpus), ProcessorWaits()
     began, kills = time.monotonic(), memory_kills()
-    with open(log, "wb", opener=opener) as file:
+    with open(log, "wb", opener=private_opener) as file:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", GUARD, *command],
             stdin=subprocess.PIPE,

@@ -23,7 +23,7 @@ from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher, lost_ending
 from autotune.process.logs import ending_of
 from autotune.process.messages import ChildFolder
-from autotune.process.opener import opener
+from autotune.process.opener import private_opener
 from autotune.process.watch import ChildWatch
 
 PRELOAD = (
@@ -97,7 +97,7 @@ class ChildServer:
             return
         # -P: the folder that the user stands in may hold a `datasets.py`.
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._log, "ab", opener=opener) as log:
+        with open(self._log, "ab", opener=private_opener) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autotune.process.forkserver", *self._preload],
                 stdin=subprocess.PIPE,

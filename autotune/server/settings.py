@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from autotune.errors import Problem, UserError, nearest, user_error
+from autotune.errors import Problem, UserError, nearest
 from autotune.job.fields import Strict, as_bytes, as_duration
 from autotune.job.paths import absolute_path
+from autotune.job.text_file import text_of
 from autotune.job.yaml_file import parse_yaml
 from autotune.server.store.values import Kind
 from autotune.space.job_file.problems import explain
@@ -130,10 +131,7 @@ def load_settings(path: Path | None, changes: Mapping[str, Any] | None = None) -
     lines: dict[tuple[str | int, ...], int] = {}
     base = Path.cwd() if path is None else path.parent
     if path is not None:
-        try:
-            data, lines = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise user_error(f"cannot read the settings: {error}", where=str(path)) from None
+        data, lines = parse_yaml(text_of(path, "file of settings"), str(path))
     data |= changes or {}
     where = "settings" if path is None else str(path)
     problems: list[Problem] = []

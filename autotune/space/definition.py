@@ -38,8 +38,6 @@ FACT_NAMES = frozenset(
 _KNOB_KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
 PLACES = ("config", "environment", "batch", "launch")
 INCLUDES = ("sharding.yaml",)
-MOST_BYTES = 2**20
-"""Of a search space: ours have a few thousand."""
 _OPERATORS = {"not", "above", "contains"}
 
 
@@ -79,7 +77,7 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
     """
     if path is None:
         return _shipped_definition(method)
-    text = text_of(Path(path), "search space", MOST_BYTES)
+    text = text_of(Path(path), "search space")
     definition = parse_definition(text, path)
     if definition.method != method:
         raise UserError(

@@ -53,6 +53,21 @@ def test_remote_code_is_no_matter_of_a_texts_truth(tmp_path: Path, text: str, me
     assert [what for _, what, _ in found if "trust_remote_code" in what], found
 
 
+@pytest.mark.parametrize("text", ["true", "'no'"])
+def test_remote_code_is_asked_for_in_one_place(tmp_path: Path, text: str) -> None:
+    start = f"training: {{model_init_kwargs: {{trust_remote_code: {text}}}}}\n"
+    found = [(what, hint) for _, what, hint in problems(tmp_path, start) if "model_init" in what]
+    ((what, hint),) = found
+    assert "`model_init_kwargs` holds `trust_remote_code`" in what
+    assert "training: {trust_remote_code: true}" in str(hint)
+
+
+@pytest.mark.parametrize("field", ["accelerator_config", "fsdp_config", "lr_scheduler_kwargs"])
+def test_a_mapping_is_read_from_no_file(tmp_path: Path, field: str) -> None:
+    found = [what for _, what, _ in problems(tmp_path, f"training: {{{field}: /dev/zero}}\n")]
+    assert f"`{field}` must be a mapping or null, but got `/dev/zero`" in found
+
+
 def test_a_secret_is_refused_and_not_told(tmp_path: Path) -> None:
     file = write_job(tmp_path, training={"hub_token": "hf_SECRET"})
     for arguments in ((file,), (file, "--set", "hub_token=hf_SECRET2", "--json")):
@@ -86,6 +101,18 @@ def test_files_that_a_job_names_are_regular_and_of_a_sane_size(tmp_path: Path, k
     assert refused("validate", job)
     told = refused("validate", write_job(tmp_path), "--set", "lora_r=&a [*a]")
     assert "cannot read the value of `lora_r=&a [*a]`" in told
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large", "missing"])
+def test_files_that_a_flag_names_are_regular_and_of_a_sane_size(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "odd"
+    if kind != "missing":
+        odd_file(file, kind)
+    run = ("run", write_job(tmp_path), "--out", tmp_path / "run", "--storage", f"@{file}")
+    assert "file with the URL of a storage" in refused(*run)
+    worker = ("worker", "--server", "http://localhost:1", "--folder", tmp_path / "works")
+    assert "file with a token" in refused(*worker, "--token-file", file)
+    assert "file of settings" in refused("serve", "--runs", tmp_path / "s", "--config", file)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large", "bomb", "deep", "digits"])

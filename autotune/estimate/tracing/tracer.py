@@ -215,9 +215,8 @@ class Tracer(TorchDispatchMode):
         if self.paused:
             return func(*args, **kwargs)
         fake_mode = torch._C._get_dispatch_mode(_FAKE_MODE)
-        if self._fake is None:
-            self._fake = fake_mode
-        elif fake_mode is not self._fake:
+        self._fake = self._fake or fake_mode
+        if fake_mode is not self._fake:
             return func(*args, **kwargs)  # DTensor propagates shapes in a nested fake mode
         is_known, answer = self.unknown_values.answer(func, args)
         if is_known:

@@ -13,8 +13,6 @@ from autotune.space.foreign.fields import Imported
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
 from autotune.space.foreign.owner import refuse_part, tool_of
 
-MOST_BYTES = 2**20
-"""Of a job file: a real one has a few thousand."""
 _WRITE = "`autotune init` writes a job"
 
 
@@ -46,7 +44,7 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     Raises:
         UserError: it cannot be read, or is no mapping.
     """
-    text = text_of(path, "job file", MOST_BYTES, hint=_WRITE)
+    text = text_of(path, "job file", hint=_WRITE)
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented so, and YAML may not
     return parse_yaml(text, str(path))

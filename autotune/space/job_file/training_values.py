@@ -44,6 +44,7 @@ _MAY_BE_NULL = {"max_grad_norm"}
 _MAY_BE_TEXT = {"loss_type"}
 """Lists of names that may be one name: TRL makes a list of it."""
 _LONGEST, _MOST_LISTED = 80, 16
+_CODE = "trust_remote_code"
 Wrong = tuple[str, str | None]
 """What is wrong, and what to do."""
 
@@ -54,9 +55,12 @@ def wrong_value(name: str, value: Any, type_text: str | None) -> Wrong | None:
     Args:
         type_text: its type, as the stack's source has it (`int | None`).
     """
+    if isinstance(value, Mapping) and _CODE in value:
+        hint = f"write it there, where a run and its bundle name it: `training: {{{_CODE}: true}}`"
+        return f"`{name}` holds `{_CODE}`, which is a field of its own", hint
     if type_text is None or (value is None and _null_does(name, type_text)):
         return None
-    kinds = _alternatives(ast.parse(type_text, mode="eval").body)
+    kinds = _without_files(_alternatives(ast.parse(type_text, mode="eval").body))
     choices = tuple(choice for kind in kinds for choice in _choices(ast.unparse(kind)))
     if choices:  # beside them the plain `str` of the type is for programs
         kinds = [kind for kind in kinds if ast.unparse(kind) not in ("str", *_ENUMERATIONS)]
@@ -72,6 +76,13 @@ def wrong_value(name: str, value: Any, type_text: str | None) -> Wrong | None:
     if choices:
         words = f"{words} or a text" if words else "a text"
     return f"`{name}` must be {words}, but got `{_told(value)}`", _next_step(value, kinds, choices)
+
+
+def _without_files(kinds: list[ast.expr]) -> list[ast.expr]:
+    """The kinds without the text that a mapping may be read from: it can name a file, which would
+    be opened unseen."""
+    names = {ast.unparse(kind).partition("[")[0] for kind in kinds}
+    return [kind for kind in kinds if "dict" not in names or ast.unparse(kind) != "str"]
 
 
 def _null_does(name: str, type_text: str) -> bool:

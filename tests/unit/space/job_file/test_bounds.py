@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 from autotune.errors import UserError
-from autotune.space.job_file.given_file import MOST_BYTES
+from autotune.job.text_file import MOST_BYTES
 from autotune.space.job_file.load import load_job
 from tests.unit.loading import load, problems
 

@@ -1,0 +1,35 @@
+"""What libraries look up while they are imported is what they would find by themselves."""
+
+import importlib.metadata
+from pathlib import Path
+
+from torch._library.utils import get_source
+from transformers.utils import import_utils
+
+from autotune.process import import_lookups
+
+SOURCES = Path(import_utils.__file__).parents[1] / "models"
+
+
+def test_each_package_is_brought_by_the_same_distributions():
+    found, by_python = (
+        {package: sorted(names) for package, names in read().items()}
+        for read in (
+            import_lookups.packages_distributions,
+            importlib.metadata.packages_distributions,
+        )
+    )
+    assert found == by_python
+    assert "autotune" in found
+
+
+def test_the_same_names_are_exported_by_each_module_of_transformers():
+    contents = [path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py")]
+    read = import_utils.fetch__all__
+    assert len(contents) > 1000
+    for content in (*contents, "", "x = 1\n", "__all__ = ['a']\nb = 2\n__all__ = ['c']"):
+        assert import_lookups.exported_names(read, content) == read(content)
+
+
+def test_an_operator_is_noted_with_the_same_place():
+    assert import_lookups.source_of_caller(1) == get_source(1)
