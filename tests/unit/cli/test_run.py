@@ -258,7 +258,7 @@ def test_a_storage_from_a_file_or_the_environment_may_have_one(tmp_path, tuned, 
     stored = [path.read_bytes() for path in tmp_path.rglob("*.json")]
     assert stored and not any(b"a-secret" in data for data in stored)
     missing = refused("report", tmp_path / "one", "--storage", "@nowhere")
-    assert "--storage: the file of the URL cannot be read: " in missing
+    assert "nowhere: cannot read the file with the URL of a storage: there is no such" in missing
     with pytest.raises(UserError) as caught:
         open_storage(SECRET, make=False)
     assert "cannot open the study" in str(caught.value) and "a-secret" not in str(caught.value)
