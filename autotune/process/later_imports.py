@@ -65,7 +65,11 @@ def look_up_with_less_work() -> None:
     """Put in the lookups of `import_lookups.py`; a library without these functions stays as it
     is."""
     # Transformers and TRL both read the names of all that is installed.
-    importlib.metadata.packages_distributions = import_lookups.packages_distributions
+    importlib.metadata.packages_distributions = (
+        import_lookups.packages_distributions
+        if sys.version_info < (3, 12)
+        else functools.cache(importlib.metadata.packages_distributions)
+    )
     registering: Any = importlib.import_module("torch._library.utils")
     if hasattr(registering, "get_source"):
         registering.get_source = import_lookups.source_of_caller
